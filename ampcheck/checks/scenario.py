@@ -14,7 +14,7 @@ Each scenario runs on every device and in each of its lower precisions.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any, NoReturn, TypeVar
@@ -43,6 +43,7 @@ def scenario(
     values: bool = False,
     since: str = "",
     program: Callable[..., str] | None = None,
+    **parameters: Iterable[object],
 ) -> Callable[[F], F]:
     """Mark a test function with a parameter `amp` as a scenario.
 
@@ -53,12 +54,15 @@ def scenario(
         since: the torch minor version that made the promise, where that is newer than the oldest one supported.
         program: writes it in plain torch, given `amp` and its parameters, where it is a program that is data; by
             default the program is its own source.
+        parameters: its further parameters, each with its values; a case's id has them in this order.
     """
     if dtypes not in ("all", "default"):
         raise TypeError(f'dtypes is {dtypes!r}; it is "all" or "default"')
 
     def mark(function: F) -> F:
         marked: F = pytest.mark.scenario(types=tuple(types), dtypes=dtypes, values=values, since=since)(function)
+        for name, given in parameters.items():
+            marked = pytest.mark.parametrize(name, list(given))(marked)
         marked.program = program  # type: ignore[attr-defined]  # a function takes any attribute
         return marked
 

@@ -98,8 +98,7 @@ def test_grad_before_no_grad(amp: Amp) -> None:
     amp.assert_equal("whether the leaf has a gradient", weight.grad is not None, True)
 
 
-@pytest.mark.parametrize("outer", ["region", "inference"])
-@scenario(values=True)
+@scenario(outer=["region", "inference"], values=True)
 def test_inference_either_way_round(amp: Amp, outer: str) -> None:
     """Ops in inference mode are autocast and need no grad, and the next forward does again (pytorch#165068)."""
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
@@ -204,8 +203,7 @@ def _losses(amp: Amp, outer: AbstractContextManager[object]) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("outer", ["disabled", "elsewhere"])
-@scenario(values=True)
+@scenario(outer=["disabled", "elsewhere"], values=True)
 def test_training_inside_a_region(amp: Amp, outer: str) -> None:
     """Steps outside of the forward's region train, in a region that casts nothing too (amp_examples.html).
 

@@ -72,8 +72,7 @@ def _parallel_outputs(amp: Amp, nets: list[_Net], inputs: list[torch.Tensor]) ->
 
 
 @pytest.mark.parametrize("count", [1, 2], ids=["one", "two"])
-@pytest.mark.parametrize("around", ["none", "off", "default", "given", "dropped"])
-@scenario(values=True)
+@scenario(around=["none", "off", "default", "given", "dropped"], values=True)
 def test_applied(amp: Amp, around: str, count: int) -> None:
     """Each replica runs in the region of the caller (amp_examples.html: the state is propagated in each thread)."""
     seen: Seen = []
@@ -261,8 +260,9 @@ def _dtypes_and_values(amp: Amp, gradients: Sequence[torch.Tensor]) -> list[tupl
     return [(gradient.dtype, amp.values(gradient)) for gradient in gradients]
 
 
-@pytest.mark.parametrize("option", ["plain", "gradient_as_bucket_view", "static_graph", "find_unused_parameters"])
-@scenario(types=TYPES, values=True)
+@scenario(
+    option=["plain", "gradient_as_bucket_view", "static_graph", "find_unused_parameters"], types=TYPES, values=True
+)
 def test_reduced(amp: Amp, option: str) -> None:
     """Reduced gradients are float32, with the bits of the model's own, step after step (DistributedDataParallel)."""
     plain, x = _network(amp), amp.rand(3, 4)
@@ -284,8 +284,7 @@ def test_reduced(amp: Amp, option: str) -> None:
     amp.assert_equal("dtypes of gradients", {gradient.dtype for gradient in _gradients(plain)}, {torch.float32})
 
 
-@pytest.mark.parametrize("place", ["decorated", "within"])
-@scenario(types=TYPES, values=True)
+@scenario(place=["decorated", "within"], types=TYPES, values=True)
 def test_region_in_the_forward(amp: Amp, place: str) -> None:
     """A forward with its own region is one under DistributedDataParallel too (amp_examples.html)."""
     inner, x = _network(amp), amp.rand(3, 4)
@@ -322,8 +321,7 @@ HOOKS: dict[str, Callable[..., object]] = {
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
-@pytest.mark.parametrize("hook", HOOKS)
-@scenario(types=TYPES, values=True)
+@scenario(hook=HOOKS, types=TYPES, values=True)
 def test_compressed(amp: Amp, hook: str, inside: bool) -> None:
     """A compressing hook sends gradients in its dtype and gives float32 back, rounded once (default_hooks)."""
     if hook == "low":
@@ -395,8 +393,7 @@ def test_computed_again(amp: Amp, reentrant: bool) -> None:
     amp.assert_equal("gradients", got, _dtypes_and_values(amp, _gradients(plain)))
 
 
-@pytest.mark.parametrize("around", ["none", "same", "other", "off"])
-@scenario(types=TYPES, values=True)
+@scenario(around=["none", "same", "other", "off"], types=TYPES, values=True)
 def test_sharded(amp: Amp, around: str) -> None:
     """A shard's mixed precision runs in its param_dtype, a region around decides for its ops (fully_shard)."""
     from torch.distributed.device_mesh import init_device_mesh

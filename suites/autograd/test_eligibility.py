@@ -28,8 +28,7 @@ CONTAINERS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", list(CONTAINERS))
-@scenario(values=True)
+@scenario(kind=CONTAINERS, values=True)
 def test_custom_fwd_container(amp: Amp, kind: str) -> None:
     """custom_fwd casts the floating tensors in a container and leaves the rest (amp.html#torch.amp.custom_fwd)."""
     received: list[Any] = []
@@ -70,8 +69,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", list(OTHERS))
-@scenario(values=True)
+@scenario(kind=OTHERS, values=True)
 def test_custom_fwd_other_argument(amp: Amp, kind: str) -> None:
     """custom_fwd affects floating tensors alone, so an argument that holds none stays what it is (amp.html)."""
     received: list[Any] = []

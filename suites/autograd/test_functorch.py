@@ -83,9 +83,7 @@ class _Product:
             return self(x)
 
 
-@pytest.mark.parametrize("place", ["around", "inside", "decorated"])
-@pytest.mark.parametrize("derivative", DERIVATIVES)
-@scenario(values=True)
+@scenario(derivative=DERIVATIVES, place=["around", "inside", "decorated"], values=True)
 def test_derivative(amp: Amp, derivative: str, place: str) -> None:
     """The function runs in the region each time, and the derivative is that of its casts, in the input's dtype."""
     product, x, v = _Product(amp), amp.rand(3, 3), amp.rand(3, 3)
@@ -105,8 +103,7 @@ def test_derivative(amp: Amp, derivative: str, place: str) -> None:
     _expect_close(amp, derivative, got, derive(product.reference(amp.dtype), x, v))
 
 
-@pytest.mark.parametrize("derivative", ["grad", "vjp", "jvp", "jacfwd", "linearize", "hessian"])
-@scenario(values=True)
+@scenario(derivative=["grad", "vjp", "jvp", "jacfwd", "linearize", "hessian"], values=True)
 def test_inner_region_off(amp: Amp, derivative: str) -> None:
     """An op that runs in float32 in a region has a float32 derivative: backward ops follow forward ones (amp.html)."""
     product, x, v = _Product(amp), amp.rand(3, 3), amp.rand(3, 3)
@@ -123,8 +120,7 @@ def test_inner_region_off(amp: Amp, derivative: str) -> None:
         amp.assert_close(f"tensor {place}", got[place], amp.host(want))
 
 
-@pytest.mark.parametrize("derivative", ["jvp", "jacfwd"])
-@scenario(values=True)
+@scenario(derivative=["jvp", "jacfwd"], values=True)
 def test_inner_region_other(amp: Amp, derivative: str) -> None:
     """A region of one lower precision inside one of the other has derivatives in its own precision (amp.html)."""
     product, x, v = _Product(amp), amp.rand(3, 3), amp.rand(3, 3)
@@ -135,8 +131,7 @@ def test_inner_region_other(amp: Amp, derivative: str) -> None:
         amp.assert_equal(f"values of tensor {place}", amp.values(got[place]), amp.values(want))
 
 
-@pytest.mark.parametrize("derivative", ["vjp", "linearize"])
-@scenario(values=True)
+@scenario(derivative=["vjp", "linearize"], values=True)
 def test_pulled_outside(amp: Amp, derivative: str) -> None:
     """The function that vjp or linearize returns in a region may be called after it or in another (torch.func.vjp)."""
     product, x, v = _Product(amp), amp.rand(3, 3), amp.rand(3, 3)
@@ -152,8 +147,7 @@ def test_pulled_outside(amp: Amp, derivative: str) -> None:
 
 
 @pytest.mark.parametrize("low", [True, False], ids=["low", "wide"])
-@pytest.mark.parametrize("derivative", ["grad", "vjp", "jvp", "jacrev", "jacfwd"])
-@scenario(values=True)
+@scenario(derivative=["grad", "vjp", "jvp", "jacrev", "jacfwd"], values=True)
 def test_dtype_follows_the_input(amp: Amp, derivative: str, low: bool) -> None:
     """Derivatives with respect to a tensor have its dtype, tangents of a result that of the result (torch.func)."""
     dtype = amp.dtype if low else torch.float32
@@ -209,8 +203,7 @@ def test_weight_with_a_tangent(amp: Amp) -> None:
     amp.assert_equal("dtype of the weight's gradient", getattr(weight.grad, "dtype", None), torch.float32)
 
 
-@pytest.mark.parametrize("derivative", ["grad", "vjp", "jvp", "jacrev", "jacfwd", "hessian"])
-@scenario(values=True)
+@scenario(derivative=["grad", "vjp", "jvp", "jacrev", "jacfwd", "hessian"], values=True)
 def test_weight_of_the_surroundings(amp: Amp, derivative: str) -> None:
     """A weight that a transformed function closes over is used, before, inside and after, as itself (torch.func)."""
     weight, x, v = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3), amp.rand(3, 3)
@@ -253,8 +246,7 @@ def test_loss_in_float32(amp: Amp) -> None:
     amp.assert_close("gradient", gradient, amp.host(want), 2 * torch.finfo(amp.dtype).eps)
 
 
-@pytest.mark.parametrize("derivative", ["grad", "jvp", "hessian"])
-@scenario(values=True)
+@scenario(derivative=["grad", "jvp", "hessian"], values=True)
 def test_what_it_raises(amp: Amp, derivative: str) -> None:
     """An exception of a transformed function with its own region comes out, and the state is restored (torch.func)."""
     x, v = amp.rand(3, 3), amp.rand(3, 3)
@@ -296,9 +288,7 @@ def _stack_on_cpu(amp: Amp, tensors: Any) -> torch.Tensor:
     return torch.stack([amp.host(tensor.detach()) for tensor in tensors])
 
 
-@pytest.mark.parametrize("place", ["around", "inside", "decorated"])
-@pytest.mark.parametrize("way", ["first", "second", "nested", "chunked", "out"])
-@scenario()
+@scenario(way=["first", "second", "nested", "chunked", "out"], place=["around", "inside", "decorated"])
 def test_mapped(amp: Amp, way: str, place: str) -> None:
     """A mapped function sees the region it is called in, or its own, and its product is in that dtype (torch.vmap)."""
     seen: list[object] = []
@@ -333,8 +323,7 @@ def test_mapped(amp: Amp, way: str, place: str) -> None:
     amp.assert_equal("dtype outside", out.dtype, amp.dtype)
 
 
-@pytest.mark.parametrize("layer", ["product", "convolution", "softmax", "loss"])
-@scenario(values=True)
+@scenario(layer=["product", "convolution", "softmax", "loss"], values=True)
 def test_gradients_per_sample(amp: Amp, layer: str) -> None:
     """vmap of grad gives each sample's gradient, of the weight's dtype, as a loop over them does (torch.func)."""
     calls: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], tuple[int, ...], tuple[int, ...]]] = {
@@ -429,8 +418,7 @@ def test_gradient_of_a_functional_call(amp: Amp) -> None:
         amp.assert_close(f"gradient of {name}", found[name], amp.host(parameter.grad), 4 * torch.finfo(amp.dtype).eps)
 
 
-@pytest.mark.parametrize("randomness", ["different", "same"])
-@scenario(values=True)
+@scenario(randomness=["different", "same"], values=True)
 def test_randomness(amp: Amp, randomness: str) -> None:
     """Dropout of a mapped product drops per slice, or the same everywhere, in the region's dtype (torch.vmap)."""
     x = amp.rand(1, 16, 16).expand(4, 16, 16)
@@ -453,8 +441,7 @@ def test_randomness_refused(amp: Amp) -> None:
         amp.assert_equal("dtype of a mapped product", vmap(torch.mm)(x, x).dtype, amp.dtype)
 
 
-@pytest.mark.parametrize("norm", ["none", "layer_norm", "batch_norm", "group_norm"])
-@scenario(values=True)
+@scenario(norm=["none", "layer_norm", "batch_norm", "group_norm"], values=True)
 def test_batched_gradients(amp: Amp, norm: str) -> None:
     """A batch of gradients of a region's result, taken after it, equals a loop over them (pytorch#184890)."""
     norms: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -474,9 +461,8 @@ def test_batched_gradients(amp: Amp, norm: str) -> None:
     amp.assert_close("gradients", mapped, _stack_on_cpu(amp, looped), 16 * torch.finfo(amp.dtype).eps)
 
 
-@pytest.mark.parametrize("how", ["looped", "mapped", "forward"])
+@scenario(how=["looped", "mapped", "forward"], values=True)
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
-@scenario(values=True)
 def test_jacobian(amp: Amp, how: str) -> None:
     """The Jacobian of a region's function is float32, and that of its casts (torch.autograd.functional.jacobian)."""
     weight, x = amp.rand(3, 3), amp.rand(3, 3)
@@ -507,8 +493,7 @@ def test_functionalized(amp: Amp) -> None:
     amp.assert_equal("values", amp.values(got), amp.values(want))
 
 
-@pytest.mark.parametrize("first", ["mapped", "plain"])
-@scenario(values=True)
+@scenario(first=["mapped", "plain"], values=True)
 def test_weight_mapped_over(amp: Amp, first: str) -> None:
     """A weight mapped over, or closed over, is cast for itself: no cached cast is used for another (torch.vmap)."""
     weights, x = amp.rand(3, 4, 4, requires_grad=True), amp.rand(4, 4)
@@ -543,8 +528,7 @@ def test_attention_of_two_dtypes(amp: Amp) -> None:
     amp.assert_close("gradients", mapped, _stack_on_cpu(amp, looped), 8 * torch.finfo(amp.dtype).eps)
 
 
-@pytest.mark.parametrize("around", ["on", "off"])
-@scenario(values=True)
+@scenario(around=["on", "off"], values=True)
 def test_model_mapped_over_samples(amp: Amp, around: str) -> None:
     """A model mapped over samples gives what it gives the batch, in a region or low all along (pytorch#105442)."""
     net, xs = _two_layers(amp, 0), amp.rand(5, 3)
@@ -574,8 +558,7 @@ LAYERS: dict[str, Layer] = {
 """Functions between two products of a region."""
 
 
-@pytest.mark.parametrize("layer", list(LAYERS))
-@scenario(values=True)
+@scenario(layer=LAYERS, values=True)
 def test_mapped_backward(amp: Amp, layer: str) -> None:
     """vmap of autograd.grad of a region's result equals a loop over it (torch.func's notes; pytorch#184890)."""
     scale, shift = amp.rand(4, requires_grad=True), amp.rand(4, requires_grad=True)

@@ -363,8 +363,7 @@ def _replace(weight: torch.nn.Parameter) -> None:
 CHANGES: dict[str, Callable[[torch.nn.Parameter], None]] = {"in_place": _fill, "loaded": _load, "replaced": _replace}
 
 
-@pytest.mark.parametrize("change", list(CHANGES))
-@scenario(values=True)
+@scenario(change=CHANGES, values=True)
 def test_changed_weight(amp: Amp, change: str) -> None:
     """A product has the values its weight has now (torch.mm; amp.html: cache_enabled does not change values)."""
     weight, x = torch.nn.Parameter(torch.ones(2, 2, device=amp.type)), torch.ones(1, 2, device=amp.type)

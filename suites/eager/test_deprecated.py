@@ -145,8 +145,7 @@ def test_functions(amp: Amp) -> None:
     _check_functions(amp, "gpu" if amp.type == "cuda" else amp.type, amp.type)
 
 
-@pytest.mark.parametrize("name", ["xla", "ipu"])
-@scenario(types=("cpu",), dtypes="default")
+@scenario(name=["xla", "ipu"], types=("cpu",), dtypes="default")
 def test_functions_of(amp: Amp, name: str) -> None:
     """The functions of XLA and IPU need no device (init.cpp: TORCH_WARN_DEPRECATION)."""
     _check_functions(amp, name, name)

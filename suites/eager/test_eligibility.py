@@ -34,8 +34,7 @@ def _tensor(amp: Amp, dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return amp.rand(*shape).to(dtype) if amp.has_values else torch.empty(shape, dtype=dtype, device=amp.type)
 
 
-@pytest.mark.parametrize("kind", list(INELIGIBLE))
-@scenario()
+@scenario(kind=INELIGIBLE)
 def test_never_cast(amp: Amp, kind: str) -> None:
     """float64 and tensors that are not floating point reach every kernel unchanged (amp.html#op-eligibility)."""
     x = _tensor(amp, INELIGIBLE[kind], 3, 3)
@@ -51,8 +50,7 @@ def test_never_cast(amp: Amp, kind: str) -> None:
         amp.assert_equal("casts made for ops that widen", [c for c in both.casts if c.source is not None], [])
 
 
-@pytest.mark.parametrize("kind", list(INELIGIBLE))
-@scenario()
+@scenario(kind=INELIGIBLE)
 def test_cast_beside(amp: Amp, kind: str) -> None:
     """Of two arguments only the eligible one is cast, though the op may refuse the mixture (amp.html)."""
     x, single = _tensor(amp, INELIGIBLE[kind], 3, 3), amp.rand(3, 3)
@@ -256,8 +254,7 @@ def test_views_have_their_values(amp: Amp) -> None:
 # ---- calls
 
 
-@pytest.mark.parametrize("op", ["mm", "addmm", "bmm", "baddbmm"])
-@scenario()
+@scenario(op=["mm", "addmm", "bmm", "baddbmm"])
 def test_out(amp: Amp, op: str) -> None:
     """A call with out= acts as outside of a region (amp.html#op-eligibility; csarofeen/pytorch#672)."""
     shape = (2, 3, 3) if op in ("bmm", "baddbmm") else (3, 3)
@@ -274,8 +271,7 @@ def test_out(amp: Amp, op: str) -> None:
             amp.assert_equal("whether out is what is returned", call(*arguments, out=out) is out, True)
 
 
-@pytest.mark.parametrize("op", ["addmm_", "baddbmm_", "addmv_", "addr_"])
-@scenario()
+@scenario(op=["addmm_", "baddbmm_", "addmv_", "addr_"])
 def test_in_place(amp: Amp, op: str) -> None:
     """An in-place call acts as outside of a region (amp.html#op-eligibility; csarofeen/pytorch#672)."""
     matrix, vector, batch = amp.rand(3, 3), amp.rand(3), amp.rand(2, 3, 3)
@@ -308,8 +304,7 @@ def test_low_tensors_without_autocast(amp: Amp) -> None:
             amp.assert_raises(f"{what}, inside", RuntimeError, "", call)
 
 
-@pytest.mark.parametrize("op", ["sum", "prod", "cumsum", "cumprod", "softmax", "log_softmax"])
-@scenario()
+@scenario(op=["sum", "prod", "cumsum", "cumprod", "softmax", "log_softmax"])
 def test_explicit_dtype(amp: Amp, op: str) -> None:
     """A call with dtype= gives that dtype (amp.html#op-eligibility)."""
     x, low = amp.rand(3, 3), amp.rand(3, 3, dtype=amp.dtype)
@@ -362,8 +357,7 @@ def test_every_spelling_of_powers(amp: Amp) -> None:
             amp.assert_equal(f"dtype of {name}", call().dtype, wanted)
 
 
-@pytest.mark.parametrize("op", ["eq", "ge", "gt", "le", "lt", "ne", "add", "div", "mul"])
-@scenario()
+@scenario(op=["eq", "ge", "gt", "le", "lt", "ne", "add", "div", "mul"])
 def test_builtin_promotion(amp: Amp, op: str) -> None:
     """Ops that widen by themselves do so in a region as outside (amp.html: ops not listed here natively promote)."""
     single, low = amp.rand(3), amp.rand(3, dtype=amp.dtype)
@@ -462,8 +456,7 @@ LOW_AND_WIDE: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
 """Calls of a low and a float32 tensor; more of them, with separate reports, are in `test_reports.py`."""
 
 
-@pytest.mark.parametrize("op", list(LOW_AND_WIDE))
-@scenario(types=("cpu",), dtypes="default")
+@scenario(op=LOW_AND_WIDE, types=("cpu",), dtypes="default")
 def test_low_and_wide(amp: Amp, op: str) -> None:
     """A result of a region and a float32 tensor do not raise for their types (amp.html: tensors may be any type)."""
     wide = amp.rand(4, 4)
@@ -480,8 +473,7 @@ def test_low_and_wide(amp: Amp, op: str) -> None:
 # ---- tensors of every layout
 
 
-@pytest.mark.parametrize("form", list(layouts.LAYOUTS))
-@scenario(dtypes="default")
+@scenario(form=layouts.LAYOUTS, dtypes="default")
 def test_any_form(amp: DeviceAmp, form: str) -> None:
     """Dtype and device alone decide whether a tensor is cast, not strides or history (autocast_mode.h, is_eligible)."""
     if form == "computed" and not amp.has_values:
@@ -608,8 +600,7 @@ LOW: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] 
 """Calls of tensors in the region's dtype."""
 
 
-@pytest.mark.parametrize("op", [*WIDE, *LOW])
-@scenario(types=TYPES, dtypes="default")
+@scenario(op=[*WIDE, *LOW], types=TYPES, dtypes="default")
 def test_under_vmap(amp: Amp, op: str) -> None:
     """A mapped call gives the dtype that the call gives (torch.vmap; amp.html#autocast-eligibility: out of place)."""
     call, shapes = {**WIDE, **LOW}[op]
@@ -630,8 +621,7 @@ def test_attention_under_vmap(amp: Amp) -> None:
     amp.assert_equal("dtype of attention under vmap", got, wanted)
 
 
-@pytest.mark.parametrize("transform", ["grad", "vjp"])
-@scenario(values=True)
+@scenario(transform=["grad", "vjp"], values=True)
 def test_under_a_derivative(amp: Amp, transform: str) -> None:
     """torch.func's derivatives see autocast ops, and give gradients in the input's dtype (torch.func)."""
     x, weight, bias = amp.rand(3, 3), amp.rand(3, 3), amp.rand(3)

@@ -25,8 +25,7 @@ CHECKED = ("cpu", "xpu", "mps", "mtia")
 """Device types whose regions take float16 and bfloat16 alone (torch/amp/autocast_mode.py, __init__)."""
 
 
-@pytest.mark.parametrize("kind", list(UNSUPPORTED))
-@scenario(types=CHECKED, dtypes="default")
+@scenario(kind=UNSUPPORTED, types=CHECKED, dtypes="default")
 def test_unsupported_dtype(amp: Amp, kind: str) -> None:
     """Any dtype but the lower precisions warns, lists those and disables the region (autocast_mode.py, __init__)."""
     dtype = UNSUPPORTED[kind]
@@ -57,8 +56,7 @@ def test_unsupported_dtype_inside_a_region(amp: Amp) -> None:
         amp.assert_equal("dtype of a product after the inner region", amp.probe(), amp.dtype)
 
 
-@pytest.mark.parametrize("kind", list(UNSUPPORTED))
-@scenario(dtypes="default")
+@scenario(kind=UNSUPPORTED, dtypes="default")
 def test_unsupported_dtype_disabled(amp: Amp, kind: str) -> None:
     """enabled=False takes any dtype without a warning (pytorch#96097, pytorch#100565)."""
     dtype = UNSUPPORTED[kind]
@@ -79,8 +77,7 @@ def test_supported_dtype_is_quiet(amp: Amp) -> None:
         amp.assert_equal("enabled in the region", torch.is_autocast_enabled(amp.type), True)
 
 
-@pytest.mark.parametrize("kind", ["single", "double"])
-@scenario(types=("cuda",), dtypes="default")
+@scenario(kind=["single", "double"], types=("cuda",), dtypes="default")
 def test_any_dtype_where_unchecked(amp: Amp, kind: str) -> None:
     """CUDA takes any dtype; ops on the list of lower precision then run in it (autocast_mode.py, __init__)."""
     dtype = UNSUPPORTED[kind]
@@ -147,8 +144,7 @@ REFUSED: dict[str, tuple[type[Exception], str, Make]] = {
 """What each refused call raises and says. `name` is the device type."""
 
 
-@pytest.mark.parametrize("wrong", list(REFUSED))
-@scenario(dtypes="default")
+@scenario(wrong=REFUSED, dtypes="default")
 def test_refused(amp: Amp, wrong: str) -> None:
     """A wrong argument is refused by an error that names it, and the state is unchanged (autocast_mode.py)."""
     kind, text, make = REFUSED[wrong]
@@ -158,8 +154,7 @@ def test_refused(amp: Amp, wrong: str) -> None:
         amp.assert_equal(f"state after the wrong call {wrong}", amp.state(), before)
 
 
-@pytest.mark.parametrize("wrong", ["enabled_second", "text"])
-@scenario(dtypes="default")
+@scenario(wrong=["enabled_second", "text"], dtypes="default")
 def test_dtype_that_is_none(amp: Amp, wrong: str) -> None:
     """A dtype of a wrong type is refused at the latest on entry, and the outer state is back (rule exceptions).
 

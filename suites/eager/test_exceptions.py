@@ -33,8 +33,7 @@ def _expect_state_outside(amp: Amp, what: str) -> None:
     amp.assert_equal(f"dtype a product runs in {what}", amp.probe(), torch.float32)
 
 
-@pytest.mark.parametrize("kind", list(RAISED))
-@scenario()
+@scenario(kind=RAISED)
 def test_leaves_the_region(amp: Amp, kind: str) -> None:
     """Whatever is raised comes out unchanged and the state is restored (autocast_mode.py: __exit__ returns False)."""
     planned = RAISED[kind]
@@ -186,8 +185,7 @@ def test_kernel_raises_in_backward(amp: Amp) -> None:
 # ---- decorators, stacks, construction
 
 
-@pytest.mark.parametrize("kind", list(RAISED))
-@scenario(dtypes="default")
+@scenario(kind=RAISED, dtypes="default")
 def test_leaves_a_decorated_function(amp: Amp, kind: str) -> None:
     """An exception leaves a decorated function unchanged, and the state is restored (autocast_decorator)."""
     planned = RAISED[kind]

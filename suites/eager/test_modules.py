@@ -160,9 +160,7 @@ def _inputs(amp: Amp, layer: Layer, dtype: torch.dtype) -> list[torch.Tensor]:
     return made
 
 
-@pytest.mark.parametrize("given", ["wide", "low"])
-@pytest.mark.parametrize("layer", list(LAYERS))
-@scenario(dtypes="default")
+@scenario(layer=LAYERS, given=["wide", "low"], dtypes="default")
 def test_layer(amp: Amp, layer: str, given: str) -> None:
     """A layer follows its op's policy for every dtype of its input (amp.html, Module/function/method)."""
     what = LAYERS[layer]
@@ -178,9 +176,7 @@ def test_layer(amp: Amp, layer: str, given: str) -> None:
         amp.assert_equal(f"dtype of {layer}, which is not listed", out[0].dtype, inputs[0].dtype)
 
 
-@pytest.mark.parametrize("given", ["wide", "low"])
-@pytest.mark.parametrize("network", list(NETWORKS))
-@scenario(values=True)
+@scenario(network=NETWORKS, given=["wide", "low"], values=True)
 def test_network(amp: Amp, network: str, given: str) -> None:
     """A module of many ops follows the policy of each (amp.html, Module/function/method)."""
     what = NETWORKS[network]
@@ -195,8 +191,7 @@ def test_network(amp: Amp, network: str, given: str) -> None:
     amp.assert_cast(network, call, runs=given == "wide")
 
 
-@pytest.mark.parametrize("mask", ["none", "boolean", "single", "low", "causal"])
-@scenario(dtypes="default")
+@scenario(mask=["none", "boolean", "single", "low", "causal"], dtypes="default")
 def test_attention_mask(amp: Amp, mask: str) -> None:
     """Attention takes any mask and any mixture of inputs (pytorch#99012, #141774, #161489, #161936)."""
     wide, low = amp.rand(1, 2, 3, 4), amp.rand(1, 2, 3, 4, dtype=amp.dtype)
@@ -211,8 +206,7 @@ def test_attention_mask(amp: Amp, mask: str) -> None:
             amp.assert_equal(f"dtypes of {name}", [t.dtype for t in out], [amp.dtype])
 
 
-@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
-@scenario(values=True)
+@scenario(kind=["RNN", "GRU", "LSTM"], values=True)
 def test_recurrent_dtypes(amp: Amp, kind: str) -> None:
     """A recurrent network takes weights, inputs and states of any dtypes (test_autocast_rnn of PyTorch)."""
     make = getattr(nn, kind)
@@ -231,8 +225,7 @@ def test_recurrent_dtypes(amp: Amp, kind: str) -> None:
             )
 
 
-@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
-@scenario(values=True)
+@scenario(kind=["RNN", "GRU", "LSTM"], values=True)
 def test_packed_sequence(amp: Amp, kind: str) -> None:
     """A packed sequence is autocast as a padded one is (test_autocast_rnn of PyTorch)."""
     module = amp.module(lambda: getattr(nn, kind)(4, 3, bidirectional=True))

@@ -77,8 +77,7 @@ def _untied(model: nn.ModuleDict, weight: torch.Tensor | None = None) -> list[st
     ]
 
 
-@pytest.mark.parametrize("how", list(CONVERSIONS))
-@scenario(values=True, dtypes="default")
+@scenario(how=CONVERSIONS, values=True, dtypes="default")
 def test_keeps_parameters(amp: Amp, how: str) -> None:
     """Each parameter is the object it was, under each of its names, with its attributes (Module._apply)."""
     model = _tied(amp)
@@ -102,8 +101,7 @@ def test_keeps_parameters(amp: Amp, how: str) -> None:
     amp.assert_equal("dtypes", [weight.dtype, model["norm"].num_batches_tracked.dtype], [low, torch.int64])
 
 
-@pytest.mark.parametrize("how", ["there", "and_back", "there_then_low"])
-@scenario(values=True, dtypes="default")
+@scenario(how=["there", "and_back", "there_then_low"], values=True, dtypes="default")
 def test_keeps_values(amp: Amp, how: str) -> None:
     """Parameters, buffers and gradients have their values after a conversion, cast if it casts (Module._apply)."""
     model = _tied(amp)
@@ -117,8 +115,7 @@ def test_keeps_values(amp: Amp, how: str) -> None:
         amp.assert_identical(name, got[name], tensor.to(amp.dtype) if low else tensor)
 
 
-@pytest.mark.parametrize("how", ["there", "and_back"])
-@scenario(values=True, dtypes="default")
+@scenario(how=["there", "and_back"], values=True, dtypes="default")
 def test_gradients_move(amp: Amp, how: str) -> None:
     """The gradient is the object it was, and the next backward pass adds to it (Module._apply)."""
     model = _tied(amp)
@@ -135,9 +132,7 @@ def test_gradients_move(amp: Amp, how: str) -> None:
     amp.assert_close("gradient of two passes", bias.grad, torch.full((5,), 2.0), 0.0)
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
-@pytest.mark.parametrize("how", ["there", "there_and_back_and_there", "emptied"])
-@scenario(values=True)
+@scenario(how=["there", "there_and_back_and_there", "emptied"], optimizer=["SGD", "AdamW"], values=True)
 def test_optimizer_made_before(amp: Amp, how: str, optimizer: str) -> None:
     """An optimizer made before a move does, in a region, what one made after it does (Module._apply)."""
     trained = []
@@ -196,8 +191,7 @@ def test_hooks_stay(amp: Amp) -> None:
     amp.assert_close("gradient after the hook", moved.grad, torch.full((5,), 3.0), 0.0)
 
 
-@pytest.mark.parametrize("kept", ["weak_reference", "output", "output_and_gradients", "used_graph"])
-@scenario(values=True, dtypes="default")
+@scenario(kept=["weak_reference", "output", "output_and_gradients", "used_graph"], values=True, dtypes="default")
 def test_parameters_that_others_hold(amp: Amp, kept: str) -> None:
     """A module moves whatever refers to its parameters: weak references, or a graph that is kept (Module._apply)."""
     model = _tied(amp)
@@ -284,8 +278,7 @@ def test_parametrized_module(amp: Amp) -> None:
     amp.assert_identical("the weight after a step", module[1].weight, original.detach() * 2)
 
 
-@pytest.mark.parametrize("how", list(COPIES))
-@scenario(values=True, dtypes="default")
+@scenario(how=COPIES, values=True, dtypes="default")
 def test_copies(amp: Amp, how: str) -> None:
     """A copy has its own parameters, shared as those of the original are, where the original is (Parameter)."""
     model = _tied(amp).to(amp.type)
@@ -314,8 +307,7 @@ def test_loaded(amp: Amp) -> None:
     amp.check(amp.values(model["head"].bias) != [1.0] * 5, "the loaded bias after a step", "is what was loaded")
 
 
-@pytest.mark.parametrize("given", ["parameters", "tensors"])
-@scenario(values=True, dtypes="default")
+@scenario(given=["parameters", "tensors"], values=True, dtypes="default")
 def test_assigned(amp: Amp, given: str) -> None:
     """Assigned values are the module's own: Parameters as the objects they are, tensors on their storage (assign)."""
     source = _tied(amp).to(amp.type)

@@ -34,8 +34,7 @@ def outcome(call: Callable[[], torch.Tensor]) -> str:
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
 
 
-@pytest.mark.parametrize("op", MIXED)
-@scenario(types=("cpu",), dtypes="default")
+@scenario(op=MIXED, types=("cpu",), dtypes="default")
 def test_mixed_dtypes_on_the_host(amp: Amp, op: str) -> None:
     """These ops take mixed dtypes under CUDA's autocast and refuse them under the CPU's (pytorch/pytorch#41035)."""
     wide, low = amp.rand(4), amp.rand(4, dtype=amp.dtype)

@@ -234,8 +234,7 @@ WRONG: dict[str, tuple[type[Exception], str, Call]] = {
 """What each wrong call raises and says. `name` is the device type."""
 
 
-@pytest.mark.parametrize("wrong", list(WRONG))
-@scenario(dtypes="default")
+@scenario(wrong=WRONG, dtypes="default")
 def test_wrong_argument(amp: Amp, wrong: str) -> None:
     """A wrong argument is refused by an error that names it, and the state is unchanged (init.cpp)."""
     kind, text, call = WRONG[wrong]

@@ -15,8 +15,7 @@ pytestmark = pytest.mark.rule("cache")
 _GUARDED = ("dynamo", "aot", "inductor", "jaxcompile")
 
 
-@scenario(values=True)
-@pytest.mark.parametrize("compiler", _GUARDED)
+@scenario(compiler=_GUARDED, values=True)
 def test_new_values_of_a_weight(amp: Amp, compiler: str) -> None:
     """A compiled function sees a weight's new values in the next region, and in this one where its cast is cleared."""
     x, weight = amp.rand(2, 2), amp.rand(2, 2, requires_grad=True)
@@ -31,8 +30,7 @@ def test_new_values_of_a_weight(amp: Amp, compiler: str) -> None:
         amp.assert_close(f"the product doubled in turn {turn}", again.float(), amp.host(got.detach().float()) * 2, 0.02)
 
 
-@scenario(values=True)
-@pytest.mark.parametrize("compiler", _GUARDED)
+@scenario(compiler=_GUARDED, values=True)
 def test_without_gradients_first(amp: Amp, compiler: str) -> None:
     """A weight cast without gradients in a region has a gradient in the same region afterwards (pytorch#158232)."""
     x, weight = amp.rand(2, 2), amp.rand(2, 2, requires_grad=True)
@@ -46,9 +44,7 @@ def test_without_gradients_first(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtype of the gradient", getattr(weight.grad, "dtype", None), torch.float32)
 
 
-@scenario(values=True)
-@pytest.mark.parametrize("cache", [True, False])
-@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "export", "strict", "jaxcompile"])
+@scenario(compiler=["dynamo", "aot", "inductor", "export", "strict", "jaxcompile"], cache=[True, False], values=True)
 def test_gradient_of_two_uses(amp: Amp, compiler: str, cache: bool) -> None:
     """A weight used twice in a compiled function has eager mode's gradient, whether or not the cache is on."""
     kind, low = amp.type, amp.dtype

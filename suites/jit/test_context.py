@@ -21,8 +21,7 @@ _GUARDED = ("dynamo", "aot", "inductor", "jaxcompile", "jaxjit")
 _BREAKING = ("dynamo", "aot", "inductor", "jaxcompile")
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", _EVERY)
+@scenario(compiler=_EVERY)
 def test_body_alone(amp: Amp, compiler: str) -> None:
     """A region inside a compiled function holds for its body and not for the code before and behind it."""
     kind, low = amp.type, amp.dtype
@@ -41,8 +40,7 @@ def test_body_alone(amp: Amp, compiler: str) -> None:
         amp.assert_equal(f"state after the {call} call", amp.state(), (False, amp.default, True))
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", _GUARDED)
+@scenario(compiler=_GUARDED)
 def test_compiled_once_called_in_and_out(amp: Amp, compiler: str) -> None:
     """A compiled function acts in each region as in eager mode (upstream test_ambient_autocast_recompile)."""
     x = amp.rand(2, 2)
@@ -58,8 +56,7 @@ def test_compiled_once_called_in_and_out(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtype outside again", compiled(x, x).dtype, torch.float32)
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", _EVERY)
+@scenario(compiler=_EVERY)
 def test_parts_of_a_composite_op(amp: Amp, compiler: str) -> None:
     """An op made of others is cast inside a region, as itself or as its parts (upstream test_nonidempotent_amp)."""
     kind, low = amp.type, amp.dtype
@@ -74,8 +71,7 @@ def test_parts_of_a_composite_op(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtypes, as in eager mode", [y.dtype for y in compiled(x)], want)
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", ["export", "strict", "decomposed"])
+@scenario(compiler=["export", "strict", "decomposed"])
 def test_captured_outside_called_inside(amp: Amp, compiler: str) -> None:
     """An exported program is a module, and a region casts what a module calls."""
     x = amp.rand(2, 2)
@@ -86,8 +82,7 @@ def test_captured_outside_called_inside(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtype outside again", exported(x, x).dtype, torch.float32)
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", ["packaged"])
+@scenario(compiler=["packaged"])
 def test_package_called_in_a_region(amp: Amp, compiler: str) -> None:
     """A package is machine code: its casts are those of the regions in its source, whatever region calls it."""
     kind, low = amp.type, amp.dtype
@@ -107,9 +102,7 @@ def test_package_called_in_a_region(amp: Amp, compiler: str) -> None:
         amp.assert_identical(name, after, before)
 
 
-@scenario()
-@pytest.mark.parametrize("placed", ["beginning", "behind_an_op"])
-@pytest.mark.parametrize("compiler", _BREAKING)
+@scenario(compiler=_BREAKING, placed=["beginning", "behind_an_op"])
 def test_graph_break_in_the_body(amp: Amp, compiler: str, placed: str) -> None:
     """A region goes on behind a graph break in its body (pytorch#93890, #95837)."""
     kind, low = amp.type, amp.dtype
@@ -133,8 +126,7 @@ def test_graph_break_in_the_body(amp: Amp, compiler: str, placed: str) -> None:
         amp.assert_equal(f"state after the {call} call", amp.state(), (False, amp.default, True))
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", _BREAKING)
+@scenario(compiler=_BREAKING)
 def test_graph_break_in_a_called_function(amp: Amp, compiler: str) -> None:
     """A region goes on behind a graph break in a function that its body calls (pytorch#102414)."""
     kind, low = amp.type, amp.dtype
@@ -156,8 +148,7 @@ def test_graph_break_in_a_called_function(amp: Amp, compiler: str) -> None:
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", _BREAKING)
+@scenario(compiler=_BREAKING)
 def test_graph_break_where_the_region_ends(amp: Amp, compiler: str) -> None:
     """A function left from inside a region, behind a graph break, leaves the region, too."""
     kind, low = amp.type, amp.dtype
@@ -174,8 +165,7 @@ def test_graph_break_where_the_region_ends(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtype of a product afterwards", torch.mm(x, x).dtype, torch.float32)
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", _BREAKING)
+@scenario(compiler=_BREAKING)
 def test_region_given_as_an_argument(amp: Amp, compiler: str) -> None:
     """A region made outside is entered inside, with a graph break if need be (pytorch#115520)."""
 
@@ -190,8 +180,7 @@ def test_region_given_as_an_argument(amp: Amp, compiler: str) -> None:
         amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "export", "jaxcompile"])
+@scenario(compiler=["dynamo", "aot", "inductor", "export", "jaxcompile"])
 def test_context_manager_around_a_region(amp: Amp, compiler: str) -> None:
     """A user's context manager that enters a region acts as the region (pytorch#134030: silently ignored)."""
     kind, low = amp.type, amp.dtype
@@ -212,8 +201,7 @@ def test_context_manager_around_a_region(amp: Amp, compiler: str) -> None:
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", ["export", "strict"])
+@scenario(compiler=["export", "strict"])
 def test_dtypes_in_the_graph(amp: Amp, compiler: str) -> None:
     """An exported program says of its outputs the dtypes that it returns (torch.export: ExportedProgram.graph).
 
@@ -235,8 +223,7 @@ def test_dtypes_in_the_graph(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtypes it returns", [out.dtype for out in exported.module()(amp.rand(2, 2))], [low, low])
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", ["export", "strict"])
+@scenario(compiler=["export", "strict"])
 def test_decision_by_a_dtype(amp: Amp, compiler: str) -> None:
     """An exported program decides by a dtype inside a region as the program does."""
     kind, low = amp.type, amp.dtype
@@ -252,8 +239,7 @@ def test_decision_by_a_dtype(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtype, as in eager mode", exported(x).dtype, Program()(x).dtype)
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", ["export", "decomposed"])
+@scenario(compiler=["export", "decomposed"])
 def test_captured_twice(amp: Amp, compiler: str) -> None:
     """An exported program with a region exports again (pytorch#138082)."""
     kind, low = amp.type, amp.dtype
@@ -271,8 +257,7 @@ def test_captured_twice(amp: Amp, compiler: str) -> None:
 # ---- frozen modules, and regions left early
 
 
-@scenario(types=("cpu", "cuda"))
-@pytest.mark.parametrize("compiler", ["script", "dynamo", "aot", "inductor"])
+@scenario(compiler=["script", "dynamo", "aot", "inductor"], types=("cpu", "cuda"))
 def test_left_early(amp: Amp, compiler: str) -> None:
     """A region ends where its function returns from inside of it, on either way (Python's with statement)."""
     program = amp.program(

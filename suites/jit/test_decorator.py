@@ -39,8 +39,7 @@ def test_recursion_compiled(amp: Amp) -> None:
 _EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "packaged", "jaxcompile", "jaxjit")
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", _EVERY)
+@scenario(compiler=_EVERY)
 def test_decorated_then_taken(amp: Amp, compiler: str) -> None:
     """A decorated function that is compiled runs in its region on every call (upstream test_autocast_decorator)."""
 
@@ -55,8 +54,7 @@ def test_decorated_then_taken(amp: Amp, compiler: str) -> None:
         amp.assert_equal(f"state after the {call} call", amp.state(), (False, amp.default, True))
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", [name for name in _EVERY if name != "packaged"])  # no region casts machine code
+@scenario(compiler=[name for name in _EVERY if name != "packaged"])
 def test_taken_then_decorated(amp: Amp, compiler: str) -> None:
     """A compiled function that is decorated runs in the region on every call, as itself it does not."""
 
@@ -71,8 +69,7 @@ def test_taken_then_decorated(amp: Amp, compiler: str) -> None:
         amp.assert_equal("dtype undecorated", taken(x).dtype, torch.float32)
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", _EVERY)
+@scenario(compiler=_EVERY)
 def test_decorated_helper(amp: Amp, compiler: str) -> None:
     """Decorated functions that a compiled one calls run in their own regions, and what is between them in none."""
 
@@ -92,8 +89,7 @@ def test_decorated_helper(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtypes", [y.dtype for y in taken(x)], [amp.dtype, torch.float32, amp.other, amp.dtype])
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "jaxcompile"])
+@scenario(compiler=["dynamo", "aot", "inductor", "jaxcompile"])
 def test_decorated_method_with_a_break(amp: Amp, compiler: str) -> None:
     """A decorated method of a compiled module runs in its region behind a graph break, too."""
     kind, low = amp.type, amp.dtype
@@ -112,8 +108,7 @@ def test_decorated_method_with_a_break(amp: Amp, compiler: str) -> None:
         amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "jaxcompile"])
+@scenario(compiler=["dynamo", "aot", "inductor", "jaxcompile"])
 def test_decorated_disabled(amp: Amp, compiler: str) -> None:
     """A function decorated with a disabled region is off in a region around the compiled function that calls it."""
 

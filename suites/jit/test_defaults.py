@@ -16,8 +16,7 @@ pytestmark = pytest.mark.rule("defaults")
 _EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "packaged", "jaxcompile", "jaxjit")
 
 
-@scenario(dtypes="default")
-@pytest.mark.parametrize("compiler", _EVERY)
+@scenario(compiler=_EVERY, dtypes="default")
 def test_no_options(amp: Amp, compiler: str) -> None:
     """A region given nothing inside a compiled function takes the default dtype (upstream test_autocast_device)."""
     kind = amp.type
@@ -32,8 +31,7 @@ def test_no_options(amp: Amp, compiler: str) -> None:
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "jaxcompile", "jaxjit"])
+@scenario(compiler=["dynamo", "aot", "inductor", "jaxcompile", "jaxjit"])
 def test_default_set_between_calls(amp: Amp, compiler: str) -> None:
     """A region given no dtype takes the one that is set when the compiled function is called."""
     kind = amp.type
@@ -49,8 +47,7 @@ def test_default_set_between_calls(amp: Amp, compiler: str) -> None:
         amp.assert_equal(f"dtype after setting {dtype}", compiled(x).dtype, dtype)
 
 
-@scenario(dtypes="default")
-@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "export", "jaxcompile"])
+@scenario(compiler=["dynamo", "aot", "inductor", "export", "jaxcompile"], dtypes="default")
 def test_arguments_by_place_and_name(amp: Amp, compiler: str) -> None:
     """A region inside takes its arguments by place and by name (upstream test_autocast_arguments_binding)."""
     kind, other = amp.type, amp.other
@@ -69,8 +66,7 @@ def test_arguments_by_place_and_name(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtypes", [y.dtype for y in compiled(x)], [other, torch.float32, other])
 
 
-@scenario(dtypes="default")
-@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "export", "jaxcompile"])
+@scenario(compiler=["dynamo", "aot", "inductor", "export", "jaxcompile"], dtypes="default")
 def test_amp_spelling(amp: Amp, compiler: str) -> None:
     """torch.amp.autocast is torch.autocast inside a compiled function, too (pytorch#140279)."""
     kind, other = amp.type, amp.other

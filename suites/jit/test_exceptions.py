@@ -15,8 +15,7 @@ pytestmark = pytest.mark.rule("exceptions")
 _GUARDED = ("dynamo", "aot", "inductor", "jaxcompile")
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", [*_GUARDED, "jaxjit"])
+@scenario(compiler=[*_GUARDED, "jaxjit"])
 def test_raised_in_the_body(amp: Amp, compiler: str) -> None:
     """An exception that leaves a region of a compiled function leaves no state behind."""
     kind, low = amp.type, amp.dtype
@@ -37,8 +36,7 @@ def test_raised_in_the_body(amp: Amp, compiler: str) -> None:
         amp.assert_equal("dtype of the call that does not fail", compiled(x, False).dtype, low)
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", _GUARDED)
+@scenario(compiler=_GUARDED)
 def test_caught_inside(amp: Amp, compiler: str) -> None:
     """An exception caught by the compiled function itself ends the region it leaves and no other."""
     kind, low, other = amp.type, amp.dtype, amp.other
@@ -59,8 +57,7 @@ def test_caught_inside(amp: Amp, compiler: str) -> None:
         amp.assert_equal("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
 
 
-@scenario(values=True)
-@pytest.mark.parametrize("compiler", _GUARDED)
+@scenario(compiler=_GUARDED, values=True)
 def test_raised_by_an_op(amp: Amp, compiler: str) -> None:
     """An op that refuses its arguments in a region of a compiled function leaves no state behind."""
     kind, low = amp.type, amp.dtype
@@ -77,8 +74,7 @@ def test_raised_by_an_op(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtype of a product that fits", compiled(x, amp.rand(3, 2)).dtype, low)
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", ["export", "strict", "traced"])
+@scenario(compiler=["export", "strict", "traced"])
 def test_raised_while_captured(amp: Amp, compiler: str) -> None:
     """An exception while a program is captured is the program's own, and leaves no state behind (pytorch#153202)."""
     kind, low = amp.type, amp.dtype
@@ -95,8 +91,7 @@ def test_raised_while_captured(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtype of a product outside", torch.mm(x, x).dtype, torch.float32)
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", _GUARDED)
+@scenario(compiler=_GUARDED)
 def test_raised_in_the_surroundings(amp: Amp, compiler: str) -> None:
     """A compiled function that raises in a region leaves that region as it was."""
 

@@ -43,15 +43,13 @@ CAPTURED = {
 """Programs that are traced symbolically or exported, by name; with the rules that the linter must report."""
 
 
-@pytest.mark.parametrize("name", list(CAPTURED))
-@scenario(values=True, dtypes="default", program=lambda amp, name: of_limit(CAPTURED[name], amp))
+@scenario(name=CAPTURED, values=True, dtypes="default", program=lambda amp, name: of_limit(CAPTURED[name], amp))
 def test_captured(amp: Amp, name: str) -> None:
     """An exported region acts as in eager mode (pytorch#62043; export.html)."""
     check(amp, CAPTURED[name], name)
 
 
-@pytest.mark.parametrize("name", list(CAPTURED))
-@scenario(types=("cpu",), values=True, dtypes="default")
+@scenario(name=CAPTURED, types=("cpu",), values=True, dtypes="default")
 def test_found_in_captures(amp: Amp, name: str) -> None:
     """ampcheck's linter reports the limitations that PyTorch gives no diagnostic for (pytorch#62043; export.html)."""
     check_found(amp, CAPTURED[name], name)

@@ -19,8 +19,7 @@ _EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed
 _GUARDED = ("dynamo", "aot", "inductor", "jaxcompile", "jaxjit")
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", _EVERY)
+@scenario(compiler=_EVERY)
 def test_three_deep(amp: Amp, compiler: str) -> None:
     """Regions inside a compiled function nest: another dtype, disabled, and back again."""
     kind, low, other = amp.type, amp.dtype, amp.other
@@ -54,8 +53,7 @@ def _off_then_on(kind: str) -> Callable[[torch.Tensor], tuple[torch.Tensor, torc
     return program
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", _EVERY)
+@scenario(compiler=_EVERY)
 def test_disabled_inside_called_in_a_region(amp: Amp, compiler: str) -> None:
     """A disabled region inside a compiled function is off where the function is called in a region."""
     program, x = _off_then_on(amp.type), amp.rand(2, 2)
@@ -65,8 +63,7 @@ def test_disabled_inside_called_in_a_region(amp: Amp, compiler: str) -> None:
             amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [torch.float32, amp.dtype])
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", ["traced", "export", "strict", "decomposed"])
+@scenario(compiler=["traced", "export", "strict", "decomposed"])
 def test_disabled_captured_outside_called_in_a_region(amp: Amp, compiler: str) -> None:
     """A disabled region captured outside of every region is off where the program is called in one."""
     program, x = _off_then_on(amp.type), amp.rand(2, 2)
@@ -75,8 +72,7 @@ def test_disabled_captured_outside_called_in_a_region(amp: Amp, compiler: str) -
         amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [torch.float32, amp.dtype])
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", _EVERY)
+@scenario(compiler=_EVERY)
 def test_dtype_of_its_own_called_in_a_region(amp: Amp, compiler: str) -> None:
     """A region inside a compiled function decides alone where the function is called in a region of another dtype."""
     kind, other = amp.type, amp.other
@@ -94,8 +90,10 @@ def test_dtype_of_its_own_called_in_a_region(amp: Amp, compiler: str) -> None:
         amp.assert_equal("state in the region after it", amp.state(), (True, amp.dtype, True))
 
 
-@scenario(types=("cuda", "xpu", "mps", "mtia", "jax"))
-@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "export", "strict", "jaxcompile"])
+@scenario(
+    compiler=["dynamo", "aot", "inductor", "export", "strict", "jaxcompile"],
+    types=("cuda", "xpu", "mps", "mtia", "jax"),
+)
 def test_two_device_types(amp: Amp, compiler: str) -> None:
     """Regions of two device types in a compiled function each cast their own tensors (upstream test_autocast_sdpa)."""
     kind, low = amp.type, amp.dtype
@@ -113,8 +111,7 @@ def test_two_device_types(amp: Amp, compiler: str) -> None:
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", _GUARDED)
+@scenario(compiler=_GUARDED)
 def test_dtype_from_an_argument(amp: Amp, compiler: str) -> None:
     """A region whose dtype and whether it is enabled are arguments follows them from call to call."""
     kind = amp.type
@@ -130,8 +127,7 @@ def test_dtype_from_an_argument(amp: Amp, compiler: str) -> None:
         amp.assert_equal("dtype in a disabled region", compiled(x, dtype, False).dtype, torch.float32)
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", _GUARDED)
+@scenario(compiler=_GUARDED)
 def test_one_region_a_turn(amp: Amp, compiler: str) -> None:
     """Regions in a loop of a compiled function take their dtypes in turns."""
     kind, turns = amp.type, (amp.dtype, amp.other, amp.dtype)
@@ -150,8 +146,7 @@ def test_one_region_a_turn(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtypes turn by turn", [out.dtype for out in compiled(x)], want)
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "jaxcompile"])
+@scenario(compiler=["dynamo", "aot", "inductor", "jaxcompile"])
 def test_compiled_calls_compiled(amp: Amp, compiler: str) -> None:
     """A compiled function in a region of another compiled one runs in that region (pytorch#166267)."""
     kind, low = amp.type, amp.dtype

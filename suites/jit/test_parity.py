@@ -22,15 +22,15 @@ def _explore(amp: DeviceAmp, compiler: str, request: pytest.FixtureRequest) -> N
     amp.looked_at += fuzzer.compared
 
 
-@pytest.mark.parametrize("compiler", ["script"])
-@scenario(types=("cpu", "cuda"), values=True, dtypes="default")
+@scenario(compiler=["script"], types=("cpu", "cuda"), values=True, dtypes="default")
 def test_drawn_for_jit(amp: DeviceAmp, compiler: str, request: pytest.FixtureRequest) -> None:
     """A scripted program acts as in eager mode (JIT-AUTOCAST.md); TorchScript's autocast knows CPU and CUDA."""
     _explore(amp, compiler, request)
 
 
-@pytest.mark.parametrize("compiler", [compiler for compiler in FUZZED if compiler not in ("script", "jaxjit")])
-@scenario(values=True, dtypes="default")
+@scenario(
+    compiler=[compiler for compiler in FUZZED if compiler not in ("script", "jaxjit")], values=True, dtypes="default"
+)
 def test_drawn(amp: DeviceAmp, compiler: str, request: pytest.FixtureRequest) -> None:
     """A traced, compiled or exported program acts as in eager mode (torch/amp/autocast_mode.py; export.html)."""
     _explore(amp, compiler, request)

@@ -32,8 +32,7 @@ def _losses_of_training(amp: Amp, step: Any, net: torch.nn.Module, x: torch.Tens
     return losses
 
 
-@scenario(values=True)
-@pytest.mark.parametrize("compiler", _GUARDED)
+@scenario(compiler=_GUARDED, values=True)
 def test_training(amp: Amp, compiler: str) -> None:
     """A compiled network trains in a region as in eager mode, its weights and gradients in float32."""
 
@@ -58,8 +57,7 @@ def test_training(amp: Amp, compiler: str) -> None:
     amp.assert_equal("whether the loss falls", found[1][-1] < found[1][0], True)
 
 
-@scenario(values=True)
-@pytest.mark.parametrize("compiler", _GUARDED)
+@scenario(compiler=_GUARDED, values=True)
 def test_dropout(amp: Amp, compiler: str) -> None:
     """Dropout in a region of a compiled function drops in the backward pass what it dropped in the forward one."""
     kind, low = amp.type, amp.dtype
@@ -83,8 +81,7 @@ def test_dropout(amp: Amp, compiler: str) -> None:
         amp.assert_close(f"gradient, {call} call", weight.grad, kept)
 
 
-@scenario(values=True)
-@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor"])
+@scenario(compiler=["dynamo", "aot", "inductor"], values=True)
 def test_random_numbers(amp: Amp, compiler: str) -> None:
     """A compiled function draws the random numbers in a region that eager mode draws after the same seed."""
     kind, low = amp.type, amp.dtype
@@ -102,8 +99,7 @@ def test_random_numbers(amp: Amp, compiler: str) -> None:
         amp.assert_close("its numbers", compiled(x), amp.host(want), 0.02)
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor"])
+@scenario(compiler=["dynamo", "aot", "inductor"])
 def test_any_size(amp: Amp, compiler: str) -> None:
     """A function compiled for any size casts alike for each (pytorch#194329: wrong values with dynamic=True)."""
     kind, low = amp.type, amp.dtype
@@ -123,8 +119,7 @@ def test_any_size(amp: Amp, compiler: str) -> None:
             amp.assert_close(f"sum for size {size}", total, amp.host(program(x)[1]), 0.02)
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "jaxcompile"])
+@scenario(compiler=["dynamo", "aot", "inductor", "jaxcompile"])
 def test_other_input_dtypes(amp: Amp, compiler: str) -> None:
     """A compiled function called with inputs of other dtypes compiles anew and gives the promised dtypes."""
     kind, low = amp.type, amp.dtype
@@ -141,8 +136,7 @@ def test_other_input_dtypes(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtype of float64 by float64", wide.dtype, torch.float64)
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "jaxcompile"])
+@scenario(compiler=["dynamo", "aot", "inductor", "jaxcompile"])
 def test_compiled_generator(amp: Amp, compiler: str) -> None:
     """A generator that a compiled function runs to its end keeps its region while it is suspended, as in eager mode."""
     kind, low = amp.type, amp.dtype
@@ -165,8 +159,7 @@ def test_compiled_generator(amp: Amp, compiler: str) -> None:
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
-@scenario(values=True)
-@pytest.mark.parametrize("compiler", _GUARDED)
+@scenario(compiler=_GUARDED, values=True)
 def test_backward_in_no_region(amp: Amp, compiler: str) -> None:
     """A backward pass that runs outside of every region computes there, as in eager mode (pytorch#157104)."""
 
@@ -198,8 +191,7 @@ def test_backward_in_no_region(amp: Amp, compiler: str) -> None:
     amp.assert_close("gradient", found[1], found[0])
 
 
-@scenario(values=True)
-@pytest.mark.parametrize("compiler", _GUARDED)
+@scenario(compiler=_GUARDED, values=True)
 def test_custom_fwd_and_bwd(amp: Amp, compiler: str) -> None:
     """A compiled custom function casts as custom_fwd and custom_bwd say (test_amp_custom_fwd_bwd; pytorch#143755).
 
@@ -248,9 +240,7 @@ _WIDENED = {
 """What follows a region: an op in the lower precision, and behind it one where it meets float32."""
 
 
-@scenario(types=("cpu", "cuda"), values=True)
-@pytest.mark.parametrize("behind", list(_WIDENED))
-@pytest.mark.parametrize("compiler", ["script", "aot", "inductor"])
+@scenario(compiler=["script", "aot", "inductor"], behind=_WIDENED, types=("cpu", "cuda"), values=True)
 def test_gradient_where_dtypes_meet(amp: Amp, compiler: str, behind: str) -> None:
     """Autograd casts a gradient to the dtype of the result that it is of (torch/csrc/autograd/engine.cpp)."""
     program = amp.program(

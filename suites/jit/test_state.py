@@ -15,8 +15,7 @@ pytestmark = pytest.mark.rule("state")
 _GUARDED = ("dynamo", "aot", "inductor", "jaxcompile", "jaxjit")
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", _GUARDED)
+@scenario(compiler=_GUARDED)
 def test_enabled_asked_inside(amp: Amp, compiler: str) -> None:
     """`is_autocast_enabled` inside a compiled function answers for its place (test_is_autocast_cpu_enabled)."""
     kind, low = amp.type, amp.dtype
@@ -34,8 +33,7 @@ def test_enabled_asked_inside(amp: Amp, compiler: str) -> None:
     amp.assert_equal("branches taken", [out.dtype for out in compiled(x)], [torch.float32] * 4)
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", _GUARDED)
+@scenario(compiler=_GUARDED)
 def test_surroundings_asked_inside(amp: Amp, compiler: str) -> None:
     """A compiled function that asks for the state around it gets that of each call (test_autocast_constant_fold)."""
     kind = amp.type
@@ -52,8 +50,7 @@ def test_surroundings_asked_inside(amp: Amp, compiler: str) -> None:
                 amp.assert_equal(f"dtype in a region of {dtype}", compiled(x).dtype, dtype)
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", _GUARDED)
+@scenario(compiler=_GUARDED)
 def test_dtype_asked_inside(amp: Amp, compiler: str) -> None:
     """`get_autocast_dtype` inside a compiled function gives the dtype of the region around it."""
     kind, other = amp.type, amp.other
@@ -68,8 +65,7 @@ def test_dtype_asked_inside(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [other, amp.default])
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "jaxcompile", "jaxjit"])
+@scenario(compiler=["dynamo", "aot", "inductor", "jaxcompile", "jaxjit"])
 def test_reuse_asked_inside(amp: Amp, compiler: str) -> None:
     """`is_autocast_cache_enabled` inside a compiled function tells the cache setting of the region around it."""
     kind, low = amp.type, amp.dtype
@@ -85,8 +81,7 @@ def test_reuse_asked_inside(amp: Amp, compiler: str) -> None:
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "jaxcompile"])
+@scenario(compiler=["dynamo", "aot", "inductor", "jaxcompile"])
 def test_set_inside(amp: Amp, compiler: str) -> None:
     """A setting that a compiled function changes holds from there on, inside it and after it (pytorch#186530)."""
     kind, other = amp.type, amp.other
@@ -108,8 +103,7 @@ def test_set_inside(amp: Amp, compiler: str) -> None:
         torch.set_autocast_dtype(kind, amp.default)
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "jaxcompile", "jaxjit"])
+@scenario(compiler=["dynamo", "aot", "inductor", "jaxcompile", "jaxjit"])
 def test_set_between_calls(amp: Amp, compiler: str) -> None:
     """A setting that changes between two calls holds at the second."""
     x = amp.rand(2, 2)
@@ -123,8 +117,7 @@ def test_set_between_calls(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtype after switching it off", compiled(x, x).dtype, torch.float32)
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", ["dynamo", "aot", "inductor", "jaxcompile"])
+@scenario(compiler=["dynamo", "aot", "inductor", "jaxcompile"])
 def test_compiling_leaves_state(amp: Amp, compiler: str) -> None:
     """Compiling in a region leaves the region's state, its depth included, as it was."""
     x = amp.rand(2, 2)

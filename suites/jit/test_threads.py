@@ -17,8 +17,7 @@ pytestmark = pytest.mark.rule("threads")
 _GUARDED = ("dynamo", "aot", "inductor", "jaxcompile")
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", _GUARDED)
+@scenario(compiler=_GUARDED)
 def test_compiled_in_a_region_called_by_a_thread(amp: Amp, compiler: str) -> None:
     """A function that one thread compiled in a region runs outside of every region in a new thread."""
     x = amp.rand(2, 2)
@@ -29,8 +28,7 @@ def test_compiled_in_a_region_called_by_a_thread(amp: Amp, compiler: str) -> Non
         amp.assert_equal("dtype in the region again", compiled(x, x).dtype, amp.dtype)
 
 
-@scenario()
-@pytest.mark.parametrize("compiler", _GUARDED)
+@scenario(compiler=_GUARDED)
 def test_two_threads_two_dtypes(amp: Amp, compiler: str) -> None:
     """Two threads call one compiled function in turns, in regions of different dtypes."""
     x = amp.rand(2, 2)

@@ -151,8 +151,7 @@ def _run_recipe(amp: Amp, recipe: str, *, scaled: bool, region: bool) -> tuple[l
     return [one.detach() for model in run.models for one in model.parameters()], run.scaler.get_scale()
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@scenario(values=True, dtypes="default")
+@scenario(recipe=RECIPES, values=True, dtypes="default")
 def test_recipe(amp: Amp, recipe: str) -> None:
     """Scaled gradients train as plain ones do, and a step that overflows is as if it had not been (amp_examples.html).
 
@@ -167,8 +166,7 @@ def test_recipe(amp: Amp, recipe: str) -> None:
         amp.assert_equal(f"the scale, in a region: {region}", scale, 1024.0)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@scenario(values=True, dtypes="default")
+@scenario(recipe=RECIPES, values=True, dtypes="default")
 def test_disabled(amp: Amp, recipe: str) -> None:
     """With enabled=False a scaler changes not one bit, in a region or out of one (amp.html#torch.amp.GradScaler)."""
 

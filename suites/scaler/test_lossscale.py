@@ -78,8 +78,7 @@ def test_overflow_begins_the_count_anew(amp: Amp) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])
-@pytest.mark.parametrize("kind", list(BAD))
-@scenario(values=True, dtypes="default")
+@scenario(kind=BAD, values=True, dtypes="default")
 def test_skips(amp: Amp, kind: str, place: int) -> None:
     """One element that is not finite, wherever it is, skips the step; weights and momentum keep their bits (step)."""
     weights = _weights(amp)
@@ -96,8 +95,7 @@ def test_skips(amp: Amp, kind: str, place: int) -> None:
     amp.assert_equal("whether the next step moves each", moved, [True] * 6)
 
 
-@pytest.mark.parametrize("foreach", ["loop", "foreach", "fused"])
-@scenario(values=True, dtypes="default")
+@scenario(foreach=["loop", "foreach", "fused"], values=True, dtypes="default")
 def test_step_count_of_adam(amp: Amp, foreach: str) -> None:
     """A skipped step is none for Adam, however it is computed: its count and averages stay (step)."""
     weights = _weights(amp)
@@ -317,8 +315,7 @@ def test_stays_below_infinity(amp: Amp) -> None:
 # ---- the documentation's examples with numbers known beforehand
 
 
-@pytest.mark.parametrize("bad", ["here", "there", "nowhere"])
-@scenario(values=True, dtypes="default")
+@scenario(bad=["here", "there", "nowhere"], values=True, dtypes="default")
 def test_two_places(amp: Amp, bad: str) -> None:
     """Weights on the device and on the host in one optimizer: an overflow in either skips all (unscale_)."""
     here = torch.nn.Parameter(torch.ones(2, device=amp.type))
@@ -385,8 +382,7 @@ def test_penalty(amp: Amp) -> None:
 # ---- random calls
 
 
-@pytest.mark.parametrize("kind", ["iterations", "any_order"])
-@scenario(values=True, dtypes="default")
+@scenario(kind=["iterations", "any_order"], values=True, dtypes="default")
 def test_random(amp: Amp, kind: str, request: pytest.FixtureRequest) -> None:
     """Random calls on up to three optimizers, on the device and the host (amp.html#torch.amp.GradScaler)."""
     explorer = ScalerExplorer(amp.device, Search.of(request.config.option))

@@ -54,15 +54,13 @@ def _call_out_of_order(amp: Amp, case: str, fused: bool = False) -> None:
     amp.assert_equal("tracker after the iteration", scaler.state_dict()["_growth_tracker"], 1)
 
 
-@pytest.mark.parametrize("case", list(REFUSED))
-@scenario(values=True, dtypes="default")
+@scenario(case=REFUSED, values=True, dtypes="default")
 def test_out_of_turn(amp: Amp, case: str) -> None:
     """Each call of an iteration is made once, in order; any other raises a RuntimeError and changes nothing."""
     _call_out_of_order(amp, case)
 
 
-@pytest.mark.parametrize("case", list(REFUSED))
-@scenario(values=True, dtypes="default")
+@scenario(case=REFUSED, values=True, dtypes="default")
 def test_out_of_turn_when_fused(amp: Amp, case: str) -> None:
     """The same holds for an optimizer that divides and skips by itself (step: a fused one is always called)."""
     _call_out_of_order(amp, case, fused=True)
@@ -82,8 +80,7 @@ def test_nothing_scaled(amp: Amp, call: str) -> None:
     )
 
 
-@pytest.mark.parametrize("calls", ["nothing", "a_step_of_no_gradients"])
-@scenario(values=True, dtypes="default")
+@scenario(calls=["nothing", "a_step_of_no_gradients"], values=True, dtypes="default")
 def test_update_of_nothing(amp: Amp, calls: str) -> None:
     """update raises where no gradient was checked since the last one (update: "No inf checks were recorded")."""
     scaler, weight, optimizer = _after_calls(amp, "backward", "step", "update")
@@ -101,8 +98,7 @@ def test_update_without_a_step(amp: Amp) -> None:
     amp.assert_equal("scale and weight", (scaler.get_scale(), amp.values(weight)), (16.0, [1.0, 1.0]))
 
 
-@pytest.mark.parametrize("frozen", ["frozen", "never_used"])
-@scenario(values=True, dtypes="default")
+@scenario(frozen=["frozen", "never_used"], values=True, dtypes="default")
 def test_no_gradients(amp: Amp, frozen: str) -> None:
     """A step of an optimizer whose parameters all have no gradient is an error that says nothing was checked."""
     scaler, _, _ = _after_calls(amp, "backward")
@@ -140,8 +136,7 @@ def test_complex_gradients(amp: Amp) -> None:
     amp.assert_equal("weight after it", amp.values(weight), [1, 1])
 
 
-@pytest.mark.parametrize("how", ["keyword", "none_by_keyword", "position"])
-@scenario(values=True, dtypes="default")
+@scenario(how=["keyword", "none_by_keyword", "position"], values=True, dtypes="default")
 def test_closure(amp: Amp, how: str) -> None:
     """A closure is refused while scaling, however it is given, and not called (step: "not currently supported")."""
     scaler, weight, optimizer = _after_calls(amp, "backward")
@@ -178,8 +173,7 @@ def test_no_parameter(amp: Amp) -> None:
 Pair = namedtuple("Pair", ["loss", "auxiliary"])  # as short as in a user's program
 
 
-@pytest.mark.parametrize("kind", ["float", "none", "in_a_list", "text", "mapping"])
-@scenario(values=True, dtypes="default")
+@scenario(kind=["float", "none", "in_a_list", "text", "mapping"], values=True, dtypes="default")
 def test_no_output(amp: Amp, kind: str) -> None:
     """scale refuses anything but a tensor or an iterable of tensors (scale: "Tensor or iterable of Tensors")."""
     one = torch.ones((), device=amp.type)
@@ -189,8 +183,7 @@ def test_no_output(amp: Amp, kind: str) -> None:
     amp.assert_raises(f"scale of {kind}", ValueError, text, lambda: scaler.scale(given))
 
 
-@pytest.mark.parametrize("kind", ["list", "tuple", "nested", "generator", "empty", "named"])
-@scenario(values=True, dtypes="default")
+@scenario(kind=["list", "tuple", "nested", "generator", "empty", "named"], values=True, dtypes="default")
 def test_containers(amp: Amp, kind: str) -> None:
     """Outputs in a container come back scaled, lists as lists and tuples as tuples (scale: "iterable of Tensors")."""
     one, two = torch.ones((), device=amp.type), torch.full((2,), 0.5, device=amp.type)
@@ -294,8 +287,7 @@ NEW_SCALES = {
 }
 
 
-@pytest.mark.parametrize("form", ["float", "no_dimension", "one_element", "float64", "int"])
-@scenario(values=True, dtypes="default")
+@scenario(form=["float", "no_dimension", "one_element", "float64", "int"], values=True, dtypes="default")
 def test_new_scale(amp: Amp, form: str) -> None:
     """A new scale is a number, or a tensor of one element on the scaler's device (update: "float or 1-element")."""
     scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
@@ -310,8 +302,7 @@ def test_new_scale(amp: Amp, form: str) -> None:
     amp.assert_equal(f"scale updated by {form}", scaler.get_scale(), 2.0 if form == "int" else 2.5)
 
 
-@pytest.mark.parametrize("form", ["two_elements", "requires_grad", "elsewhere"])
-@scenario(values=True, dtypes="default")
+@scenario(form=["two_elements", "requires_grad", "elsewhere"], values=True, dtypes="default")
 def test_no_new_scale(amp: Amp, form: str) -> None:
     """Other tensors are refused by an error that names the requirement, and the scale is kept (update)."""
     scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
@@ -337,8 +328,7 @@ def test_absent_device(amp: Amp) -> None:
     amp.assert_no_warning("GradScaler('cuda', enabled=False)", lambda: torch.amp.GradScaler("cuda", enabled=False))
 
 
-@pytest.mark.parametrize("given", ["with_an_index", "as_a_device"])
-@scenario(values=True, dtypes="default", types=("cpu",))
+@scenario(given=["with_an_index", "as_a_device"], values=True, dtypes="default", types=("cpu",))
 def test_absent_device_in_other_words(amp: Amp, given: str) -> None:
     """Absent CUDA disables the scaler, for each spelling of the device (amp.html: `type` of a torch.device)."""
     if torch.cuda.is_available():
@@ -381,8 +371,7 @@ def test_does_nothing(amp: Amp) -> None:
     amp.assert_equal("scale", (scaler.get_scale(), scaler.is_enabled(), scaler.state_dict()), (1.0, False, {}))
 
 
-@pytest.mark.parametrize("what", ["growth_factor", "backoff_factor", "growth_interval"])
-@scenario(values=True, dtypes="default")
+@scenario(what=["growth_factor", "backoff_factor", "growth_interval"], values=True, dtypes="default")
 def test_getters_where_disabled(amp: Amp, what: str) -> None:
     """A disabled scaler still reports the values it was made with (amp.html: other methods become no-ops)."""
     given: dict[str, Any] = {"growth_factor": 4.0, "backoff_factor": 0.25, "growth_interval": 7}

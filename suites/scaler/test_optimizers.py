@@ -175,8 +175,7 @@ def test_skipped(amp: Amp, name: str, way: str) -> None:
 DIFFERENTIABLE = [name for name in NAMES if _accepts(name, "differentiable")]
 
 
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-@scenario(values=True, dtypes="default")
+@scenario(name=DIFFERENTIABLE, values=True, dtypes="default")
 def test_differentiable(amp: Amp, name: str) -> None:
     """A step that autograd goes through has the same result under a scaler (torch.optim, differentiable=True)."""
     results = []
@@ -227,8 +226,7 @@ def _steps(amp: Amp, leaves: list[torch.nn.Parameter], optimizer: Any, *, scaled
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=["brain", "single", "double"])
-@pytest.mark.parametrize("way", ["loop", "foreach", "fused"])
-@scenario(values=True, dtypes="default")
+@scenario(way=["loop", "foreach", "fused"], values=True, dtypes="default")
 def test_dtype(amp: Amp, way: str, dtype: torch.dtype) -> None:
     """Parameters of another dtype than float16 are trained as without a scaler (pytorch#127176; torch.optim)."""
     results = []
@@ -262,8 +260,7 @@ def test_complex_is_refused(amp: Amp) -> None:
     amp.assert_equal("the parameter", amp.values(leaf), [1.0, 1.0])
 
 
-@pytest.mark.parametrize("way", ["loop", "foreach", "fused"])
-@scenario(values=True, dtypes="default")
+@scenario(way=["loop", "foreach", "fused"], values=True, dtypes="default")
 def test_dtypes_in_one(amp: Amp, way: str) -> None:
     """Parameters of several dtypes and shapes in one optimizer are all stepped, or all skipped (grad_scaler.py)."""
     dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.float32)
@@ -285,8 +282,7 @@ def test_dtypes_in_one(amp: Amp, way: str) -> None:
 
 
 @pytest.mark.parametrize("to_none", [True, False], ids=["none", "zeros"])
-@pytest.mark.parametrize("way", ["loop", "foreach", "fused"])
-@scenario(values=True, dtypes="default")
+@scenario(way=["loop", "foreach", "fused"], values=True, dtypes="default")
 def test_parameters_without_gradient(amp: Amp, way: str, to_none: bool) -> None:
     """Frozen and unused parameters stay, and weigh nothing in the check (grad_scaler.py: no gradient, no check)."""
     used, frozen, unused = _parameter(amp), _parameter(amp).requires_grad_(False), _parameter(amp)
@@ -313,8 +309,7 @@ def test_no_gradient_at_all(amp: Amp) -> None:
     amp.assert_identical("the parameter", leaf, torch.arange(3) - 1.5)
 
 
-@pytest.mark.parametrize("way", ["SparseAdam", "SGD", "Momentum", "Adagrad"])
-@scenario(values=True, dtypes="default")
+@scenario(way=["SparseAdam", "SGD", "Momentum", "Adagrad"], values=True, dtypes="default")
 def test_sparse(amp: Amp, way: str) -> None:
     """Optimizers that take sparse gradients take those of a scaled loss (pytorch#35810; torch.nn.Embedding)."""
     made: dict[str, Any] = {
@@ -645,8 +640,7 @@ class Told(torch.optim.SGD):
         self.given = grad_scaler
 
 
-@pytest.mark.parametrize("kind", ["own", "told"])
-@scenario(values=True, dtypes="default")
+@scenario(kind=["own", "told"], values=True, dtypes="default")
 def test_optimizer_of_ones_own(amp: Amp, kind: str) -> None:
     """An optimizer that handles the scale is called and told of an overflow (test_grad_scaler_pass_itself)."""
     for bad, found in ((None, 0.0), (INF, 1.0)):

@@ -58,8 +58,7 @@ def _at_stage(amp: Amp, stage: str) -> tuple[torch.amp.GradScaler, torch.nn.Para
     return scaler, weight, optimizer
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@scenario(values=True, dtypes="default")
+@scenario(stage=STAGES, values=True, dtypes="default")
 def test_what_it_holds(amp: Amp, stage: str) -> None:
     """At every stage the state has five entries, plain numbers, unchanged by the calls in between (state_dict)."""
     scaler, _, _ = _at_stage(amp, stage)
@@ -70,8 +69,7 @@ def test_what_it_holds(amp: Amp, stage: str) -> None:
     amp.assert_equal("their values", [saved[key] for key in KEYS], [64.0, 4.0, 0.25, 5, count])
 
 
-@pytest.mark.parametrize("stage", ["scaled", "divided", "stepped"])
-@scenario(values=True, dtypes="default")
+@scenario(stage=["scaled", "divided", "stepped"], values=True, dtypes="default")
 def test_holds_no_reference(amp: Amp, stage: str) -> None:
     """A saved state does not follow the scaler, nor the scaler the saved state (state_dict: Python numbers)."""
     scaler, weight, optimizer = _at_stage(amp, stage)
@@ -84,9 +82,7 @@ def test_holds_no_reference(amp: Amp, stage: str) -> None:
     amp.assert_equal("scale after what was saved is changed", scaler.get_scale(), 0.5)
 
 
-@pytest.mark.parametrize("end", list(ENDS))
-@pytest.mark.parametrize("stage", ["new", "updated"])
-@scenario(values=True, dtypes="default")
+@scenario(stage=["new", "updated"], end=ENDS, values=True, dtypes="default")
 def test_goes_on(amp: Amp, stage: str, end: str) -> None:
     """The scaler at the other end goes through the same scales as the one it came from (state_dict, __getstate__)."""
     scaler, _, _ = _at_stage(amp, stage)
@@ -107,9 +103,7 @@ def test_goes_on(amp: Amp, stage: str, end: str) -> None:
     )
 
 
-@pytest.mark.parametrize("end", ["pickled", "deep_copy"])
-@pytest.mark.parametrize("stage", STAGES)
-@scenario(values=True, dtypes="default")
+@scenario(stage=STAGES, end=["pickled", "deep_copy"], values=True, dtypes="default")
 def test_middle_of_an_iteration(amp: Amp, stage: str, end: str) -> None:
     """Between unscale_ and update pickling a scaler raises an error; before and after it works (__getstate__)."""
     scaler, _, _ = _at_stage(amp, stage)
@@ -133,8 +127,7 @@ def test_apart_after_copying(amp: Amp) -> None:
     amp.assert_equal("scales after an overflow of the copy's", (scaler.get_scale(), other.get_scale()), (2.0, 16.0))
 
 
-@pytest.mark.parametrize("made", ["lazy", "made"])
-@scenario(values=True, dtypes="default")
+@scenario(made=["lazy", "made"], values=True, dtypes="default")
 def test_loaded_before_or_after_the_first_output(amp: Amp, made: str) -> None:
     """A loaded scale and count hold whether or not an output was scaled before (load_state_dict)."""
     scaler = torch.amp.GradScaler(amp.type)
@@ -188,8 +181,7 @@ def test_not_enabled(amp: Amp) -> None:
         amp.assert_equal(f"one that is not enabled, {end}", (other.is_enabled(), other.state_dict()), (False, {}))
 
 
-@pytest.mark.parametrize("missing", KEYS)
-@scenario(values=True, dtypes="default")
+@scenario(missing=KEYS, values=True, dtypes="default")
 def test_an_entry_is_missing(amp: Amp, missing: str) -> None:
     """A state that lacks an entry is refused by a KeyError that names it (load_state_dict: what state_dict gave)."""
     scaler, _, _ = _at_stage(amp, "updated")
@@ -223,8 +215,7 @@ def test_through_a_file(amp: Amp) -> None:
     amp.assert_equal("what comes back", torch.load(file, weights_only=True), scaler.state_dict())
 
 
-@pytest.mark.parametrize("end", ["pickled", "deep_copy"])
-@scenario(values=True, dtypes="default")
+@scenario(end=["pickled", "deep_copy"], values=True, dtypes="default")
 def test_subclass(amp: Amp, end: str) -> None:
     """A subclass stays one, with what it added (__getstate__, __setstate__)."""
     scaler = _Named(amp.type, init_scale=8.0)

@@ -42,8 +42,7 @@ def test_sequence(amp: Amp) -> None:
         amp.assert_equal(f"scale and tracker after step {step}", (scale, tracker), want)
 
 
-@pytest.mark.parametrize("interval", [1, 2, 3, 2000, 2**31 - 1])
-@scenario(values=True, dtypes="default")
+@scenario(interval=[1, 2, 3, 2000, 2**31 - 1], values=True, dtypes="default")
 def test_interval(amp: Amp, interval: int) -> None:
     """The scale grows at the interval, not one step before it nor one after (amp.html#torch.amp.GradScaler)."""
     for tracker in {0, max(interval - 2, 0), interval - 1}:
@@ -54,8 +53,7 @@ def test_interval(amp: Amp, interval: int) -> None:
         )
 
 
-@pytest.mark.parametrize("found", ["1.0", "2.0", "8.0", "0.5", "nan"])
-@scenario(values=True, dtypes="default")
+@scenario(found=["1.0", "2.0", "8.0", "0.5", "nan"], values=True, dtypes="default")
 def test_overflow(amp: Amp, found: str) -> None:
     """Any found_inf but 0 is an overflow: the scale backs off and the count starts at 0 (AmpKernels.cu).
 
@@ -137,8 +135,7 @@ def test_in_place(amp: Amp) -> None:
         amp.assert_identical("found_inf", found, torch.zeros(shape))
 
 
-@pytest.mark.parametrize("which", ["current_scale", "growth_tracker", "found_inf"])
-@scenario(values=True, dtypes="default")
+@scenario(which=["current_scale", "growth_tracker", "found_inf"], values=True, dtypes="default")
 def test_wrong_argument(amp: Amp, which: str) -> None:
     """Scale and found_inf are float32, the tracker int32, each of one element; another is refused (AmpKernels.cu)."""
     good = {

@@ -70,8 +70,7 @@ def test_each_place(amp: Amp, dtype: torch.dtype, bad: str) -> None:
             amp.assert_equal(f"the rest of {size} elements", got[rest].equal(_unscaled(host, 0.25)[rest]), True)
 
 
-@pytest.mark.parametrize("count", [2, 29, 111, 150])
-@scenario(values=True, dtypes="default")
+@scenario(count=[2, 29, 111, 150], values=True, dtypes="default")
 def test_many(amp: Amp, count: int) -> None:
     """No gradient of a long list is left out, first, last or where a list is split for the device (AmpKernels.cu)."""
     wholes = [_ramp(1 + n % 5) for n in range(count)]
@@ -88,8 +87,7 @@ def test_many(amp: Amp, count: int) -> None:
         )
 
 
-@pytest.mark.parametrize("place", ["first", "last", "only", "between"])
-@scenario(values=True, dtypes="default")
+@scenario(place=["first", "last", "only", "between"], values=True, dtypes="default")
 def test_empty(amp: Amp, place: str) -> None:
     """A gradient without elements does not keep the others of its list from being unscaled (AmpKernels.cu)."""
     empty, full = torch.zeros(0, 3), _ramp(5)
@@ -126,8 +124,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@scenario(values=True, dtypes="default")
+@scenario(layout=LAYOUTS, values=True, dtypes="default")
 def test_layout(amp: Amp, layout: str) -> None:
     """A view is unscaled where it lies, keeps its strides, and what lies between its elements is left alone.
 
@@ -208,8 +205,7 @@ INVERSES = {
 """An inverse scale, gradients, what they become, and found_inf."""
 
 
-@pytest.mark.parametrize("kind", INVERSES)
-@scenario(values=True, dtypes="default")
+@scenario(kind=INVERSES, values=True, dtypes="default")
 def test_inverse(amp: Amp, kind: str) -> None:
     """Infinities are looked for before the multiplication; an inverse scale of 1 changes nothing (AmpKernels.cu)."""
     inverse, given, want, seen = INVERSES[kind]
@@ -230,8 +226,7 @@ def test_subnormal(amp: Amp) -> None:
     amp.assert_equal("quarters of small gradients", amp.values(grad), [2.0**-127, 2.0**-128])
 
 
-@pytest.mark.parametrize("kind", ["ints", "complex"])
-@scenario(values=True, dtypes="default")
+@scenario(kind=["ints", "complex"], values=True, dtypes="default")
 def test_no_floating_gradient(amp: Amp, kind: str) -> None:
     """A gradient that is not real floating point is refused and left unchanged (AmpKernels.cu; pytorch#127176)."""
     dtype, text = {"ints": (torch.int32, "nt"), "complex": (torch.complex64, "omplex")}[kind]
@@ -240,8 +235,7 @@ def test_no_floating_gradient(amp: Amp, kind: str) -> None:
     amp.assert_identical("the gradient afterwards", grad, torch.ones(3, dtype=dtype))
 
 
-@pytest.mark.parametrize("which", ["found_inf", "inv_scale"])
-@scenario(values=True, dtypes="default")
+@scenario(which=["found_inf", "inv_scale"], values=True, dtypes="default")
 def test_wrong_argument(amp: Amp, which: str) -> None:
     """found_inf and inv_scale are float32 and have one element; another is refused (AmpKernels.cu)."""
     good = {"found_inf": torch.zeros((), device=amp.type), "inv_scale": torch.ones((), device=amp.type)}
@@ -335,8 +329,7 @@ def test_half_is_refused(amp: Amp) -> None:
 
 
 @pytest.mark.parametrize("bad_one", [None, 0, 1, 2, 3, 4, 5, 6], ids=lambda n: "none" if n is None else f"at_{n}")
-@pytest.mark.parametrize("bad", ["inf", "nan"])
-@scenario(values=True, dtypes="default")
+@scenario(bad=["inf", "nan"], values=True, dtypes="default")
 def test_perfect_storm(amp: Amp, bad: str, bad_one: int | None) -> None:
     """Dtypes, shapes, layouts and groups mixed in one optimizer (test_torch, test_grad_scaling_unscale, end)."""
     grads = [
@@ -405,8 +398,7 @@ def test_sparse(amp: Amp, rows: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("bad", ["inf", "-inf", "nan"], ids=["inf", "minus_inf", "nan"])
-@pytest.mark.parametrize("place", [0, 1, 3])
-@scenario(values=True, dtypes="default")
+@scenario(place=[0, 1, 3], values=True, dtypes="default")
 def test_sparse_bad_value(amp: Amp, bad: str, place: int) -> None:
     """An infinity or nan among the values of a sparse gradient is found (test_grad_scaling_unscale_sparse)."""
     scaler = _scaler(amp, 4.0)

@@ -140,8 +140,7 @@ WIDE: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("op", list(WIDE))
-@scenario(values=True)
+@scenario(op=WIDE, values=True)
 def test_wide_op(amp: Amp, op: str) -> None:
     """The backward of an op that ran in float32 runs in float32, also in the region of its forward."""
     (x,) = _leaves(amp, 1)
@@ -177,8 +176,7 @@ def test_from_region_to_region(amp: Amp) -> None:
         amp.assert_identical(f"gradient of {name}", leaf.grad, reference.grad)
 
 
-@pytest.mark.parametrize("second", ["outside", "same", "off"])
-@scenario(values=True)
+@scenario(second=["outside", "same", "off"], values=True)
 def test_twice(amp: Amp, second: str) -> None:
     """A second backward through a graph that was retained adds the same gradient again (torch.Tensor.backward)."""
     x, w = _leaves(amp)
@@ -230,8 +228,7 @@ def test_from_another_thread(amp: Amp) -> None:
     amp.assert_identical("gradient of the weight", w.grad, w2.grad)
 
 
-@pytest.mark.parametrize("place", ["outside", "same", "another", "off", "unkept"])
-@scenario(values=True)
+@scenario(place=["outside", "same", "another", "off", "unkept"], values=True)
 def test_what_a_hook_sees(amp: Amp, place: str) -> None:
     """Hooks run in the region backward is called in, whatever thread they run in (pytorch#132715)."""
     x, w = _leaves(amp)
@@ -303,9 +300,7 @@ MODES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("order", ["around", "inside"])
-@pytest.mark.parametrize("mode", list(MODES))
-@scenario(values=True)
+@scenario(mode=MODES, order=["around", "inside"], values=True)
 def test_grad_mode(amp: Amp, mode: str, order: str) -> None:
     """A grad mode decides what requires grad and a region what is cast, either way round (torch.autograd.grad_mode)."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
@@ -356,8 +351,7 @@ def test_leaf_of_inference_mode(amp: Amp) -> None:
     amp.assert_identical("gradient", w.grad, reference.grad)
 
 
-@pytest.mark.parametrize("order", ["around", "inside"])
-@scenario(values=True)
+@scenario(order=["around", "inside"], values=True)
 def test_anomaly_detection(amp: Amp, order: str) -> None:
     """detect_anomaly changes neither what is cast nor a gradient (torch.autograd.detect_anomaly)."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
@@ -434,8 +428,7 @@ def _penalty(out: torch.Tensor, leaves: tuple[torch.Tensor, ...]) -> torch.Tenso
     return torch.stack([gradient.float().pow(2).sum() for gradient in gradients]).sum()
 
 
-@pytest.mark.parametrize("place", ["outside", "off", "unkept"])
-@scenario(values=True)
+@scenario(place=["outside", "off", "unkept"], values=True)
 def test_double_backward(amp: Amp, place: str) -> None:
     """A gradient made with create_graph has the gradient of explicit casts (amp_examples.html#gradient-penalty)."""
     x, w = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)

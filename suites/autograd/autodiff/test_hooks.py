@@ -227,8 +227,7 @@ def test_saved_elsewhere(amp: Amp) -> None:
     amp.assert_identical("gradient of the leaf", w.grad, plain.grad)
 
 
-@pytest.mark.parametrize("what", ["unpack", "pack"])
-@scenario(values=True)
+@scenario(what=["unpack", "pack"], values=True)
 def test_saved_and_computed(amp: Amp, what: str) -> None:
     """A pack or unpack hook sees the region its op, or backward, is called in: it is not a part of the op."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)

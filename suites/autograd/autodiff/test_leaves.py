@@ -35,8 +35,7 @@ LEAVES: dict[str, Callable[[Amp], torch.dtype]] = {
 }
 
 
-@pytest.mark.parametrize("leaf", list(LEAVES))
-@scenario(values=True)
+@scenario(leaf=LEAVES, values=True)
 def test_dtype_of_the_leaf(amp: Amp, leaf: str) -> None:
     """A gradient has the dtype of its leaf, whatever dtype the op ran in (notes/autograd.html, torch.Tensor.grad)."""
     dtype = LEAVES[leaf](amp)
@@ -67,8 +66,7 @@ def test_low_leaf_in_float32_op(amp: Amp) -> None:
     amp.assert_identical("gradient", w.grad, reference.grad)
 
 
-@pytest.mark.parametrize("regions", ["each", "one"])
-@scenario(values=True)
+@scenario(regions=["each", "one"], values=True)
 def test_micro_batches(amp: Amp, regions: str) -> None:
     """Gradients of micro-batches are added up in float32 (amp_examples.html#gradient-accumulation).
 
@@ -101,8 +99,7 @@ def test_many_small_steps(amp: Amp) -> None:
     amp.assert_equal("sum of the gradients", None if w.grad is None else amp.values(w.grad), [[float(steps)]])
 
 
-@pytest.mark.parametrize("change", ["in_place", "data", "optimizer", "loaded"])
-@scenario(values=True)
+@scenario(change=["in_place", "data", "optimizer", "loaded"], values=True)
 def test_changed_after_forward(amp: Amp, change: str) -> None:
     """Backward uses the cast that forward used, so a weight that changed meanwhile changes no gradient.
 
@@ -150,8 +147,7 @@ CHANGED: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("change", list(CHANGED))
-@scenario(values=True)
+@scenario(change=CHANGED, values=True)
 def test_result_changed_in_place(amp: Amp, change: str) -> None:
     """An in-place op on a low result, or on a view of it, keeps its dtype and its gradient (amp.html: in-place ops)."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
@@ -180,8 +176,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("view", list(VIEWS))
-@scenario(values=True)
+@scenario(view=VIEWS, values=True)
 def test_view_of_a_leaf(amp: Amp, view: str) -> None:
     """The gradient of a view goes back to the places of its leaf, from the view's own cast."""
     w = amp.rand(4, 4, requires_grad=True)
@@ -272,8 +267,7 @@ CONSTRUCTED: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("kind", list(CONSTRUCTED))
-@scenario(values=True)
+@scenario(kind=CONSTRUCTED, values=True)
 def test_constructed_in_a_region(amp: Amp, kind: str) -> None:
     """A leaf that a region makes with requires_grad=True is float32 and gets a float32 gradient (pytorch/xla#8983)."""
     x = amp.rand(3, 3)
@@ -334,8 +328,7 @@ def _gradients(layer: torch.nn.Module) -> list[tuple[str, torch.Tensor | None]]:
     return [(name, leaf.grad) for name, leaf in layer.named_parameters()]
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
-@scenario(values=True)
+@scenario(kind=KINDS, values=True)
 def test_parametrized(amp: Amp, kind: str) -> None:
     """A computed weight is cast like any other, and its leaves get the float32 gradients of explicit casts."""
     layer, x = _layer(amp, KINDS[kind]), amp.rand(2, 4)
@@ -350,8 +343,7 @@ def test_parametrized(amp: Amp, kind: str) -> None:
         amp.assert_identical(f"gradient of {name}", got, wanted)
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
-@scenario(values=True)
+@scenario(kind=KINDS, values=True)
 def test_weight_in_and_outside(amp: Amp, kind: str) -> None:
     """A weight computed without a product is the same, in float32, inside a region and outside of it."""
     layer = _layer(amp, KINDS[kind])
@@ -378,8 +370,7 @@ def test_computed_by_a_product(amp: Amp) -> None:
         amp.assert_identical(f"gradient of {name}", got, wanted)
 
 
-@pytest.mark.parametrize("order", ["around", "inside"])
-@scenario(values=True)
+@scenario(order=["around", "inside"], values=True)
 def test_computed_once(amp: Amp, order: str) -> None:
     """parametrize.cached() computes a weight once, also for several uses in a region, and its gradient is right."""
     layer, x = _layer(amp, KINDS["weight_norm"]), amp.rand(2, 4)
@@ -479,9 +470,7 @@ def _gradients_in_region(amp: Amp, call: Callable[[], torch.Tensor], leaves: lis
     return list(torch.autograd.grad((out * many / out.numel()).sum(), leaves))
 
 
-@pytest.mark.parametrize("layout", list(LAYOUTS))
-@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
-@scenario(values=True)
+@scenario(kind=["RNN", "GRU", "LSTM"], layout=LAYOUTS, values=True)
 def test_recurrent(amp: Amp, kind: str, layout: str) -> None:
     """Gradients of a recurrent network are float32, near those of float32 (test_autocast_rnn of PyTorch).
 

@@ -52,8 +52,7 @@ def _expect_two_equal_runs(amp: Amp, what: str, seen: Seen) -> None:
 
 
 @both
-@pytest.mark.parametrize("around", REGIONS)
-@scenario(values=True)
+@scenario(around=REGIONS, values=True)
 def test_computed_again(amp: Amp, around: str, reentrant: bool) -> None:
     """Recomputation finds enabled, dtype and cache as the forward did, and puts back what it found (#71124, #90504)."""
     seen: Seen = []
@@ -71,8 +70,7 @@ def test_computed_again(amp: Amp, around: str, reentrant: bool) -> None:
 
 
 @both
-@pytest.mark.parametrize("later", REGIONS)
-@scenario(values=True)
+@scenario(later=REGIONS, values=True)
 def test_backward_elsewhere(amp: Amp, later: str, reentrant: bool) -> None:
     """The region a backward pass runs in does not reach the recomputation, which has that of the forward (#71124)."""
     seen: Seen = []
@@ -88,8 +86,7 @@ def test_backward_elsewhere(amp: Amp, later: str, reentrant: bool) -> None:
 
 
 @both
-@pytest.mark.parametrize("later", ["other", "off"])
-@scenario(values=True)
+@scenario(later=["other", "off"], values=True)
 def test_backward_where_weight_was_used(amp: Amp, later: str, reentrant: bool) -> None:
     """A backward pass in another region that has cast the weight already recomputes in the forward's dtype."""
     seen: Seen = []
@@ -104,8 +101,7 @@ def test_backward_where_weight_was_used(amp: Amp, later: str, reentrant: bool) -
 
 
 @both
-@pytest.mark.parametrize("inner", ["on", "off", "dropped"])
-@scenario(values=True)
+@scenario(inner=["on", "off", "dropped"], values=True)
 def test_region_inside(amp: Amp, inner: str, reentrant: bool) -> None:
     """A region inside the function, in another one around it, is entered again within the replayed one."""
     inside: Seen = []
@@ -172,8 +168,7 @@ def test_host_type_too(amp: Amp, host: bool, reentrant: bool) -> None:
 
 
 @both
-@pytest.mark.parametrize("way", ["list", "closure", "deep"])
-@scenario(values=True)
+@scenario(way=["list", "closure", "deep"], values=True)
 def test_tensors_elsewhere(amp: Amp, way: str, reentrant: bool) -> None:
     """The state is replayed wherever the function takes its tensors from: a container, or what it closes over."""
     seen: Seen = []
@@ -227,8 +222,7 @@ def test_inside_each_other(amp: Amp, reentrant: bool) -> None:
 
 
 @both
-@pytest.mark.parametrize("segments", [1, 2, 3])
-@scenario(values=True)
+@scenario(segments=[1, 2, 3], values=True)
 def test_sequence(amp: Amp, segments: int, reentrant: bool) -> None:
     """Each function but those of the last segment is computed twice, in one state (checkpoint_sequential)."""
     seens: list[Seen] = [[] for _ in range(3)]
@@ -332,8 +326,7 @@ def test_where_it_stops(amp: Amp, stop: bool) -> None:
 
 
 @both
-@pytest.mark.parametrize("where", ["first", "again"])
-@scenario(values=True)
+@scenario(where=["first", "again"], values=True)
 def test_a_failure(amp: Amp, where: str, reentrant: bool) -> None:
     """An exception of the function, in either run, comes out and the state is restored (checkpoint)."""
     if where == "again" and not reentrant:
@@ -360,8 +353,7 @@ def test_a_failure(amp: Amp, where: str, reentrant: bool) -> None:
     amp.assert_equal("states it ran in", set(runs), {(True, amp.dtype, True)})
 
 
-@pytest.mark.parametrize("check", ["default", "none"])
-@scenario(values=True)
+@scenario(check=["default", "none"], values=True)
 def test_other_dtype_when_run_again(amp: Amp, check: str) -> None:
     """A function that saves another dtype the second time is refused, unless told not to look (determinism_check)."""
     if check == "default":

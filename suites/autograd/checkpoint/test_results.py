@@ -248,8 +248,7 @@ def _expect_same_gradients(
         amp.assert_equal(f"whether gradient {place} has the bits it has without", bits == wanted_bits, True)
 
 
-@pytest.mark.parametrize("kept", SAVED)
-@scenario(values=True)
+@scenario(kept=SAVED, values=True)
 def test_policy(amp: Amp, kept: str) -> None:
     """Whatever a policy keeps of the ops and casts of a region, the gradients are the same bits (CheckpointPolicy)."""
     x, first, second = leaves = [amp.rand(4, 4, requires_grad=True) for _ in range(3)]
@@ -292,8 +291,7 @@ def test_what_a_policy_sees(amp: Amp) -> None:
     out.float().sum().backward()
 
 
-@pytest.mark.parametrize("kept", ["products", "casts", "must_recompute"])
-@scenario(values=True)
+@scenario(kept=["products", "casts", "must_recompute"], values=True)
 def test_used_before(amp: Amp, kept: str) -> None:
     """A weight that its region has cast before changes no gradient, whatever the policy keeps (pytorch#193338)."""
     if amp.type == torch._C._get_privateuse1_backend_name():
@@ -311,8 +309,7 @@ def test_used_before(amp: Amp, kept: str) -> None:
     )
 
 
-@pytest.mark.parametrize("kept", ["must_save", "products", "casts"])
-@scenario(values=True)
+@scenario(kept=["must_save", "products", "casts"], values=True)
 def test_backward_inside(amp: Amp, kept: str) -> None:
     """A backward pass in the region whose casts are still cached gives the same gradients (checkpoint)."""
     x, first, second = leaves = [amp.rand(4, 4, requires_grad=True) for _ in range(3)]

@@ -71,8 +71,7 @@ def _recording_product(amp: Amp, seen: Seen, spelling: str = "call", **options: 
     return Product
 
 
-@pytest.mark.parametrize("spelling", list(SPELLINGS))
-@scenario(values=True)
+@scenario(spelling=SPELLINGS, values=True)
 def test_region_of_forward(amp: Amp, spelling: str) -> None:
     """Without cast_inputs forward runs in the region it is called in, and backward does wherever that is called."""
     seen: Seen = {}
@@ -93,9 +92,7 @@ def test_region_of_forward(amp: Amp, spelling: str) -> None:
             amp.assert_equal("dtype of a gradient", getattr(leaf.grad, "dtype", None), torch.float32)
 
 
-@pytest.mark.parametrize("spelling", list(SPELLINGS))
-@pytest.mark.parametrize("to", ["wide", "low", "other"])
-@scenario(values=True)
+@scenario(to=["wide", "low", "other"], spelling=SPELLINGS, values=True)
 def test_cast_inputs(amp: Amp, to: str, spelling: str) -> None:
     """cast_inputs casts what forward gets, and both passes run with autocast off, in a region of any dtype."""
     dtype = {"wide": torch.float32, "low": amp.dtype, "other": amp.other}[to]
@@ -116,8 +113,7 @@ def test_cast_inputs(amp: Amp, to: str, spelling: str) -> None:
     amp.assert_equal("dtype of a float32 leaf's gradient", getattr(w.grad, "dtype", None), torch.float32)
 
 
-@pytest.mark.parametrize("how", ["disabled", "none"])
-@scenario(values=True)
+@scenario(how=["disabled", "none"], values=True)
 def test_cast_inputs_outside(amp: Amp, how: str) -> None:
     """Outside of an enabled region custom_fwd does nothing, and backward runs as forward did, also in a region."""
     seen: Seen = {}
@@ -135,8 +131,7 @@ def test_cast_inputs_outside(amp: Amp, how: str) -> None:
     amp.assert_equal("in backward", (seen["backward"][0][0], *seen["backward"][1:]), (False, wide, wide))
 
 
-@pytest.mark.parametrize("place", ["inside", "after", "thread"])
-@scenario(values=True)
+@scenario(place=["inside", "after", "thread"], values=True)
 def test_backward_of_no_region(amp: Amp, place: str) -> None:
     """A forward outside of a region has its backward outside of one, wherever and in whichever thread it is called."""
     seen: Seen = {}
@@ -261,9 +256,7 @@ def test_undecorated(amp: Amp) -> None:
         amp.assert_equal("in backward", seen[1], caller)
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("cast", ["cast", "uncast"])
-@scenario(values=True)
+@scenario(cast=["cast", "uncast"], where=["forward", "backward"], values=True)
 def test_that_raises(amp: Amp, cast: str, where: str) -> None:
     """An exception in a decorated pass leaves the state of its caller (autocast_mode.py: a with statement)."""
 
@@ -368,8 +361,7 @@ def test_documented_product(amp: Amp) -> None:
     amp.assert_identical("gradient of b", b.grad, b2.grad)
 
 
-@pytest.mark.parametrize("to", ["wide", "low", "same"])
-@scenario(values=True)
+@scenario(to=["wide", "low", "same"], values=True)
 def test_gradient(amp: Amp, to: str) -> None:
     """The gradient of a cast input is that of an explicit cast, in the dtype of the leaf."""
     dtype = {"wide": torch.float32, "low": amp.dtype, "same": None}[to]
@@ -388,8 +380,7 @@ def test_gradient(amp: Amp, to: str) -> None:
     amp.assert_close("gradient", x.grad, amp.host(reference.grad), 8 * torch.finfo(lowest).eps)
 
 
-@pytest.mark.parametrize("place", ["outside", "same", "another"])
-@scenario(values=True)
+@scenario(place=["outside", "same", "another"], values=True)
 def test_second_derivative(amp: Amp, place: str) -> None:
     """Without cast_inputs a backward made of differentiable ops has a derivative, wherever it is taken.
 
@@ -406,8 +397,7 @@ def test_second_derivative(amp: Amp, place: str) -> None:
     amp.assert_equal("derivatives of 2 cubed", found, [(torch.float32, [value] * 3) for value in (12.0, 12.0, 6.0)])
 
 
-@pytest.mark.parametrize("to", ["wide", "low"])
-@scenario(values=True)
+@scenario(to=["wide", "low"], values=True)
 def test_second_derivative_of_a_cast(amp: Amp, to: str) -> None:
     """With cast_inputs it has one too: 36 for x cubed plus its gradient times x, where x is 2, in a region or not."""
     leaf = torch.full((3,), 2.0, device=amp.type, dtype=amp.dtype if to == "wide" else torch.float32)
@@ -423,8 +413,7 @@ def test_second_derivative_of_a_cast(amp: Amp, to: str) -> None:
     amp.assert_equal("derivative of 3 x cubed in a region", found[1], [36.0] * 3)
 
 
-@pytest.mark.parametrize("cast", ["cast", "uncast"])
-@scenario(values=True)
+@scenario(cast=["cast", "uncast"], values=True)
 def test_once_differentiable(amp: Amp, cast: str) -> None:
     """once_differentiable around custom_bwd gives the first derivative and refuses a second (its page)."""
     x = torch.full((3,), 2.0, device=amp.type, requires_grad=True)
@@ -490,8 +479,7 @@ def test_not_materialized(amp: Amp) -> None:
     amp.assert_equal("gradient", None if x.grad is None else amp.values(x.grad), [2.0, 2.0])
 
 
-@pytest.mark.parametrize("to", ["wide", "low"])
-@scenario(values=True)
+@scenario(to=["wide", "low"], values=True)
 def test_in_place(amp: Amp, to: str) -> None:
     """A function that changes its input in place, and says so with mark_dirty, does so in a region (mark_dirty)."""
 

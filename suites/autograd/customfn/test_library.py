@@ -57,8 +57,7 @@ REGISTER: dict[str, Callable[[Any, str, torch.dtype], Any]] = {
 }
 
 
-@pytest.mark.parametrize("how", list(REGISTER))
-@scenario(values=True, since="2.13")
+@scenario(how=REGISTER, values=True, since="2.13")
 def test_registered_by(amp: Amp, how: str) -> None:
     """The op may be given as itself, by name or as an overload; it runs in cast_inputs with autocast off."""
     seen: Seen = []
@@ -78,8 +77,7 @@ def test_registered_by(amp: Amp, how: str) -> None:
     )
 
 
-@pytest.mark.parametrize("to", ["wide", "low", "other"])
-@scenario(values=True, since="2.13")
+@scenario(to=["wide", "low", "other"], values=True, since="2.13")
 def test_cast_to(amp: Amp, to: str) -> None:
     """cast_inputs decides, whatever the dtype of the region is, float32 included."""
     dtype = {"wide": torch.float32, "low": amp.dtype, "other": amp.other}[to]
@@ -150,8 +148,7 @@ def test_two_device_types(amp: Amp) -> None:
             amp.assert_equal("dtype in regions of both", op(x).dtype, amp.other)
 
 
-@pytest.mark.parametrize("api", ["custom_op", "low_level"])
-@scenario(values=True, since="2.13")
+@scenario(api=["custom_op", "low_level"], values=True, since="2.13")
 def test_registered_again(amp: Amp, api: str) -> None:
     """A second register_autocast of an op and a device type is obeyed or refused, not dropped silently."""
     seen: Seen = []

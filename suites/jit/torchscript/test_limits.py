@@ -269,15 +269,19 @@ SCRIPTED = {
 """Programs that are scripted, by name; eager mode says what is right."""
 
 
-@pytest.mark.parametrize("name", list(SCRIPTED))
-@scenario(types=("cpu", "cuda"), values=True, dtypes="default", program=lambda amp, name: of_limit(SCRIPTED[name], amp))
+@scenario(
+    name=SCRIPTED,
+    types=("cpu", "cuda"),
+    values=True,
+    dtypes="default",
+    program=lambda amp, name: of_limit(SCRIPTED[name], amp),
+)
 def test_jit(amp: Amp, name: str) -> None:
     """A scripted region acts as in eager mode, or is refused by an error that names it (JIT-AUTOCAST.md)."""
     check(amp, SCRIPTED[name], name)
 
 
-@pytest.mark.parametrize("name", list(SCRIPTED))
-@scenario(types=("cpu",), values=True, dtypes="default")
+@scenario(name=SCRIPTED, types=("cpu",), values=True, dtypes="default")
 def test_jit_found(amp: Amp, name: str) -> None:
     """ampcheck's linter reports the limitations that PyTorch gives no diagnostic for (JIT-AUTOCAST.md, Diagnostics)."""
     check_found(amp, SCRIPTED[name], name)
@@ -354,15 +358,13 @@ TRACED = {
 """Programs that are traced, by name."""
 
 
-@pytest.mark.parametrize("name", list(TRACED))
-@scenario(values=True, dtypes="default", program=lambda amp, name: of_limit(TRACED[name], amp))
+@scenario(name=TRACED, values=True, dtypes="default", program=lambda amp, name: of_limit(TRACED[name], amp))
 def test_captured(amp: Amp, name: str) -> None:
     """A traced region acts as in eager mode (JIT-AUTOCAST.md; pytorch#62043)."""
     check(amp, TRACED[name], name)
 
 
-@pytest.mark.parametrize("name", list(TRACED))
-@scenario(types=("cpu",), values=True, dtypes="default")
+@scenario(name=TRACED, types=("cpu",), values=True, dtypes="default")
 def test_found_in_captures(amp: Amp, name: str) -> None:
     """ampcheck's linter reports the limitations that PyTorch gives no diagnostic for (JIT-AUTOCAST.md, Diagnostics)."""
     check_found(amp, TRACED[name], name)

@@ -16,8 +16,7 @@ from ampcheck.runner.suite import Amp, scenario
 
 
 @pytest.mark.rule("cache")
-@scenario(values=True)
-@pytest.mark.parametrize("compiler", ["traced"])
+@scenario(compiler=["traced"], values=True)
 def test_tracing_with_the_cache_on(amp: Amp, compiler: str) -> None:
     """A layer used twice is traced in a region whose cache is on, as it is (pytorch#50231, #84092)."""
     layer = amp.module(lambda: torch.nn.Linear(2, 2)).requires_grad_(True)
@@ -33,8 +32,7 @@ def test_tracing_with_the_cache_on(amp: Amp, compiler: str) -> None:
 
 
 @pytest.mark.rule("cache")
-@scenario(values=True)
-@pytest.mark.parametrize("compiler", ["traced"])
+@scenario(compiler=["traced"], values=True)
 def test_tracing_with_the_cache_off(amp: Amp, compiler: str) -> None:
     """A layer used twice is traced in a region whose cache is off (upstream test_generate_autocast_jit_trace_model)."""
     layer = amp.module(lambda: torch.nn.Linear(2, 2)).requires_grad_(True)
@@ -48,8 +46,7 @@ def test_tracing_with_the_cache_off(amp: Amp, compiler: str) -> None:
 
 
 @pytest.mark.rule("context")
-@scenario()
-@pytest.mark.parametrize("compiler", ["script"])
+@scenario(compiler=["script"])
 def test_body_alone_in_a_source(amp: Amp, compiler: str) -> None:
     """TorchScript's region holds for its body alone (pytorch#63939 brought it)."""
     program = amp.program(
@@ -72,8 +69,7 @@ def test_body_alone_in_a_source(amp: Amp, compiler: str) -> None:
 
 
 @pytest.mark.rule("context")
-@scenario()
-@pytest.mark.parametrize("compiler", ["script", "traced"])
+@scenario(compiler=["script", "traced"])
 def test_static_called_in_and_out(amp: Amp, compiler: str) -> None:
     """A function that TorchScript compiled outside of regions is cast by the one it is called in (pytorch#72760)."""
     program = amp.program(
@@ -124,8 +120,7 @@ def _frozen(amp: Amp, module: torch.nn.Module) -> Any:
 
 
 @pytest.mark.rule("context")
-@scenario(types=("cpu", "cuda"), values=True)
-@pytest.mark.parametrize("compiler", ["script"])
+@scenario(compiler=["script"], types=("cpu", "cuda"), values=True)
 def test_frozen_region(amp: Amp, compiler: str) -> None:
     """A region keeps its dtype when the module around it is frozen (torch.jit.freeze: parameters become constants)."""
     frozen = _frozen(amp, _InARegion(amp.type, amp.dtype))
@@ -134,8 +129,7 @@ def test_frozen_region(amp: Amp, compiler: str) -> None:
 
 
 @pytest.mark.rule("context")
-@scenario(types=("cpu", "cuda"), values=True)
-@pytest.mark.parametrize("compiler", ["script"])
+@scenario(compiler=["script"], types=("cpu", "cuda"), values=True)
 def test_frozen_then_called_in_a_region(amp: Amp, compiler: str) -> None:
     """A frozen module is cast by the region that it is called in, as it was before (pytorch#72760, #74178)."""
     module = _Products()
@@ -147,8 +141,7 @@ def test_frozen_then_called_in_a_region(amp: Amp, compiler: str) -> None:
 
 
 @pytest.mark.rule("decorator")
-@scenario()
-@pytest.mark.parametrize("compiler", ["script"])
+@scenario(compiler=["script"])
 def test_decorated_in_a_source(amp: Amp, compiler: str) -> None:
     """TorchScript refuses a decorated function (upstream test_autocast_decorator is skipped)."""
 
@@ -160,8 +153,7 @@ def test_decorated_in_a_source(amp: Amp, compiler: str) -> None:
 
 
 @pytest.mark.rule("nesting")
-@scenario()
-@pytest.mark.parametrize("compiler", ["script"])
+@scenario(compiler=["script"])
 def test_three_deep_in_a_source(amp: Amp, compiler: str) -> None:
     """TorchScript's regions nest (upstream test_nested_autocast)."""
     program = amp.program(
@@ -186,8 +178,7 @@ def test_three_deep_in_a_source(amp: Amp, compiler: str) -> None:
 
 
 @pytest.mark.rule("nesting")
-@scenario()
-@pytest.mark.parametrize("compiler", ["script"])
+@scenario(compiler=["script"])
 def test_disabled_in_a_source_called_in_a_region(amp: Amp, compiler: str) -> None:
     """A disabled region inside a scripted function is off where the function is called in a region."""
     program = amp.program(
@@ -205,8 +196,7 @@ def test_disabled_in_a_source_called_in_a_region(amp: Amp, compiler: str) -> Non
 
 
 @pytest.mark.rule("nesting")
-@scenario(types=("cpu", "cuda"))
-@pytest.mark.parametrize("compiler", ["script"])
+@scenario(compiler=["script"], types=("cpu", "cuda"))
 def test_dtype_of_its_own_in_a_source_called_in_a_region(amp: Amp, compiler: str) -> None:
     """A region inside a scripted function decides alone where the function is called in a region of another dtype."""
     program = amp.program(
