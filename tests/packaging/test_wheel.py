@@ -72,17 +72,8 @@ def build(tmp_path_factory: pytest.TempPathFactory, **env: str) -> Path:
         if name and (ROOT / name).is_file() and not name.startswith("reports/"):
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, source / name)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "-w",
-        str(wheels),
-    ]
+    options = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w"]
+    command = [sys.executable, "-m", "pip", *options, str(wheels)]
     subprocess.run([*command, str(source)], env={**os.environ, **env}, check=True, capture_output=True, timeout=LIMIT)
     return wheels
 
