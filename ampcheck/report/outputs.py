@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ from msgspec import Meta
 
 from ampcheck.bench.core.model import Group, Rounds, VariantResult
 from ampcheck.bench.run.runfile import SCHEMA as BENCH_SCHEMA
-from ampcheck.runner.record import SCHEMA, STATUSES, Result
+from ampcheck.runner.record import SCHEMA, Result
 from ampcheck.runner.summarize import Change, Comparison
 
 Definition = dict[str, Any]
@@ -156,8 +155,7 @@ class Output:
     """A definition of the schema.
 
     `kind`: the kind of a line of a file. `always`: fields with a default that are always written. `absent`: fields
-    without one that are left out where they say nothing. `words`: the meanings of the fields where the class does not
-    have them.
+    without one that are left out where they say nothing.
     """
 
     of: type
@@ -165,7 +163,6 @@ class Output:
     kind: str = ""
     always: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
-    words: Mapping[str, str] = field(default_factory=dict)
 
 
 OUTPUTS = {
@@ -175,27 +172,6 @@ OUTPUTS = {
         Result,
         "A line of a run file for each case; of two with one key the later counts. Texts that are empty are absent.",
         "case",
-        words={
-            "id": "The case within its suite and rule. `suite/rule/id` is its key, the same from version to version.",
-            "suite": "`eager`, `autograd`, `scaler` or `jit`.",
-            "rule": "The promise that it checks.",
-            "status": "See [statuses](#statuses).",
-            "seconds": "Wall time of the case, in seconds.",
-            "op": "The overload, without `aten::`.",
-            "amp": "The region's dtype.",
-            "device": "Name of the device.",
-            "inputs": "Dtypes of the inputs.",
-            "sample": "Which sample of the op.",
-            "node": "Node id of pytest.",
-            "message": "Each difference, a line each.",
-            "deviation": "Ids of the known deviations, with `, ` between.",
-            "pytest": "The line of pytest that repeats it.",
-            "torch": "The same as plain torch.",
-            "compiler": "The compiler; absent where the suite runs all in one way.",
-            "cause": "One text for all cases that are red for one reason.",
-            "traceback": "Of what was raised, from the first frame outside of ampcheck on.",
-            "warnings": "Those given while it ran, a line each.",
-        },
     ),
     "run_footer": Output(RunFooter, kind="footer"),
     "bench_header": Output(BenchHeader, kind="header"),
@@ -218,31 +194,11 @@ OUTPUTS = {
         "`changes.json` of the site, and `ampcheck compare --format json`: the newest run beside the one before. "
         "`{}` where there is one run.",
         always=("notes", "unchanged"),
-        words={
-            "a": "The earlier run in words.",
-            "b": "The later run in words.",
-            "common": "How many cases both have.",
-            "still_red": "How many of those are red in both, with the same status.",
-            "regressed": "Not red before and red now, or passed before and does not now.",
-            "fixed": "Red before and not now, or passes now and did not.",
-            "changed": "Another status, as bad as before.",
-            "removed": "In the earlier run only.",
-            "added": "In the later run only.",
-            "notes": "Sentences that limit the comparison.",
-        },
     ),
     "change": Output(
         Change,
         "A case of `changes.json`.",
         always=("message",),
-        words={
-            "key": "`suite/rule/id`.",
-            "device": "Name of the device.",
-            "rule": "The promise that it checks.",
-            "before": "Status in the earlier run, empty where it does not have the case.",
-            "after": "Status in the later run, empty where it does not have the case.",
-            "message": "The difference in the later run.",
-        },
     ),
     "badge": Output(Badge),
     "smaller_is_better": Output(
@@ -264,12 +220,9 @@ def definitions() -> dict[str, Definition]:
     _, made = msgspec.json.schema_components([output.of for output in OUTPUTS.values()], ref_template="{name}")
     found = {names.get(name, name): _plain(definition, names) for name, definition in made.items()}
     found["changes"]["properties"]["unchanged"] = _UNCHANGED
-    found["run_case"]["properties"]["status"]["enum"] = list(STATUSES)
     for name, output in OUTPUTS.items():
         one = found[name]
         one["description"] = output.description or one["description"]
-        for name_of_field, words in output.words.items():
-            one["properties"][name_of_field]["description"] = words
         one["required"] = [*(f for f in one["required"] if f not in output.absent), *output.always]
         if output.kind:
             said = {"const": output.kind, "description": "Which kind of line it is."}
