@@ -1,0 +1,236 @@
+"""`ampcheck coverage` and `ampcheck entered`: what the cases reach is counted, and what they miss is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ampcheck import samples
+from ampcheck.checks.cells import Cell, cells, check_cells, parts, reached
+from ampcheck.cli import main
+from ampcheck.devices.base import Device
+from ampcheck.devices.cpu import Cpu
+from ampcheck.devices.registry import known
+from ampcheck.errors import UsageError
+from ampcheck.samples.torch_testing import internal
+from ampcheck.spec.case import CELLS, Case
+from ampcheck.spec.policies import minor
+from ampcheck.tools.coverage.cells import count
+from ampcheck.tools.coverage.kernels import by_suite, recording
+from ampcheck.tools.coverage.upstream_lists import by_upstream_lists, entries
+from tests.cli_support import ROOT, run
+
+# ---- cells
+
+
+@pytest.fixture
+def few_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = ("mm", "exp", "conv2d", "linalg_matrix_rank", "cat", "binary_cross_entropy")
+    chosen = {name: op for name, op in samples.catalogue().items() if name in few}
+    monkeypatch.setattr(samples, "catalogue", lambda: chosen)
+
+
+@pytest.mark.usefixtures("few_ops")
+@pytest.mark.parametrize(
+    ("device", "cell", "reason"),
+    [
+        ("virtual:cuda", Cell("mm", "fp32", "plain", "transposed", ""), ""),
+        ("virtual:cuda", Cell("mm", "fp32", "plain", "channels_last", ""), "dimensions enough"),
+        ("virtual:cuda", Cell("conv2d", "fp32", "plain", "channels_last", ""), ""),
+        ("virtual:cuda", Cell("exp", "fp32+low", "plain", "contiguous", ""), "fewer tensors"),
+        ("virtual:cuda", Cell("mm", "int64", "grad", "contiguous", ""), "requires grad"),
+        ("virtual:cuda", Cell("binary_cross_entropy", "fp32", "grad", "contiguous", ""), "no gradient"),
+        ("virtual:cuda", Cell("mm", "fp32", "grad", "contiguous", "dynamo"), "fake tensor"),
+        # A fake kernel takes it in eager mode.
+        ("virtual:cuda", Cell("conv2d", "fp64+low", "plain", "contiguous", "dynamo"), "eager mode refuses"),
+        ("cpu", Cell("mm", "fp64+low", "plain", "contiguous", "export"), "eager mode refuses"),
+    ],
+)
+def test_a_cell_that_cannot_be_has_its_reason(device: str, cell: Cell, reason: str) -> None:
+    why = dict(cells(known()[device]))[cell]
+    assert reason in why
+    assert bool(reason) == bool(why)
+
+
+@pytest.mark.usefixtures("few_ops")
+@pytest.mark.parametrize("name", ["cpu", "virtual:mps"])
+def test_sweeps_reach_every_cell_that_can_be(name: str) -> None:
+    counted = count(known()[name])
+    assert counted.nightly == counted.reachable > 10 * counted.every > 0
+    assert counted.reachable + sum(counted.unreachable.values()) == counted.cells
+    assert counted.open == []
+
+
+@pytest.mark.usefixtures("few_ops")
+def test_a_sweep_that_did_not_run_is_open() -> None:
+    device = known()["virtual:mps"]
+    ran = {f"eager/downcast/mm+cells-{mode}-fp16-vmp" for mode in ("plain", "grad", "inference")}
+    counted = count(device, ran)
+    assert 0 < counted.nightly < count(device).nightly
+    assert any(line.startswith("mm, eager, no_grad: ") for line in counted.open)
+    assert not any(line.startswith("mm, eager, plain: ") for line in counted.open)
+
+
+def test_a_device_without_values_keeps_no_tensor_of_inference_mode() -> None:
+    device, swept = known()["virtual:mps"], Case("eager", "upcast", "exp", CELLS, "", "fp16", "virtual:mps", "vmp")
+    for mode in ("inference", "grad"):
+        assert check_cells(replace(swept, inputs=mode), device) == []
+
+
+def test_the_calls_of_a_sweep_are_cases_too() -> None:
+    swept = Case("jit", "upcast", "exp", CELLS, "grad", "bf16", "cpu", "cpu", "strict")
+    names = [part.name for part in parts(swept)]
+    assert {"jit/upcast/exp-fp32-strict-bf16-cpu", "jit/upcast/exp-bf16-strict-bf16-cpu"} < {*names}
+
+
+@pytest.mark.parametrize(
+    ("case", "cell"),
+    [
+        (("eager", "downcast", "mm", "", "fp32_fp16"), Cell("mm", "fp32+other", "plain", "contiguous", "")),
+        (("autograd", "downcast", "mm", "", "fp32-grad"), Cell("mm", "fp32", "grad", "contiguous", "")),
+        (("jit", "downcast", "mm", CELLS, "inference"), Cell("mm", "fp64+low", "inference", "strided", "aot")),
+        (("eager", "fallthrough", "relu", "", "fp32"), None),
+    ],
+)
+def test_a_case_reaches_the_cell_that_it_runs(case: tuple[str, str, str, str, str], cell: Cell | None) -> None:
+    made = Case(*case, "bf16", "cpu", "cpu", "aot" if case[0] == "jit" else "")
+    found = set(reached(made, known()["cpu"]))
+    assert cell in found if cell is not None else not found
+
+
+@pytest.mark.usefixtures("few_ops")
+def test_the_command_prints_and_writes_the_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "coverage.json"
+    assert main.main(["coverage", "--device", "virtual:mps", "--json", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "100.0%" in out.splitlines()[0]
+    transitions = "all 632 transitions of the model of autocast's state"
+    assert transitions in out
+    assert transitions in (ROOT / "docs/coverage/README.md").read_text()
+    (row,) = json.loads(file.read_text())["devices"]
+    assert row["device"] == "virtual:mps"
+    assert row["nightly"] == row["reachable"]
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        (["coverage", "--device", "abacus"], "abacus"),
+        (["coverage", "gone.jsonl"], "gone.jsonl"),
+        (["coverage", "--device", "virtual:mps", "--json", "gone/there.json"], "gone/there.json"),
+        (["entered", "--device", "abacus"], "abacus"),
+    ],
+)
+@pytest.mark.usefixtures("few_ops")
+def test_bad_input_is_one_sentence(command: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(command) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert named in line
+
+
+# ---- kernels
+
+ENTERED = {
+    "cpu": (127, 37),
+    "virtual:cuda": (119, 92),
+    "virtual:xpu": (117, 34),
+    "virtual:mps": (95, 0),
+    "virtual:mtia": (117, 0),
+}
+"""On torch 2.13: the kernels that are registered, and those of them that PyTorch's own lists enter."""
+
+
+@pytest.mark.parametrize("name", ENTERED)
+def test_every_registered_kernel_is_entered(name: str) -> None:
+    (suite,), (lists,) = by_suite([known()[name]]), by_upstream_lists([known()[name]])
+    assert suite.missed == []
+    assert suite.entered == suite.registered == lists.registered
+    assert lists.entered < suite.entered
+    if minor(torch.__version__) == "2.13":
+        assert (len(suite.entered), len(lists.entered)) == ENTERED[name]
+    if name == "virtual:cuda":
+        assert {"einsum", "norm.Scalar", "scaled_dot_product_attention"} <= {*lists.missed}
+        assert "mm" not in lists.missed
+
+
+def test_einsums_row_is_left_out_as_on_cuda() -> None:
+    device = known()["virtual:cuda"]
+    with device.activate():
+        assert "einsum" not in {entry.op for entry in entries(device)}
+
+
+@pytest.mark.parametrize(("device", "other"), [("virtual:mps", "lstm_cell"), ("virtual:mtia", "atan2")])
+def test_an_op_missing_from_the_catalogue_is_reported(
+    device: str, other: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fewer = {name: op for name, op in samples.catalogue().items() if name not in ("mm", other)}
+    monkeypatch.setattr(samples, "catalogue", lambda: fewer)
+    assert main.main(["entered", "--device", device, "--json"]) == 1
+    missed = json.loads(capsys.readouterr().out)[0]["missed"]
+    assert missed == sorted({"mm", other} & set(known()[device].policies()))
+
+
+@pytest.mark.parametrize("name", ["virtual:mps", "virtual:mtia"])
+def test_nothing_is_entered_where_autocast_stays_off(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = known()[name]
+    on = device.autocast
+    monkeypatch.setattr(device, "autocast", lambda dtype=None, **kw: on(dtype, enabled=False))
+    assert by_suite([device])[0].entered == frozenset()
+
+
+def test_the_recorder_changes_nothing_and_is_taken_away() -> None:
+    a = torch.ones(2, 2)
+    with recording(["AutocastCPU"]) as entered, torch.autocast("cpu"):
+        assert torch.mm(a, a).dtype == torch.bfloat16
+    with torch.autocast("cpu"):
+        assert torch.linalg.inv(torch.eye(2).bfloat16()).dtype == torch.float32
+        assert torch.mm(a, a).dtype == torch.bfloat16
+    assert entered == {("AutocastCPU", "mm")}
+
+
+def test_the_output_is_clean(tmp_path: Path) -> None:
+    done = run(tmp_path, "entered", "--device", "cpu")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "AutocastCPU" in done.stdout
+
+
+class Bare(Cpu):
+    """A device whose key no policies are registered under."""
+
+    name = "bare"
+    key = "AutocastHPU"
+
+
+@pytest.mark.parametrize("measure", [by_suite, by_upstream_lists])
+def test_a_key_without_policies_is_refused(measure: Callable[[list[Device]], object]) -> None:
+    with pytest.raises(UsageError, match="AutocastHPU"):
+        measure([Bare()])
+
+
+def test_a_library_that_is_not_there_is_one_sentence() -> None:
+    with pytest.raises(UsageError, match="no_such_lists cannot be imported"):
+        internal("no_such_lists")
+
+
+@pytest.mark.nightly
+def test_importing_pytorchs_test_library_changes_nothing_else() -> None:
+    program = """
+import hypothesis, sys, torch
+def state():
+    profile = hypothesis.settings.get_current_profile_name()
+    return profile, torch._C.ScriptFunction.__call__, torch.backends.flags_frozen(), sys.modules["hypothesis"]
+before = state()
+from ampcheck.samples.torch_testing import internal
+internal("common_methods_invocations")
+assert "torch.testing._internal.common_utils" in sys.modules
+assert state() == before and not before[2], (before, state())
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

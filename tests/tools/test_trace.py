@@ -1,0 +1,413 @@
+"""`ampcheck.trace`: ops, policies, casts, bytes, cache hits and places; what it advises; the command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from ampcheck import trace
+from ampcheck.cli import main
+from ampcheck.devices.virtual import DEVICES
+from ampcheck.errors import UsageError
+from tests.tools.trace_programs import GRAD, Mlp, Program, casts, region
+
+# ---- records
+
+
+def test_bytes_and_dtypes_of_one_linear() -> None:
+    layer, x = torch.nn.Linear(8, 16), torch.randn(2, 8)
+    with trace() as t, region():
+        layer(x)
+    (op,) = t.ops
+    assert (op.name, op.policy, op.dtype, op.out, op.ran_in) == ("linear", "downcast", "bf16", "bf16", "low")
+    assert {cast.source: cast.bytes for cast in op.casts} == {"fp32[2, 8]": 16 * 6, "weight": 128 * 6, "bias": 16 * 6}
+    assert {cast.kind for cast in op.casts} == {"input", "weight"}
+    assert op.module == "Linear"
+    assert "test_trace.py:" in op.location
+    totals = json.loads(t.to_json())["totals"]
+    assert (totals["ops"], totals["low"], totals["casts"], totals["bytes"]) == (1, 1, 3, 960)
+
+
+@pytest.mark.parametrize(
+    ("options", "frozen", "mode", "casts_made", "hits"),
+    [
+        ({}, False, "grad", 1, 2),
+        ({"cache_enabled": False}, False, "grad", 3, 0),
+        ({}, True, "grad", 3, 0),
+        ({}, False, "no_grad", 1, 2),
+        ({}, False, "inference", 3, 0),
+    ],
+)
+def test_three_uses_of_a_weight(options: dict[str, Any], frozen: bool, mode: str, casts_made: int, hits: int) -> None:
+    weight = torch.nn.Parameter(torch.randn(4, 4), requires_grad=not frozen)
+    x = torch.randn(2, 4).bfloat16()
+    with trace() as t, region(**options), GRAD[mode]():
+        for _ in range(3):
+            F.linear(x, weight)
+    assert [op.name for op in t.ops] == ["linear"] * 3
+    assert len(casts(t, "autocast")) == casts_made
+    assert sum(op.cache_hits for op in t.ops) == hits
+
+
+def test_casts_of_the_program_and_of_ops_are_not_autocasts() -> None:
+    x = torch.randn(3, 3, requires_grad=True)
+    with trace() as t, region():
+        y = x.half().to(torch.bfloat16)
+        (y.float() * 2).sum().backward()
+    assert not casts(t, "autocast", "gradient")
+    assert [cast.got for cast in casts(t, "user")] == ["fp16", "bf16", "fp32", "bf16", "fp16", "fp32"]
+    low = torch.randn(3, 3).bfloat16()
+    with trace() as t, region():
+        low.softmax(-1, dtype=torch.float64)
+        low.log_softmax(-1, dtype=torch.float32)
+    assert not casts(t, "autocast")
+    assert [cast.got for cast in casts(t, "op")] == ["fp64", "fp32"]
+
+
+def test_nested_and_disabled_regions() -> None:
+    a = torch.randn(3, 3)
+    with trace() as t:
+        torch.mm(a, a)
+        with region(dtype=torch.float16):
+            torch.mm(a, a)
+            with region(dtype=torch.bfloat16):
+                torch.mm(a, a)
+            with region(enabled=False):
+                torch.mm(a, a)
+    assert [(str(op.region), op.dtype, len(op.casts)) for op in t.ops] == [
+        ("off", "fp32", 0),
+        ("cpu fp16", "fp16", 2),
+        ("cpu bf16", "bf16", 2),
+        ("off", "fp32", 0),
+    ]
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.type)
+def test_policies_are_those_of_the_device_type(device: Any) -> None:
+    with device.activate():
+        a, b = torch.empty(4, 4, device=device.type), torch.empty(4, 4, device=device.type).half()
+        with trace() as t, device.autocast("fp16"):
+            torch.mm(a, a)
+            F.layer_norm(b, (4,))
+            torch.atan2(a, b)
+            b.sum()
+            torch.stack([a, b])
+    policies = device.policies()
+    assert [op.policy for op in t.ops] == [
+        policies.get(name, "fallthrough") for name in ("mm", "layer_norm", "atan2", "sum", "stack")
+    ]
+    assert {op.region.device for op in t.ops} == {device.type}
+    assert t.ops[0].dtype == "fp16"
+    assert [cast.got for cast in t.ops[2].casts] == ["fp32"]
+    if policies["sum"] == "optdtype":
+        assert (t.ops[3].dtype, t.ops[3].out, t.ops[3].ran_in, t.ops[3].casts) == ("fp16", "fp32", "float32", [])
+
+
+def test_places_and_modules() -> None:
+    model = torch.nn.Sequential(Mlp(), torch.nn.Linear(4, 2))
+    with trace() as t:
+        with region():
+            loss = model(torch.randn(2, 8)).sum()
+        loss.backward()
+    modules = {op.name: op.module for op in t.ops if op.phase == "forward"}
+    linear = ["Sequential.0.fc1", "Sequential.0.fc2", "Sequential.1"]
+    assert [op.module for op in t.ops if op.name == "linear"] == linear
+    assert (modules["gelu"], modules["sum"]) == ("Sequential.0", "")
+    assert [op.module for op in t.ops if op.name == "AddmmBackward0"] == linear[::-1]
+    files = {op.location.rpartition(":")[0].rpartition("/")[2] for op in t.ops}
+    assert files == {"test_trace.py", "trace_programs.py"}
+
+
+# ---- ways to call an op
+
+
+@torch.library.custom_op("ampcheck_trace::product", mutates_args=())
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.mm(a, b)
+
+
+torch.library.register_autocast("ampcheck_trace::product", "cpu", torch.bfloat16)
+
+X, WEIGHT = torch.randn(3, 3), torch.nn.Parameter(torch.randn(3, 3))
+WAYS: dict[str, tuple[str, Program]] = {
+    "vmap": ("linear", lambda: torch.vmap(lambda row: F.linear(row, WEIGHT))(X)),
+    "grad": ("mm", lambda: torch.func.grad(lambda p: torch.mm(X, p).sum())(WEIGHT.detach())),
+    "compile": ("mm", torch.compile(lambda: torch.mm(X, WEIGHT).relu(), backend="eager")),
+    "custom op": ("ampcheck_trace::product", lambda: product(X, WEIGHT)),
+    "operators": ("matmul", lambda: (X @ WEIGHT).__rmatmul__(WEIGHT)),
+    "packet": ("mm", lambda: torch.ops.aten.mm(X, WEIGHT)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ways_to_call_an_op(way: str) -> None:
+    name, run = WAYS[way]
+    with region():
+        expected = run()
+    with trace() as t, region():
+        got = run()
+    assert torch.equal(got, expected)
+    assert (t.ops[0].name, t.ops[0].policy) == (name, "unknown" if way == "custom op" else "downcast")
+    assert [cast.origin for cast in t.ops[0].casts] == ["autocast"] * 2
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(a, b)
+        return torch.mm(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        a, b = ctx.saved_tensors
+        return torch.mm(grad.float(), b.t()), torch.mm(a.t(), grad.float())
+
+
+def test_the_backward_of_a_custom_function_is_traced_by_its_own_lines() -> None:
+    a, b = (torch.randn(3, 3, requires_grad=True) for _ in range(2))
+    with trace() as t:
+        with region():
+            y = Product.apply(a, b)
+        y.backward(torch.ones(3, 3, dtype=torch.bfloat16))
+    rows = [op for op in t.ops if op.name == "mm"]
+    assert [op.phase for op in rows] == ["forward", "backward", "backward"]
+    assert len({op.location for op in rows}) == 2
+
+
+def test_the_recomputation_of_a_checkpoint_is_traced() -> None:
+    model, x = Mlp(), torch.randn(2, 8)
+    with trace() as t:
+        with region():
+            loss = checkpoint(model, x, use_reentrant=False).sum()
+        loss.backward()
+    linear = [op for op in t.ops if op.name == "linear"]
+    assert [op.phase for op in linear] == ["forward", "forward", "backward", "backward"]
+    assert all(str(op.region) == "cpu bf16" and op.autocasts for op in linear)
+    # The recomputation stops before the last kernel, which nothing needs again.
+    assert [op.dtype for op in linear] == ["bf16", "bf16", "bf16", ""]
+    assert not any(op.error for op in t.ops)
+
+
+def mm_relu(x: torch.Tensor) -> torch.Tensor:
+    return torch.mm(x, x).relu()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_ops_of_torchscript_are_rows_of_their_own() -> None:
+    scripted = torch.jit.script(mm_relu)
+    for _ in range(3):
+        scripted(X)
+    with trace() as t, region():
+        scripted(X)
+    row = next(op for op in t.ops if op.name == "mm")
+    assert (row.policy, row.dtype, [cast.origin for cast in row.casts]) == ("downcast", "bf16", ["autocast"])
+
+
+# ---- hints and tables
+
+
+def hinted(t: Any, *words: str) -> bool:
+    """Whether a hint has all the words."""
+    return any(all(word in hint for word in words) for hint in t.hints())
+
+
+def test_a_weight_that_is_cast_again_says_why() -> None:
+    model, frozen = Mlp(), torch.nn.Linear(8, 8, bias=False).requires_grad_(False)
+    x = torch.randn(2, 8).bfloat16()
+    with trace() as t:
+        for _ in range(5):
+            with region():
+                model.fc1(x)
+    assert hinted(t, "5 casts of weight weight (3.8 kB)", "region")
+    with trace() as t, region(cache_enabled=False):
+        model.fc1(x), model.fc1(x)
+    assert hinted(t, "2 casts of weight weight (1.5 kB)", "the weight cache is off")
+    with trace() as t, region():
+        frozen(x), frozen(x)
+        torch.mm(x, model.fc1.weight.t()), torch.mm(x, model.fc1.weight.t())
+    assert hinted(t, "2 casts of parameter weight", "require grad")
+    assert hinted(t, "2 casts of views of weight", "a view")
+    with trace() as t, region():
+        model(x), model(x)
+    assert not hinted(t, "casts of weight")
+
+
+def test_weights_that_training_changed_are_cast_again_without_a_hint() -> None:
+    model, x = Mlp(), torch.randn(2, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with trace() as t:
+        for _ in range(3):
+            with region():
+                loss = model(x).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not hinted(t, "casts of weight")
+    assert hinted(t, "is cast fp32→bf16 3 times", "give it as bf16")
+
+
+def test_a_stale_copy_of_a_weight_is_reported() -> None:
+    weight = torch.nn.Parameter(torch.ones(4, 4))
+    x = torch.ones(1, 4).bfloat16()
+    with trace() as t, region():
+        before = torch.mm(x, weight)
+        with torch.no_grad():
+            weight.mul_(2)
+        after = torch.mm(x, weight)
+    assert hinted(t, "was changed in place inside the region") == torch.equal(before, after)
+    with trace() as fresh, region():
+        torch.mm(x, weight), torch.mm(x, weight)
+    assert not any(op.stale for op in fresh.ops)
+
+
+@pytest.mark.parametrize(
+    ("uses", "options", "reported"), [(64, {}, True), (63, {}, False), (64, {"cache_enabled": False}, False)]
+)
+def test_a_gradient_summed_in_low_precision_is_reported(uses: int, options: dict[str, Any], reported: bool) -> None:
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    x = torch.ones(1, 2).bfloat16()
+    with trace() as t, region(**options):
+        for _ in range(uses):
+            torch.mm(x, weight)
+        with torch.no_grad():
+            torch.mm(x, weight)
+    assert hinted(t, "64 times", "cache_enabled=False") == reported
+
+
+def test_a_banned_op_is_recorded_with_its_error() -> None:
+    device = DEVICES[0]
+    with device.activate():
+        p = torch.empty(4, device=device.type)
+        with trace() as t, device.autocast("fp16"), pytest.raises(RuntimeError, match="unsafe to autocast"):
+            F.binary_cross_entropy(p, p)
+    assert [(op.name, op.policy) for op in t.ops] == [("binary_cross_entropy", "banned")]
+    assert t.ops[0].error.startswith("RuntimeError: ")
+    assert hinted(t, "binary_cross_entropy at ", "raised")
+
+
+def test_table_sorts_limits_and_refuses() -> None:
+    a = torch.randn(4, 4)
+    with trace() as t, region():
+        a + 1
+        torch.mm(a, a)
+        torch.mm(torch.ones(32, 32), torch.ones(32, 32, dtype=torch.bfloat16))
+    assert [line.split()[0] for line in t.table().splitlines()[2:]] == ["add", "mm", "ones", "ones", "mm"]
+    by_bytes = t.table("bytes", limit=1).splitlines()
+    assert "6.1 kB" in by_bytes[2]
+    assert by_bytes[3] == "1 of 5 rows"
+    assert t.table("casts").splitlines()[2].split()[:7] == ["mm", "downcast", "cpu", "bf16", "bf16", "1", "2"]
+    with pytest.raises(UsageError, match="order, bytes, casts"):
+        t.table("size")  # type: ignore[arg-type]  # what is refused
+    with pytest.raises(UsageError, match="not 0"):
+        t.table(limit=0)
+
+
+def test_an_empty_trace() -> None:
+    with trace() as t:
+        pass
+    assert t.summary() == "no op ran on a tensor"
+    assert json.loads(t.to_json())["totals"]["ops"] == 0
+
+
+# ---- the command
+
+PROGRAM = """
+import sys
+import torch
+
+def step():
+    with torch.autocast("cpu"):
+        return torch.mm(torch.ones(4, 4), torch.ones(4, 4))
+
+def shout(word):
+    print(word)
+
+class Holder:
+    run = staticmethod(step)
+
+NUMBER = 3
+if __name__ == "__main__":
+    print("arguments", sys.argv[1:])
+    step()
+    {end}
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "program", raising=False)
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM.replace("{end}", "pass"))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "shown"),
+    [
+        ("pass", 0, ""),
+        ("raise ValueError('no more')", 1, "ValueError: no more"),
+        ("sys.exit(7)", 7, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit('stopped')", 1, "stopped"),
+    ],
+)
+def test_what_a_script_ran_is_shown_however_it_ends(
+    script: Path, capsys: pytest.CaptureFixture[str], end: str, code: int, shown: str
+) -> None:
+    script.write_text(PROGRAM.replace("{end}", end))
+    assert main.main(["trace", "program.py", "--sort", "x", "-v"]) == code
+    shot = capsys.readouterr()
+    assert "arguments ['--sort', 'x', '-v']" in shot.out
+    assert "2 casts by autocast" in shot.out
+    assert "program.py:7" in shot.out
+    assert shown in shot.err
+
+
+@pytest.mark.parametrize("target", ["program:step", "program:Holder.run"])
+def test_a_function(script: Path, capsys: pytest.CaptureFixture[str], target: str) -> None:
+    assert main.main(["trace", "--sort", "bytes", "--limit", "1", "--json", "out.json", target]) == 0
+    row, count = capsys.readouterr().out.splitlines()[-2:]
+    assert (row.split()[0], count.split()[:2]) == ("mm", ["1", "of"])
+    data = json.loads(script.with_name("out.json").read_text())
+    assert data["totals"]["casts"] == 2
+    mm = data["ops"][-1]
+    assert (mm["name"], mm["policy"], mm["ran_in"], mm["region"]["dtype"]) == ("mm", "downcast", "low", "bf16")
+
+
+@pytest.mark.usefixtures("script")
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        ([], "SCRIPT.py | MODULE:FUNCTION"),
+        (["absent.py"], "absent.py does not exist"),
+        (["."], ". is a folder"),
+        (["absent_module:f"], "absent_module cannot be imported: ModuleNotFoundError"),
+        (["broken:f"], "broken cannot be imported: ZeroDivisionError"),
+        (["program:"], "program: names no function"),
+        (["program:absent"], "no function absent"),
+        (["program:NUMBER"], "program:NUMBER is a int"),
+        (["program:shout"], "without arguments: missing a required argument: 'word'"),
+        (["program:step", "4"], "'4' was given"),
+        (["--sort", "size", "program.py"], "invalid choice: 'size'"),
+        (["--limit", "0", "program.py"], "--limit must be 1 or more"),
+        (["--json", "absent/out.json", "program.py"], "absent/out.json cannot be written"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(
+    capsys: pytest.CaptureFixture[str], argv: list[str], named: str
+) -> None:
+    assert main.main(["trace", *argv]) == 2
+    shot = capsys.readouterr()
+    assert named in shot.err
+    assert "arguments [" not in shot.out
