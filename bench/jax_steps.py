@@ -122,7 +122,7 @@ def _data(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def layers(width: int = 512, depth: int = 4) -> nn.Module:
-    """Return steps of a multilayer perceptron of `depth` layers of `width`, ReLU between them."""
+    """Return a multilayer perceptron of `depth` layers of `width`, ReLU between them."""
     torch.manual_seed(0)
     made: list[nn.Module] = []
     for i in range(depth):

@@ -17,7 +17,7 @@ from ampcheck.jax_device.annotations import Device, Tree
 from ampcheck.jax_device.device import index_of, properties
 from ampcheck.jax_device.interop import checkpoints, distributed, dlpack
 from ampcheck.jax_device.jit import flex
-from ampcheck.jax_device.storage import memory, metadata, moving, overrides, pinning
+from ampcheck.jax_device.storage import memory, moving, overrides
 from ampcheck.jax_device.torch_private import InductorBackend, setup_backend
 
 NAME = "jax"
@@ -192,7 +192,5 @@ def make() -> None:
     _compile_by_default()
     _profile_on_the_host()
     memory.install()
-    pinning.install()
     moving.install()
-    metadata.install()
     flex.install()

@@ -39,13 +39,6 @@ def test_rows_say_what_the_device_does() -> None:
     assert rows["sinh"].reason.startswith("crash: the process ended with 7")
 
 
-@pytest.mark.nightly
-def test_an_op_that_hangs_costs_that_op() -> None:
-    rows = sweep("tan", "add", seconds=20)
-    assert rows["tan"].reason == "timeout: the op's samples took over 20 s"
-    assert rows["add"].whole
-
-
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "scripts.jax_coverage", *arguments]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -62,13 +55,6 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     assert consistent(text) == []
     assert {row[0]: row[1:3] for row in table(text, "Every op")} == {"abs": ["1", "1"], "topk": ["2", "2"]}
     assert "jax: 3 of 3 samples agree, all of 2 of 2 ops" in done.stdout
-
-
-@pytest.mark.nightly
-def test_the_command_knows_its_ops(tmp_path: Path) -> None:
-    done = command("--ops=abs,sine", f"--json={tmp_path / 'kept.json'}")
-    assert done.returncode == 1
-    assert done.stderr.strip().endswith("--ops: no OpInfo for float32 is called sine")
 
 
 EXAMPLES = """

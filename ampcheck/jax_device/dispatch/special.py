@@ -244,3 +244,19 @@ def _check_same_device(*tensors: torch.Tensor) -> None:
             "Expected all tensors to be on the same device, but found at least two devices, "
             f"{devices[0]} and {devices[1]}!"
         )
+
+
+@kernel("allclose")
+def allclose(
+    self: torch.Tensor, other: torch.Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> bool:
+    """Return whether all elements are close, as `torch.isclose` says."""
+    return bool(torch.isclose(self, other, rtol, atol, equal_nan).all())
+
+
+@kernel("as_strided_copy")
+def as_strided_copy(
+    self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> torch.Tensor:
+    """Return a copy of what size, strides and offset name in the storage."""
+    return torch.as_strided(self, size, stride, storage_offset).clone(memory_format=torch.contiguous_format)

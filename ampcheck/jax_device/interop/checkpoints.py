@@ -7,17 +7,21 @@ from importlib import import_module
 from importlib.util import find_spec
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ampcheck.jax_device.annotations import Device, Function, Tree
 from ampcheck.jax_device.device import index_of
+from ampcheck.jax_device.torch_private import torch_utils
 
 _NAME = "jax"
+_noted = WeakTensorKeyDictionary()
 
 
 def install() -> None:
     """Replace what writes and reads these files, once a process."""
     _safetensors()
     _torchscript()
+    _metadata()
 
 
 def _safetensors() -> None:
@@ -71,3 +75,24 @@ def _torchscript() -> None:
         return load(f, map_location, *args, **kwargs)
 
     torch.jit.load = loaded
+
+
+def _metadata() -> None:
+    """Let `torch._utils.set_tensor_metadata` note what `torch.save` writes with a tensor of the device.
+
+    PyTorch keeps it in C++ for devices that register functions there, and for others forgets it without a word.
+    """
+    read, write = torch_utils.get_tensor_metadata, torch_utils.set_tensor_metadata
+
+    @functools.wraps(read)
+    def get_tensor_metadata(tensor: torch.Tensor) -> dict[str, bool]:
+        found: dict[str, bool] = read(tensor)
+        return found | _noted.get(tensor, {}) if tensor.device.type == "jax" else found
+
+    @functools.wraps(write)
+    def set_tensor_metadata(tensor: torch.Tensor, metadata: dict[str, bool]) -> None:
+        write(tensor, metadata)
+        if tensor.device.type == "jax":
+            _noted[tensor] = {name: value for name, value in metadata.items() if name not in ("conj", "neg")}
+
+    torch_utils.get_tensor_metadata, torch_utils.set_tensor_metadata = get_tensor_metadata, set_tensor_metadata

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -95,48 +95,35 @@ for _name, _chosen in _MOMENTS.items():
     _register_moment(_name, _chosen)
 
 
-@lower("amax", "max")
-def amax(self: Array, dim: Dims = None, keepdim: bool = False) -> Array:
-    """Return the greatest element, nan where there is one."""
-    return jnp.max(self, axes(self, dim), keepdims=keepdim)
+def _register_extreme(kind: str, greatest: Callable[..., Array], first: Callable[..., Array]) -> None:
+    """Register the extreme and its place: nan where there is one, and of several the first."""
+
+    @lower(f"a{kind}", kind)
+    def value(self: Array, dim: Dims = None, keepdim: bool = False) -> Array:
+        return greatest(self, axes(self, dim), keepdims=keepdim)
+
+    @lower(f"arg{kind}")
+    def place(self: Array, dim: int | None = None, keepdim: bool = False) -> Array:
+        return first(self, dim, keepdims=keepdim).astype(jnp.int64) if self.ndim else jnp.zeros((), jnp.int64)
+
+    @lower(f"{kind}.dim")
+    def both(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
+        return value(self, dim, keepdim), place(self, dim, keepdim)
 
 
-@lower("amin", "min")
-def amin(self: Array, dim: Dims = None, keepdim: bool = False) -> Array:
-    """Return the least element, nan where there is one."""
-    return jnp.min(self, axes(self, dim), keepdims=keepdim)
+_register_extreme("max", jnp.max, jnp.argmax)
+_register_extreme("min", jnp.min, jnp.argmin)
 
 
 @lower("_aminmax", "_aminmax.dim")
 def _aminmax(self: Array, dim: int | None = None, keepdim: bool = False) -> tuple[Array, Array]:
-    return amin(self, dim, keepdim), amax(self, dim, keepdim)
+    reduced = axes(self, dim)
+    return jnp.min(self, reduced, keepdims=keepdim), jnp.max(self, reduced, keepdims=keepdim)
 
 
 @lower("aminmax")
 def _aminmax_by_name(self: Array, *, dim: int | None = None, keepdim: bool = False) -> tuple[Array, Array]:
     return _aminmax(self, dim, keepdim)
-
-
-@lower("argmax")
-def argmax(self: Array, dim: int | None = None, keepdim: bool = False) -> Array:
-    """Return the place of the first greatest element, or of the first nan."""
-    return jnp.argmax(self, dim, keepdims=keepdim).astype(jnp.int64) if self.ndim else jnp.zeros((), jnp.int64)
-
-
-@lower("argmin")
-def argmin(self: Array, dim: int | None = None, keepdim: bool = False) -> Array:
-    """Return the place of the first least element, or of the first nan."""
-    return jnp.argmin(self, dim, keepdims=keepdim).astype(jnp.int64) if self.ndim else jnp.zeros((), jnp.int64)
-
-
-@lower("max.dim")
-def _max_dim(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    return amax(self, dim, keepdim), argmax(self, dim, keepdim)
-
-
-@lower("min.dim")
-def _min_dim(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    return amin(self, dim, keepdim), argmin(self, dim, keepdim)
 
 
 @lower("any", "any.dim", "any.dims")

@@ -14,18 +14,15 @@ from ampcheck.jax_device.lowerings.reduction import summand
 from ampcheck.jax_device.lowerings.wide import wide
 
 
-@lower("cumsum")
-def cumsum(self: Array, dim: int, *, dtype: torch.dtype | None = None) -> Array:
-    """Return the sum of what came so far; of integers in int64."""
-    values = summand(self, dtype)
-    return jnp.cumsum(values, dim) if self.ndim else values
+def _register_running(name: str, running: Callable[[Array, int], Array]) -> None:
+    @lower(name)
+    def compute(self: Array, dim: int, *, dtype: torch.dtype | None = None) -> Array:
+        values = summand(self, dtype)  # of integers in int64
+        return running(values, dim) if self.ndim else values
 
 
-@lower("cumprod")
-def cumprod(self: Array, dim: int, *, dtype: torch.dtype | None = None) -> Array:
-    """Return the product of what came so far; of integers in int64."""
-    values = summand(self, dtype)
-    return jnp.cumprod(values, dim) if self.ndim else values
+_register_running("cumsum", jnp.cumsum)
+_register_running("cumprod", jnp.cumprod)
 
 
 @lower("logcumsumexp", "_logcumsumexp")
@@ -53,18 +50,6 @@ def _complex_logcumsumexp(self: Array, dim: int) -> Array:
     return jnp.moveaxis(jnp.concatenate([lines[:1], rest]), 0, dim)
 
 
-@lower("cummax")
-def cummax(self: Array, dim: int) -> tuple[Array, Array]:
-    """Return the greatest so far, and its last place; the last nan once there was one."""
-    return _running(self, dim, jnp.greater_equal)
-
-
-@lower("cummin")
-def cummin(self: Array, dim: int) -> tuple[Array, Array]:
-    """Return the least so far, and its last place; the last nan once there was one."""
-    return _running(self, dim, jnp.less_equal)
-
-
 def _running(self: Array, dim: int, beats: Callable[[Array, Array], Array]) -> tuple[Array, Array]:
     if not self.ndim or not self.size:
         return self, jnp.zeros(self.shape, jnp.int64)
@@ -79,3 +64,8 @@ def _running(self: Array, dim: int, beats: Callable[[Array, Array], Array]) -> t
     places = jax.lax.broadcasted_iota(jnp.int64, self.shape, dim % self.ndim)
     values, indices = jax.lax.associative_scan(later, (self, places), axis=dim % self.ndim)
     return values, indices
+
+
+# At each place the last extreme so far, and its place; the last nan once there was one.
+lower("cummax")(lambda self, dim: _running(self, dim, jnp.greater_equal))
+lower("cummin")(lambda self, dim: _running(self, dim, jnp.less_equal))

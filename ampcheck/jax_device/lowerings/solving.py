@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -169,21 +171,13 @@ def slogdet(A: Array) -> tuple[Array, Array, Array, Array]:
     return sign, jnp.sum(jnp.log(jnp.abs(diagonal)), -1), packed, pivots + 1
 
 
-@kernel("_linalg_det")
-def det_kernel(A: torch.Tensor) -> Tree:
-    """Return `det`, with the decomposition that its gradient expects."""
-    return _decomposed("_linalg_det", A)
-
-
-@kernel("_linalg_slogdet")
-def slogdet_kernel(A: torch.Tensor) -> Tree:
-    """Return `slogdet`, with the decomposition that its gradient expects."""
-    return _decomposed("_linalg_slogdet", A)
-
-
 def _decomposed(name: str, A: torch.Tensor) -> Tree:
     """Decompose a contiguous real matrix transposed, as linalg_det_backward (FunctionsManual.cpp) expects it."""
     return computed(name)(A.mT if A.is_contiguous() and not A.is_complex() else A)
+
+
+for _name in ("_linalg_det", "_linalg_slogdet"):
+    kernel(_name)(partial(_decomposed, _name))
 
 
 @lower("linalg_solve_triangular")

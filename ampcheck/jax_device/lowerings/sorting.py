@@ -86,28 +86,18 @@ def _middle_of_all(self: Array, ignore_nan: bool) -> Array:
     return _middle(self.reshape(-1), 0, False, ignore_nan)[0]
 
 
-@lower("median")
-def median(self: Array) -> Array:
-    """Return the lower median of all elements; nan where there is one."""
-    return _middle_of_all(self, False)
+def _register_median(name: str, ignore_nan: bool) -> None:
+    @lower(name)
+    def of_all(self: Array) -> Array:
+        return _middle_of_all(self, ignore_nan)
+
+    @lower(f"{name}.dim")
+    def along(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
+        return _middle(self, dim, keepdim, ignore_nan)
 
 
-@lower("nanmedian")
-def nanmedian(self: Array) -> Array:
-    """Return the lower median of what is not nan."""
-    return _middle_of_all(self, True)
-
-
-@lower("median.dim")
-def median_dim(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    """Return the lower median of each line along `dim`, and its place."""
-    return _middle(self, dim, keepdim, False)
-
-
-@lower("nanmedian.dim")
-def nanmedian_dim(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    """Return the lower median of what is not nan in each line along `dim`, and its place."""
-    return _middle(self, dim, keepdim, True)
+_register_median("median", False)
+_register_median("nanmedian", True)
 
 
 @lower("mode")

@@ -6,12 +6,17 @@ arrays, counted at each call, and what nobody recorded (a peak, a limit) is an e
 
 from __future__ import annotations
 
+import warnings
+
 import jax
 import torch
+from torch.library import Library
 
 from ampcheck.jax_device.annotations import Device
 from ampcheck.jax_device.dtypes import TO_JAX
 from ampcheck.jax_device.torch_private import C
+
+_library = Library("aten", "IMPL")
 
 
 def memory_stats(device: Device = None) -> dict[str, int]:
@@ -80,6 +85,15 @@ def _nested(index: int) -> dict[str, dict[str, dict[str, int]]]:
     return {name: {"all": {k: v for k, v in of.items() if v is not None}} for name, of in figures.items()}
 
 
+def _pin_memory(self: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    if device is not None and device.type != "jax":
+        raise RuntimeError(f"cannot pin memory for {device}: the accelerator of this process is the jax device")
+    warnings.warn(
+        "JAX gives out no pinned memory: pin_memory makes an ordinary copy; leave it out", UserWarning, stacklevel=2
+    )
+    return self.clone()
+
+
 def install() -> None:
     """Let `torch.accelerator` ask this module. PyTorch would look for a C++ allocator, which the device has not.
 
@@ -101,3 +115,4 @@ def install() -> None:
     for function in (max_memory_allocated, max_memory_reserved):  # PyTorch's say 0 for what nobody recorded
         for module in (torch.accelerator, torch.accelerator.memory):
             setattr(module, function.__name__, function)
+    _library.impl("_pin_memory", _pin_memory, "CPU")  # PyTorch's own wants an allocator of pinned memory
