@@ -762,4 +762,4 @@ def _check_devices(source: str, results: Iterable[Result], devices: Collection[s
     there = sorted({result.device for result in results})
     for name in devices:
         if name not in there:
-            raise UsageError(f"{source} has no case of device {name!r}; it has cases of {', '.join(there) or 'none'}")
+            raise UsageError(f"{source} has no case of device {name!r}; it has {', '.join(there) or 'none'}")

@@ -25,63 +25,40 @@ CPU = "from ampcheck.devices.cpu import Cpu\nclass D(Cpu):\n  name = token = 'my
 """The head of a device of a third party; what follows is its own."""
 
 
+def device(**names: object) -> str:
+    """The source of a module with the CPU under those attributes."""
+    own = "".join(f"  {name} = {value!r}\n" for name, value in {"name": "d", "token": "d", **names}.items())
+    return f"from ampcheck.devices.cpu import Cpu\nclass D(Cpu):\n{own}DEVICES = (D(),)"
+
+
+UNFINISHED = "from ampcheck.devices import Device\nclass D(Device):\n  pass\nDEVICES = (D(),)"
+WRONG_KEY = "has the key {!r}; the autocast dispatch key of device type {!r} is {!r}"
+
+
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
-        (
-            "import no_such_package",
-            "cannot be loaded as a device: ModuleNotFoundError: No module named 'no_such_package'",
-        ),
+        ("import no_such", "cannot be loaded as a device: ModuleNotFoundError: No module named 'no_such'"),
         ("raise SystemExit(0)", "cannot be loaded as a device: SystemExit"),
         ("x = 1", "cannot be loaded as a device: AttributeError"),
         ("DEVICES = (1,)", "gives 1, which is not an ampcheck.devices.Device"),
+        (UNFINISHED, "TypeError: Can't instantiate abstract class D"),
+        (device(token=None), "D does not set token"),
+        (device(token="cpu"), "the id token 'cpu' of 'd' cannot be told from 'cpu' of 'cpu'"),
+        (device(name="cpu"), "declares device 'cpu', which exists already"),
+        (device(token="my-d"), "has the id token 'my-d'; it is made of letters, digits, _ and ."),
+        (device(token="fp16chip"), "in which 'fp16' occurs"),
+        (device(amp_dtypes=("fp8",)), "has the lower precision 'fp8'; there are fp16, bf16"),
+        (device(amp_dtypes=("fp16",)), "has the default 'bf16', which is not among its amp_dtypes"),
         (
-            "from ampcheck.devices import Device\nclass D(Device):\n  pass\nDEVICES = (D(),)",
-            "TypeError: Can't instantiate abstract class D",
+            device(type="mydevice", key="AutocastPrivateUse9"),
+            WRONG_KEY.format("AutocastPrivateUse9", "mydevice", "AutocastPrivateUse1"),
         ),
         (
-            "from ampcheck.devices.cpu import Cpu\nclass D(Cpu):\n  token = None\nDEVICES = (D(),)",
-            "D does not set token",
+            device(type="mydevice", key="AutocastCUDA"),
+            WRONG_KEY.format("AutocastCUDA", "mydevice", "AutocastPrivateUse1"),
         ),
-        (
-            "from ampcheck.devices.cpu import Cpu\nclass D(Cpu):\n  name = 'd'\nDEVICES = (D(),)",
-            "the id token 'cpu' of 'd' cannot be told from 'cpu' of 'cpu'",
-        ),
-        (
-            "from ampcheck.devices.cpu import Cpu\nclass D(Cpu):\n  token = 'd'\nDEVICES = (D(),)",
-            "declares device 'cpu', which exists already",
-        ),
-        (
-            "from ampcheck.devices.cpu import Cpu\nclass D(Cpu):\n  name, token = 'd', 'my-d'\nDEVICES = (D(),)",
-            "has the id token 'my-d'; it is made of letters, digits, _ and .",
-        ),
-        (
-            "from ampcheck.devices.cpu import Cpu\nclass D(Cpu):\n  name, token = 'd', 'fp16chip'\nDEVICES = (D(),)",
-            "in which 'fp16' occurs",
-        ),
-        (
-            "from ampcheck.devices.cpu import Cpu\nclass D(Cpu):\n  name = token = 'd'\n  amp_dtypes = ('fp8',)\n"
-            "DEVICES = (D(),)",
-            "has the lower precision 'fp8'; there are fp16, bf16",
-        ),
-        (
-            "from ampcheck.devices.cpu import Cpu\nclass D(Cpu):\n  name = token = 'd'\n  amp_dtypes = ('fp16',)\n"
-            "DEVICES = (D(),)",
-            "has the default 'bf16', which is not among its amp_dtypes",
-        ),
-        (
-            CPU + "  type, key = 'mydevice', 'AutocastPrivateUse9'\nDEVICES = (D(),)",
-            "has the key 'AutocastPrivateUse9'; the autocast dispatch key of device type 'mydevice' is "
-            "'AutocastPrivateUse1'",
-        ),
-        (
-            CPU + "  type, key = 'mydevice', 'AutocastCUDA'\nDEVICES = (D(),)",
-            "has the key 'AutocastCUDA'; the autocast dispatch key of device type 'mydevice' is 'AutocastPrivateUse1'",
-        ),
-        (
-            CPU + "  key = 'AutocastPrivateUse1'\nDEVICES = (D(),)",
-            "has the key 'AutocastPrivateUse1'; the autocast dispatch key of device type 'cpu' is 'AutocastCPU'",
-        ),
+        (device(key="AutocastPrivateUse1"), WRONG_KEY.format("AutocastPrivateUse1", "cpu", "AutocastCPU")),
     ],
 )
 def test_a_bad_device_module(
@@ -102,13 +79,11 @@ def test_a_bad_device_module(
 
 
 def test_a_good_device_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "good_device.py").write_text(
-        "from ampcheck.devices.cpu import Cpu\nclass D(Cpu):\n  name = token = 'myd'\nDEVICES = (D(),)\n"
-    )
+    (tmp_path / "good_device.py").write_text(device(name="myd", token="myd"))
     monkeypatch.syspath_prepend(tmp_path)
-    device = known(("good_device",))["myd"]
-    assert isinstance(device, Cpu)
-    assert isinstance(device, Device)
+    found = known(("good_device",))["myd"]
+    assert isinstance(found, Cpu)
+    assert isinstance(found, Device)
 
 
 def test_run_and_pytest_refuse_a_bad_module(tmp_path: Path) -> None:
@@ -202,11 +177,8 @@ def test_a_method_that_raises(
     assert main.main(("devices", f"--device-module={module}")) == 0
     (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("mydev ")]
     assert sentence in row
-    assert (
-        refused(capsys, "explain", "mm", "--device=mydev", f"--device-module={module}") == sentence
-        if method == ("policies")
-        else True
-    )
+    if method == "policies":
+        assert refused(capsys, "explain", "mm", "--device=mydev", f"--device-module={module}") == sentence
 
 
 def test_an_answer_that_is_no_sentence() -> None:

@@ -136,7 +136,7 @@ def test_a_baseline_of_a_run_with_one_has_the_same_cases(tmp_path: Path) -> None
 def test_some_devices_alone() -> None:
     run = run_of(result("a"))
     assert "1 red case\n" in as_baseline(run, ["cpu"])
-    with pytest.raises(UsageError, match=r"made\.jsonl has no case of device 'cuda'; it has cases of cpu"):
+    with pytest.raises(UsageError, match=r"made\.jsonl has no case of device 'cuda'; it has cpu"):
         as_baseline(run, ["cuda"])
 
 

@@ -7,30 +7,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import strategies as st
 
-from ampcheck.programs.search import Search
 from ampcheck.runner.record import FIXED_SEED, read, seed_of_programs
 from tests.cli_support import ROOT, run, run_pytest
 
 
 def _today() -> int:
     return int(f"{datetime.now(UTC):%Y%m%d}")
-
-
-def _drawn(search: Search) -> list[int]:
-    """The programs that a search draws."""
-    found: list[int] = []
-    assert search.first_difference(found.append, st.integers(), examples=20, nightly=20) is None
-    return found
-
-
-def test_a_seed_decides_what_is_drawn() -> None:
-    usual = _drawn(Search())
-    assert len(usual) > 10
-    assert usual == _drawn(Search(given=7))  # only a nightly run takes one
-    assert usual == _drawn(Search(nightly=True, given=FIXED_SEED))
-    assert usual != _drawn(Search(nightly=True, given=7))
 
 
 def test_which_seed_a_run_has() -> None:
