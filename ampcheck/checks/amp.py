@@ -252,8 +252,8 @@ class Amp:
         return native, bool(decided)
 
     def assert_close(self, what: str, got: torch.Tensor, want: torch.Tensor, tolerance: float = 1e-5) -> None:
-        """Note a device tensor that differs from one on the CPU in shape, dtype or, relative to 1 + |want|, value."""
-        host = self.host(got.detach())
+        """Note a tensor that differs from another one in shape, dtype or, relative to 1 + |want|, value."""
+        host, want = self.host(got.detach()), self.host(want.detach())
         if host.shape != want.shape or host.dtype != want.dtype:
             shapes = f"{list(host.shape)} {host.dtype}; expected {list(want.shape)} {want.dtype}"
             self.check(False, what, f"got {shapes}")
@@ -262,11 +262,11 @@ class Amp:
         self.check(far <= tolerance, what, f"differs by {far:.2g}; at most {tolerance:.2g} is expected")
 
     def assert_identical(self, what: str, got: torch.Tensor | None, want: torch.Tensor | None) -> None:
-        """Note a device tensor that differs from another one in shape, dtype or any value. None is no tensor."""
+        """Note a tensor that differs from another one in shape, dtype or any value. None is no tensor."""
         if got is None or want is None:
             self.assert_equal(f"whether there is a {what}", got is not None, want is not None)
         else:
-            self.assert_close(what, got, self.host(want.detach()), 0.0)
+            self.assert_close(what, got, want, 0.0)
 
     def assert_equal(self, what: str, got: object, want: object) -> None:
         """Note a difference between what was seen and what PyTorch promises."""

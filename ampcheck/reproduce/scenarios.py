@@ -18,14 +18,14 @@ from ampcheck.reproduce.common import COMPILED, assembled, preamble
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
 _OWN = "in_plain_torch"
-_COMPILED = """\
-def compiled(compiler, function, *inputs, **options):
+_EXPORTED = """\
     class Module(torch.nn.Module):
         def forward(self, *inputs):
             return function(*inputs)
 
-    sizes = (tuple(dict.fromkeys(range(x.dim()), torch.export.Dim.AUTO) for x in inputs),)
-    sizes = sizes if options.get("dynamic") else None
+    sizes = None
+    if options.get("dynamic"):
+        sizes = (tuple(dict.fromkeys(range(x.dim()), torch.export.Dim.AUTO) for x in inputs),)
 """
 _GIVEN = {
     "function": "function",
@@ -133,7 +133,10 @@ def _facts(sources: PrintedSource, device: Device, params: Mapping[str, object],
     if "compiled" in used:
         ways = {name: way for name, way in COMPILED.items() if name in sources.strings or name in params.values()}
         chosen = [f"    if compiler == {name!r}:\n        return {way.format(**_GIVEN)}" for name, way in ways.items()]
-        lines += [_COMPILED + "\n".join(chosen), "\namp.compiled = compiled"]
+        first = ["def compiled(compiler, function, *inputs, **options):"]
+        if any("Module()" in way for way in ways.values()):
+            first.append(_EXPORTED)
+        lines += ["\n".join([*first, *chosen]), "\namp.compiled = compiled"]
     if "j2t" in used:
         origin = "ampcheck.jax_device.interop.functions" if "ampcheck" in "".join(device.setup) else "torchax.interop"
         lines.append(f"from {origin} import j2t_autograd\n\namp.j2t = j2t_autograd")

@@ -365,10 +365,10 @@ def _check(amp: Amp, way: str, operator: str, op: str, place: str, gradient: str
         amp.assert_equal("casts in the graph", _casts_in(made), _casts_in(plain))
     if not amp.has_values or got.dtype != want.dtype:
         return
-    amp.assert_close("the result", got, amp.host(want.detach()), 1e-5)
+    amp.assert_close("the result", got, want, 1e-5)
     if gradient == "on":
         one, two = (torch.autograd.grad(y.double().sum(), given[0])[0] for y in (got, want))
-        amp.assert_close("the gradient", one, amp.host(two), 8 * torch.finfo(amp.dtype).eps)
+        amp.assert_close("the gradient", one, two, 8 * torch.finfo(amp.dtype).eps)
 
 
 _PLACES = ("around", "inside", "disabled", "different")
@@ -557,7 +557,7 @@ def test_attention(amp: Amp, compiler: str, given: str, score: str, place: str) 
     amp.assert_equal("dtype of the result", got.dtype, want.dtype)
     if got.dtype != want.dtype:
         return
-    amp.assert_close("the result", got, amp.host(want), 4 * torch.finfo(amp.dtype).eps)
+    amp.assert_close("the result", got, want, 4 * torch.finfo(amp.dtype).eps)
 
 
 # ---- functional random wrappers
@@ -614,7 +614,7 @@ def test_random_numbers(amp: Amp, op: str, place: str, calls: str) -> None:
     amp.assert_equal("dtypes of the results", [y.dtype for y in results], [y.dtype for y in wanted])
     got, want = (torch.autograd.grad([y.double().sum() for y in ys], given[0])[0] for ys in (results, wanted))
     for y, z in zip(results, wanted, strict=True):
-        amp.assert_close("a result", y.double(), amp.host(z.detach().double()))
-    amp.assert_close("the gradient", got, amp.host(want), 8 * torch.finfo(amp.dtype).eps)
+        amp.assert_close("a result", y.double(), z.detach().double())
+    amp.assert_close("the gradient", got, want, 8 * torch.finfo(amp.dtype).eps)
     wrappers = ["run_and_save_rng_state"] * len(results) + ["run_with_rng_state"] * len(results)
     amp.assert_equal("functional random wrappers in the graphs", seen, wrappers)

@@ -161,7 +161,7 @@ def test_recipe(amp: Amp, recipe: str) -> None:
     for region, tolerance in ((False, 1e-6), (True, 16 * torch.finfo(amp.dtype).eps)):
         got, scale = _run_recipe(amp, recipe, scaled=True, region=region)
         for n, (one, two) in enumerate(zip(got, want, strict=True)):
-            amp.assert_close(f"parameter {n}, in a region: {region}", one, amp.host(two), tolerance)
+            amp.assert_close(f"parameter {n}, in a region: {region}", one, two, tolerance)
             amp.assert_equal(f"whether parameter {n} is float32", one.dtype, torch.float32)
         amp.assert_equal(f"the scale, in a region: {region}", scale, 1024.0)
 
@@ -196,7 +196,7 @@ def test_disabled(amp: Amp, recipe: str) -> None:
         got, scale = _run_recipe(amp, recipe, scaled=False, region=region)
         want = [one.detach() for model in plain.models for one in model.parameters()]
         for n, (one, two) in enumerate(zip(got, want, strict=True)):
-            amp.assert_identical(f"parameter {n}, in a region: {region}", one, amp.host(two))
+            amp.assert_identical(f"parameter {n}, in a region: {region}", one, two)
         amp.assert_equal("the scale", scale, 1.0)
 
 
@@ -252,7 +252,7 @@ def _expect_same_training(amp: Amp, got: Any, want: Any, tolerance: float) -> No
     for n, (one, two) in enumerate(zip(got[0], want[0], strict=True)):
         amp.assert_equal(f"whether the loss of step {n} is near", abs(one - two) <= tolerance * (1 + abs(two)), True)
     for n, (one, two) in enumerate(zip(got[1], want[1], strict=True)):
-        amp.assert_close(f"parameter {n}", one, amp.host(two), tolerance)
+        amp.assert_close(f"parameter {n}", one, two, tolerance)
     amp.assert_equal("the scaler's state", got[2].state_dict(), want[2].state_dict())
 
 
@@ -307,7 +307,7 @@ def test_resumed(amp: Amp) -> None:
             one(*_batch(amp, n), INF if n == 5 else 1.0)
         amp.assert_equal(f"the scaler's state after step {n}", others[2].state_dict(), parts[2].state_dict())
     for n, (got, want) in enumerate(zip(others[0].parameters(), parts[0].parameters(), strict=True)):
-        amp.assert_identical(f"parameter {n}", got, amp.host(want))
+        amp.assert_identical(f"parameter {n}", got, want)
 
 
 @scenario(values=True, dtypes="default")
@@ -333,7 +333,7 @@ def test_averaged(amp: Amp) -> None:
                 average.update_parameters(model)
         results.append([one for average in averages for one in average.module.parameters()])
     for n, (got, want) in enumerate(zip(results[1], results[0], strict=True)):
-        amp.assert_close(f"averaged parameter {n}", got, amp.host(want), 1e-6)
+        amp.assert_close(f"averaged parameter {n}", got, want, 1e-6)
 
 
 class Bounded(torch.amp.GradScaler):
@@ -385,7 +385,7 @@ def test_sharded(amp: Amp) -> None:
             results.append((leaf, scaler.get_scale()))
     finally:
         distributed.destroy_process_group()
-    amp.assert_identical("the parameter", results[1][0], amp.host(results[0][0]))
+    amp.assert_identical("the parameter", results[1][0], results[0][0])
     amp.assert_equal("the scale", results[1][1], results[0][1])
 
 
@@ -405,7 +405,7 @@ def test_recomputed_segment(amp: Amp) -> None:
         scaler.update()
         results.append(list(model.parameters()))
     for n, (got, want) in enumerate(zip(results[1], results[0], strict=True)):
-        amp.assert_identical(f"parameter {n}", got, amp.host(want))
+        amp.assert_identical(f"parameter {n}", got, want)
 
 
 # ---- long runs, and both ends of the scale's range
@@ -553,4 +553,4 @@ def test_infinite_loss_then_finite(amp: Amp) -> None:
             _step_with_slope(leaf, optimizer, scaler, slope)
         results.append(leaf)
         amp.assert_equal(f"the scale, with a bad batch: {bad}", scaler.get_scale(), 32.0 if bad else 64.0)
-    amp.assert_identical("the parameter", results[1], amp.host(results[0]))
+    amp.assert_identical("the parameter", results[1], results[0])

@@ -92,7 +92,7 @@ def _expect_same_state(
     amp: Amp, when: str, got: tuple[list[torch.nn.Parameter], Any], want: tuple[list[torch.nn.Parameter], Any]
 ) -> None:
     for n, (one, other) in enumerate(zip(got[0], want[0], strict=True)):
-        amp.assert_close(f"parameter {n} {when}", one, amp.host(other), 1e-6)
+        amp.assert_close(f"parameter {n} {when}", one, other, 1e-6)
     kept, expected = _optimizer_state(got[1]), _optimizer_state(want[1])
     amp.assert_equal(f"names of what is kept {when}", sorted(kept), sorted(expected))
     for key in kept.keys() & expected.keys():
@@ -189,8 +189,8 @@ def test_differentiable(amp: Amp, name: str) -> None:
         scaler.step(optimizer)
         scaler.update()
         results += [one.detach(), torch.autograd.grad(one.sum(), start)[0]]
-    amp.assert_identical("the parameter", results[2], amp.host(results[0]))
-    amp.assert_identical("what autograd finds for its start", results[3], amp.host(results[1]))
+    amp.assert_identical("the parameter", results[2], results[0])
+    amp.assert_identical("what autograd finds for its start", results[3], results[1])
     amp.assert_equal("whether the step moved it", results[0].equal(torch.full_like(results[0], 0.5)), False)
 
 
@@ -235,7 +235,7 @@ def test_dtype(amp: Amp, way: str, dtype: torch.dtype) -> None:
         optimizer = torch.optim.SGD([leaf], lr=0.25, foreach=way == "foreach", fused=way == "fused")
         _steps(amp, [leaf], optimizer, scaled=scaled)
         results.append(leaf)
-    amp.assert_identical("the parameter", results[1], amp.host(results[0]))
+    amp.assert_identical("the parameter", results[1], results[0])
     amp.assert_equal("dtype of its gradient", getattr(results[1].grad, "dtype", None), dtype)
 
 
@@ -271,14 +271,14 @@ def test_dtypes_in_one(amp: Amp, way: str) -> None:
         scaler = _steps(amp, leaves, optimizer, scaled=scaled)
         results.append([leaf.detach().clone() for leaf in leaves])
     for n, (got, want) in enumerate(zip(results[1], results[0], strict=True)):
-        amp.assert_identical(f"parameter {n}", got, amp.host(want))
+        amp.assert_identical(f"parameter {n}", got, want)
     for bad in leaves:
         for leaf in leaves:
             leaf.grad = torch.full_like(leaf, INF if leaf is bad else 1.0)
         scaler.step(optimizer)
         scaler.update()
         for n, (leaf, kept) in enumerate(zip(leaves, results[1], strict=True)):
-            amp.assert_identical(f"parameter {n} after an infinity in one of {bad.dtype}", leaf, amp.host(kept))
+            amp.assert_identical(f"parameter {n} after an infinity in one of {bad.dtype}", leaf, kept)
 
 
 @pytest.mark.parametrize("to_none", [True, False], ids=["none", "zeros"])
@@ -333,7 +333,7 @@ def test_sparse(amp: Amp, way: str) -> None:
                     scaler.step(optimizer)
                 scaler.update()
         results.append(table.weight)
-    amp.assert_identical("the table", results[1], amp.host(results[0]))
+    amp.assert_identical("the table", results[1], results[0])
 
 
 @scenario(values=True, dtypes="default")
@@ -397,7 +397,7 @@ def test_scheduler(amp: Amp) -> None:
             scheduler.step()
         results.append(leaf)
         amp.assert_equal(f"the rate, scaled={scaled}", optimizer.param_groups[0]["lr"], 0.0625)
-    amp.assert_identical("the parameter", results[1], amp.host(results[0]))
+    amp.assert_identical("the parameter", results[1], results[0])
 
 
 @scenario(values=True, dtypes="default")
@@ -460,11 +460,11 @@ def test_divided_once(amp: Amp, name: str) -> None:
             scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
-        amp.assert_identical(f"the gradient, unscale_ called: {apart}", leaf.grad, amp.host(start))
+        amp.assert_identical(f"the gradient, unscale_ called: {apart}", leaf.grad, start)
         plain = torch.nn.Parameter(start)
         plain.grad = start.clone()
         FUSED[name]([plain], fused=True).step()
-        amp.assert_close(f"the parameter, unscale_ called: {apart}", leaf, amp.host(plain), 1e-6)
+        amp.assert_close(f"the parameter, unscale_ called: {apart}", leaf, plain, 1e-6)
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["in_step", "apart"])
@@ -484,7 +484,7 @@ def test_overflow_in_the_first_step(amp: Amp, name: str, bad: str, apart: bool) 
             scaler.step(optimizer)
             scaler.update()
         results.append(leaf)
-    amp.assert_close("the parameter after a skipped step and two others", results[0], amp.host(results[1]), 1e-6)
+    amp.assert_close("the parameter after a skipped step and two others", results[0], results[1], 1e-6)
 
 
 @each_fused
@@ -500,7 +500,7 @@ def test_preset_grad_scale(amp: Amp, name: str) -> None:
         optimizer.grad_scale = torch.full((1,), 8.0, device=amp.type)
         scaler.step(optimizer)
         scaler.update()
-        amp.assert_identical(f"the gradient, unscale_ called: {apart}", leaf.grad, amp.host(start / 8))
+        amp.assert_identical(f"the gradient, unscale_ called: {apart}", leaf.grad, start / 8)
 
 
 @each_fused
@@ -532,7 +532,7 @@ def test_step_that_raises(amp: Amp, name: str) -> None:
     amp.assert_raises("the first try", LookupError, "not now", lambda: scaler.step(optimizer))
     hook.remove()
     scaler.step(optimizer)
-    amp.assert_identical("the gradient after the second try", leaf.grad, amp.host(start))
+    amp.assert_identical("the gradient after the second try", leaf.grad, start)
 
 
 @pytest.mark.parametrize("how", ["loop_to_fused", "fused_to_loop", "deepcopy", "pickle"])
@@ -558,7 +558,7 @@ def test_moved(amp: Amp, name: str, how: str) -> None:
             _scaled_backward(one, scaler, bad)
             scaler.step(own)
         scaler.update()
-    amp.assert_close("the parameter of the loaded optimizer", other, amp.host(leaf), 1e-6)
+    amp.assert_close("the parameter of the loaded optimizer", other, leaf, 1e-6)
 
 
 @each_fused
@@ -577,7 +577,7 @@ def test_late_gradient(amp: Amp, name: str) -> None:
             scaler.update()
         results.append(held)
     for n in (0, 1):
-        amp.assert_close(f"parameter {n}", results[1][n], amp.host(results[0][n]), 1e-6)
+        amp.assert_close(f"parameter {n}", results[1][n], results[0][n], 1e-6)
 
 
 @each_fused
@@ -616,7 +616,7 @@ def test_groups_of_both_kinds(amp: Amp) -> None:
                 scaler.update()
             results.append(held)
         for n, (got, want) in enumerate(zip(results[1], results[0], strict=True)):
-            amp.assert_close(f"parameter {n}", got, amp.host(want), 1e-6)
+            amp.assert_close(f"parameter {n}", got, want, 1e-6)
 
 
 class Own(torch.optim.SGD):
