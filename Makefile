@@ -37,6 +37,7 @@ docs: $(TEST)/ready
 	$(TEST)/bin/python -m scripts.private_api
 	$(TEST)/bin/python -m scripts.coverage_pages
 	$(TEST)/bin/python -m scripts.outputs
+	$(TEST)/bin/python -m scripts.torchscript_graphs
 	$(TEST)/bin/python -m ampcheck.bench.run.readme
 
 # torch comes first: the TorchScript operators are compiled against it while the package is built.

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
+from ampcheck import trace
 from ampcheck.errors import UsageError
-from ampcheck.tools.trace import Trace, trace
 from tests.processor import lstm_that_runs
 from tests.tools.trace_programs import GRAD, PROGRAMS, Mlp, Program, casts, region
 
@@ -50,6 +50,12 @@ def profiled(run: Program) -> tuple[int, int, int]:
     return len(found), autocast, gradient
 
 
+def _compare_totals(program: str, t: Any, total: int) -> None:
+    seen = sum(len(op.casts) for op in t.ops)
+    # The profiler also sees what a single kernel casts inside of itself, as the recurrent one does.
+    assert seen == total if program in WHOLE else seen <= total
+
+
 @pytest.mark.parametrize("mode", GRAD)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_casts_are_those_the_profiler_sees(program: str, mode: str) -> None:
@@ -65,12 +71,6 @@ def test_the_casts_are_those_the_profiler_sees(program: str, mode: str) -> None:
         inside()
     assert len(casts(t, "autocast")) == autocast > 0
     _compare_totals(program, t, total)
-
-
-def _compare_totals(program: str, t: Trace, total: int) -> None:
-    seen = sum(len(op.casts) for op in t.ops)
-    # The profiler also sees what a single kernel casts inside of itself, as the recurrent one does.
-    assert seen == total if program in WHOLE else seen <= total
 
 
 @pytest.mark.parametrize("where", ["outside", "inside"])
@@ -174,41 +174,32 @@ def test_an_exception_leaves_no_mode_behind_and_the_record_readable() -> None:
     assert len(second.ops) == 1
 
 
+class Named(torch.Tensor):
+    """A subclass without behaviour of its own."""
+
+
+class Names(torch.overrides.TorchFunctionMode):
+    """Notes the functions that it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
 def test_other_modes_and_subclasses_behave_as_without_a_trace() -> None:
-    class Named(torch.Tensor):
-        pass
-
-    seen: list[str] = []
-
-    class Watch(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func.__name__)
-            return func(*args, **(kwargs or {}))
+    attention, given = torch.nn.MultiheadAttention(4, 2), torch.ones(2, 1, 4)
 
     def run() -> torch.Tensor:
-        x = torch.ones(3, 3).as_subclass(Named)
-        return (
-            F.multi_head_attention_forward(
-                *(torch.ones(2, 1, 4) for _ in range(3)),
-                4,
-                2,
-                torch.ones(12, 4),
-                None,
-                None,
-                None,
-                False,
-                0.0,
-                torch.ones(4, 4),
-                None,
-            )[0].sum()
-            + F.dropout(x, 0.0).sum()
-        )
+        return attention(given, given, given)[0].sum() + F.dropout(torch.ones(3).as_subclass(Named), 0.0).sum()
 
-    with Watch():
+    with Names() as plain:
         expected = run()
-    plain, seen = seen, []
-    with Watch(), trace() as t:
+    with Names() as traced, trace() as t:
         got = run()
     assert type(got) is type(expected) is Named
-    assert seen == plain
+    assert traced.seen == plain.seen
     assert t.ops
