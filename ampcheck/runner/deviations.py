@@ -53,9 +53,10 @@ from heapq import heapify, heappop, heappush
 from importlib.metadata import PackageNotFoundError, distributions, version
 from itertools import chain, combinations
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 import torch
+from msgspec import Meta, ValidationError, convert
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
@@ -83,8 +84,12 @@ _ROOT = Path(__file__).parents[2]
 KINDS = ("deviation", "fault", "unsupported", "flaky", "baseline")
 EXCUSED_BY_BASELINE = tuple(status for status in RED if status != "missing")
 """What a case of a baseline can be: a case that did not run was not seen to fail in any way."""
-_TEXT = ("id", "kind", "reason", "link", "raises", "torch", "added")
-_OPTIONAL = ("but", "devices", "libraries", "lacks")
+
+Text = Annotated[str, Meta(pattern=r"\S", description="a text")]
+Globs = Annotated[
+    tuple[Annotated[str, Meta(pattern="/")], ...],
+    Meta(min_length=1, description='a list of globs of the form "rule/id"'),
+]
 
 
 @dataclass(frozen=True)
@@ -95,18 +100,22 @@ class Deviation:
     "baseline", what its cases are; `raises` is then their message, without what varies from run to run.
     """
 
-    id: str
-    cases: tuple[str, ...]
-    kind: str
-    reason: str
-    link: str
-    raises: str
-    torch: str
-    added: str
-    but: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ()
-    libraries: tuple[tuple[str, str], ...] = ()
-    lacks: str = ""
+    id: Text
+    cases: Globs
+    kind: Annotated[str, Meta(pattern=f"^({'|'.join(KINDS)})$", description=f"one of {', '.join(KINDS)}")]
+    reason: Text
+    link: Annotated[str, Meta(pattern="^(unreported$|https://)", description='a URL or "unreported"')]
+    raises: Text
+    torch: Text
+    added: Text
+    but: Globs = ()
+    devices: Annotated[
+        tuple[str, ...], Meta(min_length=1, description='a list of names, as in ["cpu", "virtual:cuda"]')
+    ] = ()
+    libraries: Annotated[
+        tuple[tuple[str, str], ...], Meta(description='a table of version ranges, as in { jax = ">=0.10" }')
+    ] = ()
+    lacks: Annotated[str, Meta(description='an op and a dtype, as in "mkldnn_rnn_layer bf16"')] = ""
     file: str = field(default="", compare=False)
     inherited: bool = field(default=False, compare=False)
     status: str = ""
@@ -281,58 +290,55 @@ def _packages() -> frozenset[str]:
     return frozenset(canonicalize_name(name) for name in names if name)
 
 
+_EXPECTED = {
+    name: next(meta.description for meta in kind.__metadata__ if isinstance(meta, Meta))
+    for name, kind in get_type_hints(Deviation, include_extras=True).items()
+    if hasattr(kind, "__metadata__")
+}
+"""What each field of an entry is, in words: the fields that a file may have."""
+
+
 def _entry(path: Path, number: int, raw: object) -> Deviation:
     if not isinstance(raw, dict):
         raise UsageError(f"{path}: deviation {number} is not a table")
     where = f"{path}: deviation {raw.get('id', number)!r}"
     if raw.get("kind") == "baseline":
         return _baseline_entry(path, where, raw)
-    for key in _TEXT:
-        if not isinstance(raw.get(key), str) or not str(raw[key]).strip():
-            raise UsageError(f"{where} has no {key}")
-    if extra := set(raw) - {*_TEXT, "cases", *_OPTIONAL}:
+    if extra := set(raw) - set(_EXPECTED):
         raise UsageError(f"{where} has unknown fields: {', '.join(sorted(extra))}")
-    for key in ("cases", *({"but"} & set(raw))):
-        globs = raw.get(key)
-        if not isinstance(globs, list) or not globs or not all(isinstance(c, str) and "/" in c for c in globs):
-            raise UsageError(f'{where}: {key} must be a list of globs of the form "rule/id"')
-    devices = raw.get("devices", ["any"])
-    if not isinstance(devices, list) or not devices or not all(isinstance(name, str) for name in devices):
-        raise UsageError(f'{where}: devices must be a list of names, as in ["cpu", "virtual:cuda"]')
-    if raw["kind"] not in KINDS:
-        raise UsageError(f"{where}: kind is {raw['kind']!r}; it is one of {', '.join(KINDS)}")
-    condition = raw.get("lacks", "")
-    if condition:
-        op, _, dtype = str(condition).partition(" ")
-        if op not in samples.catalogue() or dtype not in DTYPES:
-            raise UsageError(f'{where}: lacks is {condition!r}; it is an op and a dtype, as in "mkldnn_rnn_layer bf16"')
-    link = str(raw["link"])
-    if link != "unreported" and not link.startswith("https://"):
-        raise UsageError(f'{where}: link is {link!r}; it is a URL or "unreported"')
+    libraries = raw.get("libraries", {})
+    given = {**raw, "libraries": [*libraries.items()] if isinstance(libraries, dict) else libraries}
     try:
-        re.compile(str(raw["raises"]))
+        entry = convert({**given, "file": _shown(path)}, Deviation)
+    except ValidationError as error:
+        raise UsageError(f"{where} {_wrong(str(error), raw)}") from error
+    op, _, dtype = entry.lacks.partition(" ")
+    if entry.lacks and (op not in samples.catalogue() or dtype not in DTYPES):
+        raise UsageError(f"{where}: lacks must be {_EXPECTED['lacks']}; it is {entry.lacks!r}")
+    try:
+        re.compile(entry.raises)
     except re.error as error:
         raise UsageError(f"{where}: raises is not a regular expression: {error}") from error
-    _check_range(where, "torch", raw["torch"])
-    libraries = raw.get("libraries", {})
-    if not isinstance(libraries, dict):
-        raise UsageError(f'{where}: libraries must be a table of version ranges, as in {{ jax = ">=0.10" }}')
-    for name, wanted in libraries.items():
-        _check_range(where, f"libraries.{name}", wanted)
+    for field_name, wanted in (("torch", entry.torch), *((f"libraries.{n}", wanted) for n, wanted in entry.libraries)):
+        try:
+            SpecifierSet(wanted)
+        except InvalidSpecifier as error:
+            raise UsageError(f"{where}: {field_name} is not a version range: {wanted!r}") from error
+    for name, _ in entry.libraries:
         if not path.is_relative_to(SHARED.parent) and canonicalize_name(name) not in _packages():
             raise UsageError(
                 f"{where}: libraries names {name!r}, which is not installed and which no installed package asks for"
             )
-    text: dict[str, Any] = {key: str(raw[key]) for key in _TEXT}
-    return Deviation(
-        **text,
-        cases=tuple(raw["cases"]),
-        but=tuple(raw.get("but", ())),
-        devices=tuple(raw.get("devices", ())),
-        libraries=tuple(libraries.items()),
-        lacks=str(condition),
-        file=_shown(path),
-    )
+    return entry
+
+
+def _wrong(said: str, raw: dict[str, Any]) -> str:
+    """Say what is wrong with an entry, from msgspec's sentence: "… missing required field `x`", "… - at `$.x[0]`"."""
+    missing, place = re.search(r"required field `(\w+)`", said), re.search(r"at `\$\.(\w+)", said)
+    name = (missing or place or ["", ""])[1]
+    if missing or _EXPECTED[name] == "a text":
+        return f"has no {name}"
+    return f"is malformed: {name} must be {_EXPECTED[name]}; it is {raw[name]!r}"
 
 
 def _baseline_entry(path: Path, where: str, raw: dict[str, Any]) -> Deviation:
@@ -356,14 +362,6 @@ def _baseline_entry(path: Path, where: str, raw: dict[str, Any]) -> Deviation:
         file=_shown(path),
         status=status,
     )
-
-
-def _check_range(where: str, key: str, wanted: object) -> None:
-    """Raise UsageError unless a field is a version range."""
-    try:
-        SpecifierSet(wanted if isinstance(wanted, str) else "none")
-    except InvalidSpecifier as error:
-        raise UsageError(f"{where}: {key} is not a version range: {wanted!r}") from error
 
 
 def _distinct(deviations: list[Deviation]) -> list[Deviation]:

@@ -175,7 +175,7 @@ def test_an_injected_slowdown_is_in_the_summary(tmp_path: Path) -> None:
     workloads.write_text(text.replace('"fallthrough", torch.add,', slow))
     selection = "--turns 3 -- --quick --device cpu --filter add --filter softmax"
     for script in jobs("check")["benchmarks"]:
-        runner.step(script, head, BASE=base.strip(), SELECTION=selection, PYTHONPATH="")
+        runner.step(script, head, BASE=base.strip(), SELECTION=selection)
     rows = re.findall(r"^\| (\S+) \|.*\| (slower|faster) \|", runner.said("summary"), re.MULTILINE)
     assert ("cpu/eager/add/fp32", "slower") in rows
     assert {name.split("/")[2] for name, _ in rows} == {"add"}
