@@ -89,17 +89,17 @@ def ran(run: Run) -> int:
 
 
 def virtual(run: Run) -> set[str]:
-    """The devices of a run that have no values."""
+    """Return the devices of a run that have no values."""
     return {device["name"] for device in run.header.get("devices", []) if not device.get("has_values", True)}
 
 
 def torch_release(run: Run) -> str:
-    """The torch version of a run without its build, e.g. "2.13.0"."""
+    """Return the torch version of a run without its build, e.g. "2.13.0"."""
     return str(run.header.get("versions", {}).get("torch", "")).partition("+")[0]
 
 
 def stale(run: Run) -> list[str]:
-    """The run's sentences about deviations that match no case."""
+    """Return the run's sentences about deviations that match no case."""
     return list((run.footer or {}).get("stale", []))
 
 

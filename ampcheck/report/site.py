@@ -25,7 +25,7 @@ from ampcheck.spec.ids import op_token
 TEMPLATES = Path(__file__).parent / "templates"
 OUT = Path("reports") / "site"
 
-_SHARED_SCRIPTS = ["data.js", "app.js"]
+_SHARED_SCRIPTS = ["page.js", "data.js", "app.js"]
 
 
 def build(runs: Sequence[Path], out: Path = OUT, counts: Path | None = None) -> Path:
@@ -61,7 +61,7 @@ def render(
     bench: BenchHistory | None = None,
     states: dict[str, Any] | None = None,
 ) -> dict[str, str]:
-    """The text of every file of the site, by name.
+    """Return the text of every file of the site, by name.
 
     Args:
         history: the conformance runs, None without any.
@@ -107,7 +107,7 @@ def _filled(history: History, entries: Sequence[Deviation], states: dict[str, An
     return {
         "index.html": ("index.html", "Health", [], {**pages.health(history), "states": states}),
         "matrix.html": ("matrix.html", "Matrix", [*_SHARED_SCRIPTS, "matrix.js"], {}),
-        "case.html": ("case.html", "Case", ["data.js", "details.js", "app.js", "case.js"], {}),
+        "case.html": ("case.html", "Case", ["page.js", "data.js", "details.js", "app.js", "case.js"], {}),
         "deviations.html": ("deviations.html", "Deviations", [], pages.deviations(history, entries)),
         "compare.html": (
             "compare.html",
@@ -120,7 +120,7 @@ def _filled(history: History, entries: Sequence[Deviation], states: dict[str, An
 
 
 def _empty() -> dict[str, Page]:
-    """The pages of conformance where nothing of it is here."""
+    """Return the pages of conformance where nothing of it is here."""
     names = {**{file: title for title, file in pages.NAV.items()}, "case.html": "Case"}
     values = {"what": "conformance run", "command": "ampcheck run", "other": "bench.html", "there": "benchmarks"}
     return {file: ("nothing.html", title, [], values) for file, title in names.items()}

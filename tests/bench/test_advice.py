@@ -17,7 +17,7 @@ from ampcheck.bench.advise import advice, worker
 from ampcheck.bench.advise.advice import Advice, findings
 from ampcheck.bench.advise.diagnosis import Seen
 from ampcheck.bench.advise.user_step import load
-from ampcheck.bench.advise.worker import AdvicePlan, Found
+from ampcheck.bench.advise.worker import AdviceFigures, AdvicePlan
 from ampcheck.bench.core.model import PRECISIONS, Group, Rounds, StepWorkload, Variant, VariantResult
 from ampcheck.bench.run.summary import summarize
 from ampcheck.cli import main
@@ -61,7 +61,7 @@ DEVICES = (Other(),)
 """
 
 
-def worked(folder: Path, function: str, device: str = "cpu") -> Found:
+def worked(folder: Path, function: str, device: str = "cpu") -> AdviceFigures:
     """Return what the worker's measuring finds, in this process."""
     (folder / "odd.py").write_text(ODD)
     (folder / "other_device.py").write_text(DEVICE)
@@ -210,7 +210,7 @@ def advised(verdicts: dict[str, str]) -> Advice:
         variants.append(VariantResult(name, verdict, "", 1e-3, speed=2.0, speed_low=1.9, speed_high=2.1, error=3e-3))
     group = Group("step", "step", "step", "cpu", "eager", variants=variants)
     seen = {"fp32": asdict(Seen(ops=10)), "bf16": asdict(Seen(ops=12, lowered=4, lowered_share=0.9, cast_share=0.3))}
-    found = Found(platform="cpu", seen=seen, tiny=1e-6)
+    found = AdviceFigures(platform="cpu", seen=seen, tiny=1e-6)
     return Advice("train.py", "cpu", [group], found, {"isa": ["avx2"]}, findings([group], found, ["avx2"]))
 
 
@@ -235,7 +235,7 @@ def test_noise_does_not_hide_a_certain_loss() -> None:
     }
     step = StepWorkload(name="step", family="step", policy="", model=torch.nn.Identity, inputs=(), loss=torch.sub)
     groups = summarize([Rounds("step", "cpu", "eager", 0, samples)], {"step": step})
-    found = Found(platform="cpu", tiny=1e-9)
+    found = AdviceFigures(platform="cpu", tiny=1e-9)
     advice_of = Advice("train.py", "cpu", groups, found, {"isa": []}, findings(groups, found, []))
     assert {one.variant: one.verdict for one in advice_of.findings} == {
         "bf16": "slower",

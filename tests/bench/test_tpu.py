@@ -19,7 +19,7 @@ from ampcheck.bench.run.summary import estimated_beside_default
 from ampcheck.bench.tpu import chips, command
 from ampcheck.bench.tpu.chips import Chip, available, chip
 from ampcheck.bench.tpu.estimate import Estimate, duration
-from ampcheck.bench.tpu.program import Array, Product, casts, parse, products, wide
+from ampcheck.bench.tpu.program import Array, DotProduct, casts, parse, products, wide
 from ampcheck.bench.tpu.schedule import Schedule, schedule
 from ampcheck.bench.tpu.variants import contradicts, judge, precision_check, variant_result
 from ampcheck.bench.workloads import catalogue
@@ -63,8 +63,8 @@ PROGRAM = re.sub(r"CYCLES\((\d+)\)", CYCLES, PROGRAM)
 
 MEBI = 1 << 20
 CHIP = Chip("made:up", clock=1e9, flops=100e12, bandwidth=1e12)
-SIX, ONE = Product(("f32", "f32"), "f32", 6), Product(("f32", "f32"), "f32", 1)
-LOW = Product(("bf16", "bf16"), "bf16", 1)
+SIX, ONE = DotProduct(("f32", "f32"), "f32", 6), DotProduct(("f32", "f32"), "f32", 1)
+LOW = DotProduct(("bf16", "bf16"), "bf16", 1)
 MM = OpWorkload(
     name="mm", family="matmul", policy="downcast", flops=2e9, inputs=(Spec((8, 8)),), call=lambda x: torch.mm(x, x)
 )
@@ -82,9 +82,9 @@ def test_products_with_their_dtypes_and_passes() -> None:
     assert products(parse(PROGRAM)) == {LOW: 1}  # of bf16, whatever precision was asked for
     six = PROGRAM.replace("bf16", "f32")
     assert products(parse(six)) == {SIX: 1}
-    assert products(parse(six.replace("{highest,highest}", "{high,high}"))) == {Product(("f32", "f32"), "f32", 3): 1}
+    assert products(parse(six.replace("{highest,highest}", "{high,high}"))) == {DotProduct(("f32", "f32"), "f32", 3): 1}
     assert products(parse(six.replace(", operand_precision={highest,highest}", ""))) == {ONE: 1}
-    mixed = Product(("bf16", "f32"), "f32", 1)
+    mixed = DotProduct(("bf16", "f32"), "f32", 1)
     assert [str(kind) for kind in (SIX, ONE, LOW, mixed)] == [
         "fp32 in 6 bf16 passes",
         "fp32 in 1 bf16 pass",
@@ -181,7 +181,7 @@ def test_where_the_seconds_come_from() -> None:
         ("fp32", {SIX: 2}, ""),
         ("fp32", {SIX: 2, ONE: 1}, "a product is in fp32 in 1 bf16 pass, where float32 was asked for"),
         ("fp32", {LOW: 1}, "a product is in bf16, where float32 was asked for"),
-        ("fp32", {Product(("s8", "s8"), "s32", 1): 1}, ""),
+        ("fp32", {DotProduct(("s8", "s8"), "s32", 1): 1}, ""),
         ("fp32-default", {ONE: 1}, ""),
         ("bf16", {LOW: 1, SIX: 1}, ""),
         ("bf16", {SIX: 1}, "no product is in bf16; there are fp32 in 6 bf16 passes"),
@@ -190,7 +190,7 @@ def test_where_the_seconds_come_from() -> None:
         ("bf16", {}, ""),
     ],
 )
-def test_a_variant_is_what_its_name_says(precision: str, kinds: dict[Product, int], said: str) -> None:
+def test_a_variant_is_what_its_name_says(precision: str, kinds: dict[DotProduct, int], said: str) -> None:
     estimate = found(products=Counter(kinds))
     assert contradicts(MM, PRECISIONS[precision], estimate) == said
     variant = variant_result(MM, PRECISIONS[precision], estimate, CHIP)

@@ -16,7 +16,7 @@ from torch import nn
 
 from ampcheck.bench.advise import diagnosis
 from ampcheck.bench.advise.diagnosis import Gradients, Recast, Seen, StepCase
-from ampcheck.bench.advise.worker import STEP, AdvicePlan, Found
+from ampcheck.bench.advise.worker import STEP, AdviceFigures, AdvicePlan
 from ampcheck.bench.core import machine, table
 from ampcheck.bench.core.model import AA, COMPILERS, Group, Rounds, StepWorkload, VariantResult
 from ampcheck.bench.run.group import FULL, QUICK, environment
@@ -59,12 +59,12 @@ class Advice:
     step: str
     device: str
     groups: list[Group]
-    found: Found
+    found: AdviceFigures
     machine: Mapping[str, Any]
     findings: list[AdviceFinding] = field(default_factory=list)
 
     def text(self) -> str:
-        """The table of variants, the sentences, and the trace."""
+        """Return the table of variants, the sentences, and the trace."""
         lines = [f"{self.step} on {self.device}", "", _table(self.groups)]
         best = sorted((f for f in self.findings if f.verdict == "faster"), key=lambda one: -self._speed(one))
         unsure = [one for one in self.findings if one.verdict in _UNSURE]
@@ -81,7 +81,7 @@ class Advice:
         return "\n".join(lines)
 
     def data(self) -> dict[str, Any]:
-        """The whole as JSON data; what is not finite is a string."""
+        """Return the whole as JSON data; what is not finite is a string."""
         whole = {
             "schema": SCHEMA,
             "step": self.step,
@@ -142,7 +142,7 @@ def advise(
     chosen = list(dict.fromkeys(["eager", *compilers]))
     mode = QUICK if quick else FULL
     described = {**machine.describe(), "threads": threads}
-    pooled: list[Found] = []
+    pooled: list[AdviceFigures] = []
     for process in range(mode.processes):
         plan = AdvicePlan(step, device, list(modules), chosen, process, mode.rounds, mode.target, process == 0, threads)
         pooled.append(_measured(plan, FULL.limit * len(chosen)))
@@ -158,7 +158,7 @@ def advise(
     return Advice(step, device, groups, pooled[0], described, findings(groups, pooled[0], isa))
 
 
-def findings(groups: Sequence[Group], found: Found, isa: Sequence[str]) -> list[AdviceFinding]:
+def findings(groups: Sequence[Group], found: AdviceFigures, isa: Sequence[str]) -> list[AdviceFinding]:
     """Return the advice on each variant but the first and the A/A baseline. `isa`: the CPU's instruction sets."""
     seen = {name: _seen(values) for name, values in found.seen.items()}
     out = []
@@ -198,7 +198,7 @@ def write(path: Path, text: str) -> None:
 
 
 def _table(groups: Sequence[Group]) -> str:
-    """The variants, a row each; the reason of a verdict is told below the table."""
+    """Return the variants, a row each; the reason of a verdict is told below the table."""
     rows = [
         (
             "" if place else group.compiler,
@@ -223,7 +223,7 @@ def _speed(variant: VariantResult, first: VariantResult) -> str:
 
 
 def _told(findings: Sequence[AdviceFinding], said: dict[str, str]) -> list[str]:
-    """The lines of some variants. `said`: what was told of which variant before, and is not told in full again."""
+    """Return the lines of some variants. `said`: what was told of variants before, and is not repeated in full."""
     lines = []
     for one in findings:
         name = one.variant if one.compiler == "eager" else f"{one.variant} ({one.compiler})"
@@ -248,7 +248,7 @@ def _seen(values: Mapping[str, Any]) -> Seen:
     return Seen(**{**named, "recast": [Recast(**one) for one in named.get("recast", ())]})
 
 
-def _measured(plan: AdvicePlan, limit: float) -> Found:
+def _measured(plan: AdvicePlan, limit: float) -> AdviceFigures:
     """Run a worker and return what it found."""
     with Worker(COMMAND, environment(plan.threads), asdict(plan)) as worker:
         try:
@@ -260,7 +260,7 @@ def _measured(plan: AdvicePlan, limit: float) -> Found:
             raise UsageError(f"the process that measured {plan.step} ended with {worker.reason()}")
     if "usage" in said:
         raise UsageError(said["usage"])
-    return Found(**said["found"])
+    return AdviceFigures(**said["found"])
 
 
 def _finite(value: Any) -> Any:

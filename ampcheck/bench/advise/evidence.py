@@ -95,7 +95,7 @@ class _Timer(TorchDispatchMode):
         return out
 
     def _whose(self) -> tuple[str, str]:
-        """The public call that the trace counts the kernel to, and its policy in the region it was called in."""
+        """Return the public call that the trace counts the kernel to, and its policy in the region it was called in."""
         call = self._trace.recorder.current()
         record = call.forward if call.forward is not None else call.record
         return (record.name, record.policy) if record is not None and record.region.enabled else ("", "")

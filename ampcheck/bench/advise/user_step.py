@@ -115,7 +115,7 @@ def checked(made: object, where: str) -> StepSpec:
 
 
 def told(error: BaseException) -> str:
-    """An exception as a line, with the place in the user's program that it came from."""
+    """Return an exception as a line, with the place in the user's program that it came from."""
     others = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
     own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*others, "<"))]
     place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""

@@ -54,7 +54,7 @@ class AdvicePlan:
 
 
 @dataclass(slots=True)
-class Found:
+class AdviceFigures:
     """A worker's result. `rounds`: of each compiler. `tiny`: seconds that it costs to start an op on one number.
 
     The rest only with `facts`: `seen` has `Seen` by variant as data; `table` and `trace` are the trace of the variant
@@ -84,7 +84,7 @@ def main() -> None:
     channel.send(said)
 
 
-def measure(plan: AdvicePlan) -> Found:
+def measure(plan: AdvicePlan) -> AdviceFigures:
     """Measure a step in this process. Raises UsageError where there is none, or it does not run in float32."""
     (device,) = select([plan.device], plan.modules)
     with device.activate():
@@ -108,7 +108,7 @@ class _Measurer:
     def __init__(self, plan: AdvicePlan, device: Device, spec: StepSpec) -> None:
         self.plan, self.device, self.spec = plan, device, spec
         self.timer = clock(device)
-        self.found = Found(platform=device.describe().get("platform", device.type))
+        self.found = AdviceFigures(platform=device.describe().get("platform", device.type))
         self._exact: torch.Tensor | None = None
         self._base: torch.Tensor | None = None
         self._outputs: dict[str, torch.Tensor] = {}

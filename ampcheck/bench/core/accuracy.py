@@ -20,7 +20,7 @@ _STEP = {"fp32": 1e-4, "tf32": 5e-3, "fp16": 8e-2, "bf16": 3e-1, "fp64": 1e-11}
 
 
 def error(output: torch.Tensor, reference: torch.Tensor) -> float:
-    """The error of a vector beside a reference: the 2-norm of the difference over the reference's.
+    """Return the error of a vector beside a reference: the 2-norm of the difference over the reference's.
 
     Infinite where one of them is finite and the other is not, or they are not finite in different ways; what is not
     finite in the same way in both counts as right. Infinite, too, where the reference is all zeros and the output is
@@ -43,7 +43,7 @@ def error(output: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def limit(kind: str, workload: Workload) -> float:
-    """The largest relative error that a precision gives on a workload.
+    """Return the largest relative error that a precision gives on a workload.
 
     `kind`: "fp32", "tf32", "fp16", "bf16" or "fp64". Raises KeyError for another.
     """
@@ -51,7 +51,7 @@ def limit(kind: str, workload: Workload) -> float:
 
 
 def given_low(workload: Workload) -> str:
-    """The lower precision that the workload's own inputs have in every variant, "" where they are float32."""
+    """Return the lower precision that the workload's own inputs have in every variant, "" where they are float32."""
     for spec in getattr(workload, "inputs", ()):
         name = name_of(spec.dtype)
         if is_floating(name) and spec.dtype.itemsize < 4:

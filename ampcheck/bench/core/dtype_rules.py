@@ -19,7 +19,7 @@ _NAMED = 4
 
 
 def against_spec(kernels: Sequence[BenchKernel], policies: Mapping[str, str], amp: str) -> str:
-    """The first kernel that autocast did not give what its policy promises, in a sentence, or "".
+    """Return the first kernel that autocast did not give what its policy promises, in a sentence, or "".
 
     `kernels`: with what was given and received. `policies`: by overload. `amp`: the region's dtype.
     """
@@ -83,7 +83,7 @@ def _products(products: Sequence[BenchKernel], low: str, region: bool, read: Ker
 def _without_products(
     kernels: Sequence[BenchKernel], workload: Workload, promised: Collection[str], low: str, read: KernelProgram | None
 ) -> str:
-    """The rules for autocast on a workload without products.
+    """Return the rules for autocast on a workload without products.
 
     XLA has no kernels: a chain that begins and ends in lower precision may be computed in float32 in between.
     """

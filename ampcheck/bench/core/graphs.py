@@ -19,7 +19,7 @@ class TooLong(RuntimeError):
 
 
 def graphed(call: Callable[[], Any]) -> Callable[[], Any]:
-    """A call's kernels as a CUDA graph, captured at the first call; it returns the same tensors each time.
+    """Return a call's kernels as a CUDA graph, captured at the first call; it returns the same tensors each time.
 
     Raises TooLong at the first call where a launched one takes `LIMIT` or longer, RuntimeError where CUDA cannot
     capture it.
@@ -37,7 +37,7 @@ def graphed(call: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _capture(call: Callable[[], Any]) -> tuple[Any, Any]:
-    """A graph of the call and its outputs. What is made at a first call, such as a library's handle, must be there."""
+    """Return a graph of the call and its outputs. What a first call makes, as a library's handle, must exist."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -98,7 +98,7 @@ def _is_view(name: str) -> bool:
 def observed(
     call: Callable[[], Any], device: Device, region: torch.dtype | None, whole: Collection[str]
 ) -> list[BenchKernel]:
-    """The kernels of a call without backward, through the device's own recorder.
+    """Return the kernels of a call without backward, through the device's own recorder.
 
     `whole`: overloads with a policy, which are seen as they are called. Raises what the call raises.
     """
@@ -131,7 +131,7 @@ def enters(call: Callable[[], Any], device_type: str, region: torch.dtype) -> bo
 
 
 def observed_step(call: Callable[[], Any], device: Device, whole: Collection[str]) -> list[BenchKernel]:
-    """The kernels of a training step, without the update: below autograd, so composite ops are seen as their parts."""
+    """Return the kernels of a training step, without the update, below autograd: composite ops are taken apart."""
     recorder = Recorder(device.type, whole)
     update: list[int] = []  # where an optimizer's update began and ended
     note = lambda *_: update.append(len(recorder.kernels))  # noqa: E731
@@ -159,11 +159,11 @@ def _of(seen: KernelCall) -> BenchKernel:
 
 
 def compiled(make: Callable[[Any], Callable[[], Any]]) -> list[BenchKernel]:
-    """The kernels in the graphs that `torch.compile` makes of a call, forward and backward.
+    """Return the kernels in the graphs that `torch.compile` makes of a call, forward and backward.
 
     `make`: gives the call compiled with a backend. It is run once, op by op.
     """
-    from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
+    from functorch.compile import make_boxed_func  # type: ignore[import-untyped]  # noqa: PLC0415  # takes seconds to load
 
     kernels: list[BenchKernel] = []
 

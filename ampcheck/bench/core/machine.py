@@ -23,7 +23,7 @@ _VARIANT = {"asimd": "neon", "asimdhp": "neon_fp16", "bf16": "bf16", "sve": "sve
 
 
 def describe(proc: Path = Path("/proc"), system: Path = Path("/sys")) -> dict[str, Any]:
-    """The machine and the settings that decide how fast it computes; what cannot be found out is left out.
+    """Return the machine and the settings that decide how fast it computes; what cannot be found out is left out.
 
     `model`, `architecture`, `cores` (that this process may use), `cores_total`, `isa`, `memory` (bytes), `load` (the
     last minute's average, before the run), `governor`, `threads`, `interop_threads`, `blas_threads`, `xla_flags`,
@@ -62,7 +62,7 @@ def identity(described: Mapping[str, Any]) -> str:
 
 
 def busy(described: Mapping[str, Any]) -> str:
-    """A warning where the machine had other work before the run, "" where it had not or nobody knows."""
+    """Return a warning where the machine had other work before the run, "" where it had not or nobody knows."""
     load, cores = described.get("load"), described.get("cores")
     if load is None or not cores or load <= BUSY * cores:
         return ""
@@ -71,7 +71,7 @@ def busy(described: Mapping[str, Any]) -> str:
 
 
 def processor(cpuinfo: str) -> tuple[str, list[str]]:
-    """The model and the instruction sets that matter here, out of what Linux says in /proc/cpuinfo."""
+    """Return the model and the instruction sets that matter here, out of what Linux says in /proc/cpuinfo."""
     fields: dict[str, str] = {}
     for line in cpuinfo.splitlines():
         name, colon, value = line.partition(":")
@@ -84,7 +84,7 @@ def processor(cpuinfo: str) -> tuple[str, list[str]]:
 
 
 def _variant_model(fields: Mapping[str, str]) -> str:
-    """An ARM processor has numbers instead of a name."""
+    """Return an ARM processor has numbers instead of a name."""
     numbers = [fields.get(f"cpu {name}", "") for name in ("implementer", "part", "variant")]
     return f"ARM implementer {numbers[0]} part {numbers[1]} variant {numbers[2]}" if numbers[0] else ""
 

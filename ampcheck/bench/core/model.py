@@ -236,7 +236,7 @@ class Group:
         return f"{self.device}/{self.compiler}/{self.workload}"
 
     def variant(self, name: str) -> VariantResult | None:
-        """The variant of that name."""
+        """Return the variant of that name."""
         return next((variant for variant in self.variants if variant.name == name), None)
 
 

@@ -61,7 +61,7 @@ class Peaks:
 
 
 def known(name: str) -> Peaks | None:
-    """Published peaks of a device by the name that PyTorch or JAX gives it, e.g. "NVIDIA H200" or "TPU v5 lite"."""
+    """Return the published peaks of a device by its name in PyTorch or JAX, e.g. "NVIDIA H200" or "TPU v5 lite"."""
     wanted = name.strip().lower()
     while match := _MAKERS.match(wanted):
         wanted = wanted[match.end() :]
@@ -70,7 +70,7 @@ def known(name: str) -> Peaks | None:
 
 @cache
 def read(path: Path = TABLE) -> tuple[tuple[re.Pattern[str], Peaks], ...]:
-    """The rows of a table. Raises ValueError, naming the line, for a row that is malformed or has no source."""
+    """Return the rows of a table. Raises ValueError, naming the line, for a row that is malformed or has no source."""
     rows = []
     with path.open(newline="", encoding="utf-8") as file:
         lines = csv.reader(file)
@@ -105,7 +105,7 @@ class Load:
 
 
 def measure(clock: Clock, loads: Iterable[Load], device: str, seconds: float = 2.0) -> Peaks:
-    """The best that a device shows on some loads, where no peak is published.
+    """Return the best that a device shows on some loads, where no peak is published.
 
     Args:
         clock: what times a call until its work is done.

@@ -37,7 +37,7 @@ class Prepared:
         self._begun: dict[torch.Tensor, torch.Tensor] = {}
 
     def compiled_with(self, backend: Any) -> Callable[[], Any]:
-        """The same call through `torch.compile` with that backend."""
+        """Return the same call through `torch.compile` with that backend."""
         raise NotImplementedError
 
     def output(self) -> torch.Tensor:
@@ -73,7 +73,7 @@ class Prepared:
         elif compiler == "compile":
             self.call = self.compiled_with(_backend(self._device))
         else:
-            from ampcheck.jax_device import jit
+            from ampcheck.jax_device import jit  # noqa: PLC0415  # jax only where it is measured
 
             self.jitted = jit(function, fullgraph=True)
             self.call = within(self.jitted)
@@ -140,7 +140,7 @@ def training(
     return stepping
 
 
-class _Step(Trained):
+class _StepCall(Trained):
     def __init__(self, workload: StepWorkload, precision: Precision, device: str, compiler: str) -> None:
         super().__init__(device, precision)
         model = make_module(workload, device, precision.convert)
@@ -175,7 +175,7 @@ def prepare(workload: Workload, variant: Variant, device: str, compiler: str) ->
         compiler: one of `COMPILERS`.
     """
     if isinstance(workload, StepWorkload):
-        return _Step(workload, variant.precision, device, compiler)
+        return _StepCall(workload, variant.precision, device, compiler)
     if isinstance(workload, OpWorkload):
         return _Op(workload, variant.precision, device, compiler)
     raise TypeError(f"{workload.name} measures overhead: its variants are made by `make`")
@@ -187,10 +187,11 @@ def reference(workload: Workload) -> torch.Tensor:
 
 
 def _backend(device: str) -> Any:
-    """The `torch.compile` backend of a device type."""
+    """Return the `torch.compile` backend of a device type."""
     if device != "jax":
         return "inductor"
-    from ampcheck.jax_device.compile import backend  # by its name torch finds it only where ampcheck is installed
+    # By its name torch finds it only where ampcheck is installed.
+    from ampcheck.jax_device.compile import backend  # noqa: PLC0415  # jax only where it is measured
 
     return backend
 
@@ -213,7 +214,7 @@ def _matmul(device: str, setting: str) -> Callable[[], AbstractContextManager[An
     if device == "cuda":
         return lambda: _tf32(setting != "highest")
     if device == "jax":
-        import jax
+        import jax  # noqa: PLC0415  # jax only where it is measured
 
         if jax.default_backend() != "cpu":
             return lambda: jax.default_matmul_precision("highest" if setting == "highest" else "default")
@@ -237,7 +238,7 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 def make_inputs(
     workload: OpWorkload | StepWorkload, device: str, convert: torch.dtype | None = None, seed: int = 0
 ) -> list[torch.Tensor]:
-    """The tensors of a workload on a device, in the order of its specs.
+    """Return the tensors of a workload on a device, in the order of its specs.
 
     `convert`: what float32 specs become. float64 is for a reference, so specs of lower precision become that as well,
     with the values that they have after rounding. On the device "meta" the tensors have no values. Raises ValueError
@@ -250,7 +251,7 @@ def make_inputs(
 def make_module(
     workload: OpWorkload | StepWorkload, device: str, convert: torch.dtype | None = None
 ) -> nn.Module | None:
-    """The module of a workload on a device, its parameters drawn on the CPU from seed 0; None for one without.
+    """Return the module of a workload on a device, its parameters drawn on the CPU from seed 0; None for one without.
 
     `convert`: what its floating point parameters and buffers become. On the device "meta" they have no values.
     """

@@ -18,7 +18,7 @@ _HEADINGS = ("workload", "device", "compiler", "variant", "time", "speed [95 %]"
 
 
 def seconds(value: float | None) -> str:
-    """A time in three digits and the unit that suits it, e.g. "1.25 ms"."""
+    """Return a time in three digits and the unit that suits it, e.g. "1.25 ms"."""
     if value is None:
         return NONE
     size, unit = next((size, unit) for size, unit in _SECONDS if value >= 0.9995 * size)
@@ -26,7 +26,7 @@ def seconds(value: float | None) -> str:
 
 
 def count(value: float | None, unit: str) -> str:
-    """A quantity in three digits with a decimal prefix, e.g. `count(2.5e12, "FLOP/s")` is "2.50 TFLOP/s"."""
+    """Return a quantity in three digits with a decimal prefix, e.g. `count(2.5e12, "FLOP/s")` is "2.50 TFLOP/s"."""
     if value is None:
         return NONE
     for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -46,7 +46,7 @@ def memory(value: float | None) -> str:
 
 
 def error(value: float | None) -> str:
-    """A relative error in two digits, e.g. "2.9e-03"."""
+    """Return a relative error in two digits, e.g. "2.9e-03"."""
     return NONE if value is None else "0" if value == 0 else f"{value:.1e}"
 
 
@@ -63,7 +63,7 @@ def ratio(variant: VariantResult) -> str:
 
 
 def default_ratio(variant: VariantResult) -> str:
-    """The speed beside `fp32-default` and its verdict, e.g. "0.832× slower"; "" where the group has no such variant."""
+    """Return the speed beside `fp32-default` and its verdict, e.g. "0.832× slower"; "" without such a variant."""
     if variant.default_speed is None or not variant.default_verdict:
         return ""
     return f"{_interval(variant.default_speed, variant.default_low, variant.default_high)} {variant.default_verdict}"
@@ -86,7 +86,7 @@ def time(variant: VariantResult) -> str:
 
 
 def label(group: Group) -> str:
-    """The workload's name, marked where its figures are estimates."""
+    """Return the workload's name, marked where its figures are estimates."""
     return group.workload + (" (estimate)" if group.estimate else "")
 
 

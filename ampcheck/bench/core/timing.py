@@ -52,7 +52,7 @@ class JaxClock(Clock):
 
     def wait(self, outputs: Any) -> None:
         """Block until the arrays are computed."""
-        from ampcheck.jax_device.storage.arrays import Bytes, held
+        from ampcheck.jax_device.storage.arrays import Bytes, held  # noqa: PLC0415  # jax only where it is measured
 
         if outputs is None:
             self.device.synchronize()
@@ -90,7 +90,7 @@ class CudaClock(Clock):
 
 
 def clock(device: Device) -> Clock:
-    """The clock for a device."""
+    """Return the clock for a device."""
     kinds: dict[str, type[Clock]] = {"cpu": CpuClock, "cuda": CudaClock, "jax": JaxClock}
     return kinds.get(device.type, Clock)(device)
 

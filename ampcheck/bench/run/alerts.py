@@ -202,7 +202,7 @@ def _tail(changes: tuple[str, ...]) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first three names, and how many more there are."""
+    """Return the first three names, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
@@ -274,7 +274,7 @@ def _not_judged(history: Sequence[RunFigures], today: _Movers, runs: Sequence[Ru
 
 
 def _spread(logs: Sequence[float]) -> float:
-    """The standard deviation without values beyond five robust ones from the median.
+    """Return the standard deviation without values beyond five robust ones from the median.
 
     The MAD of thirty run groups is off by a fifth, which would double the false alarms; the plain standard deviation
     would let a single burst hide what comes after it for a month.

@@ -23,7 +23,7 @@ _LIMIT = 120.0
 
 
 def find(device: str, modules: Sequence[str], threads: int, seconds: float, limit: float = _LIMIT) -> Peaks | None:
-    """The ceilings of a device, None where they cannot be found out.
+    """Return the ceilings of a device, None where they cannot be found out.
 
     `seconds`: to spend where they must be measured. `threads`: of each library meanwhile, as in the run. `limit`:
     seconds after which there are none.
@@ -38,7 +38,7 @@ def find(device: str, modules: Sequence[str], threads: int, seconds: float, limi
 
 
 def header(found: Mapping[str, Peaks]) -> dict[str, dict[str, object]]:
-    """The ceilings by device as a header has them: flop/s by kind of product, bytes/s as "bandwidth", their source."""
+    """Return the ceilings by device for a header: flop/s by kind of product, bytes/s as "bandwidth", their source."""
     bandwidth = {name: {"bandwidth": one.bandwidth} for name, one in found.items() if one.bandwidth}
     return {
         "ceilings": {name: {**one.flops, **bandwidth.get(name, {})} for name, one in found.items()},
@@ -47,7 +47,7 @@ def header(found: Mapping[str, Peaks]) -> dict[str, dict[str, object]]:
 
 
 def gate(found: Mapping[str, Peaks]) -> Callable[[str, str], float | None]:
-    """The published peaks, above which no speed can be, for `summarize`."""
+    """Return the published peaks, above which no speed can be, for `summarize`."""
     real = {name: one for name, one in found.items() if not one.measured}
     return lambda device, precision: real[device].of(precision) if device in real else None
 
@@ -63,9 +63,9 @@ def share(groups: Iterable[Group], found: Mapping[str, Peaks]) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Find a device's ceilings and print them as JSON."""
-    from ampcheck.bench.core.timing import clock
-    from ampcheck.bench.run.worker import pin
-    from ampcheck.devices.registry import select
+    from ampcheck.bench.core.timing import clock  # noqa: PLC0415  # loads torch
+    from ampcheck.bench.run.worker import pin  # noqa: PLC0415  # loads torch
+    from ampcheck.devices.registry import select  # noqa: PLC0415  # loads torch
 
     name, threads, seconds, *modules = arguments
     channel = Channel()

@@ -31,7 +31,7 @@ Samples = dict[str, dict[str, list[list[float]]]]
 
 
 def samples(path: Path) -> Samples:
-    """The raw samples of a benchmark file. Raises UsageError as `runfile.read` does."""
+    """Return the raw samples of a benchmark file. Raises UsageError as `runfile.read` does."""
     found: Samples = {}
     for _, line in lines_of(path).body:
         if line["kind"] == "rounds":
@@ -57,7 +57,7 @@ def incomplete(run: BenchRun) -> str:
 
 
 def _estimates(run: BenchRun) -> list[str]:
-    """The keys of the groups that a run was to estimate; empty where it was to measure as well, or nobody can tell.
+    """Return the keys of the groups that a run was to estimate; empty where it was to measure, too, or nobody can tell.
 
     The header has them; in older files they follow from the devices and the command.
     """
@@ -78,7 +78,7 @@ def _estimates(run: BenchRun) -> list[str]:
 
 
 def pytest_benchmark_json(run: BenchRun) -> str:
-    """The run as pytest-benchmark saves one, for `pytest-benchmark compare`.
+    """Return the run as pytest-benchmark saves one, for `pytest-benchmark compare`.
 
     A benchmark per variant, grouped by `device/compiler/workload`, of the raw samples in the run's file; the paired
     ratio is in `extra_info`. Estimates have no samples, so they are left out like what is invalid; `left_out` lists
@@ -122,7 +122,7 @@ def as_csv(run: BenchRun) -> str:
 
 
 def as_markdown(run: BenchRun) -> str:
-    """The run as a job summary: counts by verdict, a table of every variant beside its baseline, reasons below."""
+    """Return the run as a job summary: counts by verdict, each variant beside its baseline, reasons below."""
     variants = [(group, variant) for group in run.groups.values() for variant in group.variants]
     verdicts: dict[str, int] = {}
     for _, variant in variants:
@@ -160,7 +160,7 @@ def as_markdown(run: BenchRun) -> str:
 
 
 def smaller_is_better(run: BenchRun) -> str:
-    """The run for github-action-benchmark's `customSmallerIsBetter`: an entry per valid variant, its value in seconds.
+    """Return the run for github-action-benchmark's `customSmallerIsBetter`: an entry per valid variant, in seconds.
 
     `range` is the half width of the middle 90 % of the samples; `extra` names verdict, ratio and baseline.
     """

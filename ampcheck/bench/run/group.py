@@ -263,7 +263,7 @@ class _Worker(Worker):
         self._mode, self._end, self.timed_out = mode, end, False
 
     def lines(self) -> Iterable[tuple[str, Any]]:
-        """The worker's lines, kind and value, until it ends, says nothing for too long, or the time of all is over."""
+        """Return the worker's lines, until it ends, is silent for too long, or the time of all is over."""
         limit = self._mode.limit
         while True:
             try:
@@ -286,7 +286,7 @@ class _Worker(Worker):
 
 
 def environment(threads: int) -> dict[str, str]:
-    """The environment of a worker: as many threads everywhere, and no line of Python's that is not flushed."""
+    """Return the environment of a worker: as many threads everywhere, and no line of Python's that is not flushed."""
     flags = os.environ.get("XLA_FLAGS", "")
     if threads == 1:
         flags += " --xla_cpu_multi_thread_eigen=false"

@@ -90,7 +90,7 @@ class Measurer:
         say: Say,
         given_up: Mapping[str, Mapping[str, Any]],
     ) -> dict[str, Timed]:
-        """The variants of a workload, ready; those that cannot be are noted in `found`.
+        """Return the variants of a workload, ready; those that cannot be are noted in `found`.
 
         A variant that takes too long for its rounds is given up with what its calls took at least. Without the first
         variant there is nothing to compare with, so the others are not tried either.

@@ -49,12 +49,12 @@ _COLOURS = ("#1b6ca8", "#c2571a", "#2a8a4a", "#7a4bb5", "#777777", "#b03060")
 
 
 def published(folder: Path = PUBLISHED) -> list[BenchRun]:
-    """The published files, oldest first."""
+    """Return the published files, oldest first."""
     return sorted((read(path) for path in folder.glob("*.jsonl")), key=lambda run: str(run.header.get("started", "")))
 
 
 def chosen(runs: Sequence[BenchRun]) -> dict[tuple[str, str], dict[str, Group]]:
-    """The groups of each column by workload, of the newest file that has them; columns that nobody has are left out."""
+    """Return the groups of each column by workload, of the newest file that has them, without empty columns."""
     found: dict[tuple[str, str], dict[str, Group]] = {}
     for run in runs:
         for group in run.groups.values():
@@ -64,7 +64,7 @@ def chosen(runs: Sequence[BenchRun]) -> dict[tuple[str, str], dict[str, Group]]:
 
 
 def markdown(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
-    """The table: a row per workload, in each column both times and the ratio, or why there is none.
+    """Return the table: a row per workload, in each column both times and the ratio, or why there is none.
 
     A device that shortens float32 products unless told otherwise has a second column, beside that float32.
     """
@@ -157,7 +157,7 @@ def machines(runs: Sequence[BenchRun]) -> str:
 
 
 def text(runs: Sequence[BenchRun]) -> str:
-    """The part of the page: the picture, a table of measurements, one of estimates with a sentence, the machines."""
+    """Return the part of the page: picture, table of measurements, table of estimates with a sentence, machines."""
     columns = chosen(runs)
     estimated = {column: groups for column, groups in columns.items() if _estimated(groups)}
     tables = [{column: groups for column, groups in columns.items() if column not in estimated}, estimated]
@@ -170,11 +170,11 @@ def text(runs: Sequence[BenchRun]) -> str:
 
 
 def picture(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
-    """The ratios as an SVG: a row per workload, a dot per device with its interval, hollow for an estimate."""
-    import matplotlib
+    """Return the ratios as an SVG: a row per workload, a dot per device with its interval, hollow for an estimate."""
+    import matplotlib  # noqa: PLC0415  # matplotlib takes a second to load
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot  # noqa: PLC0415  # matplotlib takes a second to load
 
     matplotlib.rcParams.update({"svg.hashsalt": "ampcheck", "svg.fonttype": "none", "font.size": 10})
     names = [name for name in WORKLOADS if any(name in groups for groups in columns.values())]
@@ -216,7 +216,7 @@ def picture(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
 
 
 def _drawn(group: Group | None, default: bool) -> tuple[float, float, float] | None:
-    """A speed with its interval, beside the first variant or beside `fp32-default`; None where there is none."""
+    """Return a speed with its interval, beside the first variant or beside `fp32-default`; None where there is none."""
     variant = group.variant(VARIANT) if group is not None else None
     if variant is None:
         return None

@@ -98,7 +98,7 @@ def read(path: Path) -> BenchRun:
 
 
 def _filled(group: Group) -> dict[str, Any]:
-    """The group without the fields that say nothing."""
+    """Return the group without the fields that say nothing."""
     line = {name: value for name, value in dataclasses.asdict(group).items() if value not in (None, "", 0, False)}
     line["variants"] = [
         {name: value for name, value in v.items() if value is not None and value != ""} for v in line["variants"]

@@ -52,7 +52,7 @@ def summarize(
     Raises UsageError where the rounds hold something that is not a measurement.
     """
     if catalogue is None:
-        from ampcheck.bench.workloads import catalogue as known
+        from ampcheck.bench.workloads import catalogue as known  # noqa: PLC0415  # loads torch
 
         catalogue = known()
     pooled: dict[str, list[Rounds]] = {}

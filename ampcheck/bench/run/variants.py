@@ -48,7 +48,7 @@ def variants(
 
 
 def _shortened(device: str, platform: str) -> list[str]:
-    """The precisions that shorten float32 products on a device."""
+    """Return the precisions that shorten float32 products on a device."""
     if device == "cuda":
         return ["tf32"]
     return ["fp32-default"] if device == "jax" and platform not in ("", "cpu") else []
@@ -91,7 +91,7 @@ def compilers(workload: Workload, device: str) -> list[str]:
 
 
 def select(patterns: Sequence[str] = (), quick: bool = False, heavy: bool = False) -> list[Workload]:
-    """The workloads that patterns name, in the catalogue's order; without patterns all, or those of the quick mode.
+    """Return the workloads that patterns name, in the catalogue's order; without patterns all or the quick ones.
 
     A pattern is a whole name, else a family, else a glob if it has a star, question mark or bracket, else a part of
     names. `quick` says which there are without patterns, and nothing with them: who names a workload wants it.

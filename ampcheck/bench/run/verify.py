@@ -40,7 +40,7 @@ AGREE = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Verification:
     """The result of one check. `value` and `bound` are shares; `ok` whether the promise holds."""
 
     what: str
@@ -49,7 +49,7 @@ class Found:
     ok: bool
 
 
-def same_variant(device: str, compiler: str, name: str, runs: int, rounds: int, target: float) -> Found:
+def same_variant(device: str, compiler: str, name: str, runs: int, rounds: int, target: float) -> Verification:
     """Check that the ratio of a variant to itself stays within the bound of its kind in 95 % of some runs."""
     (chosen,) = select([device])
     workload, timer = catalogue()[name], clock(chosen)
@@ -65,12 +65,12 @@ def same_variant(device: str, compiler: str, name: str, runs: int, rounds: int, 
             wall, _ = interleave(timer, variants, rounds, seed)
             ratios.append(statistics.median(a / b for a, b in zip(wall["0"], wall["1"], strict=True)))
     share = sum(abs(ratio - 1) <= bound for ratio in ratios) / runs
-    return Found(
+    return Verification(
         f"{device}/{compiler}/{name} beside itself within ±{bound:.0%}, share of runs", share, 0.95, share >= 0.95
     )
 
 
-def other_tool(device: str, compiler: str, name: str, rounds: int, target: float) -> Found:
+def other_tool(device: str, compiler: str, name: str, rounds: int, target: float) -> Verification:
     """Compare our ratio of float32 to bf16 with that of `torch.utils.benchmark`, measured in turns with it."""
     (chosen,) = select([device])
     workload, timer = catalogue()[name], clock(chosen)
@@ -102,10 +102,10 @@ def other_tool(device: str, compiler: str, name: str, rounds: int, target: float
     mine, other = statistics.median(ours), statistics.median(theirs)
     far = abs(mine / other - 1)
     what = f"{device}/{compiler}/{name}: bf16 is {mine:.3f} times as fast, {other:.3f} by torch.utils.benchmark; apart"
-    return Found(what, far, AGREE, far <= AGREE)
+    return Verification(what, far, AGREE, far <= AGREE)
 
 
-def verify(device: str, compiler: str, name: str, runs: int = 20, rounds: int = _ROUNDS) -> Iterator[Found]:
+def verify(device: str, compiler: str, name: str, runs: int = 20, rounds: int = _ROUNDS) -> Iterator[Verification]:
     """Both checks of a workload, as they end."""
     yield same_variant(device, compiler, name, runs, rounds, 0.02)
     yield other_tool(device, compiler, name, rounds, 0.02)

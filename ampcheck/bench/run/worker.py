@@ -26,7 +26,7 @@ def main() -> None:
     channel = Channel()
     pin(plan.threads, plan.process)
     warnings.simplefilter("ignore")  # a compiler's advice does not matter here
-    from ampcheck.bench.run.measure import Measurer
+    from ampcheck.bench.run.measure import Measurer  # noqa: PLC0415  # loads torch
 
     measurer = Measurer(plan)
     given_up = plan.given_up
@@ -49,7 +49,7 @@ def pin(threads: int, process: int) -> None:
         cores = sorted(os.sched_getaffinity(0))
         if threads < len(cores):
             os.sched_setaffinity(0, {cores[(process + i) % len(cores)] for i in range(threads)})
-    import torch
+    import torch  # noqa: PLC0415  # torch only in the process that measures
 
     torch.set_num_threads(threads)
     with contextlib.suppress(RuntimeError):  # it can be set once, before any parallel work

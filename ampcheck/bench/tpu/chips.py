@@ -44,7 +44,7 @@ def available() -> str | None:
 
 
 def chip(tpu: str) -> Chip:
-    """The chip of a name such as "v5e" or "tpu-v5e". Raises UsageError for an unknown one."""
+    """Return the chip of a name such as "v5e" or "tpu-v5e". Raises UsageError for an unknown one."""
     found = TPUS.get(tpu.removeprefix("tpu-"))
     if found is None:
         raise UsageError(f"there are no estimates for {tpu!r}; there are tpu-{', tpu-'.join(TPUS)}")

@@ -52,8 +52,8 @@ def groups(
 
     Raises UsageError for an unknown TPU, where `available` says why not, and for a workload of no catalogue.
     """
-    from ampcheck.bench.run.variants import variants
-    from ampcheck.bench.workloads import catalogue
+    from ampcheck.bench.run.variants import variants  # noqa: PLC0415  # loads torch
+    from ampcheck.bench.workloads import catalogue  # noqa: PLC0415  # loads torch
 
     made = chip(tpu)
     why = available()

@@ -15,7 +15,7 @@ from unittest import mock
 
 from ampcheck.bench.core.model import Precision, Variant, Workload
 from ampcheck.bench.tpu.chips import Chip, available, chip
-from ampcheck.bench.tpu.program import Product, casts, parse, products, wide
+from ampcheck.bench.tpu.program import DotProduct, casts, parse, products, wide
 from ampcheck.bench.tpu.schedule import SMALL, Schedule, schedule
 from ampcheck.errors import UsageError
 
@@ -43,7 +43,7 @@ class Estimate:
     temporary: int
     memory: int
     compile: float
-    products: Counter[Product]
+    products: Counter[DotProduct]
     casts: tuple[str, ...]
     cast_count: int
     wide: tuple[str, ...]
@@ -60,10 +60,10 @@ def estimate(workload: Workload, precision: Precision, tpu: str) -> Estimate:
     why = available()
     if why is not None:
         raise UsageError(why)
-    import jax
+    import jax  # noqa: PLC0415  # jax only where it is measured
 
-    from ampcheck import jax_device  # noqa: F401  # makes the device
-    from ampcheck.bench.core.prepare import prepare
+    from ampcheck import jax_device  # noqa: F401, PLC0415  # makes the device
+    from ampcheck.bench.core.prepare import prepare  # noqa: PLC0415  # loads torch
 
     setting = "highest" if precision.matmul == "highest" else "default"
     with jax.default_matmul_precision(setting):
@@ -87,7 +87,7 @@ def traced_for(platform: str) -> Iterator[None]:
 
 def lower(function: Any, structs: Sequence[Any], device: Any, platform: str) -> Any:
     """JAX's `Lowered` of a program for one device, given what its inputs are."""
-    import jax
+    import jax  # noqa: PLC0415  # jax only where it is measured
 
     place = jax.sharding.SingleDeviceSharding(device)
     placed = [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place, weak_type=s.weak_type) for s in structs]
@@ -96,8 +96,8 @@ def lower(function: Any, structs: Sequence[Any], device: Any, platform: str) -> 
 
 @cache
 def _device(topology: str) -> Any:
-    """A described TPU device. libtpu asks the network what machine it is on unless the environment says so."""
-    from jax.experimental import topologies
+    """Return a described TPU device. libtpu asks the network what machine it is on unless the environment says so."""
+    from jax.experimental import topologies  # noqa: PLC0415  # jax only where it is measured
 
     described = {
         "TPU_SKIP_MDS_QUERY": "1",

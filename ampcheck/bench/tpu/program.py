@@ -79,7 +79,7 @@ class HloProgram:
     entry: str = ""
 
     def kernels(self, within: str = "") -> Iterator[tuple[Computation, Instruction]]:
-        """The instructions that are run one after the other, each with its computation; a loop's body comes once."""
+        """Return the instructions in the order they run, each with its computation; a loop's body comes once."""
         computation = self.computations[within or self.entry]
         for instruction in computation.values():
             yield computation, instruction
@@ -158,7 +158,7 @@ def _array(dtype: str, shape: str, layout: str) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class DotProduct:
     """A kind of matrix product or convolution: operands' and result's dtypes, and `passes` of the matrix unit."""
 
     operands: tuple[str, ...]
@@ -172,16 +172,16 @@ class Product:
         return given + gives + passes
 
 
-def products(program: HloProgram) -> Counter[Product]:
+def products(program: HloProgram) -> Counter[DotProduct]:
     """Count the program's products of each kind; one in a loop's body counts once."""
-    found: Counter[Product] = Counter()
+    found: Counter[DotProduct] = Counter()
     for kernel in program.kernels():
         for computation, part in program.parts(*kernel):
             if part.opcode in ("dot", "convolution"):
                 given = tuple(sorted(computation[n].results[0].dtype for n in part.operands if n in computation))
                 precision = _PRECISION.search(part.attributes)
                 passes = (_PASSES.get(precision[1], 1) if precision else 1) if "f32" in given else 1
-                found[Product(given, part.results[0].dtype, passes)] += 1
+                found[DotProduct(given, part.results[0].dtype, passes)] += 1
     return found
 
 
@@ -198,7 +198,7 @@ class HloCast:
 
 
 def casts(program: HloProgram) -> Counter[HloCast]:
-    """The casts that are left in the program, and how often each is there."""
+    """Return the casts that are left in the program, and how often each is there."""
     found: Counter[HloCast] = Counter()
     for kernel in program.kernels():
         parts = list(program.parts(*kernel))
@@ -217,6 +217,6 @@ def floating(dtype: str) -> bool:
 
 
 def wide(program: HloProgram) -> list[Array]:
-    """The float64 arrays of more than one element that the program makes, which a TPU computes in software."""
+    """Return the float64 arrays of more than one element that the program makes, which a TPU computes in software."""
     made = [a for kernel in program.kernels() for _, part in program.parts(*kernel) for a in part.results]
     return [a for a in made if a.dtype in ("f64", "c128") and prod(a.shape) > 1]

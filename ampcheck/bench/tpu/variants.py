@@ -17,7 +17,7 @@ MOVES = frozenset(
 
 
 def variant_result(workload: Workload, precision: Precision, found: Estimate, made: Chip) -> VariantResult:
-    """The figures of a variant; its verdict is "invalid", "not measured", "ambiguous", or "" until it is compared."""
+    """Return the figures of a variant; its verdict is "invalid", "not measured", "ambiguous", or "" so far."""
     invalid = contradicts(workload, precision, found)
     loops = found.schedule.loops
     variant = VariantResult(
@@ -68,7 +68,7 @@ def contradicts(workload: Workload, precision: Precision, found: Estimate) -> st
 
 
 def precision_check(found: Estimate) -> str:
-    """The dtypes of the products and the casts that are left, and where the time comes from."""
+    """Return the dtypes of the products and the casts that are left, and where the time comes from."""
     kinds = ", ".join(f"{count} × {kind}" for kind, count in found.products.most_common())
     parts = [f"products: {kinds or 'none'}", f"casts left: {found.cast_count}"]
     if found.casts:

@@ -26,7 +26,7 @@ def _conv(
     quick: bool = False,
     heavy: bool = False,
 ) -> OpWorkload:
-    """A convolution without bias; transposed where the function is."""
+    """Make a convolution without bias; transposed where the function is."""
     transposed = "transpose" in function.__name__
     batch, spatial, kernel = x[0], x[2:], weight[2:]
     if transposed:

@@ -21,7 +21,7 @@ HEAVY = (4096, 8192)
 def _product(
     name: str, call: Callable[..., torch.Tensor], flops: float, *shapes: tuple[int, ...], **more: Any
 ) -> OpWorkload:
-    """A product of square matrices of these shapes; the output has the last one."""
+    """Make a product of square matrices of these shapes; the output has the last one."""
     inputs = tuple(map(Spec, shapes))
     size = shapes[-1][-1]
     return OpWorkload(

@@ -30,7 +30,7 @@ def _region(device: str, **settings: Any) -> torch.autocast:
 
 
 def _enter(device: str) -> Variants:
-    """A region without ops. `nested` is two regions; `decorator` a call of a decorated function that does nothing."""
+    """Make a region without ops. `nested` is two regions; `decorator` a call of a decorated empty function."""
     kept = _region(device)
 
     def none() -> None:
@@ -86,19 +86,19 @@ def _square(device: str, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _op_without_cast(device: str) -> Variants:
-    """A product whose inputs have the region's dtype already."""
+    """Make a product whose inputs have the region's dtype already."""
     x = _square(device, LOW)
     return _around(device, lambda: torch.mm(x, x))
 
 
 def _op_fallthrough(device: str) -> Variants:
-    """An op that autocast has no policy for."""
+    """Make an op that autocast has no policy for."""
     x = _square(device, torch.float32)
     return _around(device, lambda: torch.add(x, x))
 
 
 def _op_with_cast(device: str) -> Variants:
-    """A product of two float32 tensors that want no gradient, so each is cast at each op; `by-hand` casts without a
+    """Make a product of two float32 tensors without gradient, so each is cast at each op; `by-hand` casts without a
     region."""
     x, y = _square(device, torch.float32), _square(device, torch.float32)
     by_hand = _repeated(nullcontext, lambda: torch.mm(x.to(LOW), y.to(LOW)))
@@ -124,7 +124,7 @@ def _library(key: str) -> torch.library.Library:
 
 
 def _op_python_kernel(device: str) -> Variants:
-    """An op in a region, with no autocast kernel, and with one in Python, as a backend's own op may have."""
+    """Make an op in a region, with no autocast kernel, and with one in Python, as a backend's own op may have."""
     third = device == backend_name()
     key = "AutocastPrivateUse1" if third else f"Autocast{device.upper()}"
     _library(key)
@@ -169,7 +169,7 @@ def _compile_toggle(device: str) -> Variants:
 
 
 def _weight_cache(device: str) -> Variants:
-    """`USES` uses of a float32 weight, cast once or at each use. The data has the region's dtype already."""
+    """Make `USES` uses of a float32 weight, cast once or at each use. The data has the region's dtype already."""
     weight = torch.ones(256, 256, device=device, requires_grad=True)
     x = torch.ones(16, 256, dtype=LOW, device=device)
 
@@ -186,7 +186,7 @@ def _weight_cache(device: str) -> Variants:
 
 
 def _scaler_step(device: str) -> Variants:
-    """An update of eight parameters, without and with unscaling, looking for infinities, and the new scale.
+    """Make an update of eight parameters, without and with unscaling, looking for infinities, and the new scale.
 
     The scale is 1 and stays so: each call unscales the same gradients once more.
     """
@@ -214,7 +214,7 @@ def _scaler_step(device: str) -> Variants:
 
 
 def _overhead(name: str, make: Callable[[str], Variants], samples: int) -> OverheadWorkload:
-    """`samples`: how many ops, uses or regions a call has, so that the cost of one can be told."""
+    """Make a workload of `samples`: how many ops, uses or regions a call has, so that the cost of one can be told."""
     quick = name in ("region-enter", "op-with-cast")
     return OverheadWorkload(name=name, family="overhead", policy="", make=make, samples=samples, quick=quick)
 

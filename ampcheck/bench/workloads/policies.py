@@ -41,7 +41,7 @@ def _op(
 def _both(
     name: str, call: Callable[..., torch.Tensor], inputs: tuple[Spec, ...], output: tuple[int, ...]
 ) -> tuple[OpWorkload, OpWorkload]:
-    """An op with float32 inputs, and with bfloat16 ones."""
+    """Make an op with float32 inputs, and with bfloat16 ones."""
     halves = tuple(replace(spec, dtype=torch.bfloat16) if spec.dtype == torch.float32 else spec for spec in inputs)
     return _op(name, "upcast", call, inputs, output), _op(f"{name}-half", "upcast", call, halves, output)
 

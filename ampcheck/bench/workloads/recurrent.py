@@ -31,7 +31,7 @@ def _cell(
     gates: int,
     states: int,
 ) -> OpWorkload:
-    """A cell whose input and state have the same width: a product of each with the weights of `gates` gates.
+    """Make a cell whose input and state have the same width: a product of each with the weights of `gates` gates.
 
     `states`: how many go in. Of those that come out only the first is asked for and counted as written.
     """

@@ -122,7 +122,7 @@ def _mlp_step(
 def _transformer_step(
     name: str, batch: int, length: int, width: int, heads: int, *, quick: bool = False, heavy: bool = False
 ) -> StepWorkload:
-    """The norm before the first layer has parameters, so that here no gradient is left out.
+    """Make the norm before the first layer has parameters, so that here no gradient is left out.
 
     Attention has two products forward and four backward; what a kernel computes again instead of keeping it does not
     count.
@@ -158,7 +158,7 @@ def _resnet_step(
 
 
 def _lstm_step(name: str, batch: int, length: int, width: int, hidden: int, classes: int) -> StepWorkload:
-    """The state of the first moment is zero and wants no gradient, so that product is short of one as well."""
+    """Make the state of the first moment is zero and wants no gradient, so that product is short of one as well."""
     gates = 4 * hidden
     from_input = product(batch * length, gates, width)
     from_state = product(batch, gates, hidden)

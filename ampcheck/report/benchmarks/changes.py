@@ -108,7 +108,7 @@ def by_intervals(one: VariantResult, two: VariantResult, bound: float) -> str:
 
 
 def ratio(one: VariantResult, two: VariantResult) -> float | None:
-    """The earlier time over the later."""
+    """Return the earlier time over the later."""
     return one.seconds / two.seconds if one.seconds and two.seconds else None
 
 

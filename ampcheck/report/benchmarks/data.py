@@ -28,7 +28,7 @@ _COLORS = 12
 
 
 def color(variant: str, others: Sequence[str]) -> int:
-    """The number of a variant's colour, the same on every page: a precision's own, else its place among the others."""
+    """Return a variant's colour number, the same on every page: its precision's, else its place among the others."""
     name = variant.removesuffix(AA)
     known = list(PRECISIONS)
     if name in known:
@@ -54,7 +54,7 @@ def series(history: BenchHistory) -> dict[tuple[str, str], Group]:
 
 
 def _natural(text: str) -> list[tuple[int, str]]:
-    """A sort key that puts mm-64 before mm-1024."""
+    """Return a sort key that puts mm-64 before mm-1024."""
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", text)]
 
 
@@ -172,7 +172,7 @@ def _letters(results: Iterable[VariantResult | None]) -> str:
 
 
 def _log(value: float | None) -> int | None:
-    """A number as an integer; zero and infinity as logarithms that come back as such."""
+    """Return a number as an integer; zero and infinity as logarithms that come back as such."""
     if value is None:
         return None
     if value in (0, math.inf):

@@ -39,7 +39,7 @@ Row = dict[str, Any]
 
 
 def results(history: BenchHistory, changed: Sequence[SpeedChange]) -> dict[str, Any]:
-    """The first page: what changed, alerts, then every workload with its variants side by side."""
+    """Return the first page: what changed, alerts, then every workload with its variants side by side."""
     run_group, before, newest = history.latest, history.previous, history.newest
     assert run_group is not None
     assert newest is not None
@@ -87,7 +87,7 @@ def scaling(history: BenchHistory) -> dict[str, Any]:
 
 
 def devices(history: BenchHistory) -> dict[str, Any]:
-    """A row for each workload, compiler and variant, a column for each device in the order of the alphabet."""
+    """Return a row for each workload, compiler and variant, a column for each device in the order of the alphabet."""
     run_group = history.latest
     assert run_group is not None
     other = extra_names(history)
@@ -129,7 +129,7 @@ def summary(history: BenchHistory) -> dict[str, Any] | None:
 
 
 def older(history: BenchHistory, shown: RunGroup, key: str) -> str:
-    """The day a group was measured, where that was before the newest run group, else ""."""
+    """Return the day a group was measured, where that was before the newest run group, else ""."""
     newest = history.newest
     if newest is not None and key in newest.groups:
         return ""
@@ -208,14 +208,14 @@ def _choices(groups: Iterable[Group | Axis]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> str:
-    """A value of a header without the marks of a programming language."""
+    """Return a value of a header without the marks of a programming language."""
     if isinstance(value, dict):
         return " ".join(f"{name} {_plain(part)}" for name, part in value.items())
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _said(header: Mapping[str, Any]) -> str:
-    """A file's mode, versions, machine and devices in one line."""
+    """Return a file's mode, versions, machine and devices in one line."""
     parts = [str(header.get("mode", ""))]
     parts += [f"{name} {value}" for name, value in header.get("versions", {}).items()]
     parts += [

@@ -113,8 +113,8 @@ def roofline(name: str, dots: Sequence[Dot], ceilings: Mapping[str, float], labe
 
 
 def _figure(name: str) -> tuple[Figure, Axes]:
-    import matplotlib
-    from matplotlib.figure import Figure as Made
+    import matplotlib  # noqa: PLC0415  # matplotlib takes a second to load
+    from matplotlib.figure import Figure as Made  # noqa: PLC0415  # matplotlib takes a second to load
 
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
         figure = Made(figsize=(7.2, 4.2), layout="constrained")
@@ -165,7 +165,7 @@ def _plain_ratios(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _svg(name: str, figure: Figure, label: str, dots: Sequence[Dot]) -> str:
-    import matplotlib
+    import matplotlib  # noqa: PLC0415  # matplotlib takes a second to load
 
     out = io.StringIO()
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):

@@ -54,12 +54,12 @@ class RunGroup:
         return str(self.runs[0].header.get("versions", {}).get("torch", ""))
 
     def result(self, key: str, variant: str) -> VariantResult | None:
-        """A variant's result, None where the run group does not have it."""
+        """Return a variant's result, None where the run group does not have it."""
         group = self.groups.get(key)
         return group.variant(variant) if group else None
 
     def samples(self) -> exports.Samples:
-        """The raw samples of its files."""
+        """Return the raw samples of its files."""
         return {key: variants for run in self.runs for key, variants in exports.samples(run.path).items()}
 
 
@@ -142,7 +142,7 @@ def valid(variant: VariantResult | None) -> bool:
 
 
 def order(group: Group) -> tuple[str, str, int, str, str, str]:
-    """The place of a group among others: by family, along its sizes, then by device."""
+    """Return the place of a group among others: by family, along its sizes, then by device."""
     return (group.family, group.base, group.size, group.workload, group.device, group.compiler)
 
 
@@ -158,7 +158,7 @@ def _same_run_group(parts: Sequence[BenchRun], run: BenchRun) -> bool:
 
 
 def _checked(run: BenchRun) -> BenchRun:
-    """The run, unless it holds what the pages could not show."""
+    """Return the run, unless it holds what the pages could not show."""
     for name in ("versions", "machine", "devices", "ceilings"):
         if not isinstance(run.header.get(name, {}), dict):
             raise UsageError(f"{run.path}: {name} in the header is not an object")

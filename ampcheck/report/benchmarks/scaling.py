@@ -77,7 +77,7 @@ def crossover(points: Sequence[Point]) -> str:
 
 
 def crossing(before: Point, after: Point) -> float:
-    """The size between two where the speed reaches 1, on a straight line in the logarithms of size and speed."""
+    """Return the size between two where the speed reaches 1, on a straight line in the logarithms of size and speed."""
     low, high = math.log(before.speed), math.log(after.speed)
     share = -low / (high - low)
     return math.exp(math.log(before.size) + share * (math.log(after.size) - math.log(before.size)))

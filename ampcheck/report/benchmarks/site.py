@@ -14,7 +14,8 @@ from ampcheck.report.benchmarks.run_groups import BenchHistory
 from ampcheck.report.benchmarks.verdicts import SHOWN
 from ampcheck.report.conformance import data
 
-_DATA = ["bench_data.js", "bench_app.js"]
+_FILTER = ["page.js", "bench_filter.js"]
+_DATA = ["page.js", "bench_data.js", "bench_app.js"]
 
 
 def changed(history: BenchHistory) -> list[SpeedChange]:
@@ -32,11 +33,11 @@ def pages(
         values = {"what": "benchmark", "command": "ampcheck bench", "other": "index.html", "there": "conformance"}
         return {file: ("nothing.html", title, [], values) for file, title in titles.items()}
     filled: dict[str, tuple[list[str], dict[str, Any]]] = {
-        "bench.html": (["bench_filter.js"], bench_pages.results(history, changed)),
-        "bench_accuracy.html": (["bench_filter.js"], sections.accuracy(history)),
-        "bench_roofline.html": (["bench_filter.js"], sections.roofline(history)),
-        "bench_scaling.html": (["bench_chart.js", "bench_filter.js", "bench_scaling.js"], bench_pages.scaling(history)),
-        "bench_devices.html": (["bench_filter.js"], bench_pages.devices(history)),
+        "bench.html": (_FILTER, bench_pages.results(history, changed)),
+        "bench_accuracy.html": (_FILTER, sections.accuracy(history)),
+        "bench_roofline.html": (_FILTER, sections.roofline(history)),
+        "bench_scaling.html": (["bench_chart.js", *_FILTER, "bench_scaling.js"], bench_pages.scaling(history)),
+        "bench_devices.html": (_FILTER, bench_pages.devices(history)),
         "bench_history.html": ([*_DATA, "bench_chart.js", "bench_history.js"], {}),
         "bench_compare.html": ([*_DATA, "bench_compare.js"], {"kinds": KINDS}),
     }
@@ -46,7 +47,7 @@ def pages(
 
 
 def files(history: BenchHistory, changed: Sequence[SpeedChange]) -> dict[str, str]:
-    """The data of the scripts, and the newest run group's exports."""
+    """Return the data of the scripts, and the newest run group's exports."""
     if history.newest is None:
         return {}
     run = history.newest.runs[0]

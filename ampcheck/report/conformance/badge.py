@@ -25,7 +25,7 @@ _LISTED = 20
 
 
 def files(history: History) -> dict[str, str]:
-    """The exports of a site, by file name."""
+    """Return the exports of a site, by file name."""
     newest, previous = history.newest, history.previous
     comparison = compare(previous, newest) if previous else None
     return {
@@ -37,7 +37,7 @@ def files(history: History) -> dict[str, str]:
 
 
 def message(run: Run) -> tuple[str, str]:
-    """The badge's text and colour. Cases on virtual devices are counted, and named as such."""
+    """Return the badge's text and colour. Cases on virtual devices are counted, and named as such."""
     if interrupted(run):
         return f"interrupted: {number(ran(run))} of {number(expected(run))} ran", "grey"
     if not ran(run):
@@ -60,13 +60,13 @@ def message(run: Run) -> tuple[str, str]:
 
 
 def shields(run: Run) -> str:
-    """The JSON of a shields.io endpoint badge."""
+    """Return the JSON of a shields.io endpoint badge."""
     text, color = message(run)
     return json.dumps({"schemaVersion": 1, "label": LABEL, "message": text, "color": COLORS[color]}, indent=1) + "\n"
 
 
 def svg(run: Run) -> str:
-    """The badge as an SVG that needs no font but a sans-serif one."""
+    """Return the badge as an SVG that needs no font but a sans-serif one."""
     text, color = message(run)
     left, right = _width(LABEL) + 12, _width(text) + 12
     whole = f"{LABEL}: {text}"
@@ -83,7 +83,7 @@ def svg(run: Run) -> str:
 
 
 def summary(run: Run, comparison: Comparison | None = None) -> str:
-    """A run as Markdown, for a job summary or a comment: verdict, changes, counts, causes."""
+    """Return a run as Markdown, for a job summary or a comment: verdict, changes, counts, causes."""
     _, verdict = judged(run)
     cut = f" {markdown(run.note)}." if interrupted(run) else ""
     parts = ["## ampcheck", "", f"**{verdict}**{cut} {number(ran(run))} of {number(expected(run))} cases ran."]

@@ -39,7 +39,7 @@ class Interner:
 
 
 def run_names(history: History) -> list[str]:
-    """A name for each run that addresses can hold and that later sites give it again: when it started."""
+    """Return a name for each run that addresses can hold and that later sites give it again: when it started."""
     names: list[str] = []
     for run in history.runs:
         started = str(run.header.get("started", ""))
@@ -133,7 +133,7 @@ def _cause(result: Result | None) -> str:
 
 
 def device_modules(run: Run) -> str:
-    """The `--device-module` options a run was started with, as a command line has them."""
+    """Return the `--device-module` options a run was started with, as a command line has them."""
     found = []
     for header in run.header.get("parts", [run.header]):
         words = [str(word) for word in header.get("command", [])]
@@ -146,7 +146,7 @@ def device_modules(run: Run) -> str:
 
 
 def source_link(rule: Rule, run: Run) -> str:
-    """The address of a rule's source: a page, or the file in PyTorch's repository at the run's version."""
+    """Return the address of a rule's source: a page, or the file in PyTorch's repository at the run's version."""
     if rule.source.startswith("https://"):
         return rule.source
     torch = str(run.header.get("versions", {}).get("torch", "")).partition("+")[0]
@@ -155,19 +155,19 @@ def source_link(rule: Rule, run: Run) -> str:
 
 
 def script(name: str, value: Mapping[str, Any]) -> str:
-    """A value as a script file that a page opened from disk can load."""
+    """Return a value as a script file that a page opened from disk can load."""
     return f"window.{name} = {json.dumps(value, separators=(',', ':'))};\n"
 
 
 def _composed(result: Result, token: str) -> str:
-    """The id as `app.js` puts it together; the rare other ones are written out."""
+    """Return the id as `app.js` puts it together; the rare other ones are written out."""
     return "-".join(
         part for part in (op_token(result.op, result.sample), result.inputs, result.compiler, result.amp, token) if part
     )
 
 
 def _packed(column: Sequence[int]) -> list[Any]:
-    """A column as it is, or as pairs of value and length where that is shorter: `["v", …]` or `["r", …]`."""
+    """Return a column as it is, or as pairs of value and length where that is shorter: `["v", …]` or `["r", …]`."""
     pairs = [number for value, same in groupby(column) for number in (value, sum(1 for _ in same))]
     return ["r", *pairs] if len(pairs) < len(column) else ["v", *column]
 

@@ -53,12 +53,12 @@ class Tally:
 
 
 def case_href(key: str) -> str:
-    """The address of a case's page."""
+    """Return the address of a case's page."""
     return "case.html#" + quote(key, safe="/+")
 
 
 def matrix_href(filters: Mapping[str, str]) -> str:
-    """The address of the matrix with some filters set."""
+    """Return the address of the matrix with some filters set."""
     return "matrix.html#" + urlencode(filters)
 
 
@@ -85,7 +85,7 @@ def common(history: History) -> dict[str, Any]:
 
 
 def health(history: History) -> dict[str, Any]:
-    """The first page: what changed, how much ran, what needs a person."""
+    """Return the first page: what changed, how much ran, what needs a person."""
     newest, previous = history.newest, history.previous
     rows = [
         {**_summary(run, name), "counts": run.counts()}
@@ -187,7 +187,7 @@ def about(history: History) -> dict[str, Any]:
 
 
 def judged(run: Run) -> tuple[str, str]:
-    """A run's colour and its sentence: green, red, or grey where it tells too little."""
+    """Return a run's colour and its sentence: green, red, or grey where it tells too little."""
     if interrupted(run):
         return "grey", "The run was interrupted."
     if not ran(run):
@@ -214,7 +214,7 @@ def _cause(cause: Cause, said: Mapping[str, str]) -> dict[str, Any]:
 
 
 def used(counts: Counter[str]) -> list[Status]:
-    """The statuses that occur, in their usual order."""
+    """Return the statuses that occur, in their usual order."""
     return [status for name, status in SHOWN.items() if counts[name]]
 
 
@@ -232,7 +232,7 @@ def _summary(run: Run, name: str) -> dict[str, Any]:
 
 
 def _on(run: Run) -> str:
-    """A run's devices in few words, e.g. "cpu, 4 virtual devices"."""
+    """Return a run's devices in few words, e.g. "cpu, 4 virtual devices"."""
     unreal = virtual(run)
     names = [name for name in devices(run) if name not in unreal]
     if unreal:
@@ -267,7 +267,7 @@ def _hit(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _short(file: str) -> str:
-    """A deviations file without the folders of the machine the site was built on."""
+    """Return a deviations file without the folders of the machine the site was built on."""
     package = Path(__file__).parents[3]
     path = Path(file)
     return str(path.relative_to(package)) if path.is_relative_to(package) else path.name

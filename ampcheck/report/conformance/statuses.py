@@ -40,5 +40,5 @@ SHOWN = {status.name: status for status in _ALL}
 
 
 def number(count: int) -> str:
-    """A count with its thousands apart, e.g. "12 034" (with a no-break space)."""
+    """Return a count with its thousands apart, e.g. "12 034" (with a no-break space)."""
     return f"{count:,}".replace(",", "\N{NO-BREAK SPACE}")

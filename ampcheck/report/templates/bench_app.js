@@ -1,7 +1,8 @@
 "use strict";
-// The other half of ampcheck/report/benchmarks/data.py: decodes the columns, and holds what several pages share.
+// The other half of ampcheck/report/benchmarks/data.py: decodes the columns, and holds what the pages of benchmarks share.
 window.ampbench = (() => {
   const data = window.AMPCHECK_BENCH;
+  const { el } = window.page;
   const DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   const value = new Int8Array(128).fill(-1);
   for (let i = 0; i < 64; i++) value[DIGITS.charCodeAt(i)] = i;
@@ -43,12 +44,7 @@ window.ampbench = (() => {
       const packed = data.series[s];
       const [seconds, speed] = [unpack(packed.seconds), unpack(packed.speed)];
       const verdicts = new Array(runGroups).fill("");
-      let place = 0;
-      for (const [, letter, count] of packed.verdict.matchAll(/([a-z.])(\d*)/g)) {
-        const end = place + Number(count || 1);
-        if (letter !== ".") verdicts.fill(data.verdicts[letter], place, end);
-        place = end;
-      }
+      page.eachRun(packed.verdict, (letter, from, to) => verdicts.fill(data.verdicts[letter], from, to));
       const reasons = unpack(packed.reason);
       decoded.set(s, {
         seconds: numbers(seconds),
@@ -67,16 +63,6 @@ window.ampbench = (() => {
   const valid = (c, i) => c.verdicts[i] !== "" && c.verdicts[i] !== "invalid" && c.verdicts[i] !== "not measured" && !Number.isNaN(c.seconds[i]);
   const name = (s) => data.groups[data.series[s].g].key + "/" + data.series[s].variant;
 
-  // Every text reaches the page through here, as a text node: nothing in a benchmark file can become markup.
-  const el = (tag, attributes, ...children) => {
-    const node = document.createElement(tag);
-    for (const [attribute, text] of Object.entries(attributes || {})) {
-      if (text === true) node.setAttribute(attribute, "");
-      else if (text !== false && text !== undefined) node.setAttribute(attribute, text);
-    }
-    node.append(...children.filter((child) => child !== "" && child !== undefined));
-    return node;
-  };
   const three = (number) => {
     if (!Number.isFinite(number) || number === 0) return String(number);
     const rounded = Number(number.toPrecision(3));
@@ -98,19 +84,8 @@ window.ampbench = (() => {
   };
   const variant = (text, color) =>
     el("span", { class: "variant" }, el("span", { class: "key" + (text.endsWith("-aa") ? " aa" : ""), style: `--c: var(--a${color})`, "aria-hidden": "true" }), text);
-  const number = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, "\u00a0");
 
-  // The address holds what is shown, so the skip link must not put its own target there.
-  document.querySelector(".skip").addEventListener("click", (event) => {
-    event.preventDefault();
-    document.getElementById("main").focus();
-  });
-  const address = () => new URLSearchParams(location.hash.slice(1));
-  const setAddress = (parameters) => {
-    const hash = parameters.toString();
-    history.replaceState(null, "", location.pathname + location.search + (hash ? "#" + hash : ""));
-  };
   const runNumber = (wanted) => data.runs.findIndex((run) => run.name === wanted);
 
-  return { data, runGroups, columns, valid, name, el, three, seconds, speed, chip, variant, number, address, setAddress, runNumber };
+  return { ...window.page, data, runGroups, columns, valid, name, three, seconds, speed, chip, variant, runNumber };
 })();

@@ -7,12 +7,7 @@
   const SHOWN = 100;
   const DECIDED = ["slower", "faster", "same"];
   const lowered = data.series.map((_, s) => B.name(s).toLowerCase());
-  const newestFirst = data.runs.map((_, i) => data.runs.length - 1 - i);
   const label = (run) => `${run.started || run.name}, torch ${run.torch}, ${run.mode}` + (run.note ? " (incomplete)" : "");
-  for (const name of ["a", "b"]) {
-    form.elements[name].append(...newestFirst.map((i) => el("option", { value: data.runs[i].name }, label(data.runs[i]))));
-  }
-
   // As ampcheck/report/benchmarks/changes.py sorts and compares; the tests hold the two against each other.
   const range = (c, i, bound) => [
     Number.isNaN(c.low[i]) ? c.seconds[i] / (1 + bound) : c.low[i],
@@ -66,24 +61,15 @@
     return el("tr", {}, head, side(c, a), side(c, b), el("td", { class: "text" }, said(test)));
   };
   const list = (kind, found, a, b) => {
-    const row = line(a, b);
-    const body = el("tbody", {}, ...found.slice(0, SHOWN).map(row));
-    const head = el("thead", {}, el("tr", {}, ...["series", "earlier", "later", "times"].map((name) => el("th", { scope: "col" }, name))));
     const title = kind === "rest" ? "unchanged" : kind;
-    const out = [
+    return [
       el("h2", { id: kind }, `${B.number(found.length)} ${title}`),
       el("p", { class: "note" }, data.kinds[kind] + "."),
-      el("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": title }, el("table", {}, head, body)),
+      ...B.list(title, ["series", "earlier", "later", "times"], found, SHOWN, line(a, b)),
     ];
-    if (found.length > SHOWN) {
-      const button = el("button", { type: "button" }, `Show the other ${B.number(found.length - SHOWN)}`);
-      button.addEventListener("click", () => { body.append(...found.slice(SHOWN).map(row)); button.remove(); });
-      out.push(button);
-    }
-    return out;
   };
 
-  const render = (missing = []) => {
+  const render = (missing) => {
     performance.mark("compare-start");
     const [a, b] = ["a", "b"].map((name) => B.runNumber(form.elements[name].value));
     const [earlier, later] = [data.runs[a], data.runs[b]];
@@ -109,29 +95,7 @@
     );
     performance.measure("compare", "compare-start");
   };
-  const read = () => {
-    const wanted = B.address();
-    const last = data.runs.length - 1;
-    const usual = { a: data.pair.length === 2 ? data.pair[0] : Math.max(0, last - 1), b: last };
-    for (const name of ["a", "b"]) {
-      const asked = B.runNumber(wanted.get(name));
-      form.elements[name].value = data.runs[asked < 0 ? usual[name] : asked].name;
-    }
-    form.elements.q.value = wanted.get("q") || "";
-    render(["a", "b"].map((name) => wanted.get(name)).filter((name) => name && B.runNumber(name) < 0));
-  };
-  const changed = () => {
-    const parameters = { a: form.elements.a.value, b: form.elements.b.value };
-    if (form.elements.q.value) parameters.q = form.elements.q.value;
-    B.setAddress(new URLSearchParams(parameters));
-    render();
-  };
-  form.addEventListener("input", changed);
-  form.addEventListener("submit", (event) => event.preventDefault());
-  document.getElementById("swap").addEventListener("click", () => {
-    [form.elements.a.value, form.elements.b.value] = [form.elements.b.value, form.elements.a.value];
-    changed();
-  });
-  window.addEventListener("hashchange", read);
-  read();
+  const last = data.runs.length - 1;
+  const [a, b] = data.pair.length === 2 ? data.pair : [Math.max(0, last - 1), last];
+  B.pick(form, [...data.runs].reverse(), label, { a: data.runs[a].name, b: data.runs[b].name }, render);
 })();

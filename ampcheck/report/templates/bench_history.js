@@ -140,29 +140,19 @@
     document.getElementById("summary").textContent = `${B.number(found.length)} of ${B.number(data.groups.length)} workloads, ${B.number(runGroups)} ${runGroups === 1 ? "run group" : "run groups"}.`;
     performance.measure("history", "history-start");
   };
-  const read = () => {
-    const wanted = B.address();
-    for (const field of form.elements) {
-      if (!field.name) continue;
-      const value = wanted.get(field.name) || "";
-      if (field.tagName === "SELECT" && ![...field.options].some((option) => option.value === value)) field.append(el("option", { value }, value));
-      field.value = value;
-    }
-    hidden.clear();
-    for (const variant of wanted.getAll("hide")) hidden.add(variant);
-    for (const box of document.querySelectorAll("#variants input")) box.checked = !hidden.has(box.value);
-    shown = FIRST;
-    render();
-  };
-  const write = () => {
-    const parameters = new URLSearchParams();
-    for (const field of form.elements) if (field.name && field.value) parameters.set(field.name, field.value);
-    for (const variant of hidden) parameters.append("hide", variant);
-    B.setAddress(parameters);
-  };
-  form.addEventListener("input", () => { shown = FIRST; write(); render(); });
-  form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("reset", (event) => { event.preventDefault(); B.setAddress(new URLSearchParams()); read(); });
+  const write = B.filters(
+    form,
+    (byReader) => {
+      if (!byReader) {
+        hidden.clear();
+        for (const variant of B.address().getAll("hide")) hidden.add(variant);
+        for (const box of document.querySelectorAll("#variants input")) box.checked = !hidden.has(box.value);
+      }
+      shown = FIRST;
+      render();
+    },
+    () => [...hidden].map((variant) => ["hide", variant]),
+  );
   document.getElementById("variants").addEventListener("input", (event) => {
     if (event.target.checked) hidden.delete(event.target.value);
     else hidden.add(event.target.value);
@@ -170,7 +160,5 @@
     render();
   });
   more.addEventListener("click", () => { shown += 24; render(); });
-  window.addEventListener("hashchange", read);
   ampchart.onResize(render);
-  read();
 })();

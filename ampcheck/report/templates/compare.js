@@ -13,20 +13,6 @@
     ["added", "only in the later run"],
   ];
 
-  for (const name of ["a", "b"]) {
-    form.elements[name].append(...data.runs.map((run) => el("option", { value: run.name }, A.runLabel(run))));
-  }
-  const read = () => {
-    const wanted = A.address();
-    const usual = { a: Math.min(1, data.runs.length - 1), b: 0 };
-    for (const name of ["a", "b"]) {
-      const asked = A.runNumber(wanted.get(name));
-      form.elements[name].value = data.runs[asked < 0 ? usual[name] : asked].name;
-    }
-    const missing = ["a", "b"].map((name) => wanted.get(name)).filter((name) => name && A.runNumber(name) < 0);
-    render(missing);
-  };
-
   // As ampcheck/runner/compare.py sorts them; the tests hold the two against each other.
   const sorted = (a, b) => {
     const before = A.statuses(a);
@@ -60,20 +46,14 @@
         el("td", {}, shownAs(A.statuses(a)[i])),
         el("td", {}, shownAs(A.statuses(b)[i])),
       );
-    const table = A.table("", ["case", "earlier", "later"], cases.slice(0, SHOWN).map(line));
-    const out = [el("h2", { id: name }, `${A.number(cases.length)} ${name}`), el("p", { class: "note" }, meaning + "."), A.box(name, table)];
-    if (cases.length > SHOWN) {
-      const button = el("button", { type: "button" }, `Show the other ${A.number(cases.length - SHOWN)}`);
-      button.addEventListener("click", () => {
-        table.tBodies[0].append(...cases.slice(SHOWN).map(line));
-        button.remove();
-      });
-      out.push(button);
-    }
-    return out;
+    return [
+      el("h2", { id: name }, `${A.number(cases.length)} ${name}`),
+      el("p", { class: "note" }, meaning + "."),
+      ...A.list(name, ["case", "earlier", "later"], cases, SHOWN, line),
+    ];
   };
 
-  const render = (missing = []) => {
+  const render = (missing) => {
     const [a, b] = ["a", "b"].map((name) => A.runNumber(form.elements[name].value));
     const [earlier, later] = [data.runs[a], data.runs[b]];
     const { groups, common, unchanged } = sorted(a, b);
@@ -100,16 +80,6 @@
       ...flips.flatMap(([name, meaning]) => list(name, meaning, groups[name], a, b)),
     );
   };
-  const changed = () => {
-    A.setAddress(new URLSearchParams({ a: form.elements.a.value, b: form.elements.b.value }));
-    render();
-  };
-  form.addEventListener("input", changed);
-  form.addEventListener("submit", (event) => event.preventDefault());
-  document.getElementById("swap").addEventListener("click", () => {
-    [form.elements.a.value, form.elements.b.value] = [form.elements.b.value, form.elements.a.value];
-    changed();
-  });
-  window.addEventListener("hashchange", read);
-  read();
+  const usual = { a: data.runs[Math.min(1, data.runs.length - 1)].name, b: data.runs[0].name };
+  A.pick(form, data.runs, A.runLabel, usual, render);
 })();

@@ -31,26 +31,6 @@
   fill("status", [option("", "any"), option("red", "red, any"), ...data.statuses.map((s) => option(s.name, s.label))]);
   fill("run", data.runs.map((run, n) => option(n ? run.name : "", (n ? "" : "newest: ") + A.runLabel(run))));
 
-  const read = () => {
-    const wanted = A.address();
-    for (const field of form.elements) {
-      if (!field.name) continue;
-      const value = wanted.get(field.name) || "";
-      if (field.tagName === "SELECT" && ![...field.options].some((o) => o.value === value)) {
-        field.append(option(value, value)); // a link to what this site does not have must say so, not show all
-      }
-      field.value = value;
-    }
-    open = new Set(wanted.getAll("open"));
-    rowsShown = FIRST_ROWS;
-  };
-  const write = () => {
-    const parameters = new URLSearchParams();
-    for (const field of form.elements) if (field.name && field.value) parameters.set(field.name, field.value);
-    for (const op of open) parameters.append("open", op);
-    A.setAddress(parameters);
-  };
-
   const matching = (run) => {
     const status = A.statuses(run);
     const wanted = FIELDS.map((name) => [columns[name], form.elements[name].value, words[name]])
@@ -166,14 +146,6 @@
     performance.measure("matrix", "matrix-start");
   };
 
-  form.addEventListener("input", () => { rowsShown = FIRST_ROWS; write(); render(); });
-  form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("reset", (event) => {
-    event.preventDefault();
-    A.setAddress(new URLSearchParams());
-    read();
-    render();
-  });
   body.addEventListener("click", (event) => {
     const button = event.target.closest("button[data-op]");
     if (!button) return;
@@ -184,7 +156,13 @@
     [...body.querySelectorAll("button[data-op]")].find((other) => other.dataset.op === op)?.focus();
   });
   more.addEventListener("click", () => { rowsShown = Infinity; render(); });
-  window.addEventListener("hashchange", () => { read(); render(); });
-  read();
-  render();
+  const write = A.filters(
+    form,
+    (byReader) => {
+      if (!byReader) open = new Set(A.address().getAll("open"));
+      rowsShown = FIRST_ROWS;
+      render();
+    },
+    () => [...open].map((op) => ["open", op]),
+  );
 })();

@@ -1,0 +1,111 @@
+"use strict";
+// What the scripts of both halves of the site share.
+window.page = (() => {
+  // Every text reaches a page through here, as a text node: nothing in a file of results can become markup.
+  const el = (tag, attributes, ...children) => {
+    const node = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes || {})) {
+      if (value === true) node.setAttribute(name, "");
+      else if (value !== false && value !== undefined) node.setAttribute(name, value);
+    }
+    node.append(...children.filter((child) => child !== "" && child !== undefined));
+    return node;
+  };
+  const number = (count) => String(count).replace(/\B(?=(\d{3})+$)/g, "\u00a0");
+  const box = (label, table) => el("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": label }, table);
+  const table = (caption, headings, rows) =>
+    el(
+      "table",
+      {},
+      caption ? el("caption", {}, caption) : "",
+      el("thead", {}, el("tr", {}, ...headings.map((heading) => el("th", { scope: "col" }, heading)))),
+      el("tbody", {}, ...rows),
+    );
+  // A table of the first rows, and a button for the others.
+  const list = (label, headings, items, most, row) => {
+    const shown = table("", headings, items.slice(0, most).map(row));
+    if (items.length <= most) return [box(label, shown)];
+    const button = el("button", { type: "button" }, `Show the other ${number(items.length - most)}`);
+    button.addEventListener("click", () => { shown.tBodies[0].append(...items.slice(most).map(row)); button.remove(); });
+    return [box(label, shown), button];
+  };
+  // "a3.b" is a letter for each of many, with its count where it is not 1; "." is for none.
+  const eachRun = (text, fill) => {
+    let place = 0;
+    for (const [, letter, count] of text.matchAll(/([a-z.])(\d*)/g)) {
+      const end = place + Number(count || 1);
+      if (letter !== ".") fill(letter, place, end);
+      place = end;
+    }
+  };
+
+  // The address holds what is shown, so the skip link must not put its own target there.
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault();
+    document.getElementById("main").focus();
+  });
+  const address = () => new URLSearchParams(location.hash.slice(1));
+  const setAddress = (parameters) => {
+    const hash = parameters.toString();
+    history.replaceState(null, "", location.pathname + location.search + (hash ? "#" + hash : ""));
+  };
+
+  // Keeps a form's fields in the address. `changed` is called with whether a reader changed a field; `extra` adds
+  // parameters. Returns what writes the address.
+  const filters = (form, changed, extra = () => []) => {
+    const read = () => {
+      const wanted = address();
+      for (const field of form.elements) {
+        if (!field.name) continue;
+        const value = wanted.get(field.name) || "";
+        if (field.tagName === "SELECT" && ![...field.options].some((option) => option.value === value)) {
+          field.append(new Option(value, value)); // a link to what this site does not have must say so, not show all
+        }
+        field.value = value;
+      }
+      changed(false);
+    };
+    const write = () => {
+      const parameters = new URLSearchParams();
+      for (const field of form.elements) if (field.name && field.value) parameters.set(field.name, field.value);
+      for (const [name, value] of extra()) parameters.append(name, value);
+      setAddress(parameters);
+    };
+    form.addEventListener("input", () => { write(); changed(true); });
+    form.addEventListener("submit", (event) => event.preventDefault());
+    form.addEventListener("reset", (event) => { event.preventDefault(); setAddress(new URLSearchParams()); read(); });
+    window.addEventListener("hashchange", () => { if (location.hash.includes("=") || !location.hash) read(); });
+    read();
+    return write;
+  };
+
+  // Fills the two lists of a comparison with runs and keeps what is chosen in the address. `render` gets the linked runs
+  // that are not here.
+  const pick = (form, runs, label, usual, render) => {
+    const known = (name) => runs.some((run) => run.name === name);
+    for (const name of ["a", "b"]) form.elements[name].append(...runs.map((run) => el("option", { value: run.name }, label(run))));
+    const read = () => {
+      const wanted = address();
+      for (const field of form.elements) {
+        if (field.name) field.value = (field.name in usual && !known(wanted.get(field.name)) ? usual[field.name] : wanted.get(field.name)) || "";
+      }
+      render(["a", "b"].map((name) => wanted.get(name)).filter((name) => name && !known(name)));
+    };
+    const changed = () => {
+      const parameters = new URLSearchParams();
+      for (const field of form.elements) if (field.name && field.value) parameters.set(field.name, field.value);
+      setAddress(parameters);
+      render([]);
+    };
+    form.addEventListener("input", changed);
+    form.addEventListener("submit", (event) => event.preventDefault());
+    document.getElementById("swap").addEventListener("click", () => {
+      [form.elements.a.value, form.elements.b.value] = [form.elements.b.value, form.elements.a.value];
+      changed();
+    });
+    window.addEventListener("hashchange", read);
+    read();
+  };
+
+  return { el, number, box, table, list, eachRun, address, setAddress, filters, pick };
+})();
