@@ -60,10 +60,8 @@ MOST = 2000
 
 
 def one_line(error: BaseException | None) -> str:
-    """Return an exception's whole message as one line; of a very long one the beginning and the end."""
-    if error is None:
-        return "nothing"
+    """Return an exception with its whole message as one line; of a very long message the beginning and the end."""
     text = " ".join(str(error).split())
     if len(text) > MOST:
         text = f"{text[: MOST * 3 // 4]} … {text[-MOST // 4 :]}"
-    return f"{type(error).__name__}: {text}"
+    return f"{type(error).__name__}: {text}" if error else "nothing"

@@ -7,82 +7,119 @@ bits, made by kernels that received the same dtypes; and it lies near the float6
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
+from zlib import crc32
 
 import torch
 
 from ampcheck.checks import comparisons
-from ampcheck.checks.call import CallPlan, plan
+from ampcheck.checks.base import Check, carrying
+from ampcheck.checks.call import CallPlan, because, plan
 from ampcheck.checks.forward import require_inputs
-from ampcheck.checks.reference import DRAWS, cast_call, distance, far, mover, narrowest
-from ampcheck.compilers import function
+from ampcheck.checks.program import call_blocks, cast_blocks, made_tensors, region, report, written
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
+from ampcheck.devices.virtual import graphs
 from ampcheck.errors import Broken, Unsupported, one_line
+from ampcheck.observe.closeness import BACKWARD_PASSES, moved_by, mover
 from ampcheck.observe.dispatcher import lacks_kernel
-from ampcheck.observe.recorder import exists, map_tensors, overload_name, tensors
-from ampcheck.observe.torch_private import TorchDispatchMode
-from ampcheck.samples.describe import TensorArg
-from ampcheck.samples.tensors import build
+from ampcheck.observe.recorder import Recorder, exists, overload_name, tensors
+from ampcheck.register.torch_private import OpOverload
+from ampcheck.samples import catalogue
 from ampcheck.spec.case import GRADIENT, Case
-from ampcheck.spec.rules import RULES
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
-Gradients = dict[int, torch.Tensor]
+Gradients = Mapping[int, torch.Tensor]
 """Gradients by the place of their leaf among the tensors of a call."""
 
 Exact = dict[int, tuple[torch.Tensor, torch.Tensor]]
 """Gradients in float64, each with how far half a rounding of every input moves its elements."""
 
-PASSES = 2
-"""What the bound of one op is multiplied by: a backward pass takes what the forward pass rounded."""
-
 _REFUSAL = "is not differentiable with respect to argument"
 """What PyTorch says of an argument that it takes as a constant."""
-
 
 BOOKKEEPING = ("_to_copy", "detach", "new_empty_strided", "copy_", "add.Tensor")
 """What autograd itself does to cast, sum and keep gradients; it depends on who else holds them. So do the questions to
 a tensor in the namespace prim, some of which are asked once and remembered."""
 
-
-class _Kernels(TorchDispatchMode):
-    """Writes down each op that runs, but for autograd's bookkeeping, with the dtypes of its tensor arguments."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = overload_name(func)
-        if not name.startswith("prim::") and name not in BOOKKEEPING:
-            self.seen.append(" ".join([name, *(name_of(t.dtype) for t in tensors((args, kwargs)))]))
-        return func(*args, **kwargs)
+Backward = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
+"""Runs a backward pass from outputs, given the gradient of each."""
 
 
 @dataclass
 class Pass:
     """A forward and a backward pass.
 
-    `leaves`: the tensors that require grad, by their place among the call's tensors. `outputs`: the dtypes of what
-    came out. `written`: the places of the outputs that held other values after the backward pass. `kernels`: each op of
-    the backward pass with the dtypes it received, in order of their names; the order in
-    which they ran is not told, because the casts of a call are made in any order.
+    `leaves`: the tensors that require grad, by their place among the call's tensors. `outputs`: those that came out
+    with a gradient. `written`: the places of the outputs that held other values after the backward pass. `kernels`:
+    each op of the backward pass with the dtypes it received, in order of their names; the order in which they ran is
+    not told, because the casts of a call are made in any order.
     """
 
     leaves: dict[int, torch.Tensor]
-    outputs: list[str] = field(default_factory=list)
+    outputs: list[torch.Tensor] = field(default_factory=list)
     written: list[int] = field(default_factory=list)
     kernels: list[str] = field(default_factory=list)
     error: Exception | None = None
 
-    def gradients(self) -> Gradients:
+    def dtypes(self) -> list[torch.dtype]:
+        """Return the dtypes of the outputs."""
+        return [x.dtype for x in self.outputs]
+
+    def gradients(self) -> dict[int, torch.Tensor]:
         """Return the gradient of each leaf that has one."""
         return {place: leaf.grad for place, leaf in self.leaves.items() if leaf.grad is not None}
+
+
+class BackwardCheck(Check):
+    """An op with a policy, and its gradient."""
+
+    def takes(self, case: Case) -> bool:
+        return case.op in catalogue() and case.suite == "autograd"
+
+    def describe(self, case: Case) -> str:
+        return (
+            f"The gradient of aten::{case.op}, called in a region of {case.amp}, has the dtype of its leaf and the "
+            "bits that explicit casts in the graph give, and is right."
+        )
+
+    def run(self, case: Case, device: Device) -> list[str]:
+        if device.without_autograd:
+            raise Unsupported(device.without_autograd)
+        with device.activate():
+            if not exists(case.op):
+                raise Unsupported(f"torch {torch.__version__} has no aten::{case.op}")
+            todo = planned(case, device)
+            require_inputs(todo, device)
+            places = differentiable(todo, device)
+            want = run(todo, device, places)
+            got = run(todo, device, places, device.autocast(case.amp))
+            if differences := comparisons.same_error(got.error, want.error, todo.name):
+                return carrying(got.error, differences)
+            if want.error is not None or not want.gradients():
+                _require_gradient(todo, device, want)
+            if want.written:
+                raise Broken([SPOILED.format(place=place, name=todo.name) for place in want.written])
+            why = why_back(case.rule)
+            differences = output_grads(got.outputs, want.outputs, todo.name, why)
+            differences += gradient_dtypes(got.leaves, got.gradients(), want.gradients(), todo.name, why)
+            if device.has_values and not differences:
+                differences = _values(todo, device, places, got, want)
+            return differences or backward_kernels(got.kernels, want.kernels, todo.name, why)
+
+    def program(
+        self, case: Case, device: Device, message: str = "", modules: Sequence[str] = (), *, ran: bool = True
+    ) -> str:
+        return backward_program(case, device, message, modules, ran=ran)
+
+
+def why_back(rule: str) -> str:
+    """Return why gradients are as expected, for the sentences."""
+    return f"({because(rule)}, and its gradient passes the cast back)"
 
 
 def planned(case: Case, device: Device) -> CallPlan:
@@ -90,64 +127,29 @@ def planned(case: Case, device: Device) -> CallPlan:
     return plan(replace(case, inputs=case.inputs.removesuffix(GRADIENT)), device)
 
 
-def check_backward(case: Case, device: Device) -> list[str]:
-    """Run an op case with gradients and return every difference from the specification.
-
-    Raises `Unsupported` where the device cannot run the op, or has no gradient of it without autocast either.
-    """
-    if device.without_autograd:
-        raise Unsupported(device.without_autograd)
-    with device.activate():
-        if not exists(case.op):
-            raise Unsupported(f"torch {torch.__version__} has no aten::{case.op}")
-        todo = planned(case, device)
-        name = f"aten::{case.op}" if todo.sample.call == "aten" else todo.sample.call
-        require_inputs(todo, device, name)
-        places = differentiable(todo, device)
-        hand = run(todo, device, places)
-        under = run(todo, device, places, device.autocast(case.amp))
-        differences = comparisons.same_error(under.error, hand.error, name)
-        if differences:
-            return differences
-        if hand.error is not None or not hand.gradients():
-            _require_gradient(todo, device, hand, name)
-        if hand.written:
-            told = "holds other values after the backward pass, which only reads it; it does so without autocast, too"
-            raise Broken([f"output {place} of {name} {told}" for place in hand.written])
-        because = f"(rule {case.rule}: {RULES[case.rule].sentence}, and its gradient passes the cast back)"
-        differences = _dtypes(under, hand, name, because)
-        if device.has_values and not differences:
-            differences = _values(todo, device, places, under, hand, name)
-        return differences or _kernels(under, hand, name, because)
-
-
-def _require_gradient(todo: CallPlan, device: Device, hand: Pass, name: str) -> None:
+def _require_gradient(todo: CallPlan, device: Device, want: Pass) -> None:
     """Judge a case whose op has no gradient without autocast either.
 
     Raises Unsupported where PyTorch has none on the CPU in float64, the dispatcher has no kernel or the device declares
     such texts as refusals; else Broken.
     """
-    if _reference(todo, device, hand.outputs) in (None, {}):
-        raise Unsupported(f"PyTorch has no gradient of {name}, on the CPU in float64 neither")
-    if hand.error is None:
-        raise Broken([f"{name} has no gradient on {device.name}, with and without autocast; the CPU has one"])
-    places = "in the forward or backward pass"
-    if lacks_kernel(hand.error) or device.refuses(hand.error):
-        raise Unsupported(one_line(hand.error))
-    said = one_line(hand.error)
-    raise Broken([f"{name} raised {said} {places}; it raises that without autocast, too"], hand.error)
+    if _reference(todo, device, want.dtypes()) in (None, {}):
+        raise Unsupported(f"PyTorch has no gradient of {todo.name}, on the CPU in float64 neither")
+    if want.error is None:
+        raise Broken([NO_GRADIENT.format(name=todo.name, device=device.name)])
+    if lacks_kernel(want.error) or device.refuses(want.error):
+        raise Unsupported(one_line(want.error))
+    raise Broken([raises_in_a_pass(want.error, todo.name)], want.error)
 
 
 def differentiable(todo: CallPlan, device: Device) -> list[int]:
     """Return the places of the floating tensors that may require grad: PyTorch takes some arguments as constants."""
     places = [place for place, leaf in enumerate(todo.given) if leaf.on_device and DTYPES[leaf.dtype].is_floating_point]
-    if not _refused(_forward(todo, device, places)[0]):
-        return places
-    return [place for place in places if not _refused(_forward(todo, device, [place])[0])]
 
+    def refused(some: Collection[int]) -> bool:
+        return _REFUSAL in str(run(todo, device, some, forward_only=True).error)
 
-def _refused(done: Pass) -> bool:
-    return _REFUSAL in str(done.error)
+    return [place for place in places if not refused([place])] if refused(places) else places
 
 
 def run(
@@ -155,196 +157,332 @@ def run(
     device: Device,
     places: Collection[int],
     region: AbstractContextManager[object] | None = None,
-    weights: Sequence[str] | None = None,
+    weights: Sequence[torch.dtype] | None = None,
     draw: int | None = None,
+    *,
+    forward_only: bool = False,
 ) -> Pass:
     """Run both passes of a case.
 
     `places`: of the tensors that require grad. `region`: None for the reference. `weights`: for one in float64:
     the dtypes of the outputs that are differentiated where the case itself runs. `draw`: moves the inputs of such a
-    reference by half a rounding, by random signs of that seed.
+    reference by half a rounding, by random signs of that seed. `forward_only`: leaves the backward pass out.
     """
-    done, outputs = _forward(todo, device, places, region, exact=weights is not None, draw=draw)
-    if done.error is None:
-        try:
-            given = list(_weights(outputs, weights or done.outputs, device))
-            before = [device.snapshot(output) for output in outputs] if device.has_values else []
-            with _Kernels() as seen:
-                device.backward(outputs, given)
-            done.kernels = sorted(seen.seen)
-            for place, (output, value) in enumerate(zip(outputs, before, strict=False)):
-                now = device.host(output)
-                with device.native_ops():
-                    done.written += [] if comparisons.identical(now, value) else [place]
-        except Exception as error:  # a backward kernel may raise anything, and that is what is to be seen
-            done.error = error
+    given, call = todo.inputs(device), todo.call
+    if weights is not None:
+        given, call = todo.cast(given, "fp64"), todo.reference("fp64")
+    elif region is None:
+        call = partial(_in_graph, todo)
+    if draw is not None:
+        given = list(map(mover(todo.narrowest, draw), given))
+    device.seed()
+    return run_passes(
+        call,
+        given,
+        places,
+        region or nullcontext(),
+        None if forward_only else device.backward,
+        device.leaf,
+        device.native_ops,
+        weights,
+        device.snapshot if device.has_values else None,
+    )
+
+
+def _in_graph(todo: CallPlan, *given: torch.Tensor) -> Any:
+    return todo.reference()(*todo.cast(given))
+
+
+def leaf(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a leaf of a graph that requires grad, of the tensor's values."""
+    return tensor.detach().requires_grad_()
+
+
+def snapshot(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor's values on the CPU, in new memory."""
+    return tensor.detach().cpu().clone()
+
+
+def run_passes(
+    call: Callable[..., object],
+    given: Iterable[torch.Tensor],
+    places: Collection[int],
+    region: AbstractContextManager[object],
+    backward: Backward | None = torch.autograd.backward,
+    leaf: Callable[[torch.Tensor], torch.Tensor] = leaf,
+    native_ops: Callable[[], AbstractContextManager[object]] = nullcontext,
+    weights: Sequence[torch.dtype] | None = None,
+    snapshot: Callable[[torch.Tensor], torch.Tensor] | None = snapshot,
+) -> Pass:
+    """Run a forward pass in a region, and outside of it a backward pass from each output that has a gradient.
+
+    Args:
+        call: of the tensors `given`, of which those at `places` are made leaves.
+        backward: None leaves the backward pass out.
+        leaf: makes a leaf of a tensor.
+        native_ops: the context of work on results of `snapshot`.
+        weights: the dtypes of the weights of the outputs; by default their own.
+        snapshot: copies an output to the CPU; None where outputs have no values.
+    """
+    given = list(given)
+    done = Pass({})
+
+    def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = overload_name(func)
+        if not name.startswith("prim::") and name not in BOOKKEEPING:
+            done.kernels.append(" ".join([name, *(name_of(x.dtype) for x in tensors((args, kwargs)))]))
+        return func(*args, **kwargs)
+
+    try:
+        done.leaves = {place: leaf(x) for place, x in enumerate(given) if place in places}
+        with region:
+            out = call(*[done.leaves.get(place, x) for place, x in enumerate(given)])
+        done.outputs = [x for x in tensors(out) if x.requires_grad]
+        if backward is None:
+            return done
+        wanted = weights or [x.dtype for x in done.outputs]
+        given = [weight(place, *pair) for place, pair in enumerate(zip(done.outputs, wanted, strict=True))]
+        before = [snapshot(x) for x in done.outputs] if snapshot else []
+        with Recorder(run):
+            backward(done.outputs, given)
+        now = [snapshot(x) for x in done.outputs] if snapshot else []
+        with native_ops():
+            done.written = comparisons.changed(now, before)
+    except Exception as error:  # a kernel may raise anything, and that is what is to be seen
+        done.error = error
+    done.kernels.sort()
     return done
 
 
-def _forward(
-    todo: CallPlan,
-    device: Device,
-    places: Collection[int],
-    region: AbstractContextManager[object] | None = None,
-    *,
-    exact: bool = False,
-    draw: int | None = None,
-) -> tuple[Pass, list[torch.Tensor]]:
-    """Run the forward pass; return it and the outputs that have a gradient, in float64 where it is to be `exact`."""
-    done = Pass({})
-    args, kwargs = build(todo.sample, todo.dtypes, device)
-    call = function(todo.op, todo.sample)
-    if exact:
-        call, args, kwargs = cast_call(todo, args, kwargs, "fp64")
-    if draw is not None:
-        move = mover(narrowest(todo), draw)
-        args, kwargs = map_tensors(args, move), {name: map_tensors(value, move) for name, value in kwargs.items()}
-    numbers = iter(range(len(todo.given)))
-
-    def leaf(tensor: torch.Tensor) -> torch.Tensor:
-        place = next(numbers)
-        if place in places:
-            done.leaves[place] = tensor = device.leaf(tensor)
-        return tensor
-
-    args = map_tensors(args, leaf)
-    kwargs = {key: map_tensors(value, leaf) for key, value in kwargs.items()}
-    outputs: list[torch.Tensor] = []
-    try:
-        if region is None and not exact:
-            call, args, kwargs = cast_call(todo, args, kwargs)
-        device.seed()
-        with region or nullcontext():
-            outputs = [tensor for tensor in tensors(call(*args, **kwargs)) if tensor.requires_grad]
-        done.outputs = [name_of(tensor.dtype) for tensor in outputs]
-    except Exception as error:  # the call under test may raise anything, and that is what is to be seen
-        done.error = error
-    return done, outputs
-
-
-def _weights(outputs: Sequence[torch.Tensor], dtypes: Sequence[str], device: Device) -> Iterator[torch.Tensor]:
-    """Yield the gradient of a scalar with respect to each output: of a weighted sum, with weights that all differ.
+def weight(place: int, output: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the gradient of a scalar with respect to an output: of a weighted sum, with weights that all differ.
 
     For a complex output, of the weighted sum of its squared absolute values, so that a phase that is free has no say.
     """
-    for place, (output, dtype) in enumerate(zip(outputs, dtypes, strict=True)):
-        arg = TensorArg(tuple(output.shape), fill="unit")
-        if output.is_complex():
-            yield output.detach() * device.tensor(arg, "fp32", place)
-        else:
-            yield device.tensor(arg, dtype, place).to(output.dtype)
+    generator = torch.Generator().manual_seed(crc32(repr((tuple(output.shape), "unit", 0, place)).encode()))
+    made = 0.05 + 0.9 * torch.rand(output.shape, generator=generator, dtype=torch.float64)
+    if output.is_complex():
+        return output.detach() * made.to(torch.float32).to(output.device)
+    return made.to(dtype).to(output.device).to(output.dtype)
 
 
-def _dtypes(under: Pass, hand: Pass, name: str, because: str) -> list[str]:
+def output_grads(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], name: str, why: str) -> list[str]:
+    """Compare the dtypes of the outputs that have a gradient with those of the reference."""
+    found, right = (", ".join(name_of(x.dtype) for x in outputs) or "none" for outputs in (got, want))
+    told = f"the outputs of {name} that require grad are {found}; expected {right} {why}"
+    return [told] if found != right else []
+
+
+def gradient_dtypes(
+    leaves: Mapping[int, torch.Tensor], got: Gradients, want: Gradients, name: str, why: str
+) -> list[str]:
     """Check that the same leaves have gradients as in the reference, each of its leaf's dtype and shape."""
-    got, wanted = under.gradients(), hand.gradients()
     differences = []
-    if under.outputs != hand.outputs:
-        found, right = (", ".join(dtypes) or "none" for dtypes in (under.outputs, hand.outputs))
-        differences.append(f"the outputs of {name} that require grad are {found}; expected {right} {because}")
-    for place, leaf in under.leaves.items():
-        what = f"the gradient of argument {place} of {name}"
-        dtype, shape = name_of(leaf.dtype), tuple(leaf.shape)
-        if (place in got) != (place in wanted):
-            found, right = ("there" if place in passes else "missing" for passes in (got, wanted))
-            differences.append(f"{what} is {found}; expected it to be {right} {because}")
-        elif place in got and (name_of(got[place].dtype), tuple(got[place].shape)) != (dtype, shape):
-            seen = got[place]
-            differences.append(
-                f"{what} is {name_of(seen.dtype)} of shape {tuple(seen.shape)}; expected {dtype} {shape}"
-            )
+    for place, leaf in leaves.items():
+        what, gradient = f"the gradient of argument {place} of {name}", got.get(place)
+        if (gradient is None) != (want.get(place) is None):
+            found, right = ("missing" if side.get(place) is None else "there" for side in (got, want))
+            differences.append(f"{what} is {found}; expected it to be {right} {why}")
+        elif gradient is not None and (gradient.dtype, gradient.shape) != (leaf.dtype, leaf.shape):
+            seen, right = (f"{name_of(x.dtype)} {tuple(x.shape)}" for x in (gradient, leaf))
+            differences.append(f"{what} is {seen.replace(' ', ' of shape ', 1)}; expected {right}")
     return differences
 
 
-def _values(todo: CallPlan, device: Device, places: Collection[int], under: Pass, hand: Pass, name: str) -> list[str]:
-    """Check that gradients have the bits of the reference, where these do not change, and are near the float64 ones.
-
-    Raises Broken where those of the reference are not near them either.
-    """
-    if todo.op.values == "none":
+def backward_kernels(got: Sequence[str], want: Sequence[str], name: str, why: str) -> list[str]:
+    """Check that the kernels of the backward pass received the dtypes that they receive in the reference."""
+    if got == want:
         return []
-    got, wanted = _hosted(under, device), _hosted(hand, device)
-    exact = (_reference(todo, device, hand.outputs) if todo.op.values == "exact" else None) or {}
-    with device.native_ops():
-        differences = _bits(got, wanted, {place: gradient for place, (gradient, _) in exact.items()}, name)
-    if differences:
-        again = _hosted(run(todo, device, places), device)
-        with device.native_ops():
-            if all(comparisons.identical(gradient, again[place]) for place, gradient in wanted.items()):
-                return differences
-    with device.native_ops():
-        wrong = _accuracy(todo, got, exact, hand.outputs, name)
-        if wrong and _accuracy(todo, wanted, exact, hand.outputs, name):
-            raise Broken([f"{text}; it is wrong without autocast, too" for text in wrong])
-    return wrong
+    more, fewer = (
+        ", ".join(kernel for kernel in dict.fromkeys(a) if a.count(kernel) > b.count(kernel)) or "nothing"
+        for a, b in ((got, want), (want, got))
+    )
+    return [f"the backward pass of {name} ran {more} in the place of {fewer} {why}"]
 
 
-def _bits(under: Gradients, hand: Gradients, exact: Gradients, name: str) -> list[str]:
+def gradient_bits(got: Gradients, want: Gradients, exact: Gradients, name: str) -> list[str]:
     """Check that each gradient has the bits of the reference, or is nearer to the float64 one.
 
     Nearer, because a backend may sum the gradients of a cast's uses in float32, where autograd sums them in the dtype
     of the cast: cached-weight-gradient-in-low-precision in docs/findings.
     """
     differences = []
-    for place, gradient in under.items():
-        found = comparisons.same_bits(gradient, hand[place], f"the gradient of argument {place} of {name}")
-        if found and not (place in exact and _distance(gradient, exact[place]) < _distance(hand[place], exact[place])):
+    for place, gradient in got.items():
+        found = comparisons.same_bits(gradient, want[place], f"the gradient of argument {place} of {name}")
+        right = exact.get(place)
+        if found and not (right is not None and squares(gradient, right) < squares(want[place], right)):
             differences += found
     return differences
 
 
-def _distance(gradient: torch.Tensor, exact: torch.Tensor) -> float:
-    """Return how far a gradient is from the float64 one; infinity for another shape or values that are not finite."""
+def squares(gradient: torch.Tensor, exact: torch.Tensor) -> float:
+    """Return the sum of squares between a gradient and the float64 one; infinity for another shape, or nan or inf."""
     if gradient.shape != exact.shape or not gradient.isfinite().all():
         return float("inf")
     return (gradient.double() - exact.double()).square().sum().item()
 
 
-def _reference(todo: CallPlan, device: Device, dtypes: Sequence[str]) -> Exact | None:
-    """Return the gradients in float64, computed on the CPU, or on the device where the CPU lacks the op, or None.
-
-    `dtypes`: of the outputs that are differentiated where the case itself runs.
-    """
-    for source in (Cpu(), device):
-        with device.native_ops() if source is not device else nullcontext():
-            places = differentiable(todo, source)
-            exact = run(todo, source, places, weights=dtypes)
-            if exact.error is not None:
-                continue
-            gradients = _hosted(exact, source)
-            moved = {place: torch.zeros(x.shape, dtype=torch.float64) for place, x in gradients.items()}
-            for draw in range(DRAWS if source.type == "cpu" else 0):
-                for place, x in _hosted(run(todo, source, places, weights=dtypes, draw=draw), source).items():
-                    moved[place] = torch.maximum(moved[place], distance(x, gradients[place]))
-        return {place: (gradient, moved[place]) for place, gradient in gradients.items()}
-    return None
-
-
-def _accuracy(todo: CallPlan, got: Gradients, exact: Exact, dtypes: Sequence[str], name: str) -> list[str]:
-    """Check that each gradient is near the float64 one."""
-    floating = [dtype for dtype in (*todo.expected.leaves, *dtypes) if dtype in ("fp16", "bf16", "fp32")]
-    kernel = max(floating, key=lambda dtype: torch.finfo(DTYPES[dtype]).eps, default="fp64")
+def gradient_accuracy(got: Gradients, exact: Exact, kernel: torch.dtype, name: str) -> list[str]:
+    """Check that each gradient is near the float64 one. `kernel`: the least precise dtype that took part."""
     differences = []
     for place, (gradient, moved) in exact.items():
         what = f"the gradient of argument {place} of {name}"
         if place in got:
-            differences += far(got[place], gradient, moved, kernel, what, PASSES)
+            differences += comparisons.far(got[place], gradient, moved, kernel, what, BACKWARD_PASSES)
         elif gradient.any():
             differences.append(f"{what} is missing, with and without autocast; in float64 it is there")
     return differences
 
 
-def _hosted(done: Pass, device: Device) -> Gradients:
+def raises_in_a_pass(error: Exception, name: str) -> str:
+    """Return the difference of passes that raise the same with and without a region."""
+    return f"{name} raised {one_line(error)} in the forward or backward pass; it raises that without autocast, too"
+
+
+SPOILED = (
+    "output {place} of {name} holds other values after the backward pass, which only reads it; it does so without "
+    "autocast, too"
+)
+NO_GRADIENT = "{name} has no gradient on {device}, with and without autocast; the CPU has one"
+
+
+def _values(todo: CallPlan, device: Device, places: Collection[int], under: Pass, outside: Pass) -> list[str]:
+    """Check that gradients have the bits of the reference, where these do not change, and are near the float64 ones.
+
+    Raises Broken where those of the reference are not near them either.
+    """
+    if todo.op.values == "none":
+        return []
+    got, want = _hosted(under, device), _hosted(outside, device)
+    exact = (_reference(todo, device, outside.dtypes()) if todo.op.values == "exact" else None) or {}
+    with device.native_ops():
+        differences = gradient_bits(got, want, {place: gradient for place, (gradient, _) in exact.items()}, todo.name)
+    if differences:
+        again = _hosted(run(todo, device, places), device)
+        with device.native_ops():
+            if not comparisons.changed(list(again.values()), list(want.values())):
+                return differences
+    kernel = narrowest(todo, outside.dtypes())
+    with device.native_ops():
+        found = gradient_accuracy(got, exact, kernel, todo.name)
+        anyway = gradient_accuracy(want, exact, kernel, todo.name) if found else []
+    told = comparisons.wrong_anyway(found, anyway)
+    if anyway:
+        raise Broken(told)
+    return told
+
+
+def narrowest(todo: CallPlan, outputs: Sequence[torch.dtype]) -> torch.dtype:
+    """Return the least precise dtype that takes part in both passes of a call, float64 for none."""
+    low = (torch.float16, torch.bfloat16, torch.float32)
+    floating = [dtype for dtype in (*(DTYPES[leaf] for leaf in todo.expected.leaves), *outputs) if dtype in low]
+    return max(floating, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float64)
+
+
+def _reference(todo: CallPlan, device: Device, dtypes: Sequence[torch.dtype]) -> Exact | None:
+    """Return the gradients in float64, computed on the CPU, or on the device where the CPU lacks the op, or None.
+
+    `dtypes`: of the outputs that are differentiated where the case itself runs.
+    """
+    for origin in (Cpu(), device):
+        with device.native_ops() if origin is not device else nullcontext():
+            places = differentiable(todo, origin)
+            exact = run(todo, origin, places, weights=dtypes)
+            if exact.error is not None:
+                continue
+            gradients = _hosted(exact, origin)
+            moved = [torch.zeros(x.shape, dtype=torch.float64) for x in gradients.values()]
+            if origin.type == "cpu":
+                moved = moved_by(partial(_moved, todo, origin, places, dtypes), list(gradients.values()))
+        return dict(zip(gradients, zip(gradients.values(), moved, strict=True), strict=True))
+    return None
+
+
+def _moved(
+    todo: CallPlan, device: Device, places: Collection[int], weights: Sequence[torch.dtype], draw: int
+) -> list[torch.Tensor]:
+    return list(_hosted(run(todo, device, places, weights=weights, draw=draw), device).values())
+
+
+def _hosted(done: Pass, device: Device) -> dict[int, torch.Tensor]:
     """Return the gradients of a pass on the CPU."""
     return {place: device.host(gradient) for place, gradient in done.gradients().items()}
 
 
-def _kernels(under: Pass, hand: Pass, name: str, because: str) -> list[str]:
-    """Check that the kernels of the backward pass received the dtypes that they receive in the reference."""
-    if under.kernels == hand.kernels:
-        return []
-    more, fewer = (
-        ", ".join(kernel for kernel in dict.fromkeys(a) if a.count(kernel) > b.count(kernel)) or "nothing"
-        for a, b in ((under.kernels, hand.kernels), (hand.kernels, under.kernels))
-    )
-    return [f"the backward pass of {name} ran {more} in the place of {fewer} {because}"]
+def backward_program(case: Case, device: Device, message: str, modules: Sequence[str], *, ran: bool) -> str:
+    """Write a gradient case as plain torch; see `ampcheck.checks.base.Check.program`."""
+    todo, why = planned(case, device), why_back(case.rule)
+    name = todo.name
+    needed, made = made_tensors(todo, device)
+    blocks = [*call_blocks(todo, made), *cast_blocks(todo, case.rule)]
+    call = "reference" if len(blocks) > 3 else "call"
+    with device.activate():
+        places = differentiable(todo, device) if ran else [n for n, leaf in enumerate(todo.given) if leaf.eligible]
+    options = "" if device.has_values else ", snapshot=None"
+    if not device.has_values and device.name.startswith("virtual:"):
+        needed += [graphs.allow, graphs.backward]
+        blocks.append(f"allow({device.type!r})")
+        options += ", backward=backward"
+    inside = region(device, case.amp)
+    needed += [run_passes, report, nullcontext]
+    passes = f"got = run_passes(call, inputs(), {places}, {inside}{options})"
+    if not ran:
+        return written(device, modules, needed, [*blocks, f"{passes}\nprint(got)"])
+    blocks.append(f"""\
+{passes}
+want = run_passes(lambda *given: {call}(*cast(given)), inputs(), {places}, nullcontext(){options})
+a, b = (dict(done.gradients()) for done in (got, want))""")
+    hosted = "a, b = ({place: x.detach().cpu() for place, x in side.items()} for side in (a, b))"
+
+    def say(what: str, found: str) -> str:
+        return f"report({what!r}, {found})"
+
+    if "raised" in message:
+        needed += [comparisons.same_error, raises_in_a_pass]
+        found = f"same_error(got.error, want.error, {name!r})"
+        blocks.append(say("what was raised", f"{found} or [raises_in_a_pass(x, {name!r}) for x in [got.error] if x]"))
+        return written(device, modules, needed, blocks)
+    if "has no gradient on" in message:
+        told = NO_GRADIENT.format(name=name, device=device.name)
+        blocks.append(say("whether there is a gradient", f"[{told!r}] * (not a and not b)"))
+    elif "holds other values after the backward pass" in message:
+        found = f"[{SPOILED!r}.format(place=place, name={name!r}) for place in want.written]"
+        blocks.append(say("whether outputs are only read", found))
+    elif "float64" in message:
+        needed += [gradient_accuracy, comparisons.wrong_anyway, mover, moved_by]
+        filled = ", dtype=torch.float64" if call == "reference" else ""
+        blocks[-1] += f"\n{hosted}"
+        with device.activate():
+            narrow = narrowest(todo, run(todo, device, places, forward_only=True).dtypes())
+        blocks.append(f"""\
+def exact(draw=None):  # on the CPU in float64, of inputs that are half a rounding off if there is a draw
+    given = [x.to(torch.float64) if x.is_floating_point() else x for x in cast(x.cpu() for x in inputs())]
+    given = given if draw is None else list(map(mover({todo.narrowest}, draw), given))
+    weights = [x.dtype for x in want.outputs]
+    done = run_passes(lambda *given: {call}(*given{filled}), given, {places}, nullcontext(), weights=weights)
+    return done.gradients()
+
+in_float64 = exact()
+moved = moved_by(lambda draw: list(exact(draw).values()), list(in_float64.values()))
+exact = {{place: (x, far) for (place, x), far in zip(in_float64.items(), moved)}}
+wrong, outside = (gradient_accuracy(side, exact, {narrow}, {name!r}) for side in (a, b))
+{say("the distance from the float64 gradients", "wrong_anyway(wrong, outside)")}""")
+    else:
+        needed += [output_grads, gradient_dtypes, backward_kernels]
+        lines = [
+            say("outputs that require grad", f"output_grads(got.outputs, want.outputs, {name!r}, {why!r})"),
+            say("dtypes of the gradients", f"gradient_dtypes(got.leaves, a, b, {name!r}, {why!r})"),
+        ]
+        if (
+            device.has_values
+            and todo.op.values != "none"
+            and (not message or "same bits" in message or "shape" in message)
+        ):
+            needed.append(gradient_bits)
+            lines += [hosted, say("bits of the gradients", f"gradient_bits(a, b, {{}}, {name!r})")]
+        if not message or "the backward pass of" in message:
+            lines.append(
+                say("kernels of the backward pass", f"backward_kernels(got.kernels, want.kernels, {name!r}, {why!r})")
+            )
+        blocks.append("\n".join(lines))
+    return written(device, modules, needed, blocks)

@@ -1,131 +1,107 @@
-"""The checks: compare an observation with the specification and say every difference in a sentence.
+"""Compare what a call did with what it should do, and say every difference in a sentence.
 
-They know nothing of suites, devices or compilers, so each suite shares them. Every function returns the differences it
-found; none means the behaviour is right.
+Each function returns the differences that it found; none means the behaviour is right. The functions know nothing of
+cases, devices or the specification, so that every check shares them and every reproduction can print them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
-from ampcheck.errors import Difference, one_line
-from ampcheck.observe.recorder import KernelCall, Observation
-from ampcheck.spec.casting import POLICIES, Expectation, expect
-from ampcheck.spec.rules import RULES
+from ampcheck.errors import one_line
+from ampcheck.observe.closeness import bound, dense, distance, identical, right
+from ampcheck.observe.recorder import Observation
+from ampcheck.observe.torch_private import is_alias_of
 from ampcheck.spec.torch_dtypes import name_of
 
 
-def kernel(observation: Observation, expected: Expectation, sources: Sequence[str], rule: str) -> list[str]:
-    """Check the dtypes that the op's kernel received, its `dtype=` and the number of casts.
-
-    `sources`: the dtype of each tensor of the call as the caller gave it.
-    """
-    because = f"rule {rule}: {RULES[rule].sentence}"
-    name = f"aten::{expected.overload}"
-    call = observation.of(expected.overload)
-    if call is None:
-        if observation.error is not None:
-            told = f"{name} raised before its kernel ran: {one_line(observation.error)} ({because})"
-            return [Difference(told, observation.error)]
-        ran = ", ".join(k.overload for k in observation.kernels) or "nothing"
-        return [f"the kernel of {name} never ran; what ran was: {ran} ({because})"]
-    differences = _arguments(call, expected, name, because)
-    differences += [
-        f"argument {place} of {name} was {given} before the call and is {after} after it; autocast casts copies"
-        for place, given, after in observation.changed
+def received(given: Sequence[str], got: Sequence[str], wanted: Sequence[str], name: str, because: str) -> list[str]:
+    """Compare the dtypes of the arguments that a kernel received. `given`: what they were before any cast."""
+    return [
+        f"argument {place} of {name} was given as {a} and reached the kernel as {b}; expected {c} ({because})"
+        for place, (a, b, c) in enumerate(zip(given, got, wanted, strict=True))
+        if b != c
     ]
-    if call.dtype_kwarg != expected.dtype_kwarg and expected.dtype_kwarg is not None:
-        differences.append(
-            f"{name} ran with dtype={call.dtype_kwarg}; expected dtype={expected.dtype_kwarg} ({because})"
-        )
-    wanted = sum(1 for given, got in zip(sources, expected.leaves, strict=True) if given != got)
-    made = sum(1 for cast in observation.casts if cast.source is not None)
+
+
+def never_ran(overload: str, ran: Sequence[str], error: Exception | None, because: str) -> list[str]:
+    """Return the difference of a call in which the kernel of an overload did not run."""
+    if error is not None:
+        return [f"aten::{overload} raised before its kernel ran: {one_line(error)} ({because})"]
+    return [f"the kernel of aten::{overload} never ran; what ran was: {', '.join(ran) or 'nothing'} ({because})"]
+
+
+def kernel(
+    seen: Observation, overload: str, given: Sequence[str], wanted: Sequence[str], dtype: str | None, because: str
+) -> list[str]:
+    """Compare what the kernel of an overload received: the dtypes, its `dtype=` and the number of casts.
+
+    Args:
+        seen: the call, whose own tensors were followed.
+        overload: whose kernel is to run.
+        given: the dtype of each tensor of the call.
+        wanted: the dtype in which each of these is to reach the kernel.
+        dtype: the `dtype=` that autocast fills in, or None where it fills in none.
+        because: the rule, for the sentences.
+    """
+    name, call = f"aten::{overload}", seen.of(overload)
+    if call is None:
+        return never_ran(overload, [k.overload for k in seen.kernels], seen.error, because)
+    right = [leaf.got if leaf.source is None else wanted[leaf.source] for leaf in call.leaves]
+    found = received([leaf.given for leaf in call.leaves], [leaf.got for leaf in call.leaves], right, name, because)
+    found += [
+        f"argument {place} of {name} was {before} before the call and is {after} after it; autocast casts copies"
+        for place, before, after in seen.changed
+    ]
+    if dtype not in (None, call.dtype_kwarg):
+        found.append(f"{name} ran with dtype={call.dtype_kwarg}; expected dtype={dtype} ({because})")
+    expected = sum(a != b for a, b in zip(given, wanted, strict=True))
+    made = sum(cast.source is not None for cast in seen.casts)
     # Otherwise the call's own tensors were changed on the way.
     followed = all(leaf.source is not None for leaf in call.leaves)
-    if made != wanted and followed and not differences:
-        differences.append(f"autocast made {made} casts of the arguments of {name}; expected {wanted} ({because})")
-    return differences
+    if made != expected and followed and not found:
+        found.append(f"autocast made {made} casts of the arguments of {name}; expected {expected} ({because})")
+    return found
 
 
-def _arguments(call: KernelCall, expected: Expectation, name: str, because: str) -> list[str]:
-    differences = []
-    for place, seen in enumerate(call.leaves):
-        if seen.source is None:
-            continue
-        wanted = expected.leaves[seen.source]
-        if seen.got != wanted:
-            differences.append(
-                f"argument {place} of {name} was given as {seen.given} and reached the kernel as {seen.got}; "
-                f"expected {wanted} ({because})"
-            )
-    return differences
-
-
-def parts(observation: Observation, policies: Mapping[str, str], amp_dtype: str) -> list[str]:
-    """Check that every kernel with a policy that a composite op ran received what its policy says.
-
-    What the parts without one receive is the composite op's own affair: it may cast.
-    """
-    differences = []
-    for call in observation.kernels:
-        policy = policies.get(call.overload)
-        if policy not in POLICIES:
-            continue
-        given = [seen.leaf for seen in call.leaves]
-        expected = expect(policy, call.overload, given, amp_dtype)
-        differences += [
-            f"argument {place} of aten::{call.overload} was given as {seen.given} and reached the kernel as "
-            f"{seen.got}; expected {wanted} (rule {policy}: {RULES[policy].sentence})"
-            for place, (seen, wanted) in enumerate(zip(call.leaves, expected.leaves, strict=True))
-            if seen.got != wanted
-        ]
-    return differences
-
-
-def untouched_dtype(call: KernelCall | None, given: str | None, rule: str) -> list[str]:
+def untouched_dtype(seen: Observation, overload: str, given: str | None, because: str) -> list[str]:
     """Check that autocast changed no `dtype=` that the caller chose, and filled none in where it must not."""
+    call = seen.of(overload)
     if call is None or call.dtype_kwarg == given:
         return []
-    return [
-        f"aten::{call.overload} ran with dtype={call.dtype_kwarg}; the caller's dtype={given} was to be left alone "
-        f"(rule {rule}: {RULES[rule].sentence})"
-    ]
+    ran = f"aten::{overload} ran with dtype={call.dtype_kwarg}"
+    return [f"{ran}; the caller's dtype={given} was to be left alone ({because})"]
 
 
-def refused(error: Exception | None, overload: str, mention: str, rule: str) -> list[str]:
+def refused(error: Exception | None, overload: str, mention: str, because: str) -> list[str]:
     """Check that a banned overload raises a RuntimeError that names what to use instead."""
-    because = f"rule {rule}: {RULES[rule].sentence}"
+    expected = f"expected a RuntimeError that names {mention} ({because})"
     if error is None:
-        return [f"aten::{overload} ran; expected a RuntimeError that names {mention} ({because})"]
+        return [f"aten::{overload} ran; {expected}"]
     if not isinstance(error, RuntimeError) or mention not in str(error):
-        told = f"aten::{overload} raised {one_line(error)}; expected a RuntimeError that names {mention} ({because})"
-        return [Difference(told, error)]
+        return [f"aten::{overload} raised {one_line(error)}; {expected}"]
     return []
 
 
 def same_error(got: Exception | None, reference: Exception | None, name: str) -> list[str]:
     """Check that a call raises under autocast exactly where the reference raises."""
-    if (got is None) == (reference is None):
-        if type(got) is type(reference):
-            return []
-        reference_error = f"the same call on explicitly cast inputs raised {one_line(reference)}"
-        return [Difference(f"{name} raised {one_line(got)}; {reference_error}", got)]
-    if got is not None:
-        return [Difference(f"{name} raised {one_line(got)}; the same call on explicitly cast inputs succeeds", got)]
-    return [f"{name} succeeded; the same call on explicitly cast inputs raised {one_line(reference)}"]
+    if type(got) is type(reference):
+        return []
+    did = f"{name} succeeded" if got is None else f"{name} raised {one_line(got)}"
+    expected = "succeeds" if reference is None else f"raised {one_line(reference)}"
+    return [f"{did}; the same call on explicitly cast inputs {expected}"]
 
 
 def output_dtypes(got: Sequence[torch.Tensor], wanted: Sequence[str], name: str) -> list[str]:
     """Check the dtype of every output."""
-    seen = [name_of(tensor.dtype) for tensor in got]
-    if len(seen) != len(wanted):
-        return [f"{name} returned {len(seen)} tensors; expected {len(wanted)}"]
+    if len(got) != len(wanted):
+        return [f"{name} returned {len(got)} tensors; expected {len(wanted)}"]
     return [
-        f"output {place} of {name} is {s}; expected {w}"
-        for place, (s, w) in enumerate(zip(seen, wanted, strict=True))
-        if s != w
+        f"output {place} of {name} is {name_of(x.dtype)}; expected {dtype}"
+        for place, (x, dtype) in enumerate(zip(got, wanted, strict=True))
+        if name_of(x.dtype) != dtype
     ]
 
 
@@ -142,19 +118,105 @@ def same_bits(got: torch.Tensor, reference: torch.Tensor, what: str) -> list[str
     if got.dtype != reference.dtype or identical(got, reference):
         return []
     difference = (got.to(torch.complex128) - reference.to(torch.complex128)).abs().max().item()
+    told = f"differs from the same op on explicitly cast inputs by up to {difference:.3g}"
+    return [f"{what} {told}; expected the same bits"]
+
+
+def far(
+    got: torch.Tensor, want: torch.Tensor, moved: torch.Tensor, kernel: torch.dtype, what: str, passes: int = 1
+) -> list[str]:
+    """Compare an output on the CPU, called `what`, with the exact one in shape and value.
+
+    Args:
+        got: the output, of any dtype.
+        want: the same of the reference, float64 or as `got` where that is not floating.
+        moved: as in `ampcheck.observe.closeness.bound`, as the rest.
+    """
+    got = dense(got)
+    if got.shape != want.shape:
+        return [f"{what} has shape {tuple(got.shape)}; expected {tuple(want.shape)}"]
+    numbers = got.is_floating_point() or got.is_complex()
+    wrong = ~right(got, want, moved, kernel, passes) if numbers else got != want.to(got.dtype)
+    if not bool(wrong.any()):
+        return []
+    told = "expected"
+    if numbers:
+        worst = distance(got, want)[wrong].max().item()
+        allowed = bound(want, moved, kernel, got.dtype, passes)[wrong].max().item()
+        kind = name_of(kernel)
+        told = f"that is off by up to {worst:.3g}, and a right kernel in {kind} by at most {allowed:.3g}; expected"
+    place = tuple(int(number) for number in wrong.nonzero()[0])
+    where = f" at {list(place)}" if place else ""
+    values = f"{got[place].item():.6g}{where}; {told} {want[place].item():.6g}"
+    return [f"{what} is {values}, the float64 result on the CPU"]
+
+
+def pytorch_dtype(got: torch.Tensor, right: Collection[torch.dtype], what: str) -> list[str]:
+    """Check that an output has a dtype that PyTorch's own kernels give it."""
+    names = " or ".join(sorted(map(name_of, right)))
+    told = f"{what} is {name_of(got.dtype)}; expected {names}, as PyTorch's CPU and Meta kernels give"
+    return [] if got.dtype in right else [told]
+
+
+def on_device(got: torch.Tensor, inputs: Sequence[torch.Tensor], device: str, what: str) -> list[str]:
+    """Check that an output is on the device of the first input of a type, or on the CPU."""
+    home = next((x.device for x in inputs if x.device.type == device), got.device)
+    told = f"{what} is on {got.device}; expected {home}, where the inputs are"
+    return [] if got.device in (home, torch.device("cpu")) else [told]
+
+
+def layout(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides of dimensions that have more than one element; none for empty or sparse tensors."""
+    if tensor.layout != torch.strided or not tensor.numel():
+        return ()
+    return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+
+
+def strides(got: torch.Tensor, right: Collection[tuple[int, ...]], what: str) -> list[str]:
+    """Check that an output has strides that PyTorch's own kernels give it."""
+    known = " or ".join(str(one) for one in sorted(right))
+    told = f"{what} has strides {layout(got)} in its dimensions of several elements; expected {known}"
+    return [] if layout(got) in right else [told]
+
+
+def own_memory(got: torch.Tensor, inputs: Sequence[torch.Tensor], aliases: Collection[int], what: str) -> list[str]:
+    """Check that an output shares memory with no input but those at the places `aliases`."""
     return [
-        f"{what} differs from the same op on explicitly cast inputs by up to {difference:.3g}; expected the same bits"
+        f"{what} shares memory with argument {place}; expected memory of its own"
+        for place, tensor in enumerate(inputs)
+        if place not in aliases and is_alias_of(got, tensor)
     ]
 
 
-def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two tensors of one dtype hold the same values, nan where the other has nan."""
-    if a.layout != torch.strided:
-        a, b = a.to_dense(), b.to_dense()
-    if a.is_complex():  # half-precision complex cannot be compared
-        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
-    if torch.equal(a, b):
-        return True
-    if not a.is_floating_point():
+def changed(now: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> list[int]:
+    """Return the places at which tensors hold other values than before."""
+    return [place for place, (a, b) in enumerate(zip(now, before, strict=True)) if not identical(a, b)]
+
+
+def wrong_anyway(found: Sequence[str], outside: Sequence[str]) -> list[str]:
+    """Return differences from PyTorch's CPU; each says so where the call outside of autocast has some, too."""
+    return [f"{text}; it is wrong without autocast, too" if outside else text for text in found]
+
+
+def raises_anyway(error: Exception, name: str) -> str:
+    """Return the difference of a call that raises the same in a region and outside."""
+    return f"{name} raised {one_line(error)}; it raises that without autocast, too"
+
+
+def zeroed(outputs: Sequence[torch.Tensor]) -> bool:
+    """Write zeros to outputs; return whether the device can. One that cannot shares memory unseen."""
+    try:
+        for output in outputs:
+            output.detach().zero_()
+    except Exception:  # a device may lack the op, or refuse a view
         return False
-    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+    return True
+
+
+NOTHING_RAN = "{name} ran no kernel"
+NO_INPUTS = "the inputs of {name} cannot be made on {device}: {error}"
+UNSTEADY = "{name} does not repeat: equal calls outside of autocast give different values"
+OVERWRITTEN = "output {place} of {name} changed when the op was called again; each call has its own"
+WRITTEN = "argument {place} of {name} holds other values after the call; it is only read"
+SHARED = "argument {place} of {name} changes as the outputs are written to: an output shares memory with it"
+"""Sentences of what the program of a case looks at in other lines than its check."""

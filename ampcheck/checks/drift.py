@@ -2,50 +2,118 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from ampcheck import samples
 from ampcheck.checks import comparisons
+from ampcheck.checks.base import Check
 from ampcheck.checks.call import plan
 from ampcheck.checks.cases import assignments, floating_count
 from ampcheck.checks.forward import watch
+from ampcheck.checks.program import call_blocks, made_tensors, preamble, region, report, written
 from ampcheck.devices.base import Device
 from ampcheck.errors import Unsupported
+from ampcheck.observe.recorder import Observation, observe
 from ampcheck.spec.case import Case
 from ampcheck.spec.casting import APPENDED, POLICIES
 
+Promise = tuple[str, str, list[str], list[str], str | None, str | None, str | None]
+"""What a policy promises of a call: the arguments of `explains` behind the policy."""
 
-def check_drift(case: Case, device: Device) -> list[str]:
-    """Run the main sample in every dtype assignment and look for one policy that explains all of it.
 
-    Returns a difference where none does. Raises `Unsupported` for an overload without samples.
-    """
-    op = samples.catalogue().get(case.op)
-    if op is None:
-        raise Unsupported(
-            f"aten::{case.op} is registered under {device.key}, is new in torch {torch.__version__} and has no samples "
-            "yet; docs/contributing.md says how to add them"
-        )
-    possible = [policy for policy in POLICIES if policy != "append" or case.op in APPENDED]
-    count = floating_count(op.samples[0])
-    with device.activate():
-        for inputs in dict.fromkeys(assignments(count, case.amp, integers=False)) if count else ("given",):
-            possible = [policy for policy in possible if _explains(replace(case, inputs=inputs), device, policy)]
-    if possible:
-        return []
+class DriftCheck(Check):
+    """An overload that is registered for autocast and is in no table."""
+
+    def takes(self, case: Case) -> bool:
+        return case.rule == "drift"
+
+    def describe(self, case: Case) -> str:
+        return f"aten::{case.op}, which is registered and in no table, does in every dtype what one known policy says."
+
+    def run(self, case: Case, device: Device) -> list[str]:
+        op = samples.catalogue().get(case.op)
+        if op is None:
+            raise Unsupported(
+                f"aten::{case.op} is registered under {device.key}, is new in torch {torch.__version__} and has no "
+                "samples yet; docs/contributing.md says how to add them"
+            )
+        possible = _known(case)
+        with device.activate():
+            for single in _singles(case):
+                possible = [policy for policy in possible if _explains(single, device, policy)]
+        return [] if possible else [_none_explains(case, device)]
+
+    def program(
+        self, case: Case, device: Device, message: str = "", modules: Sequence[str] = (), *, ran: bool = True
+    ) -> str:
+        if case.op not in samples.catalogue():
+            lines = [*preamble(device, modules), f"# aten::{case.op} has no samples, so that there is nothing to call."]
+            return "\n".join([*lines, f"with {region(device, case.amp)}:", "    pass"])
+        rows, needed = [], []
+        for single in _singles(case):
+            todo = plan(single, device)
+            functions, made = made_tensors(todo, device)
+            needed += functions
+            wanted = {policy: _promised(single, device, policy) for policy in _known(case)}
+            rows.append(f"    ([{', '.join(made)}], {wanted!r}),")
+        call = call_blocks(todo, made)[1]
+        run = f"with {region(device, case.amp)}:\n        "
+        if not ran:
+            return written(device, modules, needed, [call, f"{run.strip()}\n    print(call({', '.join(made)}))"])
+        cases = "\n".join(["CASES = [  # the tensors of a call, and what each policy promises of it", *rows, "]"])
+        loop = f"""\
+possible = {_known(case)!r}
+for given, wanted in CASES:
+    {run}seen = observe(lambda: call(*given), {device.type!r}, [{case.op!r}], given)
+    possible = [policy for policy in possible if explains(seen, policy, *wanted[policy])]
+report("whether it does what one policy says", [{_none_explains(case, device)!r}] * (not possible))"""
+        return written(device, modules, [*needed, observe, explains, report], [call, cases, loop])
+
+
+def _singles(case: Case) -> list[Case]:
+    """Return the cases of the main sample, each with one assignment of dtypes."""
+    count = floating_count(samples.catalogue()[case.op].samples[0])
+    every = dict.fromkeys(assignments(count, case.amp, integers=False)) if count else ("given",)
+    return [replace(case, inputs=inputs) for inputs in every]
+
+
+def _known(case: Case) -> list[str]:
+    """Return the policies that an op may have."""
+    return [policy for policy in POLICIES if policy != "append" or case.op in APPENDED]
+
+
+def _none_explains(case: Case, device: Device) -> str:
     known = ", ".join(POLICIES)
-    return [f"aten::{case.op} is registered under {device.key}, is in no table, and follows none of {known}"]
+    return f"aten::{case.op} is registered under {device.key}, is in no table, and follows none of {known}"
 
 
 def _explains(case: Case, device: Device, policy: str) -> bool:
-    """Return whether what a case does is what an overload of that policy does."""
+    seen = watch(case, device, plan(case, device, policy))
+    return explains(seen, policy, *_promised(case, device, policy))
+
+
+def _promised(case: Case, device: Device, policy: str) -> Promise:
     todo = plan(case, device, policy)
-    seen = watch(case, device, todo)
-    if todo.expected.error:
-        return not comparisons.refused(seen.error, case.op, "autocast", policy)
-    differences = comparisons.kernel(seen, todo.expected, [leaf.dtype for leaf in todo.given], policy)
-    if todo.expected.dtype_kwarg is None:
-        differences += comparisons.untouched_dtype(seen.of(todo.expected.overload), todo.dtype_given, policy)
-    return not differences
+    want = todo.expected
+    return case.op, want.overload, todo.given_dtypes, list(want.leaves), want.dtype_kwarg, todo.dtype_given, want.error
+
+
+def explains(
+    seen: Observation,
+    policy: str,
+    op: str,
+    overload: str,
+    given: Sequence[str],
+    wanted: Sequence[str],
+    dtype: str | None,
+    dtype_given: str | None,
+    error: str | None,
+) -> bool:
+    """Return whether what a call did is what an overload of a policy does; see `ampcheck.checks.comparisons.kernel`."""
+    if error:
+        return not comparisons.refused(seen.error, op, "autocast", policy)
+    found = comparisons.kernel(seen, overload, given, wanted, dtype, policy)
+    return not found and (dtype is not None or not comparisons.untouched_dtype(seen, overload, dtype_given, policy))

@@ -3,91 +3,125 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from ampcheck.checks import comparisons
-from ampcheck.checks.call import CallPlan, plan
-from ampcheck.checks.reference import Reference, cast_call, far, narrowest, placed, raised_by_cpu, reference
-from ampcheck.compilers import function
+from ampcheck.checks.base import Check, carrying
+from ampcheck.checks.call import CallPlan, because, plan
+from ampcheck.checks.program import (
+    call_blocks,
+    cast_blocks,
+    made_tensors,
+    overload_path,
+    region,
+    report,
+    written,
+    written_call,
+)
+from ampcheck.checks.reference import Reference, raised_by_cpu, reference
+from ampcheck.compilers import source
 from ampcheck.devices.base import Device
 from ampcheck.errors import Broken, Difference, Unsupported, error_of, one_line
+from ampcheck.observe.closeness import dense, moved_by, mover
 from ampcheck.observe.dispatcher import lacks_kernel
 from ampcheck.observe.kernel_override import recording, replaceable
-from ampcheck.observe.recorder import Observation, exists, is_composite, overload, tensors, writes
+from ampcheck.observe.recorder import (
+    Observation,
+    Recorder,
+    attempt,
+    exists,
+    is_composite,
+    observe,
+    overload,
+    overload_name,
+    tensors,
+    writes,
+)
+from ampcheck.observe.torch_private import AutoDispatchBelowAutograd
 from ampcheck.register.torch_private import DispatchKey, has_kernel
-from ampcheck.samples.describe import FORMS, in_form
-from ampcheck.samples.tensors import build
+from ampcheck.samples import catalogue
+from ampcheck.samples.describe import FORMS, TensorArg, in_form
 from ampcheck.spec.case import Case
-from ampcheck.spec.casting import APPENDED
-from ampcheck.spec.dtypes import is_floating
-from ampcheck.spec.torch_dtypes import name_of
+from ampcheck.spec.casting import APPENDED, POLICIES, Leaf, expect
+from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
 _OF_DTYPES = re.compile(r"dtype|scalar ?type|same type|not implemented for", re.IGNORECASE)
 """How kernels refuse a mixture of dtypes."""
 
 
-def check_forward(case: Case, device: Device) -> list[str]:
-    """Run an op case on a device and return every difference from the specification.
+class ForwardCheck(Check):
+    """An op in a region: what its kernel receives, what comes out, and whether that is right."""
 
-    Raises:
-        Unsupported: autocast did its part, and the dispatcher has no kernel for the op, or the device declares that it
-            has none for these dtypes.
-        Broken: the op raises or is wrong on this device without autocast, too.
-    """
-    with device.activate():
-        if not exists(case.op):
-            raise Unsupported(f"torch {torch.__version__} has no aten::{case.op}")
-        todo = plan(case, device)
-        name = f"aten::{case.op}" if todo.sample.call == "aten" else todo.sample.call
-        require_inputs(todo, device, name)
-        if case.rule == "fallthrough" and is_composite(case.op):
-            return _parts(case, device, todo, name)
-        watched = watch(case, device, todo)
-        if todo.expected.error:
-            return comparisons.refused(watched.error, case.op, todo.expected.error, case.rule)
-        if device.has_values and watched.error is not None and watched.of(todo.expected.overload) is None:
-            outside = run_reference(device, todo)
-            if outside.error is not None and not comparisons.same_error(watched.error, outside.error, name):
-                judge_raise(watched.error, device, todo, name)
-        whole = device.observes_composite_ops or watched.of(todo.expected.overload) is not None
-        differences = _received(case, todo, watched) if whole else []
-        if differences:
-            return differences
-        if not device.has_values:
-            outside = run_reference(device, todo)
-            return comparisons.same_error(watched.error, outside.error, name) or _same_dtypes(watched, outside, name)
-        if case.rule == "fallthrough" and _calls_a_policy(case, device, todo):
-            return []
-        return _results(case, device, todo, name) or _forms(case, device, todo, name)
+    def takes(self, case: Case) -> bool:
+        return case.op in catalogue() and not case.compiler and case.suite != "autograd" and case.rule != "drift"
+
+    def describe(self, case: Case) -> str:
+        return (
+            f"In a region of {case.amp}, the kernel of aten::{case.op} receives what the rule {case.rule} says, and "
+            "what comes out has the dtypes and the bits of the same call on explicitly cast inputs, and is right."
+        )
+
+    def run(self, case: Case, device: Device) -> list[str]:
+        with device.activate():
+            if not exists(case.op):
+                raise Unsupported(f"torch {torch.__version__} has no aten::{case.op}")
+            todo = plan(case, device)
+            require_inputs(todo, device)
+            if case.rule == "fallthrough" and is_composite(case.op):
+                return _parts(case, device, todo)
+            watched = watch(case, device, todo)
+            if todo.expected.error:
+                told = comparisons.refused(watched.error, case.op, todo.expected.error, because(case.rule))
+                return carrying(watched.error, told)
+            if device.has_values and watched.error is not None and watched.of(todo.expected.overload) is None:
+                outside = run_reference(device, todo)
+                if outside.error is not None and not comparisons.same_error(watched.error, outside.error, todo.name):
+                    judge_raise(watched.error, device, todo)
+            whole = device.observes_composite_ops or watched.of(todo.expected.overload) is not None
+            differences = _received(case, todo, watched) if whole else []
+            if differences:
+                return differences
+            if not device.has_values:
+                outside = run_reference(device, todo)
+                return _same_error(watched, outside, todo) or _same_dtypes(watched, outside, todo)
+            if case.rule == "fallthrough" and _calls_a_policy(case, device, todo):
+                return []
+            return _results(case, device, todo) or _forms(case, device, todo)
+
+    def program(
+        self, case: Case, device: Device, message: str = "", modules: Sequence[str] = (), *, ran: bool = True
+    ) -> str:
+        return ForwardProgram(case, device, message).written(modules, ran=ran)
 
 
-def _results(case: Case, device: Device, todo: CallPlan, name: str) -> list[str]:
+def _results(case: Case, device: Device, todo: CallPlan) -> list[str]:
     """Compare the outputs of a call in a region with those of the reference and with the exact ones.
 
-    Raises Unsupported and Broken as `check_forward` does.
+    Raises Unsupported and Broken as `Check.run` does.
     """
     native, outside = run(case, device, todo), run_reference(device, todo)
-    if differences := comparisons.same_error(native.error, outside.error, name):
+    if differences := _same_error(native, outside, todo):
         return differences
     if native.error is not None:
-        judge_raise(native.error, device, todo, name)
+        judge_raise(native.error, device, todo)
         return []
-    if differences := _same_dtypes(native, outside, name) or _same_bits(device, todo, native, outside, name):
-        if _same_bits(device, todo, run_reference(device, todo), outside, name):
-            raise Broken([f"{name} does not repeat: equal calls outside of autocast give different values"])
+    if differences := _same_dtypes(native, outside, todo) or _same_bits(device, todo, native, outside):
+        if _same_bits(device, todo, run_reference(device, todo), outside):
+            raise Broken([comparisons.UNSTEADY.format(name=todo.name)])
         return differences
-    wrong = _wrong(device, todo, native, name)
-    if wrong and _wrong(device, todo, outside, name):
-        raise Broken([f"{text}; it is wrong without autocast, too" for text in wrong])
-    return wrong
+    found = _wrong(device, todo, native)
+    anyway = _wrong(device, todo, outside) if found else []
+    told = comparisons.wrong_anyway(found, anyway)
+    if anyway:
+        raise Broken(told)
+    return told
 
 
-def _forms(case: Case, device: Device, todo: CallPlan, name: str) -> list[str]:
+def _forms(case: Case, device: Device, todo: CallPlan) -> list[str]:
     """Check an op on other values than its sample's, and on tensors that are not contiguous."""
     if case.sample or todo.op.values != "exact" or case.inputs not in ("fp32", case.amp):
         return []
@@ -97,36 +131,42 @@ def _forms(case: Case, device: Device, todo: CallPlan, name: str) -> list[str]:
         return []
     first = run(case, device, todo)
     for form in FORMS:
-        sample = in_form(todo.sample, form)
-        if sample is None:
-            continue
-        other = replace(todo, sample=replace(sample, name=f"{sample.name}, {form}"))
-        if reference(other).error is not None:  # PyTorch refuses these values
+        other = in_layout(todo, form)
+        if other is None or reference(other).error is not None:  # PyTorch refuses these values
             continue
         try:
-            require_inputs(other, device, name)
-            differences = _results(case, device, other, name)
+            require_inputs(other, device)
+            differences = _results(case, device, other)
         except Broken as broken:
             raise Broken([f"on {form} inputs: {text}" for text in broken.differences], broken.error) from None
         if differences:
             return [Difference(f"on {form} inputs: {text}", error_of(text)) for text in differences]
-    if changed := _overwritten(device, first, name):
-        raise Broken(changed)
+    now = [device.host(t) for t in first.outputs]
+    with device.native_ops():
+        places = comparisons.changed(now, first.values)
+    if places:
+        raise Broken([comparisons.OVERWRITTEN.format(place=place, name=todo.name) for place in places])
     return []
 
 
-def require_inputs(todo: CallPlan, device: Device, name: str) -> None:
+def in_layout(todo: CallPlan, form: str) -> CallPlan | None:
+    """Return a call in one of `ampcheck.samples.describe.FORMS`; None where none of its arguments changes."""
+    sample = in_form(todo.sample, form)
+    return replace(todo, sample=replace(sample, name=f"{sample.name}, {form}")) if sample else None
+
+
+def require_inputs(todo: CallPlan, device: Device) -> None:
     """Raise Broken where a call's tensors cannot be made on the device, or Unsupported as `judge_raise` does."""
     try:
-        build(todo.sample, todo.dtypes, device)
+        todo.inputs(device)
     except Exception as error:  # a copy to the device may raise anything
         if lacks_kernel(error) or device.refuses(error):
             raise Unsupported(one_line(error)) from error
-        said = one_line(error)
-        raise Broken([f"the inputs of {name} cannot be made on {device.name}: {said}"], error) from error
+        told = comparisons.NO_INPUTS.format(name=todo.name, device=device.name, error=one_line(error))
+        raise Broken([told], error) from error
 
 
-def judge_raise(error: Exception, device: Device, todo: CallPlan, name: str) -> None:
+def judge_raise(error: Exception, device: Device, todo: CallPlan) -> None:
     """Judge an exception that a call raises in a region, and outside of it on the same dtypes as well.
 
     Returns where the kernel was given a mixture of dtypes, or integers, and refuses them in words about dtypes, or the
@@ -136,44 +176,62 @@ def judge_raise(error: Exception, device: Device, todo: CallPlan, name: str) -> 
     if lacks_kernel(error):
         raise Unsupported(one_line(error))
     cpu = raised_by_cpu(todo)
-    if not asks_for_one_dtype(todo) and (_OF_DTYPES.search(str(error)) or cpu is not None):
+    if not todo.asks_for_one_dtype and (_OF_DTYPES.search(str(error)) or cpu is not None):
         return
     if device.refuses(error):
         raise Unsupported(one_line(error))
     if device.type != "cpu" and type(cpu) is type(error) and str(cpu) == str(error):
         raise Unsupported(f"PyTorch itself raises {one_line(error)}")
-    raise Broken([f"{name} raised {one_line(error)}; it raises that without autocast, too"], error)
+    raise Broken([comparisons.raises_anyway(error, todo.name)], error)
 
 
 def _received(case: Case, todo: CallPlan, watched: Observation) -> list[str]:
     """Compare what the op's kernel received with what it was to receive."""
-    differences = comparisons.kernel(watched, todo.expected, [leaf.dtype for leaf in todo.given], case.rule)
-    if todo.expected.dtype_kwarg is None and case.rule in ("optdtype", "append"):
-        differences += comparisons.untouched_dtype(watched.of(todo.expected.overload), todo.dtype_given, case.rule)
-    return differences
+    wanted, rule = todo.expected, because(case.rule)
+    found = comparisons.kernel(watched, wanted.overload, todo.given_dtypes, wanted.leaves, wanted.dtype_kwarg, rule)
+    if watched.of(wanted.overload) is None and watched.error is not None:
+        return carrying(watched.error, found)
+    if wanted.dtype_kwarg is None and case.rule in ("optdtype", "append"):
+        found += comparisons.untouched_dtype(watched, wanted.overload, todo.dtype_given, rule)
+    return found
 
 
-def asks_for_one_dtype(todo: CallPlan) -> bool:
-    """Return whether the kernel got one floating dtype throughout; it may refuse a mixture, or integers."""
-    floating = {dtype for dtype in todo.expected.leaves if is_floating(dtype)}
-    return len(floating) == 1 and not {"int64", "bool"} & set(todo.dtypes)
+def received_by_parts(seen: Observation, device: Device, amp: str) -> list[str]:
+    """Check that every kernel with a policy that a call without one ran received what its policy says.
+
+    What the parts without one receive is the op's own affair: it may cast.
+    """
+    return [text for kernel in kernels_with_policy(seen, device, amp) for text in comparisons.received(*kernel)]
 
 
-def _parts(case: Case, device: Device, todo: CallPlan, name: str) -> list[str]:
+def kernels_with_policy(
+    seen: Observation, device: Device, amp: str
+) -> list[tuple[list[str], list[str], tuple[str, ...], str, str]]:
+    """Return, for each kernel with a policy that ran, the arguments of `ampcheck.checks.comparisons.received`."""
+    found, policies = [], device.policies()
+    for call in seen.kernels:
+        policy = policies.get(call.overload)
+        if policy in POLICIES:
+            given, got = [leaf.given for leaf in call.leaves], [leaf.got for leaf in call.leaves]
+            leaves = [Leaf(leaf.given, leaf.on_device) for leaf in call.leaves]
+            wanted = expect(policy, call.overload, leaves, amp).leaves
+            found.append((given, got, wanted, f"aten::{call.overload}", because(policy)))
+    return found
+
+
+def _parts(case: Case, device: Device, todo: CallPlan) -> list[str]:
     """Check a composite op without a policy: each op it is made of follows its own, and its outputs depend on them."""
     arrived = watch(case, device, todo)
-    if arrived.of(case.op) is not None:  # a spelling may lead past it
-        sources = [leaf.dtype for leaf in todo.given]
-        if differences := comparisons.kernel(arrived, todo.expected, sources, case.rule):
-            return differences
+    if arrived.of(case.op) is not None and (differences := _received(case, todo, arrived)):
+        return differences  # a spelling may lead past it
     watched = watch(case, device, todo, whole=False)
     if not watched.kernels and watched.error is None:
-        return [f"aten::{case.op} ran no kernel"]
-    differences = comparisons.parts(watched, device.policies(), case.amp)
+        return [comparisons.NOTHING_RAN.format(name=f"aten::{case.op}")]
+    differences = received_by_parts(watched, device, case.amp)
     if differences or not device.has_values or any(k.overload in device.policies() for k in watched.kernels):
         return differences
     try:
-        differences = _results(case, device, todo, name)
+        differences = _results(case, device, todo)
     except Broken:
         if _hides_a_policy(case, device, todo):
             return []
@@ -192,10 +250,13 @@ def _calls_a_policy(case: Case, device: Device, todo: CallPlan) -> bool:
         return False
     if todo.sample.call != "aten":  # another spelling: the op's main sample shows it
         todo = plan(replace(case, sample="", inputs=(*todo.dtypes, case.inputs)[0]), device)
-    _, args, kwargs = _prepared(device, todo)
+    given = todo.inputs(device)
+    device.seed()
     listed = {*device.policies(), *(APPENDED[name] for name in device.policies() if name in APPENDED)}
     with device.autocast(case.amp):
-        seen = device.observe(lambda: op._op_dk(explicit, *args, **kwargs), listed)
+        seen = device.observe(
+            lambda: todo.called(lambda *args, **kwargs: op._op_dk(explicit, *args, **kwargs), given), listed
+        )
     return any(kernel.overload in listed for kernel in seen.kernels)
 
 
@@ -214,49 +275,69 @@ def _hides_a_policy(case: Case, device: Device, todo: CallPlan) -> bool:
     return any(overload in device.policies() for _, overload in entered)
 
 
-def _same_dtypes(native: Observation, outside: Observation, name: str) -> list[str]:
-    return comparisons.output_dtypes(native.outputs, [name_of(tensor.dtype) for tensor in outside.outputs], name)
+def _same_error(native: Observation, outside: Observation, todo: CallPlan) -> list[str]:
+    return carrying(native.error, comparisons.same_error(native.error, outside.error, todo.name))
 
 
-def _same_bits(device: Device, todo: CallPlan, got: Observation, outside: Observation, name: str) -> list[str]:
+def _same_dtypes(native: Observation, outside: Observation, todo: CallPlan) -> list[str]:
+    return comparisons.output_dtypes(native.outputs, [name_of(x.dtype) for x in outside.outputs], todo.name)
+
+
+def has_comparable_bits(todo: CallPlan) -> bool:
+    """Return whether a call has the bits of the reference: not where its values are open, or the reference's casts
+    round elsewhere, because the spelling takes no `dtype=`."""
+    return todo.op.values != "none" and (todo.sample.call == "aten" or not todo.expected.dtype_kwarg)
+
+
+def _same_bits(device: Device, todo: CallPlan, got: Observation, outside: Observation) -> list[str]:
     """Compare the outputs of a call bit for bit with those of the reference."""
-    if todo.op.values == "none":
-        return []
-    if todo.sample.call != "aten" and todo.expected.dtype_kwarg:  # the reference rounds elsewhere
-        return []
     with device.native_ops():
-        return comparisons.bitwise(got.values, outside.values, name)
+        return comparisons.bitwise(got.values, outside.values, todo.name) if has_comparable_bits(todo) else []
 
 
-def _overwritten(device: Device, first: Observation, name: str) -> list[str]:
-    """Return the outputs of a call that hold other values after later calls of the same op."""
-    now = [device.host(t) for t in first.outputs]
-    with device.native_ops():
-        places = [
-            place for place, (a, b) in enumerate(zip(now, first.values, strict=True)) if not comparisons.identical(a, b)
-        ]
-    return [f"output {place} of {name} changed when the op was called again; each call has its own" for place in places]
-
-
-def _wrong(device: Device, todo: CallPlan, seen: Observation, name: str) -> list[str]:
+def _wrong(device: Device, todo: CallPlan, seen: Observation) -> list[str]:
     """Compare what a call writes to, and its outputs, with the same call on the CPU."""
-    exact, kernel = reference(todo), narrowest(todo)
-    changed = sorted(_changed(device, todo, seen.inputs) - exact.changed)
-    out = [f"argument {place} of {name} holds other values after the call; it is only read" for place in changed]
+    exact = reference(todo)
+    now, then = ([device.host(x) for x in given] for given in (seen.inputs, _fresh(device, todo, seen.inputs)))
+    with device.native_ops():
+        places = sorted(set(comparisons.changed(now, then)) - exact.changed)
+    out = [comparisons.WRITTEN.format(place=place, name=todo.name) for place in places]
     if out or exact.error is not None:
         return out
     if len(seen.outputs) != len(exact.outputs):
-        return [f"{name} returned {len(seen.outputs)} tensors; expected {len(exact.outputs)}"]
+        return comparisons.output_dtypes(seen.outputs, [""] * len(exact.outputs), todo.name)
     for place, got in enumerate(seen.outputs):
-        what = f"output {place} of {name}"
+        what = f"output {place} of {todo.name}"
         out += placed(got, exact, place, seen.inputs, device.type, what)
         if not out and todo.op.values == "exact":
+            values = seen.values[place], exact.outputs[place], exact.moved[place]
             with device.native_ops():
-                out += far(seen.values[place], exact.outputs[place], exact.moved[place], kernel, what, todo.op.passes)
-    return out or _shared(device, exact, seen, name)
+                out += comparisons.far(*values, todo.narrowest, what, todo.op.passes)
+    return out or _shared(device, exact, seen, todo)
 
 
-def _shared(device: Device, exact: Reference, seen: Observation, name: str) -> list[str]:
+def _fresh(device: Device, todo: CallPlan, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return what the inputs of a call were made as, in the dtypes that they have now."""
+    return [then.to(now.dtype) for now, then in zip(inputs, todo.inputs(device), strict=True)]
+
+
+def placed(
+    got: torch.Tensor, want: Reference, place: int, inputs: Sequence[torch.Tensor], device: str, what: str
+) -> list[str]:
+    """Compare an output with PyTorch's in its device, dtype and strides, and in the memory that it shares.
+
+    Args:
+        place: of the output among those of `want`.
+        inputs: the call's tensors; the output is on the device of the first one of type `device`.
+    """
+    out = comparisons.pytorch_dtype(got, want.dtypes[place], what) if want.dtypes else []
+    out += comparisons.on_device(got, inputs, device, what)
+    if want.layouts and got.shape == want.outputs[place].shape:
+        out += comparisons.strides(got, want.layouts[place], what)
+    return out + comparisons.own_memory(got, inputs, [number for made, number in want.aliases if made == place], what)
+
+
+def _shared(device: Device, exact: Reference, seen: Observation, todo: CallPlan) -> list[str]:
     """Return the arguments of a call that change as its outputs are written to: only a write shows shared memory.
 
     A tensor may have no storage that PyTorch can compare. The outputs are zero afterwards, where the device can do so.
@@ -264,64 +345,41 @@ def _shared(device: Device, exact: Reference, seen: Observation, name: str) -> l
     if device.type == "cpu" or not seen.inputs:
         return []
     before = [device.host(t) for t in seen.inputs]
-    for place, output in enumerate(seen.outputs):
-        if any(out == place for out, _ in exact.aliases):
-            continue
-        try:
-            output.detach().zero_()
-        except Exception:  # a device without zero_ shares memory unseen
-            return []
+    own = [output for place, output in enumerate(seen.outputs) if not any(out == place for out, _ in exact.aliases)]
+    if not comparisons.zeroed(own):
+        return []
     now = [device.host(t) for t in seen.inputs]
     with device.native_ops():
-        places = [
-            place for place, (a, b) in enumerate(zip(now, before, strict=True)) if not comparisons.identical(a, b)
-        ]
-    told = "an output shares memory with it"
-    return [f"argument {place} of {name} changes as the outputs are written to: {told}" for place in places]
+        places = comparisons.changed(now, before)
+    return [comparisons.SHARED.format(place=place, name=todo.name) for place in places]
 
 
 def watch(case: Case, device: Device, todo: CallPlan, *, whole: bool = True) -> Observation:
     """Run a case under its region with the recorder on, its op taken `whole` or apart. The device must be entered."""
-    call, args, kwargs = _prepared(device, todo)
-    inputs = list(tensors((args, kwargs)))
+    given = todo.inputs(device)
+    device.seed()
     recorded = {*device.policies(), case.op} if whole else device.policies()
     with device.autocast(case.amp):
-        return device.observe(lambda: call(*args, **kwargs), recorded, inputs)
+        return device.observe(lambda: todo.call(*given), recorded, given)
 
 
 def run(case: Case, device: Device, todo: CallPlan) -> Observation:
     """Run a case as a user does, with nothing between it and PyTorch."""
-    call, args, kwargs = _prepared(device, todo)
-    return _plain(device, call, args, kwargs, device.autocast(case.amp))
-
-
-def _changed(device: Device, todo: CallPlan, inputs: list[torch.Tensor]) -> set[int]:
-    """Return the places of the tensors that differ from what they were made as, or from a cast of that."""
-    fresh = [
-        then.to(now.dtype) for now, then in zip(inputs, tensors(build(todo.sample, todo.dtypes, device)), strict=True)
-    ]
-    pairs = [(device.host(now), device.host(then)) for now, then in zip(inputs, fresh, strict=True)]
-    with device.native_ops():
-        return {place for place, (now, then) in enumerate(pairs) if not comparisons.identical(now, then)}
-
-
-def _prepared(device: Device, todo: CallPlan) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    args, kwargs = build(todo.sample, todo.dtypes, device)
+    given = todo.inputs(device)
     device.seed()
-    return function(todo.op, todo.sample), args, kwargs
+    return _plain(device, todo.call, given, device.autocast(case.amp))
 
 
 def _plain(
     device: Device,
-    call: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    call: Callable[..., object],
+    given: list[torch.Tensor],
     region: AbstractContextManager[object],
 ) -> Observation:
-    observation = Observation(inputs=list(tensors((args, kwargs))))
+    observation = Observation(inputs=given)
     try:
         with region:
-            observation.outputs = list(tensors(call(*args, **kwargs)))
+            observation.outputs = list(tensors(call(*given)))
         device.synchronize()
         observation.values = [device.snapshot(t) for t in observation.outputs]
     except Exception as error:  # the call under test may raise anything, and that is what is to be seen
@@ -332,12 +390,373 @@ def _plain(
 def run_reference(device: Device, todo: CallPlan) -> Observation:
     """Run the same call outside of autocast on explicitly cast inputs."""
     try:
-        call, args, kwargs = cast_call(todo, *build(todo.sample, todo.dtypes, device))
+        given = todo.cast(todo.inputs(device))
     except Exception as error:  # a cast may raise anything
         return Observation(error=error)
     device.seed()
+    call = todo.reference()
     if not device.has_values:
         # What it is compared with was recorded, which takes composite ops apart elsewhere than fake tensors do.
         recorded = {*device.policies(), todo.op.overload, todo.expected.overload}
-        return device.observe(lambda: call(*args, **kwargs), recorded)
-    return _plain(device, call, args, kwargs, nullcontext())
+        return device.observe(lambda: call(*given), recorded)
+    return _plain(device, call, given, nullcontext())
+
+
+_OF_KERNELS = re.compile(
+    r"reached the kernel|ran with dtype=|never ran|its kernel ran|casts of the arg|ran no kernel|casts copies"
+)
+"""How the differences read that only a recorder shows."""
+
+
+class ForwardProgram:
+    """An op case as plain torch: its call in a region, and the comparison that found its differences.
+
+    `layout`: lays out each floating input, for a sweep.
+    """
+
+    def __init__(self, case: Case, device: Device, message: str, layout: Callable[..., object] | None = None) -> None:
+        self.case, self.device, self.message = case, device, message
+        self.form = next((form for form in FORMS if f"on {form} inputs" in message), "")
+        planned = plan(case, device)
+        self.todo = (in_layout(planned, self.form) if self.form else None) or planned
+        self.needed, self.made = made_tensors(self.todo, device, layout)
+        self.blocks = call_blocks(self.todo, self.made)
+        self.region = region(device, case.amp)
+        filled = self.todo.sample.call == "aten" and self.todo.expected.dtype_kwarg
+        self.reference = "reference" if filled else "call"
+
+    def written(self, modules: Sequence[str], *, ran: bool) -> str:
+        """Return the program; see `Check.program`."""
+        if not ran:
+            self._add([], f"with {self.region}:\n    print(call(*inputs()))")
+        else:
+            self.needed.append(report)
+            for compare in self._comparisons():
+                compare()
+        return written(self.device, modules, self.needed, self.blocks)
+
+    def _add(self, needed: Sequence[object], *blocks: str) -> None:
+        self.needed += needed
+        self.blocks += blocks
+
+    def _comparisons(self) -> list[Callable[[], None]]:
+        """Return what writes the comparisons that found the differences of the message; of "" the usual ones."""
+        if self.todo.expected.error:
+            return [self._refused]
+        parts = self.case.rule == "fallthrough" and is_composite(self.case.op) and self.device.observes_composite_ops
+        if parts and (not self.message or _OF_KERNELS.search(self.message)):
+            return [self._parts]
+        # A dispatch mode does not see what the kernels of every device receive; what comes out shows it, too.
+        if self.device.observes_composite_ops and _OF_KERNELS.search(self.message):
+            return [self._plain_kernel() or self._kernel]
+        found = next((how for pattern, how in _HOW.items() if re.search(pattern, self.message)), "")
+        if found and (self.device.has_values or found == "_error"):
+            compare: Callable[[], None] = getattr(self, found)
+            return [compare]
+        bits = self.device.has_values and has_comparable_bits(self.todo)
+        outputs = [self._dtypes, *([self._bits] if bits else [])]
+        if not self.message:
+            return [*([self._kernel] if self.device.observes_composite_ops else []), *outputs]
+        return (
+            outputs[:1]
+            if "expected the same bits" not in self.message and "has shape" not in self.message
+            else outputs[1:]
+        )
+
+    def _plain_kernel(self) -> Callable[[], None] | None:
+        """Return what compares a kernel that gets the call's tensors in order, if that is all that differed."""
+        texts = self.message.splitlines()
+        if self.todo.sample.call != "aten" or is_composite(self.todo.op.overload):
+            return None
+        if all("reached the kernel as" in text for text in texts):
+            return self._received
+        return self._never_ran if re.search("never ran|before its kernel ran", self.message) else None
+
+    def _say(self, what: str, found: str) -> str:
+        """Return the line that reports differences, which an expression gives."""
+        named = f'[f"on {self.form} inputs: {{text}}" for text in {found}]' if self.form else found
+        return f"report({what!r}, {named})"
+
+    # What the recorder shows.
+
+    def _received(self) -> None:
+        """Write what a kernel received that gets the call's own tensors, in their order."""
+        want, rule = self.todo.expected, because(self.case.rule)
+        flat = all(isinstance(value, TensorArg) for value in self.todo.sample.args) and not self.todo.sample.kwargs
+        given = "args" if flat else "tensors((args, kwargs))"
+        names = source.names(self.todo.sample)
+        self.blocks = ["\n".join(f"{name} = {text}" for name, text in zip(names, self.made, strict=True))]
+        self._add(
+            [AutoDispatchBelowAutograd, Recorder, comparisons.received, name_of, *([] if flat else [tensors])],
+            f"""\
+seen = []
+
+def run(func, args, kwargs):
+    if func is torch.ops.aten.{overload_path(want.overload)} and not seen:
+        seen.extend(name_of(x.dtype) for x in {given})
+    return func(*args, **kwargs)""",
+            f"""\
+with {self.region}, _AutoDispatchBelowAutograd(), Recorder(run):
+    {written_call(self.todo)}
+found = received({self.todo.given_dtypes}, seen, {list(want.leaves)}, "aten::{want.overload}", {rule!r})
+{self._say("what the kernel received", "found")}""",
+        )
+
+    def _never_ran(self) -> None:
+        want, rule = self.todo.expected, because(self.case.rule)
+        self._add(
+            [AutoDispatchBelowAutograd, Recorder, comparisons.never_ran, overload_name, attempt],
+            """\
+ran = []
+
+def run(func, args, kwargs):
+    ran.append(overload_name(func))
+    return func(*args, **kwargs)""",
+            f"""\
+with {self.region}, _AutoDispatchBelowAutograd(), Recorder(run):
+    _, error = attempt(lambda: call(*inputs()))
+found = [] if {want.overload!r} in ran else never_ran({want.overload!r}, ran, error, {rule!r})
+{self._say("whether the kernel ran", "found")}""",
+        )
+
+    def _observed(self, listed: Sequence[str], call: str = "call(*given)", *, inside: bool = True) -> str:
+        self.needed.append(observe)
+        head = f"with {self.region}:\n    " if inside else ""
+        return f"{head}seen = observe(lambda: {call}, {self.device.type!r}, {list(listed)!r}, given)"
+
+    def _opaque(self) -> list[str]:
+        """Return the overloads that are not taken apart: of all with a policy, only composite ones could be."""
+        listed = {*self.device.policies(), self.todo.op.overload, self.todo.expected.overload}
+        return sorted(name for name in listed if exists(name) and is_composite(name))
+
+    def _kernel(self) -> None:
+        want, rule = self.todo.expected, because(self.case.rule)
+        wanted = f"{want.overload!r}, {self.todo.given_dtypes}, {list(want.leaves)}, {want.dtype_kwarg!r}, {rule!r}"
+        lines = ["given = inputs()", self._observed(self._opaque()), f"found = kernel(seen, {wanted})"]
+        self.needed.append(comparisons.kernel)
+        if want.dtype_kwarg is None and self.case.rule in ("optdtype", "append"):
+            self.needed.append(comparisons.untouched_dtype)
+            lines.append(f"found += untouched_dtype(seen, {want.overload!r}, {self.todo.dtype_given!r}, {rule!r})")
+        self._add([], "\n".join([*lines, self._say("what the kernel received", "found")]))
+
+    def _parts(self) -> None:
+        if f"of aten::{self.case.op} " in self.message:
+            return self._kernel()
+        with self.device.activate():
+            seen = watch(self.case, self.device, self.todo, whole=False)
+            expected = [found[2:] for found in kernels_with_policy(seen, self.device, self.case.amp)]
+        listed = sorted({name.removeprefix("aten::") for _, name, _ in expected})
+        rows = "".join(f"    {row!r},\n" for row in expected)
+        nothing = comparisons.NOTHING_RAN.format(name=f"aten::{self.case.op}")
+        self._add(
+            [comparisons.received],
+            f"EXPECTED = [\n{rows}]  # what each op with a policy must receive" if rows else "EXPECTED = []",
+            f"""\
+given = inputs()
+{self._observed(listed)}
+report("whether a kernel ran", [{nothing!r}] * (not seen.kernels and not seen.error))
+listed = [kernel for kernel in seen.kernels if kernel.overload in {listed!r}]
+for kernel, wanted in zip(listed, EXPECTED):
+    leaves = [leaf.given for leaf in kernel.leaves], [leaf.got for leaf in kernel.leaves]
+    {self._say("what a listed op received", "received(*leaves, *wanted)")}""",
+        )
+
+    # What comes out.
+
+    def _refused(self) -> None:
+        refused = f"refused(error, {self.case.op!r}, {self.todo.expected.error!r}, {because(self.case.rule)!r})"
+        self._add(
+            [attempt, comparisons.refused],
+            f"with {self.region}:\n    _, error = attempt(lambda: call(*inputs()))\n"
+            + self._say("what was raised", refused),
+        )
+
+    def _unmade(self) -> None:
+        self._add(
+            [attempt, one_line],
+            f"_, error = attempt(inputs)\n"
+            f"told = {comparisons.NO_INPUTS!r}.format(name={self.todo.name!r}, device={self.device.name!r}, "
+            "error=one_line(error))\n" + self._say("whether the inputs can be made", "[told] * (error is not None)"),
+        )
+
+    def _outputs(self, call: str) -> str:
+        """Return the list of the tensors that a call gives, as an expression."""
+        returns = overload(self.todo.op.overload)._schema.returns
+        if self.todo.sample.call == "aten" and [str(one.type) for one in returns] == ["Tensor"]:
+            return f"[{call}]"
+        self.needed.append(tensors)
+        return f"list(tensors({call}))"
+
+    def _run(self, *, errors: bool = False, inputs: bool = False) -> str:
+        """Return the lines that run the case in its region and the reference outside of it.
+
+        `errors`: they keep what is raised. `inputs`: they keep the inputs of both calls.
+        """
+        self.blocks += cast_blocks(self.todo, self.case.rule)
+        if not self.device.has_values:
+            inside = ["given = inputs()", self._observed(self._opaque()), "got, error = seen.outputs, seen.error"]
+            outside = self._observed(self._opaque(), f"{self.reference}(*cast(inputs()))", inside=False)
+            return "\n".join([*inside, outside, "want, expected = seen.outputs, seen.error"])
+        if errors:
+            self.needed.append(attempt)
+            return f"""\
+with {self.region}:
+    _, error = attempt(lambda: call(*inputs()))
+_, expected = attempt(lambda: {self.reference}(*cast(inputs())))"""
+        if not inputs:
+            return f"""\
+with {self.region}:
+    got = {self._outputs("call(*inputs())")}
+want = {self._outputs(f"{self.reference}(*cast(inputs()))")}"""
+        return f"""\
+given = inputs()
+with {self.region}:
+    got = {self._outputs("call(*given)")}
+cast_inputs = cast(inputs())
+want = {self._outputs(f"{self.reference}(*cast_inputs)")}"""
+
+    def _error(self) -> None:
+        name, run = self.todo.name, self._run(errors=True)
+        found = f"same_error(error, expected, {name!r})"
+        if "raises that without autocast" in self.message:
+            found += f" or [raises_anyway(x, {name!r}) for x in [error] if x]"
+            self.needed.append(comparisons.raises_anyway)
+        self._add([comparisons.same_error], f"{run}\n{self._say('what was raised', found)}")
+
+    def _dtypes(self) -> None:
+        found = f"output_dtypes(got, [name_of(x.dtype) for x in want], {self.todo.name!r})"
+        run = self._run()
+        self._add([comparisons.output_dtypes, name_of], f"{run}\n{self._say('the dtypes of the outputs', found)}")
+
+    def _bits(self) -> None:
+        run = [] if "\nwant = " in self.blocks[-1] else [self._run()]
+        got, want = ("[x.detach().cpu() for x in got]", "[x.detach().cpu() for x in want]")
+        found, compare = f"bitwise({got}, {want}, {self.todo.name!r})", comparisons.bitwise
+        if tensors not in self.needed:  # there is one output
+            found = f"same_bits(got[0].detach().cpu(), want[0].detach().cpu(), 'output 0 of {self.todo.name}')"
+            compare = comparisons.same_bits
+        self._add([compare], "\n".join([*run, self._say("the bits of the outputs", found)]))
+
+    def _unsteady(self) -> None:
+        self.blocks += cast_blocks(self.todo, self.case.rule)
+        again = f"[x.detach().cpu() for x in {self._outputs(f'{self.reference}(*cast(inputs()))')}]"
+        told = comparisons.UNSTEADY.format(name=self.todo.name)
+        found = f"[{told!r}] * bool(bitwise(first, second, {self.todo.name!r}))"
+        line = self._say("whether equal calls give the same bits", found)
+        self._add([comparisons.bitwise], f"first = {again}\nsecond = {again}\n{line}")
+
+    def _overwritten(self) -> None:
+        found = f"[{comparisons.OVERWRITTEN!r}.format(place=x, name={self.todo.name!r}) for x in changed(now, then)]"
+        self._add(
+            [comparisons.changed],
+            f"""\
+with {self.region}:
+    first = {self._outputs("call(*inputs())")}
+    then = [x.detach().cpu().clone() for x in first]
+for factor in range(2, 6):
+    with {self.region}:
+        call(*(x * factor if x.is_floating_point() else x for x in inputs()))
+now = [x.detach().cpu() for x in first]
+{self._say("whether the outputs are the call's own", found)}""",
+        )
+
+    def _wrong(self, what: str, needed: Sequence[object], found: str) -> None:
+        """Write a comparison with PyTorch's CPU, in the region and outside. `found`: of outputs `x` at `place`."""
+        run = self._run(inputs=True)
+        body = f"    return [text for place, x in enumerate(got) for text in {found}]"
+        both = "wrong_anyway(wrong(got, given), wrong(want, cast_inputs))"
+        self._add(
+            [*needed, comparisons.wrong_anyway],
+            f"def wrong(got, given):\n{body}",
+            f"{run}\n{self._say(what, both)}",
+        )
+
+    def _strides(self) -> None:
+        known = [set(layouts) for layouts in reference(self.todo).layouts]
+        found = f'strides(x, {known!r}[place], f"output {{place}} of {self.todo.name}")'
+        self._wrong("the strides of the outputs", [comparisons.strides], found)
+
+    def _pytorch_dtypes(self) -> None:
+        known = [set(dtypes) for dtypes in reference(self.todo).dtypes]
+        found = f'pytorch_dtype(x, {known!r}[place], f"output {{place}} of {self.todo.name}")'
+        self._wrong("the dtypes of the outputs", [comparisons.pytorch_dtype], found)
+
+    def _device(self) -> None:
+        found = f'on_device(x, given, {self.device.type!r}, f"output {{place}} of {self.todo.name}")'
+        self._wrong("the devices of the outputs", [comparisons.on_device], found)
+
+    def _memory(self) -> None:
+        known = [[place for out, place in reference(self.todo).aliases if out == number] for number in range(9)]
+        found = f'own_memory(x, given, {known!r}[place], f"output {{place}} of {self.todo.name}")'
+        self._wrong("the memory of the outputs", [comparisons.own_memory], found)
+
+    def _count(self) -> None:
+        count = len(reference(self.todo).outputs)
+        found = f"output_dtypes(got, [''] * {count}, {self.todo.name!r}) if len(got) != {count} and not place else []"
+        self._wrong("the number of outputs", [comparisons.output_dtypes], found)
+
+    def _inputs(self) -> None:
+        allowed = sorted(reference(self.todo).changed)
+        found = f"[{comparisons.WRITTEN!r}.format(place=place, name={self.todo.name!r})] * (place in written)"
+        self._add(
+            [comparisons.changed],
+            f"""\
+def written_to(given):
+    then = [x.to(y.dtype).cpu() for x, y in zip(inputs(), given)]
+    return [x for x in changed([x.detach().cpu() for x in given], then) if x not in {allowed}]""",
+        )
+        self._wrong("whether inputs are only read", [], found.replace("in written)", "in written_to(given))"))
+        self.blocks[-2] = self.blocks[-2].replace("enumerate(got)", "enumerate(given)")
+
+    def _shared(self) -> None:
+        aliases = sorted({out for out, _ in reference(self.todo).aliases})
+        found = f"[{comparisons.SHARED!r}.format(place=place, name={self.todo.name!r})] * (place in shared)"
+        self._add(
+            [comparisons.changed, comparisons.zeroed],
+            f"""\
+def shared_with(got, given):
+    before = [x.detach().cpu().clone() for x in given]
+    zeroed([x for place, x in enumerate(got) if place not in {aliases}])
+    return changed([x.detach().cpu() for x in given], before)""",
+        )
+        self._wrong("whether outputs have memory of their own", [], found)
+        self.blocks[-2] = (
+            "def wrong(got, given):\n    shared = shared_with(got, given)\n"
+            f"    return [text for place in range(len(given)) for text in {found}]"
+        )
+
+    def _far(self) -> None:
+        exact = reference(self.todo)
+        wide, kernel = DTYPES[exact.dtype], self.todo.narrowest
+        filled = f", dtype={wide}" if self.todo.sample.call == "aten" and self.todo.expected.dtype_kwarg else ""
+        self._add(
+            [dense, mover, moved_by, comparisons.far],
+            f"""\
+def exact(draw=None):  # on the CPU in {wide}, of inputs that are half a rounding off if there is a draw
+    given = [x.to({wide}) if x.is_floating_point() else x for x in cast(x.cpu() for x in inputs())]
+    given = given if draw is None else list(map(mover({kernel}, draw), given))
+    return [dense(x) for x in {self._outputs(f"{self.reference}(*given{filled})")}]""",
+        )
+        place = len(self.blocks) - 1
+        what = f'f"output {{place}} of {self.todo.name}"'
+        found = f"far(x.detach().cpu(), in_float64[place], moved[place], {kernel}, {what}, {self.todo.op.passes})"
+        self._wrong("the distance from the float64 result on the CPU", [], found)
+        text = self.blocks.pop(place)
+        self.blocks.insert(len(self.blocks) - 1, f"{text}\n\nin_float64 = exact()\nmoved = moved_by(exact, in_float64)")
+
+
+_HOW = {
+    "cannot be made on": "_unmade",
+    "same call on explicitly cast inputs (raised|succeeds)|raises that without autocast": "_error",
+    "does not repeat": "_unsteady",
+    "changed when the op was called again": "_overwritten",
+    "holds other values after the call": "_inputs",
+    "as the outputs are written to": "_shared",
+    "shares memory with": "_memory",
+    "has strides": "_strides",
+    "as PyTorch's CPU and Meta": "_pytorch_dtypes",
+    "where the inputs are": "_device",
+    "float64 result on the CPU|has shape.*it is wrong without": "_far",
+    "returned .*it is wrong without": "_count",
+}
+"""By how a difference reads, what writes its comparison; dtypes and bits beside the reference are all others."""

@@ -2,30 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 import torch
 
 from ampcheck.checks import comparisons
-from ampcheck.checks.call import plan
+from ampcheck.checks.call import because, plan
 from ampcheck.checks.cases import op_cases
-from ampcheck.compilers import function
+from ampcheck.checks.forward import ForwardProgram
 from ampcheck.devices.base import Device
-from ampcheck.observe.recorder import exists, map_tensors, tensors
-from ampcheck.samples.tensors import build
+from ampcheck.observe.recorder import exists
 from ampcheck.spec.case import Case
 
-LAYOUTS = {
-    "strided": "torch.stack([x, x], -1).select(-1, 0)",
-    "transposed": "x.mT.clone(memory_format=torch.contiguous_format).mT if x.dim() > 1 else x",
-    "viewed": "x.view(x.shape)",
-    "leaf": "x.detach().requires_grad_()",
-    "computed": "x.detach().requires_grad_() * 1",
-    "parameter": "torch.nn.Parameter(x)",
-}
-"""By name, what a floating tensor `x` is made."""
+Layout = Callable[[torch.Tensor], torch.Tensor]
 
+
+def contiguous(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as it is."""
+    return x
+
+
+def strided(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same values with gaps between its elements."""
+    return torch.stack([x, x], -1).select(-1, 0)
+
+
+def transposed(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same values whose last two dimensions lie the other way round in memory."""
+    return x.mT.clone(memory_format=torch.contiguous_format).mT if x.dim() > 1 else x
+
+
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same values in the channels-last format, where it has four dimensions."""
+    return x.clone(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def viewed(x: torch.Tensor) -> torch.Tensor:
+    """Return a view of a tensor."""
+    return x.view(x.shape)
+
+
+def leaf(x: torch.Tensor) -> torch.Tensor:
+    """Return a leaf that requires grad."""
+    return x.detach().requires_grad_()
+
+
+def computed(x: torch.Tensor) -> torch.Tensor:
+    """Return the result of an op in a graph."""
+    return x.detach().requires_grad_() * 1
+
+
+def parameter(x: torch.Tensor) -> torch.Tensor:
+    """Return a parameter of the same values."""
+    return torch.nn.Parameter(x)
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    function.__name__: function for function in (strided, transposed, viewed, leaf, computed, parameter)
+}
+"""By name, what makes another tensor of a floating one."""
 
 SPARSE = 6
 """Of so many ops one is taken on a device that compiles each op for each set of strides."""
@@ -54,13 +90,18 @@ def differences(case: Case, device: Device, form: str) -> list[str] | None:
 
     Returns None where the device does not show what the kernel received. The device must be entered.
     """
-    todo = plan(case, device)
-    make = eval(f"lambda x: ({LAYOUTS[form]}) if x.is_floating_point() else x", {"torch": torch})
-    args, kwargs = build(todo.sample, todo.dtypes, device)
-    args, kwargs = map_tensors(args, make), {name: map_tensors(value, make) for name, value in kwargs.items()}
-    call, recorded = function(todo.op, todo.sample), {*device.policies(), case.op}
+    todo, change = plan(case, device), LAYOUTS[form]
+    given = [change(x) if x.is_floating_point() else x for x in todo.inputs(device)]
     with device.autocast(case.amp):
-        watched = device.observe(lambda: call(*args, **kwargs), recorded, list(tensors((args, kwargs))))
-    if not device.observes_composite_ops and watched.of(todo.expected.overload) is None:
+        watched = device.observe(lambda: todo.call(*given), {*device.policies(), case.op}, given)
+    want = todo.expected
+    if not device.observes_composite_ops and watched.of(want.overload) is None:
         return None
-    return comparisons.kernel(watched, todo.expected, [leaf.dtype for leaf in todo.given], case.rule)
+    return comparisons.kernel(
+        watched, want.overload, todo.given_dtypes, want.leaves, want.dtype_kwarg, because(case.rule)
+    )
+
+
+def program(case: Case, device: Device, form: str, found: list[str]) -> str:
+    """Write a case whose tensors have a form in plain torch. `found`: its differences."""
+    return ForwardProgram(case, device, "\n".join(found), LAYOUTS[form]).written((), ran=True)

@@ -7,23 +7,30 @@ and the same bits as without autocast.
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
 
 from ampcheck.checks import comparisons
+from ampcheck.checks.base import Check, carrying
+from ampcheck.checks.forward import kernels_with_policy, received_by_parts
+from ampcheck.checks.program import region, report, written
 from ampcheck.devices.base import Device
-from ampcheck.errors import Broken, Difference, Unsupported, UsageError, one_line
+from ampcheck.errors import Broken, Difference, Unsupported, UsageError, error_of, one_line
+from ampcheck.observe.closeness import identical
 from ampcheck.observe.dispatcher import lacks_kernel
 from ampcheck.observe.kernel_override import recording, replaceable
-from ampcheck.observe.recorder import Observation, tensors
-from ampcheck.observe.torch_private import unset_fake_temporarily
+from ampcheck.observe.recorder import Observation, observe, tensors
+from ampcheck.observe.torch_private import pytree, unset_fake_temporarily
 from ampcheck.samples import op_database
 from ampcheck.spec.case import Case
-from ampcheck.spec.torch_dtypes import name_of
+from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
 SAMPLES = 3
 """How many of an op's samples a case runs: the first ones, which take the arguments in different ways."""
@@ -42,45 +49,144 @@ UNINITIALISED = (
 
 
 @dataclass(slots=True)
-class _Outcome:
+class DatabaseOutcome:
     """What a call gave: its tensors in order, everything else of it, or its error."""
 
-    outputs: list[torch.Tensor] = field(default_factory=list)
-    rest: list[Any] = field(default_factory=list)
+    outputs: list[torch.Tensor]
+    rest: list[object]
     error: Exception | None = None
 
 
-def check_op_database(case: Case, device: Device) -> list[str]:
-    """Run a case of the op database and return every difference from what the rule fallthrough says.
+class OpDatabaseCheck(Check):
+    """An op of PyTorch's own op database that has no policy."""
 
-    Raises `Unsupported` where the device refuses every sample, with and without autocast, and UsageError where
-    the installed torch has no such op or its database cannot be imported.
-    """
-    infos = op_database.database()
-    if case.op not in infos:
-        raise UsageError(f"the op database of torch {torch.__version__} has no {case.op}")
-    info = infos[case.op]
+    def takes(self, case: Case) -> bool:
+        return case.sample == op_database.SAMPLE
+
+    def describe(self, case: Case) -> str:
+        return (
+            f"{case.op} gives in a region what it gives without, on samples of PyTorch's op database, unless it runs "
+            "an op with a policy; each of those receives what its policy says."
+        )
+
+    def run(self, case: Case, device: Device) -> list[str]:
+        """Run a case of the op database and return every difference from what the rule fallthrough says.
+
+        Raises `Unsupported` where the device refuses every sample, with and without autocast, and UsageError where
+        the installed torch has no such op or its database cannot be imported.
+        """
+        infos = op_database.database()
+        if case.op not in infos:
+            raise UsageError(f"the op database of torch {torch.__version__} has no {case.op}")
+        info = infos[case.op]
+        with device.activate(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecated and experimental ops are called as well, and warn
+            refusals = []
+            made = samples_of(info, case, device)
+            for number, sample in enumerate(made):
+                call = Calls(info, case, device, number, sample)
+                try:
+                    differences = _check(call, case, device)
+                except Unsupported as refusal:
+                    refusals.append(refusal)
+                    continue
+                if differences:
+                    return [Difference(f"sample {number}: {text}", error_of(text)) for text in differences]
+        if refusals and len(refusals) == len(made):
+            raise refusals[0]
+        if made:
+            return []
+        nothing = f"the op database has no {case.inputs} sample of {case.op} for {device.type}"
+        if device.type == "cpu":  # the list of cases was made there
+            return [nothing]
+        raise Unsupported(nothing)
+
+    def program(
+        self, case: Case, device: Device, message: str = "", modules: Sequence[str] = (), *, ran: bool = True
+    ) -> str:
+        inside = region(device, case.amp)
+        given = "op(sample.input, *sample.args, **sample.kwargs)"
+        needed: list[object] = [islice, report]
+        if not device.has_values:
+            needed.append(unset_fake_temporarily)
+        imports = "from torch.testing._internal.common_methods_invocations import op_db"
+        op = f"{imports}\n\nop = next(info for info in op_db if info.full_name == {case.op!r})"
+        blocks = [op, _samples_block(case, device)]
+        number = int(found[1]) if (found := re.match(r"sample (\d+): ", message)) else None
+        chosen = f"[{number}]" if number is not None else f"range({SAMPLES})"
+        loop = f"for number, sample in enumerate(samples()):\n    if number not in {chosen}:\n        continue"
+        if not ran:
+            blocks.append(f"for sample in samples():\n    with {inside}:\n        print({given})")
+        elif "reached the kernel" in message:
+            wanted = _wanted(case, device)
+            listed = sorted({row[1].removeprefix("aten::") for rows in wanted for row in rows})
+            needed += [observe, comparisons.received]
+            rows = "\n".join(["WANTED = [  # what each op with a policy receives in each sample", *_rows(wanted), "]"])
+            compared = f"""\
+{loop}
+    torch.manual_seed(0)
+    with {inside}:
+        seen = observe(lambda: {given}, {device.type!r}, {listed!r})
+    ran = [kernel for kernel in seen.kernels if kernel.overload in {listed!r}]
+    for kernel, wanted in zip(ran, WANTED[number]):
+        leaves = [leaf.given for leaf in kernel.leaves], [leaf.got for leaf in kernel.leaves]
+        found = received(*leaves, *wanted)
+        report(f"what {{kernel.overload}} received", [f"sample {{number}}: {{text}}" for text in found])"""
+            blocks += [rows, compared]
+        else:
+            needed += [nullcontext, database_outcome, compare_outcomes, comparisons.raises_anyway]
+            bits = device.has_values and case.op not in UNINITIALISED
+            anyway = f"[raises_anyway(under.error, {case.op!r})]"
+            blocks.append(f"""\
+def run(number, region):
+    sample = list(samples())[number]
+    torch.manual_seed(0)
+    out = database_outcome(lambda: {given}, region)
+    out.outputs = [x.detach(){".cpu()" * device.has_values} for x in out.outputs]
+    return out
+
+for number in range(len(list(samples()))):
+    if number not in {chosen}:
+        continue
+    under, without = run(number, {inside}), run(number, nullcontext())
+    found = [f"sample {{number}}: {{text}}" for text in compare_outcomes(under, without, {case.op!r}, {bits})]
+    if under.error and type(under.error) is type(without.error):
+        found = {anyway}
+    report(f"sample {{number}}", found)""")
+        return written(device, modules, needed, blocks)
+
+
+def _samples_block(case: Case, device: Device) -> str:
+    dtype = DTYPES[case.inputs]
+    if device.has_values:
+        made = f"islice(op.sample_inputs({device.type!r}, {dtype}), {SAMPLES})"
+        return f"def samples():\n    torch.manual_seed(0)\n    return {made}"
+    return f"""\
+def samples():
+    torch.manual_seed(0)
+    with unset_fake_temporarily():
+        made = list(islice(op.sample_inputs("cpu", {dtype}), {SAMPLES}))
+    return [sample.transform(alike) for sample in made]
+
+def alike(x):  # a fake tensor that looks like a tensor of the CPU
+    if not isinstance(x, torch.Tensor) or x.layout != torch.strided or x.is_nested:
+        return x
+    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device={device.type!r})"""
+
+
+def _rows(wanted: Sequence[Sequence[object]]) -> list[str]:
+    return ["\n".join(["    [", *(f"        {row!r}," for row in rows), "    ],"]) for rows in wanted]
+
+
+def _wanted(case: Case, device: Device) -> list[list[tuple[list[str], str, str]]]:
+    """Return for each sample what the ops with a policy in it must receive."""
+    info, found = op_database.database()[case.op], []
     with device.activate(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated and experimental ops are called as well, and warn
-        refusals = []
-        made = samples_of(info, case, device)
-        for number, sample in enumerate(made):
-            call = Calls(info, case, device, number, sample)
-            try:
-                differences = _check(call, case, device)
-            except Unsupported as refusal:
-                refusals.append(refusal)
-                continue
-            if differences:
-                return [Difference(f"sample {number}: {d}", getattr(d, "error", None)) for d in differences]
-    if refusals and len(refusals) == len(made):
-        raise refusals[0]
-    if made:
-        return []
-    nothing = f"the op database has no {case.inputs} sample of {case.op} for {device.type}"
-    if device.type == "cpu":  # the list of cases was made there
-        return [nothing]
-    raise Unsupported(nothing)
+        warnings.simplefilter("ignore")  # it warned when the case ran
+        for number, sample in enumerate(samples_of(info, case, device)):
+            seen = _seen(Calls(info, case, device, number, sample), case, device)
+            found.append([(list(row[2]), row[3], row[4]) for row in kernels_with_policy(seen, device, case.amp)])
+    return found
 
 
 def samples_of(info: Any, case: Case, device: Device) -> list[Any]:
@@ -121,24 +227,31 @@ class Calls:
         return self._info(self._sample.input, *self._sample.args, **self._sample.kwargs)
 
 
-def _check(call: Calls, case: Case, device: Device) -> list[str]:
-    policies = device.policies()
+def _seen(call: Calls, case: Case, device: Device) -> Observation:
     call.prepare()
     with device.autocast(case.amp):
-        seen = device.observe(call, policies, call.inputs)
-    differences = comparisons.parts(seen, policies, case.amp)
-    if differences and comparisons.parts(_own_casts(seen), policies, case.amp):
+        return device.observe(call, device.policies(), call.inputs)
+
+
+def _check(call: Calls, case: Case, device: Device) -> list[str]:
+    seen = _seen(call, case, device)
+    differences = received_by_parts(seen, device, case.amp)
+    if differences and received_by_parts(_own_casts(seen), device, case.amp):
         return differences
-    if any(kernel.overload in policies for kernel in seen.kernels):
+    if any(kernel.overload in device.policies() for kernel in seen.kernels):
         return []
     under = _run(call, device.autocast(case.amp))
     without = _run(call, nullcontext())
     if under.error is not None and type(under.error) is type(without.error):
         if not device.has_values or lacks_kernel(under.error) or device.refuses(under.error):
             raise Unsupported(one_line(without.error))
-        said = one_line(under.error)
-        raise Broken([f"{case.op} raised {said}; it raises that without autocast, too"], under.error)
-    differences = _compare(under, without, case.op, device)
+        raise Broken([comparisons.raises_anyway(under.error, case.op)], under.error)
+    bits = device.has_values and case.op not in UNINITIALISED
+    if bits:
+        for one in (under, without):
+            one.outputs = [device.host(x) for x in one.outputs]
+    with device.native_ops():
+        differences = carrying(under.error, compare_outcomes(under, without, case.op, bits))
     if differences and _entered(call, case, device):
         return []
     return differences
@@ -150,52 +263,39 @@ def _own_casts(seen: Observation) -> Observation:
     return Observation(kernels, [], seen.outputs, seen.error)
 
 
-def _run(call: Calls, region: AbstractContextManager[object]) -> _Outcome:
-    outcome = _Outcome()
+def _run(call: Calls, region: AbstractContextManager[object]) -> DatabaseOutcome:
     call.prepare()
+    return database_outcome(call, region)
+
+
+def database_outcome(call: Callable[[], object], region: AbstractContextManager[object]) -> DatabaseOutcome:
+    """Return what a call gives in a region."""
     try:
         with region:
-            result = call()
+            leaves = pytree.tree_leaves(call())
     except Exception as error:  # the op may raise anything, and that is what is compared
-        outcome.error = error
-        return outcome
-    _sort(result, outcome)
-    return outcome
+        return DatabaseOutcome([], [], error)
+    made = [x for x in leaves if isinstance(x, torch.Tensor)]
+    return DatabaseOutcome(made, [x for x in leaves if not isinstance(x, torch.Tensor)])
 
 
-def _sort(value: Any, outcome: _Outcome) -> None:
-    if isinstance(value, torch.Tensor):
-        outcome.outputs.append(value)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            _sort(item, outcome)
-    else:
-        outcome.rest.append(value)
-
-
-def _compare(under: _Outcome, without: _Outcome, name: str, device: Device) -> list[str]:
+def compare_outcomes(under: DatabaseOutcome, without: DatabaseOutcome, name: str, bits: bool) -> list[str]:
+    """Compare what a call gave under autocast with what it gave without; with `bits`, on the CPU, in value, too."""
     because = "without autocast (rule fallthrough: it has no policy and ran no kernel that has one)"
     if under.error is not None or without.error is not None:
         first, second = one_line(under.error), one_line(without.error)
-        told = f"{name} under autocast raised {first}; {because} it raised {second}"
-        return [Difference(told, under.error)]
-    got, wanted = ([name_of(t.dtype) for t in outcome.outputs] for outcome in (under, without))
+        return [f"{name} under autocast raised {first}; {because} it raised {second}"]
+    got, wanted = ([name_of(x.dtype) for x in outcome.outputs] for outcome in (under, without))
     if got != wanted:
         return [f"{name} returned {', '.join(got)}; expected {', '.join(wanted)} as {because}"]
     for place, (a, b) in enumerate(zip(under.outputs, without.outputs, strict=True)):
         if a.shape != b.shape:
             return [f"output {place} of {name} has shape {tuple(a.shape)}; expected {tuple(b.shape)} as {because}"]
-        if device.has_values and name not in UNINITIALISED and not _identical(a, b, device):
+        if bits and not identical(a, b):
             return [f"output {place} of {name} differs in value; expected the same bits as {because}"]
     if repr(under.rest) != repr(without.rest):
         return [f"{name} returned {under.rest}; expected {without.rest} as {because}"]
     return []
-
-
-def _identical(a: torch.Tensor, b: torch.Tensor, device: Device) -> bool:
-    a, b = device.host(a), device.host(b)
-    with device.native_ops():
-        return comparisons.identical(a, b)
 
 
 def _entered(call: Calls, case: Case, device: Device) -> bool:

@@ -1,19 +1,22 @@
-"""The compilers: each makes a compiled program of a function and example inputs."""
+"""The compilers: each makes a compiled program of a function and example inputs.
+
+Reproductions print the source of what makes a program, so that nothing of it needs more than torch.
+"""
 
 from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ampcheck.devices.base import Device
 from ampcheck.errors import Unsupported
-from ampcheck.observe.recorder import Observation
+from ampcheck.observe.closeness import OTHER_KERNELS, SAME_KERNELS, SAME_KERNELS_ON_PARTS
+from ampcheck.observe.recorder import Observation, attempt
 from ampcheck.observe.torch_private import TracerWarning, compile_package, load_package, reset_dynamo
 
 Function = Callable[..., Any]
@@ -32,16 +35,21 @@ class Everything:
         return 0
 
 
+Observe = Callable[[Callable[[], object], Sequence[torch.Tensor]], Observation]
+"""Runs a call on inputs and records its kernels, of which none is taken apart."""
+
+
 @dataclass(slots=True)
 class Compiled:
     """A compiled program. `observe` runs it and records its kernels, None where they are not PyTorch's own ones."""
 
     call: Function
-    observe: Callable[[Device, Sequence[torch.Tensor]], Observation] | None = None
+    observe: Callable[[Observe, Sequence[torch.Tensor]], Observation] | None = None
 
 
-def _observed(call: Function) -> Callable[[Device, Sequence[torch.Tensor]], Observation]:
-    return lambda device, inputs: device.observe(lambda: call(*inputs), Everything(), inputs)
+def _observed(call: Function) -> Compiled:
+    """Return a program that runs PyTorch's kernels where a dispatch mode sees them."""
+    return Compiled(call, lambda observe, inputs: observe(lambda: call(*inputs), inputs))
 
 
 class _Module(torch.nn.Module):
@@ -56,21 +64,19 @@ class _Module(torch.nn.Module):
 
 
 def _torchscript(name: str) -> Callable[..., Any]:
-    """A function of `torch.jit`. Raises Unsupported where TorchScript, which is deprecated, is gone."""
+    """Return a function of `torch.jit`. Raises Unsupported where TorchScript, which is deprecated, is gone."""
     found: Callable[..., Any] | None = getattr(getattr(torch, "jit", None), name, None)
     if found is None:
         raise Unsupported(f"torch {torch.__version__} has no torch.jit.{name}")
     return found
 
 
-def _script(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled:
-    call = _torchscript("script")(function)
-    return Compiled(call, _observed(call))
+def _script(function: Function, inputs: Sequence[torch.Tensor], **_: Any) -> Compiled:
+    return _observed(_torchscript("script")(function))
 
 
-def _traced(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled:
-    call = _torchscript("trace")(function, tuple(inputs), check_trace=False)
-    return Compiled(call, _observed(call))
+def _traced(function: Function, inputs: Sequence[torch.Tensor], **_: Any) -> Compiled:
+    return _observed(_torchscript("trace")(function, tuple(inputs), check_trace=False))
 
 
 class _Watched:
@@ -80,18 +86,16 @@ class _Watched:
     """
 
     def __init__(self) -> None:
-        self.device: Device | None = None
+        self.observe: Observe | None = None
         self.seen: Observation | None = None
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Function:
         def run(*given: Any) -> Any:
-            if self.device is None:
+            if self.observe is None:
                 return graph.forward(*given)
             out: list[Any] = []
-            self.seen = self.device.observe(
-                lambda: out.append(graph.forward(*given)),
-                Everything(),
-                [x for x in given if isinstance(x, torch.Tensor)],
+            self.seen = self.observe(
+                lambda: out.append(graph.forward(*given)), [x for x in given if isinstance(x, torch.Tensor)]
             )
             if self.seen.error is not None:
                 raise self.seen.error
@@ -100,30 +104,23 @@ class _Watched:
         return run
 
 
-def _dynamo(function: Function, inputs: Sequence[Any], **options: Any) -> Compiled:
+def _dynamo(function: Function, inputs: Sequence[torch.Tensor], **options: Any) -> Compiled:
     watched = _Watched()
     call: Function = torch.compile(function, backend=watched, **{"fullgraph": True, **options})
 
-    def observe(device: Device, inputs: Sequence[torch.Tensor]) -> Observation:
-        watched.device, watched.seen = device, None
-        try:
-            call(*inputs)
-        except Exception as error:  # what it raises was compared when it ran unobserved
-            return watched.seen or Observation(error=error)
-        finally:
-            watched.device = None
-        return watched.seen or Observation()
+    def observe(observe: Observe, inputs: Sequence[torch.Tensor]) -> Observation:
+        watched.observe, watched.seen = observe, None
+        _, error = attempt(lambda: call(*inputs))  # what it raises was compared when it ran unobserved
+        watched.observe = None
+        return watched.seen or Observation(error=error)
 
     return Compiled(call, observe)
 
 
-def _backend(name: str) -> Callable[..., Compiled]:
-    def make(function: Function, inputs: Sequence[Any], **options: Any) -> Compiled:
-        if name == "jax":
-            import ampcheck.jax_device.compile  # noqa: F401  # registers the backend
-        return Compiled(torch.compile(function, backend=name, **{"fullgraph": True, **options}))
-
-    return make
+def _backend(function: Function, inputs: Sequence[torch.Tensor], *, backend: str, **options: Any) -> Compiled:
+    if backend == "jax":
+        import ampcheck.jax_device.compile  # noqa: F401  # imports JAX, and registers the backend
+    return Compiled(torch.compile(function, backend=backend, **{"fullgraph": True, **options}))
 
 
 def _exported(
@@ -135,75 +132,74 @@ def _exported(
     return torch.export.export(_Module(function), tuple(inputs), dynamic_shapes=shapes, strict=strict)
 
 
-def _export(function: Function, inputs: Sequence[Any], **options: Any) -> Compiled:
-    call = _exported(function, inputs, **options).module()
-    return Compiled(call, _observed(call))
+def _export(function: Function, inputs: Sequence[torch.Tensor], **options: Any) -> Compiled:
+    return _observed(_exported(function, inputs, **options).module())
 
 
-def _strict(function: Function, inputs: Sequence[Any], **options: Any) -> Compiled:
-    call = _exported(function, inputs, strict=True, **options).module()
-    return Compiled(call, _observed(call))
-
-
-def _decomposed(function: Function, inputs: Sequence[Any], **options: Any) -> Compiled:
+def _decomposed(function: Function, inputs: Sequence[torch.Tensor], **options: Any) -> Compiled:
     return Compiled(_exported(function, inputs, **options).run_decompositions().module())
 
 
-def _packaged(function: Function, inputs: Sequence[Any], **options: Any) -> Compiled:
+def _packaged(function: Function, inputs: Sequence[torch.Tensor], **options: Any) -> Compiled:
     program = _exported(function, inputs, **options)
     with tempfile.TemporaryDirectory() as folder:
-        package = compile_package(program, package_path=f"{folder}/program.pt2")
-        return Compiled(load_package(package))
+        return Compiled(load_package(compile_package(program, package_path=f"{folder}/program.pt2")))
 
 
-def _jaxjit(function: Function, inputs: Sequence[Any], **_: Any) -> Compiled:
-    from ampcheck.jax_device import jit
+def _jaxjit(function: Function, inputs: Sequence[torch.Tensor], **_: Any) -> Compiled:
+    from ampcheck.jax_device import jit  # imports JAX
 
     return Compiled(jit(function, fullgraph=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """`make`: compiles a function for example inputs; options are `torch.compile`'s, of which exports take `dynamic`.
+    """How a function is compiled.
 
-    `grads`: gradients flow through what it makes.
-
-    `rounds`: how far its results may lie from eager's, in roundings; 0 where the same kernels run.
-
-    `wide`: the same for what is float32 from end to end, where that is more.
+    `how`: compiles a function for example inputs; `given`: with these options. `grads`: gradients flow through what it
+    makes. `roundings`: how far its results may lie from eager's; see `ampcheck.observe.closeness.rounding_bound`.
+    `in_float32`: the same for what is float32 from end to end, where that is more.
     """
 
-    make: Callable[..., Compiled]
+    how: Callable[..., Compiled]
+    given: Mapping[str, object] = field(default_factory=dict)
     grads: bool = True
-    rounds: int = 0
-    wide: int = 0
+    roundings: int = SAME_KERNELS
+    in_float32: int = 0
+
+    def make(self, function: Function, inputs: Sequence[torch.Tensor], **options: Any) -> Compiled:
+        """Compile a function for example inputs. Options are those of `torch.compile`; exports take `dynamic`."""
+        return self.how(function, inputs, **(dict(self.given) | options))
 
 
-_ROUNDS = 48
-"""As in `ampcheck.checks.reference`: another compiler adds in another order."""
-_FEW = 4
-"""The same kernels run, but of parts that a composite op is taken apart into, whose layouts may be other ones."""
-
+_OTHER, _PARTS = OTHER_KERNELS, SAME_KERNELS_ON_PARTS
 COMPILERS = {
-    "script": Compiler(_script, rounds=_FEW),
-    "traced": Compiler(_traced, rounds=_FEW),
+    "script": Compiler(_script, roundings=_PARTS),
+    "traced": Compiler(_traced, roundings=_PARTS),
     "dynamo": Compiler(_dynamo),
     # It takes some ops apart by formulas of PyTorch's own, which add in another order: bicubic upsampling is one.
-    "aot": Compiler(_backend("aot_eager"), rounds=_FEW, wide=_ROUNDS),
-    "inductor": Compiler(_backend("inductor"), rounds=_ROUNDS),
-    "export": Compiler(_export, rounds=_FEW),
-    "strict": Compiler(_strict, rounds=_FEW),
-    "decomposed": Compiler(_decomposed, rounds=_ROUNDS),
-    "packaged": Compiler(_packaged, grads=False, rounds=_ROUNDS),
-    "jaxcompile": Compiler(_backend("jax"), rounds=_ROUNDS),
-    "jaxjit": Compiler(_jaxjit, grads=False, rounds=_ROUNDS),
+    "aot": Compiler(_backend, {"backend": "aot_eager"}, roundings=_PARTS, in_float32=_OTHER),
+    "inductor": Compiler(_backend, {"backend": "inductor"}, roundings=_OTHER),
+    "export": Compiler(_export, roundings=_PARTS),
+    "strict": Compiler(_export, {"strict": True}, roundings=_PARTS),
+    "decomposed": Compiler(_decomposed, roundings=_OTHER),
+    "packaged": Compiler(_packaged, grads=False, roundings=_OTHER),
+    "jaxcompile": Compiler(_backend, {"backend": "jax"}, roundings=_OTHER),
+    "jaxjit": Compiler(_jaxjit, grads=False, roundings=_OTHER),
 }
 """The compilers by the names of `ampcheck.spec.compilers`."""
 
 
+def source_of_making(compiler: str, function: str, inputs: str) -> tuple[Callable[..., Compiled], str]:
+    """Return what compiles a program, and the expression that calls it. `function`, `inputs`: as expressions."""
+    how, given = COMPILERS[compiler].how, COMPILERS[compiler].given
+    options = "".join(f", {name}={value!r}" for name, value in given.items())
+    return how, f"{how.__name__}({function}, {inputs}{options})"
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Around compiling and running: what compilers warn of that is not about the program, and Dynamo's caches."""
+    """Leave out what compilers warn of that is not about the program, and reset Dynamo's caches before and after."""
     reset_dynamo()
     try:
         with warnings.catch_warnings():

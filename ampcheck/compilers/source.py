@@ -19,12 +19,12 @@ from ampcheck.spec.torch_dtypes import DTYPES
 
 
 def names(sample: Sample) -> list[str]:
-    """A name for each tensor of a sample."""
+    """Return a name for each tensor of a sample."""
     return ["abcdefghijklmnopqrstuvw"[n] if n < 23 else f"t{n}" for n, _ in enumerate(leaves(sample))]
 
 
 def written(value: Any, remaining: Iterator[str]) -> str:
-    """An argument as people write it, its tensors by the names that remain."""
+    """Return an argument as people write it, its tensors by the names that remain."""
     if isinstance(value, TensorArg):
         return next(remaining)
     if isinstance(value, (tuple, list)):
@@ -36,12 +36,12 @@ def written(value: Any, remaining: Iterator[str]) -> str:
 
 
 def text(case: Case, device: Device, sample: Sample) -> str:
-    """The source of `program`. TorchScript knows an op by its name alone and finds the overload by the arguments."""
+    """Return the source of `program`; TorchScript knows an op by its name alone and finds the overload by itself."""
     return _program(case, device, [f"return {_call(case, sample, iter(names(sample)))}"], names(sample))
 
 
 def several(case: Case, device: Device, samples: Sequence[Sample]) -> str:
-    """The source of `program`, which calls the op once for each sample, on tensors of its own."""
+    """Return the source of `program`, which calls the op once for each sample, on tensors of its own."""
     given = [[f"{name}{number}" for name in names(sample)] for number, sample in enumerate(samples)]
     lines = [f"r{number} = {_call(case, sample, iter(given[number]))}" for number, sample in enumerate(samples)]
     results = ", ".join(f"r{number}" for number, _ in enumerate(samples))
@@ -64,12 +64,12 @@ def _program(case: Case, device: Device, lines: Sequence[str], parameters: Seque
 
 
 def region(case: Case, device: Device) -> str:
-    """The with statement of a case's region."""
+    """Return the with statement of a case's region."""
     return f"with {device.region}({device.type!r}, dtype={DTYPES[case.amp]}):"
 
 
 def define(source: str, setup: Sequence[str] = ()) -> Callable[..., Any]:
-    """The function `program` of a source, which `inspect` finds again."""
+    """Return the function `program` of a source, which `inspect` finds again."""
     # Dynamo imports the module that a function says it is from.
     namespace: dict[str, Any] = {"__name__": __name__}
     exec("\n".join(["import torch", *setup]), namespace)

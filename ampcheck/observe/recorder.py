@@ -3,6 +3,8 @@
 The recorder is a dispatch mode that sits below autocast and, because the autograd keys are excluded while it records,
 above every decomposition. So `linear` arrives as `aten::linear` with the arguments autocast gave it, not as the `t` and
 `addmm` it is made of. A composite op without a policy is taken apart, because autocast acts on its parts.
+
+Reproductions print the source of what they need from here, so nothing here needs more than torch.
 """
 
 from __future__ import annotations
@@ -10,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 
-from ampcheck.observe.torch_private import AutoDispatchBelowAutograd, TorchDispatchMode
+from ampcheck.observe.torch_private import AutoDispatchBelowAutograd, TorchDispatchMode, pytree
 from ampcheck.register.torch_private import DispatchKey, OpOverload, has_kernel
-from ampcheck.spec.casting import Leaf
 from ampcheck.spec.torch_dtypes import name_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +35,6 @@ class SeenLeaf:
     got: str
     on_device: bool
     source: int | None
-
-    @property
-    def leaf(self) -> Leaf:
-        return Leaf(self.given, self.on_device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,9 @@ class Observation:
         return next((call for call in self.kernels if call.overload == overload), None)
 
 
-class _Signature(NamedTuple):
+class OpTraits(NamedTuple):
+    """What the recorder asks of an overload."""
+
     overload: str
     is_cast: bool
     composite: bool
@@ -94,7 +95,8 @@ CASTS = ("to.dtype", "to.device", "to.dtype_layout", "to.other", "_to_copy")
 
 
 @cache
-def _signature(func: OpOverload) -> _Signature:
+def traits(func: OpOverload) -> OpTraits:
+    """Return what the recorder asks of an overload."""
     overload = overload_name(func)
     names = [argument.name for argument in func._schema.arguments]
     position = names.index("dtype") if "dtype" in names else None
@@ -103,7 +105,7 @@ def _signature(func: OpOverload) -> _Signature:
     returns = func._schema.returns
     alias = returns[0].alias_info if len(returns) == 1 else None
     is_view = alias is not None and not alias.is_write and overload not in CASTS
-    return _Signature(overload, overload in CASTS, composite, is_view, position)
+    return OpTraits(overload, overload in CASTS, composite, is_view, position)
 
 
 @cache
@@ -118,7 +120,7 @@ def exists(name: str) -> bool:
 
 def is_composite(name: str) -> bool:
     """Return whether an aten overload is made of other ops on every device, so that autocast acts on those."""
-    return _signature(overload(name)).composite
+    return traits(overload(name)).composite
 
 
 def writes(name: str) -> bool:
@@ -140,28 +142,17 @@ def overload(name: str) -> OpOverload:
     return found
 
 
-def tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors(value: object) -> Iterator[torch.Tensor]:
     """Yield the tensors in nested arguments or outputs, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors(item)
+    yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return nested arguments with each tensor in tuples and lists changed, in the order of `tensors`."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, (tuple, list)):
-        return type(value)(map_tensors(item, change) for item in value)
-    return value
+    """Return nested arguments with each tensor changed, in the order of `tensors`."""
+    return pytree.tree_map_only(torch.Tensor, change, value)
 
 
-def parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def parts(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return what a composite op returns, run so that a dispatch mode that is entered sees the ops it is made of."""
     # The dispatcher runs the C++ kernel; `decompose` would prefer a Python one that makes other calls.
     if has_kernel(func.name(), _COMPOSITE):
@@ -170,7 +161,21 @@ def parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 class Recorder(TorchDispatchMode):
-    """Records kernels and autocast's casts while entered.
+    """The dispatch mode of everything that looks at ops: it runs each one, below autocast, by a function.
+
+    `run`: called with the op, its arguments and its keyword arguments. It returns what the op is to return.
+    """
+
+    def __init__(self, run: Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self.run = run
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.run(func, args, kwargs or {})
+
+
+class KernelRecorder(Recorder):
+    """Record kernels and autocast's casts while entered.
 
     `device_type`: of the region. `opaque_ops`: overloads that are recorded as they are and not taken apart: those with
     a policy. `inputs`: the tensors that are followed into kernels.
@@ -179,7 +184,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, device_type: str, opaque_ops: Collection[str], inputs: Sequence[torch.Tensor] = ()) -> None:
-        super().__init__()
+        super().__init__(self._record)
         self.kernels: list[KernelCall] = []
         self.casts: list[Cast] = []
         self._device_type = device_type
@@ -204,11 +209,8 @@ class Recorder(TorchDispatchMode):
         self._depth -= 1
         super().__exit__(*exc)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        name, is_cast, composite, is_view, dtype_position = _signature(func)
+    def _record(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name, is_cast, composite, is_view, dtype_position = traits(func)
         if is_cast:
             return self._record_cast(func, args, kwargs)
         if composite and name not in self._opaque_ops:
@@ -225,7 +227,7 @@ class Recorder(TorchDispatchMode):
             self._views.append(out)
         return out
 
-    def _parts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _parts(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a composite op so that its parts are recorded, under the autocast state its caller has.
 
         PyTorch excludes every autocast key while a dispatch mode runs.
@@ -237,7 +239,7 @@ class Recorder(TorchDispatchMode):
         finally:
             torch.set_autocast_enabled(self._device_type, False)
 
-    def _record_cast(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _record_cast(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = func(*args, **kwargs)
         before = args[0]
         if out.dtype != before.dtype:
@@ -257,12 +259,20 @@ class Recorder(TorchDispatchMode):
         return SeenLeaf(got, got, on_device, self._sources.get(id(tensor)))
 
 
+def attempt(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """Return what a call gives, and what it raises in its place."""
+    try:
+        return call(), None
+    except Exception as error:  # the call under test may raise anything, and that is what is to be seen
+        return None, error
+
+
 def observe(
     call: Callable[[], Any], device_type: str, opaque_ops: Collection[str], inputs: Sequence[torch.Tensor] = ()
 ) -> Observation:
-    """Run `call` and record it. An exception it raises is part of the observation; see `Recorder` for the arguments."""
+    """Run `call` and record it, with an exception that it raises; see `KernelRecorder` for the arguments."""
     with AutoDispatchBelowAutograd():
-        return observe_by(Recorder(device_type, opaque_ops, inputs), call, inputs)
+        return observe_by(KernelRecorder(device_type, opaque_ops, inputs), call, inputs)
 
 
 class Recording(Protocol):
@@ -280,10 +290,8 @@ def observe_by(recorder: Recording, call: Callable[[], Any], inputs: Sequence[to
     observation = Observation(recorder.kernels, recorder.casts)
     before = [name_of(tensor.dtype) for tensor in inputs]
     with recorder:
-        try:
-            observation.outputs = list(tensors(call()))
-        except Exception as error:  # the call under test may raise anything, and that is what is to be seen
-            observation.error = error
+        out, observation.error = attempt(call)
+    observation.outputs = list(tensors(out))
     after = [name_of(tensor.dtype) for tensor in inputs]
     observation.changed = [(place, a, b) for place, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
     return observation

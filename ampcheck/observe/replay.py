@@ -14,9 +14,19 @@ from unittest.mock import patch
 
 import torch
 
-from ampcheck.observe.recorder import Observation, is_composite, map_tensors, overload, overload_name, parts, tensors
-from ampcheck.observe.torch_private import AutoDispatchBelowAutograd, TorchDispatchMode, dispatch_keys, load_dynamo
-from ampcheck.register.torch_private import DispatchKey, has_kernel
+from ampcheck.observe.recorder import (
+    Observation,
+    Recorder,
+    attempt,
+    is_composite,
+    map_tensors,
+    overload,
+    overload_name,
+    parts,
+    tensors,
+)
+from ampcheck.observe.torch_private import AutoDispatchBelowAutograd, dispatch_keys, load_dynamo
+from ampcheck.register.torch_private import DispatchKey, OpOverload, has_kernel
 from ampcheck.spec.casting import POLICIES, Leaf, expect
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
@@ -64,25 +74,22 @@ def casting(
     return Casting(wanted.overload, dtypes, filled, wanted.error or "")
 
 
-class Replay(TorchDispatchMode):
-    """CastRule the arguments of each op with a policy while entered outside of any region.
+class Replay(Recorder):
+    """Cast the arguments of each op with a policy while entered outside of any region.
 
     `device_type`: of the region that is replayed. `policies`: of the device, by overload. `casts`: says what they ask
     for.
     """
 
     def __init__(self, device_type: str, policies: Mapping[str, str], casts: CastRule) -> None:
-        super().__init__()
+        super().__init__(self._replayed)
         self._type = device_type
         self._policies = policies
         self._casts = casts
         self.kernels: list[tuple[str, tuple[str, ...]]] = []
         """Each op with a policy that ran: its overload and the dtypes of its tensor arguments."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
+    def _replayed(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = overload_name(func)
         policy = self._policies.get(name)
         if policy not in POLICIES:
@@ -110,7 +117,7 @@ class Replay(TorchDispatchMode):
                 args += tuple(argument.default_value for argument in func._schema.arguments[len(args) :])
         return overload(wanted.overload)(*args, **kwargs)
 
-    def _without_policy(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _without_policy(self, func: OpOverload, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in CALLERS and (backend := _backend(func, args)) is not None:
             seen = len(self.kernels)
             with self:
@@ -123,7 +130,7 @@ class Replay(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _backend(func: Any, args: tuple[Any, ...]) -> Any:
+def _backend(func: OpOverload, args: tuple[Any, ...]) -> DispatchKey | None:
     """Return the dispatch key of the kernel for the first tensor; None where its backend has none."""
     keys = dispatch_keys(next(tensors(args)))
     key = next(key for key in _BACKENDS if keys.has(key))
@@ -164,8 +171,6 @@ def replay(
     seen = Observation()
     mode = Replay(device_type, policies, casts)
     with AutoDispatchBelowAutograd(), _reported(device_type), mode:
-        try:
-            seen.outputs = list(tensors(call()))
-        except Exception as error:  # the call under test may raise anything, and that is what is to be seen
-            seen.error = error
+        out, seen.error = attempt(call)
+    seen.outputs = list(tensors(out))
     return seen, mode.kernels

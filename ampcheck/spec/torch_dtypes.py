@@ -21,9 +21,9 @@ DTYPES: dict[str, torch.dtype] = {
     "int64": torch.int64,
     "bool": torch.bool,
 }
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def name_of(dtype: torch.dtype) -> str:
     """Return the specification's name of a dtype; torch's own where the specification has none."""
-    return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")
+    name = str(dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
+    return name.replace("8_", "8").removesuffix("fn")

@@ -13,7 +13,6 @@ import torch
 from torch.nn import functional
 
 from ampcheck.checks import layouts
-from ampcheck.reproduce.ops import of_layout
 from ampcheck.runner.suite import Amp, DeviceAmp, scenario
 from ampcheck.spec.torch_dtypes import name_of
 
@@ -486,7 +485,7 @@ def test_any_form(amp: DeviceAmp, form: str) -> None:
         seen += 1
         amp.assert_equal(f"what {case.op} makes of tensors that are {form}", found, [])
         if found and not amp.script:
-            amp.script = of_layout(case, amp.device, form)
+            amp.script = layouts.program(case, amp.device, form, found)
     if not seen:
         amp.unsupported(f"{amp.name} does not show what kernels receive")
 

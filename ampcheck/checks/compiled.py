@@ -1,0 +1,358 @@
+"""A compiled program under autocast does what the same program does in eager mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from unittest.mock import patch
+
+import torch
+
+from ampcheck.checks import comparisons, layouts
+from ampcheck.checks.base import Check, carrying
+from ampcheck.checks.call import CallPlan, plan
+from ampcheck.checks.forward import judge_raise, run_reference
+from ampcheck.checks.program import call_blocks, made_tensors, region, report, written
+from ampcheck.compilers import source
+from ampcheck.compilers.kinds import COMPILERS, Compiler, Everything, quiet, source_of_making
+from ampcheck.devices.base import Device
+from ampcheck.errors import MOST, Unsupported, one_line
+from ampcheck.observe.closeness import identical, largest_distance, rounding_bound
+from ampcheck.observe.isolation import depth
+from ampcheck.observe.recorder import Observation, exists, observe, tensors
+from ampcheck.samples import catalogue
+from ampcheck.spec.case import AROUND, Case
+from ampcheck.spec.torch_dtypes import DTYPES, name_of
+
+State = tuple[bool, torch.dtype, bool, int]
+
+
+@dataclass(slots=True)
+class ProgramOutcome:
+    """What one call did: its tensors, the gradients of its inputs, what it raised, and autocast's state afterwards."""
+
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    grads: list[torch.Tensor | None] = field(default_factory=list)
+    error: Exception | None = None
+    state: State | None = None
+
+
+class CompiledCheck(Check):
+    """An op as a program of one of the compilers."""
+
+    def takes(self, case: Case) -> bool:
+        return bool(case.compiler) and case.op in catalogue()
+
+    def describe(self, case: Case) -> str:
+        where = "around the program" if case.sample == AROUND else "inside the program"
+        return (
+            f"A program of aten::{case.op} with its region {where}, compiled by {case.compiler}, gives the dtypes, the "
+            "values, the gradients and the state that it gives in eager mode, and its kernel receives the same."
+        )
+
+    def run(self, case: Case, device: Device) -> list[str]:
+        compiler = COMPILERS[case.compiler]
+        with device.activate(), simulate_cuda(device), quiet():
+            if not exists(case.op):
+                raise Unsupported(f"torch {torch.__version__} has no aten::{case.op}")
+            return Parity(case, device, compiler).differences()
+
+    def program(
+        self, case: Case, device: Device, message: str = "", modules: Sequence[str] = (), *, ran: bool = True
+    ) -> str:
+        return compiled_program(case, device, message, modules, ran=ran)
+
+
+@contextmanager
+def simulate_cuda(device: Device) -> Iterator[None]:
+    """Enter a virtual device for a program that enters its regions: `torch.autocast("cuda")` looks for the hardware."""
+    absent = "torch.cuda.amp.common.amp_definitely_not_available"
+    if device.has_values or device.type != "cuda":
+        yield
+        return
+    with patch(absent, lambda: False), patch("torch.cuda.is_bf16_supported", lambda *_, **__: True):
+        yield
+
+
+class Parity:
+    """A case as a program, compiled and in eager mode. A subclass runs another program, on other inputs."""
+
+    def __init__(self, case: Case, device: Device, compiler: Compiler) -> None:
+        self.case, self.device, self.compiler = case, device, compiler
+        self.todo: CallPlan = plan(replace(case, sample=""), device)
+        self.function = source.define(source.text(case, device, self.todo.sample))
+        eager = replace(case, compiler="") if case.compiler == "script" else case
+        self.eager = source.define(source.text(eager, device, self.todo.sample))
+        self.name = f"{case.compiler}: aten::{case.op}"
+        # autograd asks for the device behind a fake tensor
+        self.grads = compiler.grads and device.has_values
+
+    def region(self) -> AbstractContextManager[object]:
+        """Return the region around the program, if it is not inside."""
+        return self.device.autocast(self.case.amp) if self.case.sample == AROUND else nullcontext()
+
+    def inputs(self) -> list[torch.Tensor]:
+        """Return fresh inputs."""
+        return self.todo.inputs(self.device)
+
+    def leaves(self, *, grads: bool) -> list[torch.Tensor]:
+        """Return fresh inputs, of which the floating ones require grad where `grads` says so."""
+        return leaves_of(self.inputs(), grads)
+
+    def mode(self) -> AbstractContextManager[object]:
+        """Return the gradient mode of the calls, not yet entered."""
+        return nullcontext()
+
+    def differences(self) -> list[str]:
+        """Return how the program differs from eager mode. Raises as `Check.run` does."""
+        grads = self.grads
+        want = self.run(self.eager, grads=grads)
+        if want.error is not None and grads:
+            grads = False
+            want = self.run(self.eager, grads=False)
+        self._require_kernel(want)
+        try:
+            with self.region():
+                compiled = self.compiler.make(self.function, self.inputs())
+        except Unsupported:  # this torch has no such compiler
+            raise
+        except Exception as error:  # a compiler may raise anything, and that is what is to be seen
+            return carrying(error, refusal(error, want.error, self.name))
+        for call in ("first", "second"):
+            got = self.run(compiled.call, grads=grads)
+            found = carrying(got.error, compare_programs(got, want, self.name)) or self._values(got, want)
+            if found:
+                return [*found, *([] if call == "first" else ["the first call was right"])]
+        if compiled.observe is None or want.error is not None:
+            return []
+        with self.region():
+            seen = compiled.observe(self._observe, self.inputs())
+        inputs = self.inputs()
+        with self.region():
+            eager = self._observe(lambda: self.eager(*inputs), inputs)
+        return same_kernels(seen, eager, self.todo.expected.overload, self.name)
+
+    def _observe(self, call: Callable[[], object], inputs: Sequence[torch.Tensor]) -> Observation:
+        return self.device.observe(call, Everything(), inputs)
+
+    def _require_kernel(self, want: ProgramOutcome) -> None:
+        """Raise Unsupported or Broken where eager mode raises what the reference raises.
+
+        Then the device has no kernel for what autocast gives the op, e.g. oneDNN's LSTM on a processor without bf16
+        instructions, and there is nothing to compare a program with.
+        """
+        if want.error is None or not self.device.has_values or not self.todo.asks_for_one_dtype:
+            return
+        reference = run_reference(self.device, self.todo)
+        if type(reference.error) is type(want.error) and str(reference.error) == str(want.error):
+            judge_raise(want.error, self.device, self.todo)
+
+    def run(self, call: Callable[..., object], *, grads: bool) -> ProgramOutcome:
+        """Run a program once on fresh leaves."""
+
+        def leaves() -> list[torch.Tensor]:
+            made = self.leaves(grads=grads)
+            self.device.seed()
+            return made
+
+        return run_program(call, leaves, self.mode(), self.region(), self.device.type, grads)
+
+    def _values(self, got: ProgramOutcome, want: ProgramOutcome) -> list[str]:
+        if not self.device.has_values or self.todo.op.values == "none":
+            return []
+        pairs = {"output": list(zip(got.outputs, want.outputs, strict=True))}
+        if self.todo.op.values == "exact":
+            grads = zip(got.grads, want.grads, strict=True)
+            pairs["gradient"] = [(a, b) for a, b in grads if a is not None and b is not None]
+        hosted = {what: [(self.device.host(a), self.device.host(b)) for a, b in both] for what, both in pairs.items()}
+        near = partial(rounding_bound, dtypes=kernel_dtypes(self.todo), **_tolerance(self.compiler))
+        with self.device.native_ops():
+            return [text for what, both in hosted.items() for text in within(what, both, near, self.name)]
+
+
+def kernel_dtypes(todo: CallPlan) -> list[torch.dtype]:
+    """Return the dtypes that the kernel of a call receives."""
+    return [DTYPES[leaf] for leaf in todo.expected.leaves if leaf in DTYPES]
+
+
+def _tolerance(compiler: Compiler) -> dict[str, int]:
+    return {"roundings": compiler.roundings, "in_float32": compiler.in_float32}
+
+
+def leaves_of(inputs: Sequence[torch.Tensor], grads: bool) -> list[torch.Tensor]:
+    """Return inputs as leaves; with `grads`, the floating ones require grad."""
+    return [x.detach().requires_grad_(grads and x.is_floating_point()) for x in inputs]
+
+
+def run_program(
+    call: Callable[..., object],
+    leaves: Callable[[], Sequence[torch.Tensor]],
+    mode: AbstractContextManager[object],
+    region: AbstractContextManager[object],
+    device_type: str,
+    grads: bool,
+) -> ProgramOutcome:
+    """Run a program on what `leaves` makes, in a gradient mode and a region, and with `grads` its backward pass."""
+    out = ProgramOutcome()
+    try:
+        with mode:
+            made = leaves()
+            with region:
+                out.outputs = list(tensors(call(*made)))
+        if grads:
+            out.grads = input_grads(out.outputs, made)
+    except Exception as error:  # the program under test may raise anything
+        out.error = error
+    out.state = (
+        torch.is_autocast_enabled(device_type),
+        torch.get_autocast_dtype(device_type),
+        torch.is_autocast_cache_enabled(),
+        depth(),
+    )
+    return out
+
+
+def input_grads(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Return the gradient of each floating input, every output's elements weighted alike. None where there is none."""
+    wanted = [x for x in leaves if x.requires_grad]
+    roots = [x for x in outputs if x.requires_grad]
+    if not wanted or not roots:
+        return []
+    return list(torch.autograd.grad(roots, wanted, [torch.ones_like(x) for x in roots], allow_unused=True))
+
+
+def said(error: BaseException) -> str:
+    """Return the first line of an exception's text."""
+    return str(error).strip().partition("\n")[0]
+
+
+def refusal(error: Exception, want: Exception | None, name: str) -> list[str]:
+    """Check what compiling raised: it must say what eager mode says; compilers wrap that in their own text."""
+    # Since torch 2.14 Dynamo quotes the error in another one, with its quotation marks escaped.
+    if want is not None and said(want) in str(error).replace("\\'", "'"):
+        return []
+    # TorchScript and Dynamo put the cause into the last line.
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip(" ^~|")]
+    told = " … ".join(dict.fromkeys(line[: MOST // 3] for line in (*lines[:2], *lines[-1:])))
+    eager = f"eager mode raises {one_line(want)}" if want else "eager mode runs it"
+    return [f"{name} was not compiled: {type(error).__name__}: {told}; {eager}"]
+
+
+def compare_programs(got: ProgramOutcome, want: ProgramOutcome, name: str) -> list[str]:
+    """Compare what a compiled program did with eager mode, but for the values."""
+    if got.error is not None:
+        return refusal(got.error, want.error, name)
+    if want.error is not None:
+        return [f"{name} ran; eager mode raises {one_line(want.error)}"]
+    out = [] if got.state == want.state else [f"{name} left the state {got.state}; eager mode {want.state}"]
+    out += comparisons.output_dtypes(got.outputs, [name_of(x.dtype) for x in want.outputs], name)
+    if len(got.grads) != len(want.grads):
+        out.append(f"{name} gave {len(got.grads)} gradients; eager mode {len(want.grads)}")
+    for place, pair in enumerate(zip(got.grads, want.grads, strict=False)):
+        a, b = ("absent" if x is None else name_of(x.dtype) for x in pair)
+        if a != b:
+            out.append(f"gradient {place} of {name} is {a}; eager mode gives {b}")
+    return out
+
+
+def within(
+    what: str, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], near: Callable[[torch.Tensor], float], name: str
+) -> list[str]:
+    """Compare tensors of a compiled program with eager mode's. `near`: how far they may be from one of these."""
+    out = []
+    for place, (x, y) in enumerate(pairs):
+        if x.shape != y.shape:
+            out.append(f"{what} {place} of {name} has shape {[*x.shape]}; eager mode {[*y.shape]}")
+        elif not identical(x, y) and (error := largest_distance(x, y)) > near(y):
+            away = f"{what} {place} of {name} is {error:.3g} away from eager mode's"
+            out.append(f"{away}; expected at most {near(y):.3g}")
+    return out
+
+
+def same_kernels(seen: Observation, eager: Observation, overload: str, name: str) -> list[str]:
+    """Check that an op's kernel received what it receives in eager mode, and ran with the same `dtype=`."""
+    calls = ([kernel for kernel in side.kernels if kernel.overload == overload] for side in (seen, eager))
+    # A graph may hold the parts of a composite op; that they got the same shows in the values.
+    for call, wanted in zip(*calls, strict=False):
+        got, want = [leaf.got for leaf in call.leaves], [leaf.got for leaf in wanted.leaves]
+        out = [] if got == want else [f"the kernel of {name} received {got}; in eager mode {want}"]
+        if call.dtype_kwarg != wanted.dtype_kwarg:
+            out.append(f"{name} ran with dtype={call.dtype_kwarg}; in eager mode dtype={wanted.dtype_kwarg}")
+        if out:
+            return out
+    return []
+
+
+def compiled_program(
+    case: Case,
+    device: Device,
+    message: str,
+    modules: Sequence[str],
+    *,
+    ran: bool,
+    mode: str = "",
+    layout: layouts.Layout | None = None,
+) -> str:
+    """Write a compiled op case as plain torch; see `ampcheck.checks.base.Check.program`.
+
+    `mode`, `layout`: of a sweep, the gradient mode and what lays out each floating input.
+    """
+    todo = plan(replace(case, sample=""), device)
+    needed, made = made_tensors(todo, device, layout)
+    name, compiler = f"{case.compiler}: aten::{case.op}", COMPILERS[case.compiler]
+    blocks = [call_blocks(todo, made)[0], source.text(case, device, todo.sample).rstrip()]
+    eager = "program"
+    if case.compiler == "script":  # in Python, a name without the overload may find another one
+        eager = "eager"
+        text = source.text(replace(case, compiler=""), device, todo.sample)
+        blocks.append(text.replace("def program", "def eager").rstrip())
+    around = region(device, case.amp) if case.sample == AROUND else "nullcontext()"
+    grads = mode == "grad" if mode else compiler.grads and device.has_values
+    modes = {"no_grad": "torch.no_grad()", "inference": "torch.inference_mode()"}
+    how, expression = source_of_making(case.compiler, "program", "inputs()")
+    blocks.append(
+        "def run(call, grads):\n"
+        f"    leaves = lambda: leaves_of(inputs(), grads{' or True' * (mode == 'no_grad')})\n"
+        f"    return run_program(call, leaves, {modes.get(mode, 'nullcontext()')}, {around}, {device.type!r}, grads)"
+    )
+    needed += [nullcontext, how, run_program, leaves_of, refusal, compare_programs, report]
+    make = f"with {around}:\n        compiled = {expression}"
+    if not ran:
+        blocks.append(f"if True:\n    {make}\nprint(run(compiled.call, {grads}))")
+        return written(device, modules, needed, blocks)
+    lines = [
+        f"want = run({eager}, {grads})",
+        *([f"if want.error:\n    want = run({eager}, False)"] if grads else []),
+        "try:",
+        f"    {make}",
+        "except Exception as error:",
+        f'    report("compiling", refusal(error, want.error, {name!r}))',
+        "    raise SystemExit",
+        'for turn in ("first", "second"):',
+        f"    got = run(compiled.call, {grads}{' and not want.error' * grads})",
+        f"    found = compare_programs(got, want, {name!r})",
+    ]
+    if device.has_values and todo.op.values != "none":
+        needed += [within, rounding_bound]
+        given = f"{kernel_dtypes(todo)}, {compiler.roundings}, {compiler.in_float32}"
+        lines += [
+            "    both = lambda *lists: [pair for pair in zip(*lists) if pair[0] is not None and pair[1] is not None]",
+            "    hosts = lambda *lists: [(a.detach().cpu(), b.detach().cpu()) for a, b in both(*lists)]",
+            f"    near = lambda want: rounding_bound(want, {given})",
+            f'    found = found or within("output", hosts(got.outputs, want.outputs), near, {name!r})',
+        ]
+        if todo.op.values == "exact" and grads:
+            lines.append(f'    found = found or within("gradient", hosts(got.grads, want.grads), near, {name!r})')
+    lines.append('    report(f"the {turn} call", found)')
+    if not message or "the kernel of" in message or "ran with dtype=" in message:
+        needed += [observe, same_kernels, Everything]
+        lines.append(f"""\
+if compiled.observe and not want.error:
+    watch = lambda call, inputs: observe(call, {device.type!r}, Everything(), inputs)
+    given = inputs()
+    with {around}:
+        seen, eagerly = compiled.observe(watch, inputs()), watch(lambda: {eager}(*given), given)
+    report("what the kernel received", same_kernels(seen, eagerly, {todo.expected.overload!r}, {name!r}))""")
+    return written(device, modules, needed, [*blocks, "\n".join(lines)])

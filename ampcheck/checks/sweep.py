@@ -1,0 +1,460 @@
+"""Cells: an op with a policy, the dtypes of its inputs, gradient mode, layout, and what runs it; and their sweep.
+
+A case of an op reaches one cell as a rule. Those of sample `CELLS`, which nightly runs have, reach every cell of an op,
+a gradient mode and a compiler. `ampcheck coverage` counts both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+
+import torch
+
+from ampcheck import samples
+from ampcheck.checks import comparisons
+from ampcheck.checks.backward import Backward, differentiable, leaf
+from ampcheck.checks.base import Check, carrying
+from ampcheck.checks.call import CallPlan, because, plan
+from ampcheck.checks.cases import MODES, assignments, compilers, floating_count, without_gradient
+from ampcheck.checks.compiled import Parity, compiled_program, simulate_cuda
+from ampcheck.checks.layouts import channels_last, contiguous, strided, transposed
+from ampcheck.checks.product import Product
+from ampcheck.checks.program import call_blocks, cast_blocks, made_tensors, region, report, written
+from ampcheck.checks.reference import raised_by_cpu
+from ampcheck.compilers import source
+from ampcheck.compilers.kinds import COMPILERS, quiet
+from ampcheck.devices.base import Device
+from ampcheck.devices.virtual import graphs
+from ampcheck.errors import Difference, Unsupported, error_of
+from ampcheck.observe.recorder import exists, is_composite, observe, tensors
+from ampcheck.samples.describe import Op, Sample, leaves
+from ampcheck.spec.case import CELLS, GRADIENT, Case
+from ampcheck.spec.casting import POLICIES
+from ampcheck.spec.dtypes import is_floating
+from ampcheck.spec.gradients import WITHOUT
+from ampcheck.spec.ids import assign
+from ampcheck.spec.torch_dtypes import name_of
+
+GIVEN = "given"
+"""The mix of an op without an argument whose dtype a case decides."""
+FORMS = {layout.__name__: layout for layout in (contiguous, strided, transposed, channels_last)}
+"""By layout, what makes another tensor of a floating one."""
+_DIMS = {"contiguous": 0, "strided": 1, "transposed": 2, "channels_last": 4}
+"""How many dimensions a tensor needs to be laid out so; of channels_last, how many it must have."""
+
+
+_FLAGS = ("", "on", "off")
+_ENTRIES = [f"enter_{on}_{dtype}_{cache}" for on in ("on", "off") for dtype in ("", "low", "other") for cache in _FLAGS]
+_SETTINGS = ("enable", "disable", "set_low", "set_other", "cache_on", "cache_off", "clear")
+TRANSITIONS = Product(
+    {
+        "enabled": ("on", "off"),
+        "dtype": ("low", "other"),
+        "cache": ("on", "off"),
+        "depth": ("0", "1", "2"),
+        "step": (*_ENTRIES, *_SETTINGS, "exit", "raise"),
+    },
+    {"there is no region to leave": lambda cell: cell["depth"] == "0" and cell["step"] in ("exit", "raise")},
+)
+"""The states of a device type, and what may be done in each: a region of any arguments is entered, a setter is called,
+a region is left. `suites/eager/test_state.py` does each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One state of a call. `mix`: see `mixes`. `compiler`: "" for eager mode."""
+
+    overload: str
+    mix: str
+    mode: str
+    layout: str
+    compiler: str
+
+
+def mixes(number: int, amp: str) -> dict[str, str]:
+    """Return the mixes of dtypes of `number` floating arguments, each with the first assignment that has it.
+
+    A mix names the dtypes from the region's point of view: "low" is the region's, "other" the other lower precision.
+    """
+    found: dict[str, str] = {}
+    for inputs in assignments(number, amp, integers=True):
+        found.setdefault(_mix(assign(inputs, number), amp), inputs)
+    return found
+
+
+def _mix(dtypes: tuple[str, ...], amp: str) -> str:
+    called = {"fp16": "other", "bf16": "other", amp: "low"}
+    return "+".join(sorted({called.get(dtype, dtype) for dtype in dtypes})) or GIVEN
+
+
+MIXES = (*mixes(2, "bf16"), GIVEN)
+
+
+def cells(device: Device) -> Iterator[tuple[Cell, str]]:
+    """Yield each cell of a device's ops with a policy, and why it cannot be; "" where it can.
+
+    Runs each op eagerly in each mix of dtypes, as no program can be made of a call that eager mode refuses.
+    """
+    for op in _ops(device):
+        refused = _refused(op, device)
+        for compiler in ("", *compilers(device, nightly=True)):
+            for mode in MODES:
+                for mix in MIXES:
+                    for layout in FORMS:
+                        why = impossible(op, device, mix, mode, layout)
+                        if not why and mode == "grad":
+                            why = without_gradient(device, compiler)
+                        if not why and compiler and mix in refused:
+                            why = "eager mode refuses these dtypes, so that there is no program of them"
+                        yield Cell(op.overload, mix, mode, layout, compiler), why
+
+
+def reached(case: Case, device: Device) -> Iterator[Cell]:
+    """Yield the cells that a case reaches; `cells` says which of them can be."""
+    if case.rule not in POLICIES:
+        return
+    if case.sample == CELLS:
+        for mix in MIXES:
+            for layout in FORMS:
+                yield Cell(case.op, mix, case.inputs, layout, case.compiler)
+        return
+    op = samples.catalogue()[case.op]
+    sample = op.sample(case.sample) if case.sample and not case.compiler else op.samples[0]
+    number = floating_count(sample)
+    dtypes = assign(case.inputs.removesuffix(GRADIENT), number) if number else ()
+    graph = bool(case.compiler) and not without_gradient(device, case.compiler)
+    mode = "grad" if case.suite == "autograd" or graph else "plain"
+    yield Cell(case.op, _mix(dtypes, case.amp), mode, "contiguous", case.compiler)
+
+
+def impossible(op: Op, device: Device, mix: str, mode: str, layout: str) -> str:
+    """Return why an op cannot be called so on a device, in a sentence; "" where it can."""
+    sample = op.samples[0]
+    if mix not in mixes_of(sample, device.default_amp):
+        return "the op has fewer tensors whose dtype a caller chooses than the mix has dtypes"
+    shapes = [leaf.shape for leaf in leaves(sample) if leaf.dtype is None or is_floating(leaf.dtype)]
+    needed = _DIMS[layout]
+    if needed and not any(len(shape) == needed if needed == 4 else len(shape) >= needed for shape in shapes):
+        return "no floating tensor of the op has dimensions enough for the layout"
+    if mode == "grad" and (op.overload in WITHOUT or device.policies()[op.overload] == "banned"):
+        return "the op has no gradient"
+    if mode == "grad" and not any(_floats(sample, mix)):
+        return "no tensor of these dtypes requires grad"
+    return ""
+
+
+def mixes_of(sample: Sample, amp: str) -> dict[str, str]:
+    """Return the mixes that a sample's floating arguments can have, each with an assignment of dtypes."""
+    number = floating_count(sample)
+    return mixes(number, amp) if number else {GIVEN: GIVEN}
+
+
+def _floats(sample: Sample, mix: str) -> Iterator[bool]:
+    yield from (leaf.dtype is not None and is_floating(leaf.dtype) for leaf in leaves(sample))
+    yield from (part not in ("int64", "bool", GIVEN) for part in mix.split("+"))
+
+
+def _ops(device: Device) -> Iterator[Op]:
+    policies = device.policies()
+    for op in samples.catalogue().values():
+        if policies.get(op.overload) in POLICIES and exists(op.overload) and device.type not in op.samples[0].not_on:
+            yield op
+
+
+def _refused(op: Op, device: Device) -> set[str]:
+    """Return the mixes in which eager mode raises, or would if the device had values."""
+    amp, rule = device.default_amp, device.policies()[op.overload]
+    out = set()
+    with device.activate():
+        for mix, inputs in mixes_of(op.samples[0], amp).items():
+            case = Case("eager", rule, op.overload, "", inputs, amp, device.name, device.token)
+            call = SweepCall(case, device, "plain", "contiguous")
+            # A device with values and without the op database compiles each op for each dtype: what the CPU does tells.
+            slow = device.has_values and not device.database
+            if (raised_by_cpu(call.todo) if slow else call.ran().error) is not None or call.refused_by_cpu:
+                out.add(mix)
+    return out
+
+
+def parts(case: Case) -> list[Case]:
+    """Return the cases that make one of a sweep's calls, each mix of dtypes alone."""
+    single = replace(case, sample="")
+    every = mixes_of(samples.catalogue()[case.op].samples[0], case.amp).values()
+    return [replace(single, inputs=inputs) for inputs in every]
+
+
+class SweepCheck(Check):
+    """An op in every mix of dtypes and every layout, in one gradient mode, eagerly or through a compiler."""
+
+    def takes(self, case: Case) -> bool:
+        return case.sample == CELLS
+
+    def describe(self, case: Case) -> str:
+        how = f"compiled by {case.compiler}" if case.compiler else "in eager mode"
+        return f"aten::{case.op} {how}, in gradient mode {case.inputs}, in every mix of dtypes and every layout."
+
+    def run(self, case: Case, device: Device) -> list[str]:
+        """Run an op in every mix of dtypes and every layout, in one gradient mode, and return every difference.
+
+        Each difference ends with the cell it is of. A compiled case makes one program of all calls, and of each call
+        alone where that one differs from eager mode.
+        """
+        if not exists(case.op):
+            raise Unsupported(f"torch {torch.__version__} has no aten::{case.op}")
+        if case.inputs == "grad" and device.without_autograd:
+            raise Unsupported(device.without_autograd)
+        with device.activate():
+            calls = list(_calls(case, device))
+            if not calls:
+                raise Unsupported(f"aten::{case.op} has no cell of gradient mode {case.inputs}")
+            if case.compiler:
+                return _compiled(case, device, calls)
+            return [_named(call, text) for call in calls for text in call.differences()]
+
+    def program(
+        self, case: Case, device: Device, message: str = "", modules: Sequence[str] = (), *, ran: bool = True
+    ) -> str:
+        """Write the first cell that the message names, or the op's first one; see `Check.program`."""
+        found = mixes_of(samples.catalogue()[case.op].samples[0], case.amp)
+        mix, layout = cell_of(message) or (next(iter(found)), "contiguous")
+        single = replace(case, sample="", inputs=found[mix])
+        if case.compiler:
+            change = FORMS[layout]
+            return compiled_program(single, device, message, modules, ran=ran, mode=case.inputs, layout=change)
+        return _cell_program(SweepCall(single, device, case.inputs, layout, f"[{mix}, {layout}]"), modules, ran=ran)
+
+
+def _calls(case: Case, device: Device) -> Iterator[SweepCall]:
+    op = samples.catalogue()[case.op]
+    for (mix, inputs), layout in product(mixes_of(op.samples[0], case.amp).items(), FORMS):
+        if not impossible(op, device, mix, case.inputs, layout):
+            single = replace(case, sample="", inputs=inputs)
+            yield SweepCall(single, device, case.inputs, layout, f"[{mix}, {layout}]")
+
+
+def _named(call: SweepCall, text: str) -> str:
+    return Difference(f"{text} {call.name}", error_of(text))
+
+
+_MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+
+
+class SweepCall:
+    """A call of an op in one cell. `case`: its inputs are an assignment of dtypes."""
+
+    def __init__(self, case: Case, device: Device, mode: str, layout: str, name: str = "") -> None:
+        self.case, self.device, self.mode, self.name = case, device, mode, name
+        self.todo: CallPlan = plan(case, device)
+        self.layout = FORMS[layout]
+
+    def context(self) -> AbstractContextManager[object]:
+        """Return the gradient mode, not yet entered."""
+        return _MODES.get(self.mode, nullcontext)()
+
+    @cached_property
+    def places(self) -> Collection[int]:
+        """Return the places of the tensors that require grad."""
+        if self.mode == "grad":
+            return differentiable(self.todo, self.device)
+        return range(len(self.todo.given)) if self.mode == "no_grad" else ()
+
+    def inputs(self) -> list[torch.Tensor]:
+        """Return fresh tensors, laid out and with what requires grad."""
+        made = [self.layout(x) if x.is_floating_point() else x for x in self.todo.inputs(self.device)]
+        wanted = [place in self.places and x.is_floating_point() for place, x in enumerate(made)]
+        return [self.device.leaf(x) if grad else x for x, grad in zip(made, wanted, strict=True)]
+
+    @cached_property
+    def refused_by_cpu(self) -> bool:
+        """Whether the CPU refuses the mix, where the device is another one: fake and XLA's kernels look at less.
+
+        The CPU is not asked about one floating dtype, of which it may lack a kernel that the device has.
+        """
+        floating = {dtype for dtype in self.todo.expected.leaves if is_floating(dtype)}
+        return len(floating) != 1 and self.device.type != "cpu" and raised_by_cpu(self.todo) is not None
+
+    def ran(self, *, by_hand: bool = False) -> CellOutcome:
+        """Run it in a region, with a backward pass where the mode is `grad`; or outside, with its arguments cast."""
+
+        def given() -> list[torch.Tensor]:
+            made = self.inputs()
+            self.device.seed()
+            return made
+
+        def cast(*given: torch.Tensor) -> object:
+            return self.todo.reference()(*self.todo.cast(given))
+
+        call = cast if by_hand else self.todo.call
+        region = nullcontext() if by_hand else self.device.autocast(self.case.amp)
+        backward = self.device.backward if self.mode == "grad" else None
+        return run_cell(call, given, self.context(), region, backward)
+
+    def differences(self) -> list[str]:
+        """Compare what the kernel received, the outputs and the gradients with what is promised."""
+        case, device, todo, expected = self.case, self.device, self.todo, self.todo.expected
+        with self.context():
+            given = self.inputs()
+            device.seed()
+            with device.autocast(case.amp):
+                watched = device.observe(lambda: todo.call(*given), {*device.policies(), case.op}, given)
+        rule = because(case.rule)
+        if expected.error:
+            return carrying(watched.error, comparisons.refused(watched.error, case.op, expected.error, rule))
+        want, received = self.ran(by_hand=True), watched.of(expected.overload)
+        if received is not None or (device.observes_composite_ops and want.error is None):
+            wanted = expected.overload, todo.given_dtypes, expected.leaves, expected.dtype_kwarg
+            if found := comparisons.kernel(watched, *wanted, rule):
+                return carrying(watched.error if received is None else None, found)
+        return compare_cells(self.ran(), want, f"aten::{case.op}")
+
+
+@dataclass(slots=True)
+class CellOutcome:
+    """What a call did. `leaves`: its tensors that required grad, after a backward pass."""
+
+    outputs: list[torch.Tensor]
+    leaves: list[torch.Tensor]
+    error: Exception | None
+
+
+def run_cell(
+    call: Callable[..., object],
+    given: Callable[[], list[torch.Tensor]],
+    mode: AbstractContextManager[object],
+    region: AbstractContextManager[object],
+    backward: Backward | None,
+) -> CellOutcome:
+    """Run a call on what `given` makes, in a gradient mode and a region, and a backward pass if there is one."""
+    out = CellOutcome([], [], None)
+    try:
+        with mode:
+            made = given()
+            out.leaves = [x for x in made if x.requires_grad]
+            with region:
+                out.outputs = list(tensors(call(*made)))
+        if backward is not None:
+            roots = [x for x in out.outputs if x.requires_grad]
+            backward(roots, [torch.ones_like(x) for x in roots])
+    except Exception as error:  # the call under test may raise anything
+        out.error = error
+    return out
+
+
+def compare_cells(got: CellOutcome, want: CellOutcome, name: str) -> list[str]:
+    """Compare what a call did with the reference: errors, dtypes, which outputs require grad, and the gradients."""
+    out = [Difference(text, got.error) for text in comparisons.same_error(got.error, want.error, name)]
+    out = out or comparisons.output_dtypes(got.outputs, [name_of(x.dtype) for x in want.outputs], name)
+    if out:
+        return out
+    hand = "of the same call on explicitly cast inputs"
+    for place, (x, y) in enumerate(zip(got.outputs, want.outputs, strict=True)):
+        if x.requires_grad != y.requires_grad:
+            out.append(f"requires_grad of output {place} of {name} is {x.requires_grad}; {hand} {y.requires_grad}")
+        if x.is_inference() != y.is_inference():
+            out.append(f"is_inference() of output {place} of {name} is {x.is_inference()}; {hand} {y.is_inference()}")
+    for place, (x, y) in enumerate(zip(got.leaves, want.leaves, strict=True)):
+        if (x.grad is None) != (y.grad is None):
+            out.append(f"gradient {place} of {name} is {x.grad}; {hand} {y.grad}")
+        elif x.grad is not None and x.grad.dtype != x.dtype:
+            out.append(f"gradient {place} of {name} is {x.grad.dtype}; expected {x.dtype}, the dtype of its leaf")
+    return out
+
+
+def _cell_program(call: SweepCall, modules: Sequence[str], *, ran: bool) -> str:
+    """Write a call of a sweep as plain torch: what the kernel receives, and what comes out beside explicit casts."""
+    case, device, todo, want = call.case, call.device, call.todo, call.todo.expected
+    needed, made = made_tensors(todo, device, None if call.layout is contiguous else call.layout)
+    blocks = call_blocks(todo, made)
+    inside, rule = region(device, case.amp), because(case.rule)
+    mode = {"no_grad": "torch.no_grad()", "inference": "torch.inference_mode()"}.get(call.mode, "nullcontext()")
+    needed += [report, leaf, nullcontext]
+    with device.activate():
+        places = list(call.places) if ran else list(range(len(made)))
+    blocks.append(
+        "def given():\n"
+        f"    wanted = [place in {places} and x.is_floating_point() for place, x in enumerate(inputs())]\n"
+        "    return [leaf(x) if grad else x for x, grad in zip(inputs(), wanted)]"
+    )
+    if not ran:
+        blocks.append(f"with {mode}, {inside}:\n    print(call(*given()))")
+        return written(device, modules, needed, blocks)
+    listed = sorted(name for name in {*device.policies(), case.op} if exists(name) and is_composite(name))
+    watch = f"""\
+with {mode}:
+    made = given()
+    with {inside}:
+        seen = observe(lambda: call(*made), {device.type!r}, {listed!r}, made)"""
+    if want.error:
+        needed += [observe, comparisons.refused]
+        found = f"refused(seen.error, {case.op!r}, {want.error!r}, {rule!r})"
+        lines = [watch, f'report("what was raised", [f"{{text}} {call.name}" for text in {found}])']
+        return written(device, modules, needed, [*blocks, "\n".join(lines)])
+    blocks += cast_blocks(todo, case.rule)
+    reference = "reference" if len(blocks) > 4 else "call"
+    backward = "None"
+    if call.mode == "grad" and not device.has_values and device.name.startswith("virtual:"):
+        needed += [graphs.allow, graphs.backward]
+        blocks.append(f"allow({device.type!r})")
+        backward = "backward"
+    elif call.mode == "grad":
+        backward = "torch.autograd.backward"
+    lines = [f"want = run_cell(lambda *x: {reference}(*cast(x)), given, {mode}, nullcontext(), {backward})"]
+    if device.observes_composite_ops:
+        needed += [observe, comparisons.kernel]
+        wanted = f"{want.overload!r}, {todo.given_dtypes}, {list(want.leaves)}, {want.dtype_kwarg!r}, {rule!r}"
+        condition = f"seen.of({want.overload!r}) or not want.error"
+        found = f"kernel(seen, {wanted}) if {condition} else []"
+        lines += [watch, f'report("what the kernel received", [f"{{text}} {call.name}" for text in {found}])']
+    needed += [run_cell, compare_cells]
+    found = f"compare_cells(got, want, 'aten::{case.op}')"
+    lines += [
+        f"got = run_cell(call, given, {mode}, {inside}, {backward})",
+        f'report("what came out", [f"{{text}} {call.name}" for text in {found}])',
+    ]
+    return written(device, modules, needed, [*blocks, "\n".join(lines)])
+
+
+def _compiled(case: Case, device: Device, calls: list[SweepCall]) -> list[str]:
+    """Compile all calls that eager mode takes as one program and compare it with eager mode."""
+    with simulate_cuda(device), quiet():
+        taken = [call for call in calls if call.ran().error is None and not call.refused_by_cpu]
+        if not taken:
+            raise Unsupported(f"eager mode refuses aten::{case.op} in every cell")
+        if not (found := SweepParity(case, device, taken).differences()):
+            return []
+        alone = [_named(call, text) for call in taken for text in SweepParity(case, device, [call]).differences()]
+        return alone or [f"{text} [all calls in one program]" for text in found]
+
+
+class SweepParity(Parity):
+    """Some calls as one program."""
+
+    def __init__(self, case: Case, device: Device, calls: list[SweepCall]) -> None:
+        super().__init__(replace(case, inputs=calls[0].case.inputs), device, COMPILERS[case.compiler])
+        self.calls, self.grads = calls, calls[0].mode == "grad"
+        called = [call.todo.sample for call in calls]
+        self.function = source.define(source.several(case, device, called))
+        self.eager = source.define(source.several(replace(case, compiler=""), device, called))
+
+    def inputs(self) -> list[torch.Tensor]:
+        return [x.detach() for call in self.calls for x in call.inputs()]
+
+    def leaves(self, *, grads: bool) -> list[torch.Tensor]:
+        return [x for call in self.calls for x in call.inputs()]
+
+    def mode(self) -> AbstractContextManager[object]:
+        return self.calls[0].context()
+
+
+def cell_of(message: str) -> tuple[str, str] | None:
+    """Return the mix and the layout that the first difference of a sweep is of; None where it names none."""
+    match = re.search(r" \[([\w+]+), (\w+)\]$", message, re.MULTILINE)
+    return (match[1], match[2]) if match else None
