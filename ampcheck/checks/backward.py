@@ -16,9 +16,9 @@ from zlib import crc32
 
 import torch
 
-from ampcheck.checks import comparisons
 from ampcheck.checks.base import Check, carrying
 from ampcheck.checks.call import CallPlan, because, plan
+from ampcheck.checks.comparisons import changed, far, same_bits, same_error, wrong_anyway
 from ampcheck.checks.forward import require_inputs
 from ampcheck.checks.program import call_blocks, cast_blocks, made_tensors, region, report, written
 from ampcheck.devices.base import Device
@@ -98,7 +98,7 @@ class BackwardCheck(Check):
             places = differentiable(todo, device)
             want = run(todo, device, places)
             got = run(todo, device, places, device.autocast(case.amp))
-            if differences := comparisons.same_error(got.error, want.error, todo.name):
+            if differences := same_error(got.error, want.error, todo.name):
                 return carrying(got.error, differences)
             if want.error is not None or not want.gradients():
                 _require_gradient(todo, device, want)
@@ -247,7 +247,7 @@ def run_passes(
             backward(done.outputs, given)
         now = [snapshot(x) for x in done.outputs] if snapshot else []
         with native_ops():
-            done.written = comparisons.changed(now, before)
+            done.written = changed(now, before)
     except Exception as error:  # a kernel may raise anything, and that is what is to be seen
         done.error = error
     done.kernels.sort()
@@ -308,7 +308,7 @@ def gradient_bits(got: Gradients, want: Gradients, exact: Gradients, name: str) 
     """
     differences = []
     for place, gradient in got.items():
-        found = comparisons.same_bits(gradient, want[place], f"the gradient of argument {place} of {name}")
+        found = same_bits(gradient, want[place], f"the gradient of argument {place} of {name}")
         right = exact.get(place)
         if found and not (right is not None and squares(gradient, right) < squares(want[place], right)):
             differences += found
@@ -328,7 +328,7 @@ def gradient_accuracy(got: Gradients, exact: Exact, kernel: torch.dtype, name: s
     for place, (gradient, moved) in exact.items():
         what = f"the gradient of argument {place} of {name}"
         if place in got:
-            differences += comparisons.far(got[place], gradient, moved, kernel, what, BACKWARD_PASSES)
+            differences += far(got[place], gradient, moved, kernel, what, BACKWARD_PASSES)
         elif gradient.any():
             differences.append(f"{what} is missing, with and without autocast; in float64 it is there")
     return differences
@@ -360,13 +360,13 @@ def _values(todo: CallPlan, device: Device, places: Collection[int], under: Pass
     if differences:
         again = _hosted(run(todo, device, places), device)
         with device.native_ops():
-            if not comparisons.changed(list(again.values()), list(want.values())):
+            if not changed(list(again.values()), list(want.values())):
                 return differences
     kernel = narrowest(todo, outside.dtypes())
     with device.native_ops():
         found = gradient_accuracy(got, exact, kernel, todo.name)
         anyway = gradient_accuracy(want, exact, kernel, todo.name) if found else []
-    told = comparisons.wrong_anyway(found, anyway)
+    told = wrong_anyway(found, anyway)
     if anyway:
         raise Broken(told)
     return told
@@ -438,7 +438,7 @@ a, b = (dict(done.gradients()) for done in (got, want))""")
         return f"report({what!r}, {found})"
 
     if "raised" in message:
-        needed += [comparisons.same_error, raises_in_a_pass]
+        needed += [same_error, raises_in_a_pass]
         found = f"same_error(got.error, want.error, {name!r})"
         blocks.append(say("what was raised", f"{found} or [raises_in_a_pass(x, {name!r}) for x in [got.error] if x]"))
         return written(device, modules, needed, blocks)
@@ -449,7 +449,7 @@ a, b = (dict(done.gradients()) for done in (got, want))""")
         found = f"[{SPOILED!r}.format(place=place, name={name!r}) for place in want.written]"
         blocks.append(say("whether outputs are only read", found))
     elif "float64" in message:
-        needed += [gradient_accuracy, comparisons.wrong_anyway, mover, moved_by]
+        needed += [gradient_accuracy, wrong_anyway, mover, moved_by]
         filled = ", dtype=torch.float64" if call == "reference" else ""
         blocks[-1] += f"\n{hosted}"
         with device.activate():

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from unittest.mock import patch
 
 import torch
 
-from ampcheck.checks import comparisons, layouts
+from ampcheck.checks import layouts
 from ampcheck.checks.base import Check, carrying
 from ampcheck.checks.call import CallPlan, plan
+from ampcheck.checks.comparisons import output_dtypes
 from ampcheck.checks.forward import judge_raise, run_reference
 from ampcheck.checks.program import call_blocks, made_tensors, region, report, written
 from ampcheck.compilers import source
@@ -167,7 +167,11 @@ class Parity:
             grads = zip(got.grads, want.grads, strict=True)
             pairs["gradient"] = [(a, b) for a, b in grads if a is not None and b is not None]
         hosted = {what: [(self.device.host(a), self.device.host(b)) for a, b in both] for what, both in pairs.items()}
-        near = partial(rounding_bound, dtypes=kernel_dtypes(self.todo), **_tolerance(self.compiler))
+        compiler, dtypes = self.compiler, kernel_dtypes(self.todo)
+
+        def near(want: torch.Tensor) -> float:
+            return rounding_bound(want, dtypes, compiler.roundings, compiler.in_float32)
+
         with self.device.native_ops():
             return [text for what, both in hosted.items() for text in within(what, both, near, self.name)]
 
@@ -175,10 +179,6 @@ class Parity:
 def kernel_dtypes(todo: CallPlan) -> list[torch.dtype]:
     """Return the dtypes that the kernel of a call receives."""
     return [DTYPES[leaf] for leaf in todo.expected.leaves if leaf in DTYPES]
-
-
-def _tolerance(compiler: Compiler) -> dict[str, int]:
-    return {"roundings": compiler.roundings, "in_float32": compiler.in_float32}
 
 
 def leaves_of(inputs: Sequence[torch.Tensor], grads: bool) -> list[torch.Tensor]:
@@ -247,7 +247,7 @@ def compare_programs(got: ProgramOutcome, want: ProgramOutcome, name: str) -> li
     if want.error is not None:
         return [f"{name} ran; eager mode raises {one_line(want.error)}"]
     out = [] if got.state == want.state else [f"{name} left the state {got.state}; eager mode {want.state}"]
-    out += comparisons.output_dtypes(got.outputs, [name_of(x.dtype) for x in want.outputs], name)
+    out += output_dtypes(got.outputs, [name_of(x.dtype) for x in want.outputs], name)
     if len(got.grads) != len(want.grads):
         out.append(f"{name} gave {len(got.grads)} gradients; eager mode {len(want.grads)}")
     for place, pair in enumerate(zip(got.grads, want.grads, strict=False)):

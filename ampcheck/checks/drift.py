@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 
 from ampcheck import samples
-from ampcheck.checks import comparisons
 from ampcheck.checks.base import Check
 from ampcheck.checks.call import plan
 from ampcheck.checks.cases import assignments, floating_count
+from ampcheck.checks.comparisons import kernel, refused, untouched_dtype
 from ampcheck.checks.forward import watch
 from ampcheck.checks.program import call_blocks, made_tensors, preamble, region, report, written
 from ampcheck.devices.base import Device
@@ -114,6 +114,6 @@ def explains(
 ) -> bool:
     """Return whether what a call did is what an overload of a policy does; see `ampcheck.checks.comparisons.kernel`."""
     if error:
-        return not comparisons.refused(seen.error, op, "autocast", policy)
-    found = comparisons.kernel(seen, overload, given, wanted, dtype, policy)
-    return not found and (dtype is not None or not comparisons.untouched_dtype(seen, overload, dtype_given, policy))
+        return not refused(seen.error, op, "autocast", policy)
+    found = kernel(seen, overload, given, wanted, dtype, policy)
+    return not found and (dtype is not None or not untouched_dtype(seen, overload, dtype_given, policy))

@@ -15,8 +15,10 @@ from ampcheck.checks.call import CallPlan, because, plan
 from ampcheck.checks.program import (
     call_blocks,
     cast_blocks,
+    cast_expression,
     made_tensors,
     overload_path,
+    reference_blocks,
     region,
     report,
     written,
@@ -82,7 +84,7 @@ class ForwardCheck(Check):
                 if outside.error is not None and not comparisons.same_error(watched.error, outside.error, todo.name):
                     judge_raise(watched.error, device, todo)
             whole = device.observes_composite_ops or watched.of(todo.expected.overload) is not None
-            differences = _received(case, todo, watched) if whole else []
+            differences = received(case, todo, watched) if whole else []
             if differences:
                 return differences
             if not device.has_values:
@@ -141,11 +143,12 @@ def _forms(case: Case, device: Device, todo: CallPlan) -> list[str]:
             raise Broken([f"on {form} inputs: {text}" for text in broken.differences], broken.error) from None
         if differences:
             return [Difference(f"on {form} inputs: {text}", error_of(text)) for text in differences]
-    now = [device.host(t) for t in first.outputs]
-    with device.native_ops():
-        places = comparisons.changed(now, first.values)
-    if places:
-        raise Broken([comparisons.OVERWRITTEN.format(place=place, name=todo.name) for place in places])
+        # After each form, for the last one has the values of the first call again.
+        now = [device.host(x) for x in first.outputs]
+        with device.native_ops():
+            places = comparisons.changed(now, first.values)
+        if places:
+            raise Broken([comparisons.OVERWRITTEN.format(place=place, name=todo.name) for place in places])
     return []
 
 
@@ -185,7 +188,7 @@ def judge_raise(error: Exception, device: Device, todo: CallPlan) -> None:
     raise Broken([comparisons.raises_anyway(error, todo.name)], error)
 
 
-def _received(case: Case, todo: CallPlan, watched: Observation) -> list[str]:
+def received(case: Case, todo: CallPlan, watched: Observation) -> list[str]:
     """Compare what the op's kernel received with what it was to receive."""
     wanted, rule = todo.expected, because(case.rule)
     found = comparisons.kernel(watched, wanted.overload, todo.given_dtypes, wanted.leaves, wanted.dtype_kwarg, rule)
@@ -222,7 +225,7 @@ def kernels_with_policy(
 def _parts(case: Case, device: Device, todo: CallPlan) -> list[str]:
     """Check a composite op without a policy: each op it is made of follows its own, and its outputs depend on them."""
     arrived = watch(case, device, todo)
-    if arrived.of(case.op) is not None and (differences := _received(case, todo, arrived)):
+    if arrived.of(case.op) is not None and (differences := received(case, todo, arrived)):
         return differences  # a spelling may lead past it
     watched = watch(case, device, todo, whole=False)
     if not watched.kernels and watched.error is None:
@@ -313,7 +316,7 @@ def _wrong(device: Device, todo: CallPlan, seen: Observation) -> list[str]:
             values = seen.values[place], exact.outputs[place], exact.moved[place]
             with device.native_ops():
                 out += comparisons.far(*values, todo.narrowest, what, todo.op.passes)
-    return out or _shared(device, exact, seen, todo)
+    return out or shared_when_written(device, exact, seen, todo)
 
 
 def _fresh(device: Device, todo: CallPlan, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -337,7 +340,7 @@ def placed(
     return out + comparisons.own_memory(got, inputs, [number for made, number in want.aliases if made == place], what)
 
 
-def _shared(device: Device, exact: Reference, seen: Observation, todo: CallPlan) -> list[str]:
+def shared_when_written(device: Device, exact: Reference, seen: Observation, todo: CallPlan) -> list[str]:
     """Return the arguments of a call that change as its outputs are written to: only a write shows shared memory.
 
     A tensor may have no storage that PyTorch can compare. The outputs are zero afterwards, where the device can do so.
@@ -457,11 +460,7 @@ class ForwardProgram:
         outputs = [self._dtypes, *([self._bits] if bits else [])]
         if not self.message:
             return [*([self._kernel] if self.device.observes_composite_ops else []), *outputs]
-        return (
-            outputs[:1]
-            if "expected the same bits" not in self.message and "has shape" not in self.message
-            else outputs[1:]
-        )
+        return outputs[1:] if re.search("differs from the same op|has shape", self.message) else outputs[:1]
 
     def _plain_kernel(self) -> Callable[[], None] | None:
         """Return what compares a kernel that gets the call's tensors in order, if that is all that differed."""
@@ -592,28 +591,31 @@ for kernel, wanted in zip(listed, EXPECTED):
 
         `errors`: they keep what is raised. `inputs`: they keep the inputs of both calls.
         """
-        self.blocks += cast_blocks(self.todo, self.case.rule)
-        if not self.device.has_values:
-            inside = ["given = inputs()", self._observed(self._opaque()), "got, error = seen.outputs, seen.error"]
-            outside = self._observed(self._opaque(), f"{self.reference}(*cast(inputs()))", inside=False)
-            return "\n".join([*inside, outside, "want, expected = seen.outputs, seen.error"])
-        if errors:
-            self.needed.append(attempt)
+        if inputs:
+            self.blocks += cast_blocks(self.todo, self.case.rule)
             return f"""\
-with {self.region}:
-    _, error = attempt(lambda: call(*inputs()))
-_, expected = attempt(lambda: {self.reference}(*cast(inputs())))"""
-        if not inputs:
-            return f"""\
-with {self.region}:
-    got = {self._outputs("call(*inputs())")}
-want = {self._outputs(f"{self.reference}(*cast(inputs()))")}"""
-        return f"""\
 given = inputs()
 with {self.region}:
     got = {self._outputs("call(*given)")}
 cast_inputs = cast(inputs())
 want = {self._outputs(f"{self.reference}(*cast_inputs)")}"""
+        self.blocks += reference_blocks(self.todo)
+        cast = f"{self.reference}(*{cast_expression(self.todo, 'inputs()')})"
+        if not self.device.has_values:
+            inside = ["given = inputs()", self._observed(self._opaque()), "got, error = seen.outputs, seen.error"]
+            outside = self._observed(self._opaque(), cast, inside=False)
+            return "\n".join([*inside, outside, "want, expected = seen.outputs, seen.error"])
+        rule = f"  # rule {self.case.rule}"
+        if errors:
+            self.needed.append(attempt)
+            return f"""\
+with {self.region}:
+    _, error = attempt(lambda: call(*inputs()))
+_, expected = attempt(lambda: {cast}){rule}"""
+        return f"""\
+with {self.region}:
+    got = {self._outputs("call(*inputs())")}
+want = {self._outputs(cast)}{rule}"""
 
     def _error(self) -> None:
         name, run = self.todo.name, self._run(errors=True)
@@ -631,11 +633,13 @@ want = {self._outputs(f"{self.reference}(*cast_inputs)")}"""
     def _bits(self) -> None:
         run = [] if "\nwant = " in self.blocks[-1] else [self._run()]
         got, want = ("[x.detach().cpu() for x in got]", "[x.detach().cpu() for x in want]")
-        found, compare = f"bitwise({got}, {want}, {self.todo.name!r})", comparisons.bitwise
-        if tensors not in self.needed:  # there is one output
-            found = f"same_bits(got[0].detach().cpu(), want[0].detach().cpu(), 'output 0 of {self.todo.name}')"
-            compare = comparisons.same_bits
-        self._add([compare], "\n".join([*run, self._say("the bits of the outputs", found)]))
+        line = self._say("the bits of the outputs", f"bitwise({got}, {want}, {self.todo.name!r})")
+        if tensors in self.needed:
+            self._add([comparisons.bitwise], "\n".join([*run, line]))
+        else:  # there is one output
+            pair = "got[0].detach().cpu(), want[0].detach().cpu()"
+            line = self._say("the bits of the output", f"same_bits({pair}, 'output 0 of {self.todo.name}')")
+            self._add([comparisons.same_bits], "\n".join([*run, line]))
 
     def _unsteady(self) -> None:
         self.blocks += cast_blocks(self.todo, self.case.rule)
@@ -728,12 +732,13 @@ def shared_with(got, given):
     def _far(self) -> None:
         exact = reference(self.todo)
         wide, kernel = DTYPES[exact.dtype], self.todo.narrowest
+        cpu = cast_expression(self.todo, "(x.cpu() for x in inputs())")
         filled = f", dtype={wide}" if self.todo.sample.call == "aten" and self.todo.expected.dtype_kwarg else ""
         self._add(
             [dense, mover, moved_by, comparisons.far],
             f"""\
 def exact(draw=None):  # on the CPU in {wide}, of inputs that are half a rounding off if there is a draw
-    given = [x.to({wide}) if x.is_floating_point() else x for x in cast(x.cpu() for x in inputs())]
+    given = [x.to({wide}) if x.is_floating_point() else x for x in {cpu}]
     given = given if draw is None else list(map(mover({kernel}, draw), given))
     return [dense(x) for x in {self._outputs(f"{self.reference}(*given{filled})")}]""",
         )

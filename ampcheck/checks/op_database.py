@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from ampcheck.checks import comparisons
 from ampcheck.checks.base import Check, carrying
+from ampcheck.checks.comparisons import raises_anyway, received
 from ampcheck.checks.forward import kernels_with_policy, received_by_parts
 from ampcheck.checks.program import region, report, written
 from ampcheck.devices.base import Device
@@ -120,7 +120,7 @@ class OpDatabaseCheck(Check):
         elif "reached the kernel" in message:
             wanted = _wanted(case, device)
             listed = sorted({row[1].removeprefix("aten::") for rows in wanted for row in rows})
-            needed += [observe, comparisons.received]
+            needed += [observe, received]
             rows = "\n".join(["WANTED = [  # what each op with a policy receives in each sample", *_rows(wanted), "]"])
             compared = f"""\
 {loop}
@@ -134,7 +134,7 @@ class OpDatabaseCheck(Check):
         report(f"what {{kernel.overload}} received", [f"sample {{number}}: {{text}}" for text in found])"""
             blocks += [rows, compared]
         else:
-            needed += [nullcontext, database_outcome, compare_outcomes, comparisons.raises_anyway]
+            needed += [nullcontext, database_outcome, compare_outcomes, raises_anyway]
             bits = device.has_values and case.op not in UNINITIALISED
             anyway = f"[raises_anyway(under.error, {case.op!r})]"
             blocks.append(f"""\
@@ -245,7 +245,7 @@ def _check(call: Calls, case: Case, device: Device) -> list[str]:
     if under.error is not None and type(under.error) is type(without.error):
         if not device.has_values or lacks_kernel(under.error) or device.refuses(under.error):
             raise Unsupported(one_line(without.error))
-        raise Broken([comparisons.raises_anyway(under.error, case.op)], under.error)
+        raise Broken([raises_anyway(under.error, case.op)], under.error)
     bits = device.has_values and case.op not in UNINITIALISED
     if bits:
         for one in (under, without):

@@ -16,6 +16,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from types import ModuleType
+from typing import Any
 from zlib import crc32
 
 from ampcheck.checks.call import CallPlan
@@ -116,7 +117,7 @@ class Sources:
         if isinstance(value, ModuleType):
             self._import(value.__name__)
         elif getattr(value, "__module__", "").partition(".")[0] == OURS:
-            self._print(inspect.getsource(inspect.unwrap(value)), sys.modules[value.__module__])  # type: ignore[arg-type]  # a function or class
+            self._print(inspect.getsource(_unwrapped(value)), sys.modules[value.__module__])
         else:
             self._import(str(getattr(value, "__module__", "")), name)
 
@@ -147,6 +148,8 @@ class Sources:
     def _named(self, name: str, module: ModuleType) -> None:
         """Add what a name means in a module."""
         value = vars(module)[name]
+        if isinstance(value, ModuleType) and value.__name__.partition(".")[0] == OURS:
+            raise ValueError(f"a program has no module {value.__name__}; what it prints must import names from there")
         statement = _statements(module).get(name)
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
             source = sys.modules.get(statement.module or "") if isinstance(statement, ast.ImportFrom) else None
@@ -158,7 +161,7 @@ class Sources:
                     self._import(origin, last if last == name else f"{last} as {name}")
             else:
                 self._named(name, source)
-        elif inspect.isfunction(inspect.unwrap(value)) or inspect.isclass(value):  # type: ignore[arg-type]  # any value
+        elif inspect.isfunction(_unwrapped(value)) or inspect.isclass(value):
             self.add(value, name)
         elif statement is not None and not self._seen(name, value):
             self._print(ast.get_source_segment(inspect.getsource(module), statement) or "", module)
@@ -172,6 +175,11 @@ class Sources:
             self._import(said)
         else:
             self._import(statement.module or "", said)
+
+
+def _unwrapped(value: Any) -> Any:
+    """Return the function behind a decorated one; any other value as it is."""
+    return inspect.unwrap(value)
 
 
 @cache
@@ -291,7 +299,7 @@ def expression(arg: TensorArg, dtype: str, position: int, device: Device) -> tup
         if not made:
             made, needed = f"{fill.__name__}({arg.shape}, {generator})", [fill]
         if not wanted.is_floating_point and own is None:
-            made = f"({made} * 3).round()"
+            made = f"(3 * ({made})).round()"
     if arg.strided and len(arg.shape) > 1:  # as ampcheck.samples.tensors makes one that is not contiguous
         made = f"({made}).mT.clone(memory_format=torch.contiguous_format).mT"
     elif arg.strided:
@@ -307,7 +315,11 @@ def _inlined(function: Callable[..., object], arguments: Sequence[str]) -> str:
     node = ast.parse(inspect.getsource(function)).body[0]
     assert isinstance(node, ast.FunctionDef)
     result = node.body[-1]
-    if len(node.body) > 1 + (ast.get_docstring(node) is not None) or not isinstance(result, ast.Return):
+    if (
+        len(node.body) > 1 + (ast.get_docstring(node) is not None)
+        or not isinstance(result, ast.Return)
+        or result.value is None
+    ):
         return ""
     given = {arg.arg: text for arg, text in zip(node.args.args, arguments, strict=True)}
     possible = True
@@ -364,16 +376,24 @@ def cast_blocks(todo: CallPlan, rule: str) -> list[str]:
 
     Where autocast fills in a `dtype=`, also `reference`, the call that it should make on these.
     """
+    cast = f"def cast(given):  # rule {rule}\n    return {cast_expression(todo, 'given')}"
+    return [cast, *reference_blocks(todo)]
+
+
+def cast_expression(todo: CallPlan, given: str) -> str:
+    """Return the list of the tensors of a call, cast as autocast should."""
+    filled = todo.expected.dtype_kwarg if todo.sample.call != "aten" else None
+    wanted = [filled if filled and is_floating(x) else x for x in todo.expected.leaves]
+    return f"[x.to(dtype) for x, dtype in zip({given}, {dtypes_list(wanted)})]"
+
+
+def reference_blocks(todo: CallPlan) -> list[str]:
+    """Write `reference`, the call with the `dtype=` that autocast fills in, where it does; else nothing."""
     filled = todo.expected.dtype_kwarg
-    aten = todo.sample.call == "aten"
-    wanted = [filled if filled and not aten and is_floating(x) else x for x in todo.expected.leaves]
-    cast = (
-        f"def cast(given):  # rule {rule}\n    return [x.to(dtype) for x, dtype in zip(given, {dtypes_list(wanted)})]"
-    )
-    if not (filled and aten):
-        return [cast]
+    if not filled or todo.sample.call != "aten":
+        return []
     parameters = ", ".join([*source.names(todo.sample), f"dtype={DTYPES[filled]}"])
-    return [cast, f"def reference({parameters}):\n    return {written_call(todo, filled=True)}"]
+    return [f"def reference({parameters}):\n    return {written_call(todo, filled=True)}"]
 
 
 def overload_path(name: str) -> str:

@@ -16,11 +16,11 @@ from itertools import product
 import torch
 
 from ampcheck import samples
-from ampcheck.checks import comparisons
 from ampcheck.checks.backward import Backward, differentiable, leaf
 from ampcheck.checks.base import Check, carrying
 from ampcheck.checks.call import CallPlan, because, plan
 from ampcheck.checks.cases import MODES, assignments, compilers, floating_count, without_gradient
+from ampcheck.checks.comparisons import kernel, output_dtypes, refused, same_error
 from ampcheck.checks.compiled import Parity, compiled_program, simulate_cuda
 from ampcheck.checks.layouts import channels_last, contiguous, strided, transposed
 from ampcheck.checks.product import Product
@@ -307,11 +307,11 @@ class SweepCall:
                 watched = device.observe(lambda: todo.call(*given), {*device.policies(), case.op}, given)
         rule = because(case.rule)
         if expected.error:
-            return carrying(watched.error, comparisons.refused(watched.error, case.op, expected.error, rule))
+            return carrying(watched.error, refused(watched.error, case.op, expected.error, rule))
         want, received = self.ran(by_hand=True), watched.of(expected.overload)
         if received is not None or (device.observes_composite_ops and want.error is None):
             wanted = expected.overload, todo.given_dtypes, expected.leaves, expected.dtype_kwarg
-            if found := comparisons.kernel(watched, *wanted, rule):
+            if found := kernel(watched, *wanted, rule):
                 return carrying(watched.error if received is None else None, found)
         return compare_cells(self.ran(), want, f"aten::{case.op}")
 
@@ -350,8 +350,9 @@ def run_cell(
 
 def compare_cells(got: CellOutcome, want: CellOutcome, name: str) -> list[str]:
     """Compare what a call did with the reference: errors, dtypes, which outputs require grad, and the gradients."""
-    out = [Difference(text, got.error) for text in comparisons.same_error(got.error, want.error, name)]
-    out = out or comparisons.output_dtypes(got.outputs, [name_of(x.dtype) for x in want.outputs], name)
+    out: list[str] = []
+    out += [Difference(text, got.error) for text in same_error(got.error, want.error, name)]
+    out = out or output_dtypes(got.outputs, [name_of(x.dtype) for x in want.outputs], name)
     if out:
         return out
     hand = "of the same call on explicitly cast inputs"
@@ -393,7 +394,7 @@ with {mode}:
     with {inside}:
         seen = observe(lambda: call(*made), {device.type!r}, {listed!r}, made)"""
     if want.error:
-        needed += [observe, comparisons.refused]
+        needed += [observe, refused]
         found = f"refused(seen.error, {case.op!r}, {want.error!r}, {rule!r})"
         lines = [watch, f'report("what was raised", [f"{{text}} {call.name}" for text in {found}])']
         return written(device, modules, needed, [*blocks, "\n".join(lines)])
@@ -408,7 +409,7 @@ with {mode}:
         backward = "torch.autograd.backward"
     lines = [f"want = run_cell(lambda *x: {reference}(*cast(x)), given, {mode}, nullcontext(), {backward})"]
     if device.observes_composite_ops:
-        needed += [observe, comparisons.kernel]
+        needed += [observe, kernel]
         wanted = f"{want.overload!r}, {todo.given_dtypes}, {list(want.leaves)}, {want.dtype_kwarg!r}, {rule!r}"
         condition = f"seen.of({want.overload!r}) or not want.error"
         found = f"kernel(seen, {wanted}) if {condition} else []"

@@ -118,9 +118,13 @@ def _dynamo(function: Function, inputs: Sequence[torch.Tensor], **options: Any) 
 
 
 def _backend(function: Function, inputs: Sequence[torch.Tensor], *, backend: str, **options: Any) -> Compiled:
-    if backend == "jax":
-        import ampcheck.jax_device.compile  # noqa: F401  # imports JAX, and registers the backend
     return Compiled(torch.compile(function, backend=backend, **{"fullgraph": True, **options}))
+
+
+def _jaxcompile(function: Function, inputs: Sequence[torch.Tensor], **options: Any) -> Compiled:
+    import ampcheck.jax_device.compile  # noqa: F401  # imports JAX, and registers the backend
+
+    return _backend(function, inputs, backend="jax", **options)
 
 
 def _exported(
@@ -167,7 +171,7 @@ class Compiler:
     roundings: int = SAME_KERNELS
     in_float32: int = 0
 
-    def make(self, function: Function, inputs: Sequence[torch.Tensor], **options: Any) -> Compiled:
+    def make(self, function: Function, inputs: Sequence[Any], **options: Any) -> Compiled:
         """Compile a function for example inputs. Options are those of `torch.compile`; exports take `dynamic`."""
         return self.how(function, inputs, **(dict(self.given) | options))
 
@@ -184,7 +188,7 @@ COMPILERS = {
     "strict": Compiler(_export, {"strict": True}, roundings=_PARTS),
     "decomposed": Compiler(_decomposed, roundings=_OTHER),
     "packaged": Compiler(_packaged, grads=False, roundings=_OTHER),
-    "jaxcompile": Compiler(_backend, {"backend": "jax"}, roundings=_OTHER),
+    "jaxcompile": Compiler(_jaxcompile, roundings=_OTHER),
     "jaxjit": Compiler(_jaxjit, grads=False, roundings=_OTHER),
 }
 """The compilers by the names of `ampcheck.spec.compilers`."""

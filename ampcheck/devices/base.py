@@ -122,7 +122,7 @@ class Device(ABC):
         self, call: Callable[[], Any], opaque_ops: Collection[str], inputs: Sequence[torch.Tensor] = ()
     ) -> Observation:
         """Run `call` in the current region and record what its kernels received; see
-        `ampcheck.observe.recorder.Recorder`.
+        `ampcheck.observe.recorder.KernelRecorder`.
 
         A backend that casts where a dispatch mode sees nothing records in its own way, and nothing that it did not see.
         """

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from ampcheck.checks.amp import Amp
+from ampcheck.checks.program import preamble
 from ampcheck.checks.scenario import DeviceAmp
 from ampcheck.checks.source import PrintedSource, Unreproducible
 from ampcheck.devices.base import Device
-from ampcheck.reproduce.common import COMPILED, assembled, preamble
+from ampcheck.reproduce.common import COMPILED, assembled
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
 _OWN = "in_plain_torch"

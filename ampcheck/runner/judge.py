@@ -15,9 +15,11 @@ import pytest
 import torch
 
 from ampcheck import reproduce, samples
-from ampcheck.checks.cells import parts
-from ampcheck.checks.parity import simulate_cuda
+from ampcheck.checks.compiled import simulate_cuda
+from ampcheck.checks.kinds import check_of
+from ampcheck.checks.program import pytest_line
 from ampcheck.checks.scenario import DeviceAmp
+from ampcheck.checks.sweep import parts
 from ampcheck.compilers.kinds import quiet
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known
@@ -29,7 +31,7 @@ from ampcheck.runner.deviations import Deviation, KnownDeviations, after_deviati
 from ampcheck.runner.record import RED, Result, cause_text
 from ampcheck.runner.summarize import case_text
 from ampcheck.samples import op_database
-from ampcheck.spec.case import CELLS, GRADIENT, Case
+from ampcheck.spec.case import CELLS, Case
 from ampcheck.spec.rules import RULES
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
@@ -195,7 +197,7 @@ class Judge:
         away = root != item.config.invocation_params.dir or suites is None or suites.parent != root
         if away:
             node = f"{item.path}{node[node.index('::') :]}"
-        line = reproduce.pytest_line(node, device, self._modules, installed=away, further=self._further)
+        line = pytest_line(node, device, self._modules, installed=away, further=self._further)
         try:
             program = self._in_plain_torch(item, case, device, message if ran else "")
         except Exception as error:  # a result must not be lost because its reproduction cannot be written
@@ -205,16 +207,8 @@ class Judge:
     def _in_plain_torch(self, function: pytest.Function, case: Case, device: Device, message: str) -> str:
         """Return a case as a program that imports no ampcheck."""
         modules, ran = self._modules, bool(message)
-        if case.sample == op_database.SAMPLE:
-            return reproduce.of_op_database(case, device, message)
-        if case.sample == CELLS:
-            return reproduce.of_cells(case, device, message, modules, ran=ran)
-        if case.op in samples.catalogue() and case.compiler:
-            return reproduce.of_compiled(case, device, message, modules)
-        if case.inputs.endswith(GRADIENT):
-            return reproduce.of_gradient(case, device, message, modules, ran=ran)
-        if case.op in samples.catalogue() and case.rule != "drift":
-            return reproduce.of_op(case, device, message, modules, ran=ran)
+        if (kind := check_of(case)) is not None:
+            return kind.program(case, device, message, modules, ran=ran)
         amp = function.funcargs.get("amp")
         amp = amp if isinstance(amp, DeviceAmp) else None
         given = {name: value for name, value in function.callspec.params.items() if name != "amp"}

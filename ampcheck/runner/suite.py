@@ -16,18 +16,13 @@ from typing import TypeVar
 
 import pytest
 
-from ampcheck.checks import parity
 from ampcheck.checks.amp import Amp
-from ampcheck.checks.backward import check_backward
-from ampcheck.checks.cells import check_cells
-from ampcheck.checks.forward import check_forward
-from ampcheck.checks.op_database import check_op_database
+from ampcheck.checks.kinds import check_of
 from ampcheck.checks.product import Product
 from ampcheck.checks.scenario import DeviceAmp, promised, scenario
 from ampcheck.devices.base import Device
-from ampcheck.errors import CheckFailure
-from ampcheck.samples.op_database import SAMPLE
-from ampcheck.spec.case import CELLS, Case
+from ampcheck.errors import CheckFailure, HarnessError
+from ampcheck.spec.case import Case
 
 __all__ = ["Amp", "DeviceAmp", "Product", "check", "op_cases", "promised", "scenario"]
 
@@ -49,14 +44,9 @@ def op_cases(rule: str, *, database: bool = False, compiled: bool = False) -> Ca
 
 
 def check(case: Case, device: Device) -> None:
-    """Run an op case. Raises CheckFailure with every difference from the specification."""
-    if case.sample == CELLS:
-        differences = check_cells(case, device)
-    elif case.compiler:
-        differences = parity.check(case, device)
-    elif case.suite == "autograd":
-        differences = check_backward(case, device)
-    else:
-        differences = check_op_database(case, device) if case.sample == SAMPLE else check_forward(case, device)
-    if differences:
+    """Run an op case. Raises CheckFailure with every difference from the specification, else as `Check.run` does."""
+    kind = check_of(case)
+    if kind is None:
+        raise HarnessError(f"{case.id} is a scenario, which its own function runs")
+    if differences := kind.run(case, device):
         raise CheckFailure(differences)

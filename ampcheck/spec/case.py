@@ -11,7 +11,7 @@ AROUND = "around"
 """The sample of a compiled case whose region is around the compiled function, not inside."""
 
 CELLS = "cells"
-"""The sample of a case that sweeps the cells of an op; its `inputs` is a gradient mode. See `ampcheck.checks.cells`."""
+"""The sample of a case that sweeps the cells of an op; its `inputs` is a gradient mode. See `ampcheck.checks.sweep`."""
 
 GRADIENT = "-grad"
 """The end of the dtype assignment of a case whose gradient is checked."""

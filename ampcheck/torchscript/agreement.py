@@ -15,7 +15,7 @@ import torch
 from tabulate import tabulate
 
 from ampcheck.checks import comparisons
-from ampcheck.checks.call import CallPlan, plan
+from ampcheck.checks.call import CallPlan, because, plan
 from ampcheck.checks.cases import op_cases
 from ampcheck.devices.base import Device
 from ampcheck.errors import HarnessError, one_line
@@ -179,8 +179,11 @@ def compare(case: Case, device: Device, make: Make) -> list[str]:
         run = make(program(device.type, dtype, case.op, arguments()))
         seen = _observed(device, todo, run, arguments())
         if todo.expected.error:
-            return comparisons.refused(seen.error, case.op, todo.expected.error, case.rule)
-        differences = comparisons.kernel(seen, todo.expected, [leaf.dtype for leaf in todo.given], case.rule)
+            return comparisons.refused(seen.error, case.op, todo.expected.error, because(case.rule))
+        want = todo.expected
+        differences = comparisons.kernel(
+            seen, want.overload, todo.given_dtypes, want.leaves, want.dtype_kwarg, because(case.rule)
+        )
         if differences or not device.has_values:
             return differences
         got = _plain(run, arguments())

@@ -11,7 +11,7 @@ import pytest
 import torch
 from packaging.version import Version
 
-from ampcheck.checks.cells import TRANSITIONS
+from ampcheck.checks.sweep import TRANSITIONS
 from ampcheck.runner.suite import Amp, scenario
 from ampcheck.spec.state import Process, Region, Thread
 from ampcheck.spec.torch_dtypes import name_of

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from ampcheck import reproduce
-from ampcheck.checks.backward import check_backward, differentiable, planned, run
+from ampcheck.checks.backward import BackwardCheck, differentiable, planned, run
 from ampcheck.checks.cases import op_cases
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
@@ -24,6 +23,7 @@ from ampcheck.spec.gradients import WITHOUT
 from tests.cli_support import LIMIT, ROOT
 from tests.processor import NO_BF16_LSTM
 
+CHECK = BackwardCheck()
 RULES = tuple(policy for policy in POLICIES if policy != "banned")
 UNFINISHED = {"linalg_cond.p_str"}
 """Ops whose gradient PyTorch has and refuses to compute: it changes an inverse in place that it saved."""
@@ -150,14 +150,14 @@ class _Off(Cpu):
 
 
 def test_bits_are_not_asked_of_what_is_never_the_same() -> None:
-    assert check_backward(the(Cpu(), "cdist-fp32-grad-bf16-cpu"), _Unsteady()) == []
+    assert CHECK.run(the(Cpu(), "cdist-fp32-grad-bf16-cpu"), _Unsteady()) == []
 
 
 def test_a_gradient_that_is_wrong_without_autocast_is_found() -> None:
     device = _Off()
     case = the(device, "cdist-fp32-grad-bf16-cpu")
     with pytest.raises(Broken) as raised:
-        check_backward(case, device)
+        CHECK.run(case, device)
     differences = raised.value.differences
     assert len(differences) == 2
     assert "the gradient of argument 0 of aten::cdist is" in differences[0]
@@ -168,13 +168,13 @@ def test_what_no_device_differentiates_is_unsupported() -> None:
     device = Cpu()
     case = the(device, "linalg_cond.p_str-fp32-grad-bf16-cpu")
     with pytest.raises(Unsupported, match=r"PyTorch has no gradient of \S+linalg_cond.p_str, on the CPU in float64"):
-        check_backward(case, device)
+        CHECK.run(case, device)
 
 
 def test_a_device_without_autograd_says_so() -> None:
     device = known()["torchax"]
     with pytest.raises(Unsupported, match="torchax takes gradients with JAX"):
-        check_backward(cases(device, op="mm")[0], device)
+        CHECK.run(cases(device, op="mm")[0], device)
 
 
 def _printed(program: str) -> str:
@@ -194,26 +194,28 @@ def _printed(program: str) -> str:
 )
 def test_the_reproduction_of_what_is_right_finds_nothing(name: str, device: str) -> None:
     chosen = known()[device]
-    program = reproduce.of_gradient(the(chosen, name), chosen, "float64" if chosen.has_values else "")
+    program = CHECK.program(the(chosen, name), chosen, "float64" if chosen.has_values else "")
     assert "ampcheck" not in program
     lines = _printed(program).splitlines()
-    assert len(lines) >= 2
+    assert lines
     assert all(line.startswith("ok  ") for line in lines), lines
 
 
 def test_the_reproduction_of_what_is_wrong_says_so() -> None:
     device = Cpu()
-    program = reproduce.of_gradient(the(device, "mm-fp32-grad-bf16-cpu"), device, "the gradient of argument 0")
-    wrong = program.replace("REGION = torch.autocast('cpu', dtype=torch.bfloat16)", "REGION = nullcontext()")
+    program = CHECK.program(the(device, "mm-fp32-grad-bf16-cpu"), device)
+    wrong = program.replace("torch.autocast('cpu', dtype=torch.bfloat16)", "nullcontext()")
     assert wrong != program
     printed = _printed(wrong)
-    assert "FAIL whether the gradient of argument 0 has the bits of explicit casts | got False" in printed
-    assert "FAIL kernels of the backward pass" in printed
+    assert "FAIL the outputs of aten::mm that require grad are fp32; expected bf16 (rule downcast" in printed
+    assert "FAIL the gradient of argument 0 of aten::mm differs from the same op on explicitly cast inputs" in printed
+    assert "FAIL the backward pass of aten::mm ran " in printed
 
 
 def test_the_reproduction_of_what_ended_its_process_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Cpu()
     case = the(device, "nll_loss-fp32-grad-bf16-cpu")
-    monkeypatch.setattr("ampcheck.reproduce.gradients.differentiable", None)
-    program = reproduce.of_gradient(case, device, ran=False)
-    assert "print(passes(call, inputs(), torch.autocast('cpu', dtype=torch.bfloat16)))" in program
+    monkeypatch.setattr("ampcheck.checks.backward.differentiable", None)
+    program = CHECK.program(case, device, ran=False)
+    assert program.endswith("print(got)")
+    assert "got = run_passes(call, inputs(), [0, 2], torch.autocast('cpu', dtype=torch.bfloat16))" in program

@@ -12,7 +12,8 @@ from torch.library import Library
 
 from ampcheck.checks import forward
 from ampcheck.checks.cases import op_cases
-from ampcheck.checks.drift import check_drift
+from ampcheck.checks.drift import DriftCheck
+from ampcheck.checks.forward import ForwardCheck
 from ampcheck.devices import base
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import Unsupported
@@ -46,12 +47,12 @@ def test_on_a_covered_torch_there_are_none() -> None:
 
 
 def test_an_overload_that_follows_a_known_policy_passes(newer: Cpu) -> None:
-    assert check_drift(case_of(newer, "mm"), newer) == []
+    assert DriftCheck().run(case_of(newer, "mm"), newer) == []
 
 
 def test_one_without_samples_is_unsupported(newer: Cpu) -> None:
     with pytest.raises(Unsupported, match=r"aten::glu_backward is registered .* has no samples yet"):
-        check_drift(case_of(newer, "glu_backward"), newer)
+        DriftCheck().run(case_of(newer, "glu_backward"), newer)
 
 
 def test_one_that_follows_no_policy_is_named(newer: Cpu) -> None:
@@ -64,7 +65,7 @@ def test_one_that_follows_no_policy_is_named(newer: Cpu) -> None:
         warnings.simplefilter("ignore")  # replacing a kernel warns
         library.impl("mm", half_hearted, "AutocastCPU", allow_override=True)
     try:
-        [difference] = check_drift(case_of(newer, "mm"), newer)
+        [difference] = DriftCheck().run(case_of(newer, "mm"), newer)
     finally:
         library._destroy()
     assert difference.startswith("aten::mm is registered under AutocastCPU, is in no table, and follows none of")
@@ -74,13 +75,13 @@ def test_a_dropped_overload_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> N
     case = next(iter(op_cases(Cpu(), "upcast")))
     monkeypatch.setattr(forward, "exists", lambda name: name != case.op)
     with pytest.raises(Unsupported, match=f"has no aten::{case.op}"):
-        forward.check_forward(case, Cpu())
+        ForwardCheck().run(case, Cpu())
 
 
 def test_what_a_composite_op_hides_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     """bilinear calls bmm inside a kernel; where no recorder fits, its result is neither right nor wrong."""
     case = next(case for case in op_cases(Cpu(), "fallthrough") if case.op == "bilinear" and case.inputs == "fp32")
-    assert forward.check_forward(case, Cpu()) == []
+    assert ForwardCheck().run(case, Cpu()) == []
     monkeypatch.setattr(forward, "replaceable", lambda key: False)
     with pytest.raises(Unsupported, match=r"aten::bilinear gives something else in a region"):
-        forward.check_forward(case, Cpu())
+        ForwardCheck().run(case, Cpu())

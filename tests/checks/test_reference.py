@@ -9,22 +9,13 @@ import torch
 
 from ampcheck.checks import reference as own
 from ampcheck.checks.call import CallPlan, plan
-from ampcheck.checks.reference import (
-    Reference,
-    bound,
-    cast_call,
-    dense,
-    distance,
-    far,
-    layout,
-    mover,
-    placed,
-    reference,
-)
+from ampcheck.checks.comparisons import far, layout
+from ampcheck.checks.forward import placed
+from ampcheck.checks.reference import Reference, reference
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.registry import known as known_devices
+from ampcheck.observe.closeness import FREEDOM, bound, dense, distance, mover
 from ampcheck.samples.describe import in_form
-from ampcheck.samples.tensors import build
 from ampcheck.samples.tensors import host_values as own_values
 from ampcheck.spec.case import Case
 from ampcheck.spec.torch_dtypes import DTYPES
@@ -45,8 +36,8 @@ def test_two_percent_in_bf16_and_two_per_mille_in_fp16_are_seen(op: str, rule: s
     exact = reference(todo)
     low = DTYPES[dtype]
     (want,), (moved,) = exact.outputs, exact.moved
-    assert far(want.to(low), want, moved, dtype, "it") == []
-    (said,) = far((want * (1 + off)).to(low), want, moved, dtype, "it")
+    assert far(want.to(low), want, moved, low, "it") == []
+    (said,) = far((want * (1 + off)).to(low), want, moved, low, "it")
     assert f"a right kernel in {dtype} by at most" in said
     assert "the float64 result on the CPU" in said
 
@@ -54,27 +45,36 @@ def test_two_percent_in_bf16_and_two_per_mille_in_fp16_are_seen(op: str, rule: s
 def test_the_bound_grows_with_the_length_of_a_sum() -> None:
     small, long = (torch.linspace(1, 2, count, dtype=torch.float64) for count in (4, 400))
     step = torch.finfo(torch.bfloat16).eps / 2
-    bounds = [bound(x.sum(), (x * step).square().sum().sqrt(), "bf16", torch.bfloat16).item() for x in (small, long)]
+    bounds = [
+        bound(x.sum(), (x * step).square().sum().sqrt(), DTYPES["bf16"], torch.bfloat16).item() for x in (small, long)
+    ]
     assert bounds[1] > 10 * bounds[0]
 
 
 def test_the_bound_is_a_formula() -> None:
     """2.5 roundings, or as many as the dtype has freedom for, of the element, the largest one and what inputs moved."""
     want, moved = torch.tensor([4.0, 0.0], dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=torch.float64)
-    eps, free = torch.finfo(torch.bfloat16).eps, own.FREEDOM["bf16"]
-    assert bound(want, moved, "bf16", torch.bfloat16).tolist() == pytest.approx([free * (4 * eps + 1), free * eps])
-    assert bound(want, moved, "bf16", torch.float32, passes=3)[0].item() == pytest.approx(3 * free * (4 * eps + 1))
-    assert bound(want, moved, "fp32", torch.bfloat16)[1].item() == pytest.approx(own.FREEDOM["fp32"] * eps)
+    eps, free = torch.finfo(torch.bfloat16).eps, FREEDOM[torch.bfloat16]
+    assert bound(want, moved, DTYPES["bf16"], torch.bfloat16).tolist() == pytest.approx(
+        [free * (4 * eps + 1), free * eps]
+    )
+    assert bound(want, moved, DTYPES["bf16"], torch.float32, passes=3)[0].item() == pytest.approx(
+        3 * free * (4 * eps + 1)
+    )
+    assert bound(want, moved, DTYPES["fp32"], torch.bfloat16)[1].item() == pytest.approx(FREEDOM[torch.float32] * eps)
     nothing = torch.zeros(2, dtype=torch.float64)
-    assert bound(nothing, nothing, "fp16", torch.float16).tolist() == [torch.finfo(torch.float16).smallest_normal] * 2
+    assert (
+        bound(nothing, nothing, DTYPES["fp16"], torch.float16).tolist()
+        == [torch.finfo(torch.float16).smallest_normal] * 2
+    )
 
 
 def test_moved_inputs_are_half_a_rounding_away() -> None:
     x, eps = torch.linspace(1, 2, 64, dtype=torch.float64), torch.finfo(torch.bfloat16).eps
-    ratios = {round((value / eps).item(), 6) for value in mover("bf16", 0)(x) / x - 1}
+    ratios = {round((value / eps).item(), 6) for value in mover(torch.bfloat16, 0)(x) / x - 1}
     assert ratios == {-0.5, 0.5}
     whole = torch.arange(3)
-    assert mover("bf16", 0)(whole) is whole
+    assert mover(torch.bfloat16, 0)(whole) is whole
     (moved,) = reference(planned("mm", "fp32")).moved
     assert bool((moved > 0).all())
 
@@ -113,7 +113,7 @@ def test_rounded_inputs_are_what_the_reference_computes_with() -> None:
 )
 def test_what_is_not_finite(got: float, want: float, wrong: bool) -> None:
     exact = torch.tensor([want], dtype=torch.float64)
-    found = far(torch.tensor([got], dtype=torch.float16), exact, torch.zeros_like(exact), "fp16", "it")
+    found = far(torch.tensor([got], dtype=torch.float16), exact, torch.zeros_like(exact), DTYPES["fp16"], "it")
     assert bool(found) is wrong
 
 
@@ -121,7 +121,7 @@ def test_complex_values_are_not_finite_alike() -> None:
     exact = torch.tensor([complex("inf")], dtype=torch.complex128)
     for got, wrong in ((complex("nan"), False), (complex("inf"), False), (1 + 1j, True)):
         found = far(
-            torch.tensor([got], dtype=torch.complex64), exact, torch.zeros(1, dtype=torch.float64), "fp32", "it"
+            torch.tensor([got], dtype=torch.complex64), exact, torch.zeros(1, dtype=torch.float64), DTYPES["fp32"], "it"
         )
         assert bool(found) is wrong
 
@@ -131,24 +131,24 @@ def test_a_complex_value_beside_a_real_one() -> None:
     assert distance(real, numbers).tolist() == distance(numbers, real).tolist() == [4.0]
     moved = torch.zeros(1, dtype=torch.float64)
     infinite, nothing = torch.tensor([complex("inf")]), torch.tensor([float("nan")])
-    assert far(infinite, torch.tensor([float("inf")], dtype=torch.float64), moved, "fp32", "it") == []
-    assert far(nothing, infinite.to(torch.complex128), moved, "fp32", "it") == []
+    assert far(infinite, torch.tensor([float("inf")], dtype=torch.float64), moved, torch.float32, "it") == []
+    assert far(nothing, infinite.to(torch.complex128), moved, DTYPES["fp32"], "it") == []
 
 
 def test_a_sparse_tensor_is_compared_as_a_strided_one() -> None:
     assert dense(torch.eye(2).to_sparse()).layout is torch.strided
     x = torch.eye(2)
     assert dense(x) is x
-    assert far(x.to_sparse(), x.double(), torch.zeros(2, 2, dtype=torch.float64), "fp32", "it") == []
+    assert far(x.to_sparse(), x.double(), torch.zeros(2, 2, dtype=torch.float64), DTYPES["fp32"], "it") == []
 
 
 def test_whole_numbers_and_shapes_are_equal() -> None:
     want, moved = torch.tensor([3, 4]), torch.zeros(2, dtype=torch.float64)
-    assert far(torch.tensor([3, 4]), want, moved, "bf16", "it") == []
-    assert far(torch.tensor([3, 5]), want, moved, "bf16", "it") == [
+    assert far(torch.tensor([3, 4]), want, moved, DTYPES["bf16"], "it") == []
+    assert far(torch.tensor([3, 5]), want, moved, DTYPES["bf16"], "it") == [
         "it is 5 at [1]; expected 4, the float64 result on the CPU"
     ]
-    assert far(torch.tensor([3]), want, moved, "bf16", "it") == ["it has shape (1,); expected (2,)"]
+    assert far(torch.tensor([3]), want, moved, DTYPES["bf16"], "it") == ["it has shape (1,); expected (2,)"]
 
 
 def known(*outputs: torch.Tensor, aliases: frozenset[tuple[int, int]] = frozenset()) -> Reference:
@@ -186,7 +186,7 @@ def test_what_pytorch_leaves_open_is_not_held_against_an_output() -> None:
     assert reference(planned("matmul", "fp32")).layouts == ()  # a composite op
     assert reference(planned("geqrf", "fp32", rule="fallthrough")).layouts == ()  # it has no Meta kernel
     assert reference(planned("mul.Tensor", "fp32_bf16", rule="fallthrough")).dtypes == ()  # a mixture
-    assert own._made_by_pytorch(planned("mm", "fp32"), 2, lambda x: x) == []
+    assert reference(planned("mm", "fp32")).made_on == ("cpu", "meta")
 
 
 def test_strides_that_mean_nothing_are_not_compared() -> None:
@@ -199,12 +199,10 @@ def test_strides_that_mean_nothing_are_not_compared() -> None:
 def test_the_dtype_that_autocast_fills_in_is_the_kernels(sample: str) -> None:
     device = known_devices()["virtual:cuda"]
     todo = plan(Case("eager", "optdtype", "cumprod", sample, "fp16", "fp16", device.token, device.name), device)
-    call, args, kwargs = cast_call(todo, *build(todo.sample, todo.dtypes, Cpu()))
-    aten = todo.sample.call == "aten"
-    assert (kwargs.get("dtype"), args[0].dtype) == ((torch.float32, torch.float16) if aten else (None, torch.float32))
-    assert call(*args, **kwargs).dtype is torch.float32
-    call, args, kwargs = cast_call(todo, *build(todo.sample, todo.dtypes, Cpu()), "fp64")
-    assert call(*args, **kwargs).dtype is torch.float64
+    given = todo.cast(todo.inputs(Cpu()))
+    assert given[0].dtype is (torch.float16 if todo.sample.call == "aten" else torch.float32)
+    assert todo.reference()(*given).dtype is torch.float32
+    assert todo.reference("fp64")(*todo.cast(todo.inputs(Cpu()), "fp64")).dtype is torch.float64
 
 
 def test_what_a_call_writes_to_and_shares_is_the_cpus() -> None:

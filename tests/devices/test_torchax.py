@@ -122,10 +122,9 @@ from unittest.mock import patch
 import torch, torchax
 from torchax import amp
 from ampcheck.checks.cases import op_cases
-from ampcheck.checks.forward import check_forward
+from ampcheck.checks.forward import ForwardCheck
 from ampcheck.devices.torchax import DEVICES
 from ampcheck.errors import Unsupported
-from ampcheck.reproduce.ops import of_op
 
 def case(name):
     op = name.partition("-")[0].partition("+")[0]
@@ -134,7 +133,7 @@ def case(name):
 
 def check(name):
     try:
-        return check_forward(case(name), device)
+        return ForwardCheck().run(case(name), device)
     except Unsupported as refusal:
         return f"unsupported: {refusal}"
 

@@ -89,24 +89,21 @@ def _sample(cases: list[Any]) -> list[Any]:
 
 
 def _op(case: Any, device: Any) -> dict[str, Any]:
-    from ampcheck.checks import parity
-    from ampcheck.checks.backward import check_backward
-    from ampcheck.checks.forward import check_forward
-    from ampcheck.errors import Unsupported
-    from ampcheck.reproduce import of_compiled, of_gradient, of_op
+    from ampcheck.checks.kinds import check_of
+    from ampcheck.errors import Broken, Unsupported
 
-    check, write = {
-        "eager": (check_forward, of_op),
-        "autograd": (check_backward, of_gradient),
-        "jit": (parity.check, of_compiled),
-    }[case.suite]
+    check = check_of(case)
+    assert check is not None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated ops; the suites leave these out by their text
         try:
-            differences = check(case, device)
+            differences = check.run(case, device)
+        except Broken as broken:
+            differences = broken.differences
         except Unsupported:
             differences = []
-        return {"program": write(case, device, "\n".join(differences)), "differences": differences, "raised": ""}
+        program = check.program(case, device, "\n".join(differences))
+        return {"program": program, "differences": differences, "raised": ""}
 
 
 class _Absent(importlib.abc.MetaPathFinder):

@@ -14,17 +14,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from ampcheck.checks.cases import op_cases
-from ampcheck.checks.forward import check_forward
+from ampcheck.checks.forward import ForwardCheck
 from ampcheck.devices.registry import known
-from ampcheck.reproduce import of_op
 from ampcheck.spec.case import Case
-from ampcheck.spec.torch_dtypes import DTYPES
 from tests.cli_support import LIMIT
 from tests.reproduce import programs as writer
 
+CHECK = ForwardCheck()
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs.py"
 IN_WORDS = re.compile(r"::test_(every_transition|random|drawn|drawn_for_jit|any_form|jit_found|found_in_captures)\[")
@@ -141,47 +139,67 @@ library.impl("mm", kernel, "AutocastCPU", allow_override=True)
 undo = library._destroy
 """
 """Another kernel of mm, as a program."""
-_KERNEL = "argument 0 of aten::mm was given as fp32 and reached the kernel as fp32; expected bf16 (rule downcast)"
+_KERNEL = "argument 0 of aten::mm was given as fp32 and reached the kernel as fp32; expected bf16 (rule downcast"
 _DTYPE = "output 0 of aten::mm is fp32; expected bf16"
-_BITS = "differs from the same op"
-_FAR = "output 0 of aten::mm is 1 away from the float64 result; expected at most 0.1"
-DIFFERENCES = {
-    _KERNEL: ("a, b", "FAIL dtypes it received | got ['fp32', 'fp32'] | expected ['bf16', 'bf16']"),
-    _DTYPE: (
-        "a, b",
-        "FAIL dtypes of the outputs, or what was raised | got [torch.float32] | expected [torch.bfloat16]",
-    ),
-    _BITS: ("a.bfloat16() * 2, b.bfloat16()", "FAIL whether they have the bits"),
-    _FAR: ("a.bfloat16() * 2, b.bfloat16()", "FAIL whether it is as near to the CPU's float64 result"),
-}
-"""Of a difference as a check words it: what makes it, and what the program must print."""
+_BITS = "output 0 of aten::mm differs from the same op on explicitly cast inputs by up to"
+MUTANTS = {_KERNEL: "a, b", _DTYPE: "a, b", _BITS: "a.bfloat16() * 2, b.bfloat16()"}
+"""Of a difference as a check words it, what makes it."""
 
 
 def test_an_op_shows_the_difference_that_was_found(tmp_path: Path) -> None:
-    right = {message: of_op(_case("mm", "fp32"), known()["cpu"], message) for message in DIFFERENCES}
+    right = {message: CHECK.program(_case("mm", "fp32"), known()["cpu"], message) for message in MUTANTS}
     for message, program in right.items():
         assert ("Recorder" in program) == (message == _KERNEL)
-        assert len(program.splitlines()) < (55 if message in (_DTYPE, _BITS) else 100)
-    refused = of_op(_case("binary_cross_entropy", "fp32", "virtual:cuda", "fp16"), known()["virtual:cuda"], "ran")
+        assert len(program.splitlines()) <= 40
+    refused = CHECK.program(
+        _case("binary_cross_entropy", "fp32", "virtual:cuda", "fp16"), known()["virtual:cuda"], "ran"
+    )
     runs = refused.replace("with torch.autocast('cuda', dtype=torch.float16):", "with torch.no_grad():")
     device, case = known()["virtual:cuda"], _case("dot", "bf16", "virtual:cuda", "fp16")
-    differences = check_forward(case, device)  # a known deviation, as a run tells it
+    differences = CHECK.run(case, device)  # a known deviation, as a run tells it
     assert differences
-    assert DTYPES[case.amp] is torch.float16
     programs = {f"right, {message}": {"program": program} for message, program in right.items()}
-    for message, (body, _) in DIFFERENCES.items():
+    for message, body in MUTANTS.items():
         programs[message] = {"program": right[message], "plant": MM.replace("BODY", body)}
     programs["refused"], programs["not refused"] = {"program": refused}, {"program": runs}
-    programs["failing"] = {"program": of_op(case, device, "\n".join(differences))}
+    programs["failing"] = {"program": CHECK.program(case, device, "\n".join(differences))}
     printed = {name: got["printed"] for name, got in _run(programs, tmp_path).items()}
 
-    for message, (_, line) in DIFFERENCES.items():
-        assert line in printed[message]
+    for message in MUTANTS:
+        assert f"FAIL {message}" in printed[message]
         assert "ok  " in printed[f"right, {message}"]
         assert "FAIL" not in printed[f"right, {message}"]
     assert printed["refused"].startswith("ok  ")
-    assert printed["not refused"].startswith("FAIL whether it raises an error that names binary_cross_entropy_with")
-    assert "FAIL whether the kernel of aten::dot ran" in printed["failing"]
+    assert printed["not refused"].startswith("FAIL aten::binary_cross_entropy ran; expected a RuntimeError that names")
+    assert printed["failing"].splitlines() == [f"FAIL {text}" for text in differences]
+
+
+def test_a_program_says_what_its_check_says() -> None:
+    """Of a kernel of a PrivateUse1 backend that is wrong in many ways, in a region alone and everywhere."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "wrong_ways.py")],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    every = json.loads(done.stdout.splitlines()[-1])
+    for way, found in every.items():
+        failed = [line.removeprefix("FAIL ") for line in found["printed"].splitlines() if line.startswith("FAIL ")]
+        assert failed == found["differences"], way
+        assert failed or found["printed"].startswith("ok  "), way
+        assert not found["names ampcheck"], way
+    statuses = {way: found["status"] for way, found in every.items()}
+    assert {way for way, status in statuses.items() if status == "pass"} == {"right", "right gradient", *UNSEEN}
+    for way in ("strides", "shape", "dtype", "values", "an exception", "large values"):
+        assert (statuses[f"{way} in a region"], statuses[f"{way} everywhere"]) == ("fail", "broken"), way
+        assert every[f"{way} in a region"]["lines"] <= 41, way  # one of them imports the backend
+    assert statuses["gradient: values everywhere"] == statuses["gradient: an exception everywhere"] == "broken"
+
+
+UNSEEN = {"gradient: values in a region"}
+"""The backward pass runs outside of the region, where the kernel is right."""
 
 
 @pytest.mark.parametrize(
@@ -189,13 +207,16 @@ def test_an_op_shows_the_difference_that_was_found(tmp_path: Path) -> None:
     [("matmul", "operator", "a @ b"), ("mm", "method", "a.mm(b)"), ("mm", "", "torch.ops.aten.mm.default(a, b)")],
 )
 def test_calls_are_written_as_people_write_them(overload: str, sample: str, written: str) -> None:
-    assert f"def call(a, b):\n    return {written}\n" in of_op(_case(overload, "fp32", sample=sample), known()["cpu"])
+    assert f"def call(a, b):\n    return {written}\n" in CHECK.program(
+        _case(overload, "fp32", sample=sample), known()["cpu"]
+    )
 
 
 def test_a_case_that_ended_its_process_is_not_run_to_reproduce_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*given: object) -> None:
         raise AssertionError("it was run")
 
-    monkeypatch.setattr("ampcheck.reproduce.expected.replay", crash)
-    program = of_op(_case("matmul", "fp32"), known()["cpu"], ran=False)
+    monkeypatch.setattr("ampcheck.checks.forward.watch", crash)
+    monkeypatch.setattr("ampcheck.checks.forward.reference", crash)
+    program = CHECK.program(_case("matmul", "fp32"), known()["cpu"], ran=False)
     assert program.endswith("with torch.autocast('cpu', dtype=torch.bfloat16):\n    print(call(*inputs()))")

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from ampcheck.bench.torch_private import aot_autograd
 from ampcheck.devices.base import Device
-from ampcheck.observe.recorder import KernelCall, Recorder, exists, overload, overload_name, tensors
+from ampcheck.observe.recorder import KernelCall, KernelRecorder, exists, overload, overload_name, tensors
 from ampcheck.register.torch_private import OpOverload
 from ampcheck.spec.casting import Leaf
 from ampcheck.spec.dtypes import is_floating
@@ -131,8 +131,13 @@ def enters(call: Callable[[], Any], device_type: str, region: torch.dtype) -> bo
 
 
 def observed_step(call: Callable[[], Any], device: Device, whole: Collection[str]) -> list[BenchKernel]:
+<<<<<<< HEAD
     """Return the kernels of a training step, without the update, below autograd: composite ops are taken apart."""
     recorder = Recorder(device.type, whole)
+=======
+    """The kernels of a training step, without the update: below autograd, so composite ops are seen as their parts."""
+    recorder = KernelRecorder(device.type, whole)
+>>>>>>> fe2f2a5 (A kind of case is a class: it runs its cases and writes each as the source of its own comparison)
     update: list[int] = []  # where an optimizer's update began and ended
     note = lambda *_: update.append(len(recorder.kernels))  # noqa: E731
     hooks = [register_optimizer_step_pre_hook(note), register_optimizer_step_post_hook(note)]
@@ -153,7 +158,7 @@ def _of(seen: KernelCall) -> BenchKernel:
         seen.overload,
         tuple(leaf.got for leaf in seen.leaves if is_floating(leaf.got)),
         seen.dtype_kwarg,
-        given=tuple(leaf.leaf for leaf in seen.leaves),
+        given=tuple(Leaf(leaf.given, leaf.on_device) for leaf in seen.leaves),
         received=tuple(leaf.got for leaf in seen.leaves),
     )
 

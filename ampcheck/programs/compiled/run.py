@@ -13,16 +13,15 @@ from typing import Any
 import torch
 from hypothesis import assume
 
-from ampcheck.checks.comparisons import identical
 from ampcheck.compilers.kinds import COMPILERS, quiet
 from ampcheck.devices.base import Device
 from ampcheck.errors import one_line
+from ampcheck.observe.closeness import identical
 from ampcheck.observe.isolation import reset
 from ampcheck.observe.recorder import tensors
 from ampcheck.programs.compiled.strategies import FUZZED, CompiledProgram, programs
 from ampcheck.programs.search import Search
-from ampcheck.reproduce import snippets
-from ampcheck.reproduce.common import COMPILED, assembled
+from ampcheck.reproduce.common import CHECK, COMPILED, assembled
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 from ampcheck.tools.lint import defined
 from ampcheck.tools.lint.record import state
@@ -164,7 +163,7 @@ def text_of(program: CompiledProgram, compiler: str, device: Device) -> str:
     blocks = [
         program.text.rstrip(),
         *([_MODULE] if "Module()" in made else []),
-        snippets.CHECK,
+        CHECK,
         _RUN.format(device=device.type, region=region),
         _COMPARED.format(region=region, made=made, bound=bound),
     ]

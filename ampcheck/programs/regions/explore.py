@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from hypothesis import assume
 
+from ampcheck.checks.program import preamble
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.virtual import DEVICES
@@ -19,7 +20,7 @@ from ampcheck.programs.regions import plain
 from ampcheck.programs.regions.draw import Texts
 from ampcheck.programs.regions.sides import Model, OnDevices, compare
 from ampcheck.programs.search import Search
-from ampcheck.reproduce import preamble, snippets
+from ampcheck.spec.torch_dtypes import name_of
 
 EXAMPLES = 30
 NIGHTLY = 1500
@@ -105,7 +106,7 @@ class RegionExplorer:
                 _IMPORTS,
                 *preamble(virtual[0] if virtual else self.devices[0]),
                 "\n",
-                snippets.NAME_OF,
+                inspect.getsource(name_of),
                 _TABLES,
                 *(f"\n\n{inspect.getsource(part).rstrip()}" for part in parts),
                 "\n",

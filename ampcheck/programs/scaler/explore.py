@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 
+from ampcheck.checks.program import preamble
 from ampcheck.devices.base import Device
 from ampcheck.errors import one_line
 from ampcheck.programs.scaler import plain
 from ampcheck.programs.scaler.draw import ScalerProgram, programs
 from ampcheck.programs.scaler.run import ScalerRun
 from ampcheck.programs.search import Search
-from ampcheck.reproduce import preamble
 
 EXAMPLES = 50
 COMPILED = 12

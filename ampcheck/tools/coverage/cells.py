@@ -1,4 +1,4 @@
-"""Counts the cells of `ampcheck.checks.cells` that the cases of a run reach."""
+"""Counts the cells of `ampcheck.checks.sweep` that the cases of a run reach."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from tabulate import tabulate
 
 from ampcheck.checks.cases import cell_cases, compiled_cases, op_cases
-from ampcheck.checks.cells import TRANSITIONS, Cell, cells, reached
+from ampcheck.checks.sweep import TRANSITIONS, Cell, cells, reached
 from ampcheck.devices.base import Device
 from ampcheck.spec.case import Case
 from ampcheck.spec.casting import POLICIES

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ampcheck.checks.program import expression
 from ampcheck.checks.scenario import DeviceAmp
-from ampcheck.reproduce import snippets, values
-from ampcheck.reproduce.common import assembled
+from ampcheck.reproduce.common import CHECK, assembled
 from ampcheck.samples.describe import TensorArg
 from ampcheck.tools.lint.record import MOVES
 
@@ -82,14 +82,13 @@ for where, dtype in PLACES if compiled is not None else ():
 
 def of_limit(limit: Limit, amp: DeviceAmp) -> str:
     """Write a limit in plain torch that prints `ok` or `FAIL` for each thing looked at, with what was expected."""
-    made = [values.expression(TensorArg((2, 2), None, "unit", seed=n), "fp32", 0, amp.device) for n in (1, 2)]
+    made = [expression(TensorArg((2, 2), None, "unit", seed=n), "fp32", 0, amp.device)[0] for n in (1, 2)]
     text, _, last = limit.source(amp.device, amp.dtype, amp.other).rstrip("\n").rpartition("\n")
     eagerly = "as_python()" if "torch.jit." in text else "nullcontext()"
     blocks = [
-        values.SEEDED,
         f"TYPE = {amp.type!r}\na = {made[0]}\nb = {made[1]}",
         text.rstrip("\n"),
-        snippets.CHECK,
+        CHECK,
         _TOLD.format(says=limit.says, moves=MOVES),
         *([_AS_PYTHON] if eagerly == "as_python()" else []),
         _COMPARED.format(compile=last, dtype=amp.dtype, other=amp.other, eagerly=eagerly),

@@ -1,4 +1,4 @@
-"""Compilers: their cases, ids and selectors, and the check that holds a compiled program against eager mode."""
+"""Compilers: their cases, ids and selectors, and the check that compares a compiled program with eager mode."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampcheck.checks import parity
+from ampcheck.checks import compiled
 from ampcheck.checks.cases import compiled_cases, compilers
+from ampcheck.checks.compiled import CompiledCheck
 from ampcheck.compilers import kinds, source
 from ampcheck.devices.registry import known
 from ampcheck.errors import Broken, Unsupported
 from ampcheck.observe.recorder import Observation
-from ampcheck.reproduce import compiled
 from ampcheck.runner import record as records
 from ampcheck.runner.record import SCHEMA, Result, RunWriter, read
 from ampcheck.samples import catalogue
 from ampcheck.spec.case import AROUND, Case
 from ampcheck.spec.compilers import COMPILERS
 from ampcheck.spec.rules import RULES
-from tests.cli_support import ROOT
+from tests.cli_support import LIMIT, ROOT
 
 CPU = known()["cpu"]
+CHECK = CompiledCheck()
 MM = Case("jit", "downcast", "mm", "", "fp32_bf16", "bf16", "cpu", "cpu", "dynamo")
 
 
-def test_each_name_has_an_compiler() -> None:
+def test_each_name_has_a_compiler() -> None:
     assert list(kinds.COMPILERS) == list(COMPILERS)
-    assert list(compiled._MAKE) == list(COMPILERS)
 
 
 def test_no_name_occurs_in_another_or_in_an_op() -> None:
@@ -117,7 +117,7 @@ def test_the_source_of_a_program() -> None:
 @pytest.mark.parametrize("compiler", ["script", "traced", "dynamo", "aot", "export"])
 @pytest.mark.parametrize("sample", ["", AROUND])
 def test_a_product_is_at_par(compiler: str, sample: str) -> None:
-    assert parity.check(replace(MM, compiler=compiler, sample=sample), CPU) == []
+    assert CHECK.run(replace(MM, compiler=compiler, sample=sample), CPU) == []
 
 
 def test_dynamo_meets_no_function_that_a_replay_puts_in() -> None:
@@ -138,7 +138,7 @@ def test_differences_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
         return kinds.Compiled(lambda a, b: torch.mm(a, b.float()))
 
     monkeypatch.setitem(kinds.COMPILERS, "dynamo", kinds.Compiler(wrong))
-    assert parity.check(MM, CPU) == ["output 0 of dynamo: aten::mm is fp32; expected bf16"]
+    assert CHECK.run(MM, CPU) == ["output 0 of dynamo: aten::mm is fp32; expected bf16"]
 
 
 def test_what_is_not_compiled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ def test_what_is_not_compiled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no graph\nof this")
 
     monkeypatch.setitem(kinds.COMPILERS, "dynamo", kinds.Compiler(refusing))
-    (said,) = parity.check(MM, CPU)
+    (said,) = CHECK.run(MM, CPU)
     assert said == "dynamo: aten::mm was not compiled: RuntimeError: no graph … of this; eager mode runs it"
 
 
@@ -159,26 +159,35 @@ def test_a_refusal_says_what_eager_mode_says(text: str, monkeypatch: pytest.Monk
         raise RuntimeError("is unsafe to autocast\nuse another op")
 
     monkeypatch.setitem(kinds.COMPILERS, "dynamo", kinds.Compiler(refusing))
-    monkeypatch.setattr(parity.source, "define", lambda _: banned)
-    found = parity.check(MM, CPU)
+    monkeypatch.setattr(compiled.source, "define", lambda _: banned)
+    found = CHECK.run(MM, CPU)
     assert (found == []) == (text == "is unsafe to autocast"), found
 
 
-@pytest.mark.parametrize("compiler", ["dynamo", "export"])
-def test_the_reproduction_runs(compiler: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = compiled.of_compiled(replace(MM, compiler=compiler), CPU)
+@pytest.mark.parametrize("compiler", ["script", "dynamo", "aot", "strict"])
+def test_the_program_runs(compiler: str, tmp_path: Path) -> None:
+    text = CHECK.program(replace(MM, compiler=compiler), CPU)
     assert "ampcheck" not in text
-    with kinds.quiet():
-        exec(compile(text, "reproduction", "exec"), {"__name__": "__main__"})
-    shown = capsys.readouterr().out
-    assert "FAIL" not in shown
-    assert shown.count("output dtypes of the") == 2
-    assert ("received" in shown) == (compiler == "export")
-    wrong = text.replace("got = run(compiled)", "got = run(lambda a, b: compiled(a, b).half())")
-    with kinds.quiet():
-        exec(compile(wrong, "reproduction", "exec"), {"__name__": "__main__"})
-    said = "FAIL output dtypes of the second call | got [torch.float16] | expected [torch.bfloat16]"
-    assert said in capsys.readouterr().out
+    assert ran(text, tmp_path) == [
+        "ok   the first call",
+        "ok   the second call",
+        *["ok   what the kernel received"] * (compiler != "aot"),
+    ]
+    wrong = text.replace("got = run(compiled.call,", "got = run(lambda a, b: compiled.call(a, b).half(),")
+    assert ran(wrong, tmp_path)[1] == f"FAIL output 0 of {compiler}: aten::mm is fp16; expected bf16"
+    refused = text.replace("compiled = ", "compiled = [][0]  # ")
+    assert ran(refused, tmp_path) == [
+        f"FAIL {compiler}: aten::mm was not compiled: IndexError: list index out of range; eager mode runs it"
+    ]
+
+
+def ran(text: str, folder: Path) -> list[str]:
+    """What a program prints; TorchScript and Dynamo read its source."""
+    path = folder / "program.py"
+    path.write_text(text, encoding="utf-8")
+    done = subprocess.run([sys.executable, "-W", "ignore", str(path)], capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -191,9 +200,9 @@ def test_what_eager_mode_raises_without_autocast_too_is_no_fault_of_a_program(
     def lacking(*_: object) -> None:
         raise RuntimeError(words)
 
-    monkeypatch.setattr(parity.source, "define", lambda _: lacking)
-    monkeypatch.setattr(parity, "run_reference", lambda *_: Observation(error=RuntimeError(words)))
+    monkeypatch.setattr(compiled.source, "define", lambda _: lacking)
+    monkeypatch.setattr(compiled, "run_reference", lambda *_: Observation(error=RuntimeError(words)))
     with pytest.raises(status, match=words):
-        parity.check(MM, CPU)
-    monkeypatch.setattr(parity, "run_reference", lambda *_: Observation())
-    assert parity.check(MM, CPU) == []  # eager mode raises in the region alone, and so does the program
+        CHECK.run(MM, CPU)
+    monkeypatch.setattr(compiled, "run_reference", lambda *_: Observation())
+    assert CHECK.run(MM, CPU) == []  # eager mode raises in the region alone, and so does the program
