@@ -233,7 +233,7 @@ MODES = ("plain", "grad", "no_grad", "inference")
 def cell_cases(device: Device, rule: str, suite: str) -> Iterator[Case]:
     """Yield the sweeps of a rule's ops on a device, for nightly runs: through each compiler in the suite jit.
 
-    `ampcheck.checks.cells` says what they run. Runs no op.
+    `ampcheck.checks.sweep` says what they run. Runs no op.
     """
     if rule not in POLICIES:
         return

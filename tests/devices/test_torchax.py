@@ -194,7 +194,7 @@ QUESTIONS = {
     "casts nothing": ("torchax:torch-autocast", "[check('mm-fp32-fp16-txt'), check('mm-fp16-fp16-txt')]", ""),
     "reproduction": (
         "torchax",
-        "of_op(case('mm-fp64-bf16-txo'), device, "
+        "ForwardCheck().program(case('mm-fp64-bf16-txo'), device, "
         "'argument 0 of aten::mm was given as fp64 and reached the kernel as bf16')",
         "",
     ),

@@ -156,7 +156,7 @@ for turn in ("first", "second"):
 
 
 def text_of(program: CompiledProgram, compiler: str, device: Device) -> str:
-    """Return a program in plain torch, eagerly and compiled, which prints what `ampcheck.reproduce.of_op` prints."""
+    """Return a program in plain torch, eagerly and compiled, which prints what a case prints."""
     made = COMPILED[compiler].format(function="program", inputs="inputs()", options="fullgraph=True", sizes="")
     region = f"torch.autocast({device.type!r}, dtype={DTYPES[program.ambient]})" if program.ambient else "nullcontext()"
     bound = 0.0 if FUZZED[compiler].exact else _bound(program)
