@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ampcheck import samples
-from ampcheck.checks.cells import Cell, cells, check_cells, parts, reached
+from ampcheck.checks.sweep import Cell, SweepCheck, cells, parts, reached
 from ampcheck.cli import main
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
@@ -81,7 +81,7 @@ def test_a_sweep_that_did_not_run_is_open() -> None:
 def test_a_device_without_values_keeps_no_tensor_of_inference_mode() -> None:
     device, swept = known()["virtual:mps"], Case("eager", "upcast", "exp", CELLS, "", "fp16", "virtual:mps", "vmp")
     for mode in ("inference", "grad"):
-        assert check_cells(replace(swept, inputs=mode), device) == []
+        assert SweepCheck().run(replace(swept, inputs=mode), device) == []
 
 
 def test_the_calls_of_a_sweep_are_cases_too() -> None:

@@ -131,13 +131,8 @@ def enters(call: Callable[[], Any], device_type: str, region: torch.dtype) -> bo
 
 
 def observed_step(call: Callable[[], Any], device: Device, whole: Collection[str]) -> list[BenchKernel]:
-<<<<<<< HEAD
     """Return the kernels of a training step, without the update, below autograd: composite ops are taken apart."""
-    recorder = Recorder(device.type, whole)
-=======
-    """The kernels of a training step, without the update: below autograd, so composite ops are seen as their parts."""
     recorder = KernelRecorder(device.type, whole)
->>>>>>> fe2f2a5 (A kind of case is a class: it runs its cases and writes each as the source of its own comparison)
     update: list[int] = []  # where an optimizer's update began and ended
     note = lambda *_: update.append(len(recorder.kernels))  # noqa: E731
     hooks = [register_optimizer_step_pre_hook(note), register_optimizer_step_post_hook(note)]
