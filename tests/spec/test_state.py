@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
-
 import pytest
 import torch
 
-from ampcheck.observe.isolation import reset
-from ampcheck.programs.regions.plain import Torch
 from ampcheck.spec.state import DEFAULTS, Process, State, Tensor, Thread
 from ampcheck.spec.torch_dtypes import DTYPES
 
@@ -61,6 +57,16 @@ def test_a_region_inside_itself_restores(thread: Thread) -> None:
         thread.exit(region)
 
 
+def test_options_are_fixed_at_construction(thread: Thread) -> None:
+    thread.set_dtype("cpu", "fp16")
+    thread.set_cache_enabled(False)
+    region = thread.construct("cpu")
+    thread.set_dtype("cpu", "bf16")
+    thread.set_cache_enabled(True)
+    thread.enter(region)
+    assert thread.state("cpu") == State(True, "fp16", False, 1)
+
+
 def test_a_region_in_two_threads_restores_each() -> None:
     process = Process()
     one, two = process.thread(), process.thread()
@@ -72,16 +78,6 @@ def test_a_region_in_two_threads_restores_each() -> None:
     assert one.state("cpu") == State(False, "bf16", True, 0)
     two.exit(region)
     assert two.state("cpu") == State(True, "bf16", True, 0)
-
-
-def test_options_are_fixed_at_construction(thread: Thread) -> None:
-    thread.set_dtype("cpu", "fp16")
-    thread.set_cache_enabled(False)
-    region = thread.construct("cpu")
-    thread.set_dtype("cpu", "bf16")
-    thread.set_cache_enabled(True)
-    thread.enter(region)
-    assert thread.state("cpu") == State(True, "fp16", False, 1)
 
 
 @pytest.mark.parametrize(
@@ -100,19 +96,22 @@ def test_unsupported_dtypes(
     assert (region.enabled, region.warns, region.dtype) == (region_enabled, warns, dtype)
 
 
-def test_what_is_cast_once(thread: Thread) -> None:
+@pytest.mark.parametrize(
+    ("tensor", "casts"),
+    [
+        (WEIGHT, [1, 0, 0]),  # a weight is cast once
+        (Tensor("fp32", name="no grad"), [1, 1, 1]),
+        (Tensor("fp32", name="view", requires_grad=True, is_view=True), [1, 1, 1]),
+        (Tensor("fp32", name="result", requires_grad=True, is_leaf=False), [1, 1, 1]),
+        (Tensor("fp16", name="low", requires_grad=True), [1, 1, 1]),
+        (Tensor("fp32", on_device=False, name="elsewhere", requires_grad=True), [0, 0, 0]),
+    ],
+)
+def test_what_is_cast_once(tensor: Tensor, casts: list[int], thread: Thread) -> None:
+    assert _casts(thread, tensor) == 0  # outside of a region
     thread.enter(thread.construct("cpu"))
-    assert [_casts(thread) for _ in range(3)] == [1, 0, 0]
-    others = {
-        "no grad": Tensor("fp32", name="a"),
-        "view": Tensor("fp32", name="b", requires_grad=True, is_view=True),
-        "result": Tensor("fp32", name="c", requires_grad=True, is_leaf=False),
-        "low": Tensor("fp16", name="d", requires_grad=True),
-    }
-    for what, tensor in others.items():
-        assert [_casts(thread, tensor) for _ in range(2)] == [1, 1], what
-    elsewhere = Tensor("fp32", on_device=False, name="e", requires_grad=True)
-    assert _casts(thread, elsewhere) == 0
+    assert [_casts(thread, tensor) for _ in range(3)] == casts
+    assert _casts(thread, tensor, policy="fallthrough") == 0
 
 
 def test_one_weight_twice_in_one_call(thread: Thread) -> None:
@@ -155,27 +154,3 @@ def test_a_kept_cast_is_for_its_dtype(thread: Thread) -> None:
     thread.enter(thread.construct("cpu", "fp16"))
     outcome = thread.op("cpu", "downcast", "mm", [WEIGHT])
     assert (outcome.expectation.leaves, outcome.casts) == (("fp16",), 1)
-
-
-def test_casts_outside_of_a_region_or_without_a_policy(thread: Thread) -> None:
-    assert _casts(thread) == 0
-    thread.enter(thread.construct("cpu"))
-    assert _casts(thread, policy="fallthrough") == 0
-    assert _casts(thread, policy="upcast") == 0
-
-
-def test_torch_starts_where_the_model_does() -> None:
-    """The state functions on torch and on the model, call by call."""
-    reset({})
-    thread = Process().thread()
-    try:
-        for name, value in (("enabled", True), ("dtype", "fp16"), ("cache_enabled", False), ("enabled", False)):
-            if name == "cache_enabled":
-                torch.set_autocast_cache_enabled(bool(value))
-                thread.set_cache_enabled(bool(value))
-            else:
-                getattr(torch, f"set_autocast_{name}")("cpu", DTYPES[value] if isinstance(value, str) else value)
-                getattr(thread, f"set_{name}")("cpu", value)
-            assert Torch({}).state("cpu") == astuple(thread.state("cpu"))
-    finally:
-        reset({})
