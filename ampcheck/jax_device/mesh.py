@@ -79,7 +79,7 @@ def shard(
     for i, (expression, _) in enumerate(rules):
         if i not in used:
             raise ValueError(f"the rule {expression!r} decides for none of {[name for name, _ in named]}")
-    for tensor, spread in placed:
+    for tensor, spread in placed:  # only now, when every rule was found to fit: an error leaves the module as it was
         tensor.data = spread
     return chosen
 

@@ -65,6 +65,7 @@ class KeyStream:
 
 
 def _mixed(seed: int, drawn: int) -> RawKey:
+    # mixed on the host: a device op for each key would cost more than most ops
     return np.random.SeedSequence([seed & _WORD, drawn]).generate_state(2, np.uint32).astype(np.uint32)
 
 

@@ -88,6 +88,7 @@ class Call:
     def _number(self, value: Tree) -> Taken:
         if value is None or isinstance(value, str):
             return value
+        # A `SymFloat` is no float to isinstance, and must not be asked for its value.
         if value.__class__ is torch.SymFloat:  # a number that jit traces
             self.numbers.append(value.node.traced)
             return NumberSlot(len(self.numbers) - 1, torch.SymFloat)
@@ -110,6 +111,7 @@ class Call:
         array = contents(value)
         self.arrays.append(array)
         self._shapes.append(array.shape)
+        # Most tensors are all of their storage: no layout is then part of the key, nor read in the program.
         natural = array.shape == value.shape and value.is_contiguous()
         layout = None if natural else Layout(tuple(value.shape), value.stride(), int(value.storage_offset()))
         return Slot(len(self.arrays) - 1, layout, value.dtype, value.is_conj(), value.is_neg())

@@ -178,6 +178,7 @@ def kernel({", ".join(signature)}):
         key = ({", ".join(key)},)
         program = known.get(key)
     except CAUGHT:
+        # A kind of call that the fast path cannot read has no key, so that it is not learned either.
         key = program = None
     if program is None:
         return slow(({"".join(name + ", " for name in positional)}), {{{", ".join(named)}}}, key)

@@ -74,6 +74,7 @@ def common_of(operands: Iterable[Tree]) -> np.dtype | None:
 def _stand_in(operand: Tree) -> Tree:
     if not isinstance(operand, jax.Array):
         return operand
+    # Any number of its type stands for it: promotion asks for the type alone.
     if operand.weak_type and not operand.shape:
         return operand.dtype.type(1).item()
     return torch.empty(operand.shape, dtype=torch_dtype(operand.dtype), device="meta")

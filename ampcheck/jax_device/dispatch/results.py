@@ -60,6 +60,7 @@ def _asked(op: OpOverload, args: Sequence[Tree], kwargs: Kwargs) -> Tree:
 
 def _result(out: torch.Tensor) -> PromisedResult:
     size = tuple(out.shape)
+    # The device gives each result a storage of its own, so strides with holes or overlaps become contiguous ones.
     dense = order(Layout(size, out.stride(), 0), math.prod(size)) is not None
     return PromisedResult(size, out.stride() if dense else contiguous(size), out.dtype)
 

@@ -196,6 +196,7 @@ def _copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
                 f"output with shape {list(self.shape)} doesn't match the broadcast shape {list(src.shape)}"
             )
         src = src.expand(self.shape)
+    # `assign` refuses casts that lose (an in-place op's rule), which a copy does not: `put` converts.
     if src.dtype is self.dtype:
         return assign(self, src)  # type: ignore[no-any-return]
     return put(self, src)

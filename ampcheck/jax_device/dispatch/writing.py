@@ -49,6 +49,7 @@ def assign(target: Tree, values: Tree) -> Tree:
             and target.is_conj() is values.is_conj()
             and target.is_neg() is values.is_neg()
         ):
+            # Arrays never change: the whole write is that the storage takes over the other one.
             mine.array = theirs.array
             return target
     else:

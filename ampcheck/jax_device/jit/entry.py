@@ -85,6 +85,7 @@ class Entry:
     def _compile(self, donate: bool) -> None:
         closed = folded(self.trace.closed)
         invars = closed.jaxpr.invars
+        # What no equation reads is no input of the compiled program: each costs a check and a transfer a call.
         needed = {id(v) for eqn in closed.jaxpr.eqns for v in eqn.invars} | {id(v) for v in closed.jaxpr.outvars}
         self.used = [i for i in range(len(self.slots)) if id(invars[i]) in needed]
         self.numbered = [i for i in range(self.trace.numbers) if id(invars[len(self.slots) + i]) in needed]

@@ -193,6 +193,7 @@ def _live(tensor: torch.Tensor) -> bool:
         if node is None or node in seen:
             continue
         seen.add(node)
+        # PyTorch has no question "is this graph freed": a saved tensor that can still be read says that it is not.
         for name in dir(node):
             if name.startswith("_saved_"):
                 with contextlib.suppress(RuntimeError):  # freed: PyTorch says so by an error

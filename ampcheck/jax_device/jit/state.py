@@ -265,7 +265,7 @@ def _function(found: Reached, fn: Tree, depth: int) -> None:
         if holder:
             _visit(found, holder, depth + 1)
     space = fn.__globals__
-    for name in dict.fromkeys(_names(fn.__code__)):
+    for name in dict.fromkeys(_names(fn.__code__)):  # names in the code, so that globals nobody uses guard nothing
         if name in space and not isinstance(space[name], (type, types.ModuleType)):
             found.add(space, name, space[name])
             _visit(found, space[name], depth + 1)

@@ -123,6 +123,7 @@ def attention(
     sums = jax.nn.logsumexp(scores, axis=-1)
     weights = _weights(scores, sums)
     if dropout_p:
+        # Float32 whatever the dtype: in bfloat16 a uniform number has eight bits, and the chance is off.
         kept = jax.random.uniform(random_key, weights.shape, jnp.float32) >= dropout_p
         weights = jnp.where(kept, weights / (1 - dropout_p), 0)
     return product(weights.astype(value.dtype), value), sums

@@ -119,6 +119,7 @@ def convolution_backward(
     if output_mask[0]:
         extra = (0,) * dims if transposed else _lacking(grad_output, input, weight, *window)
         out = convolution(grad_output, weight, None, *window, not transposed, extra, groups)
+        # The gradient by the input is the other kind of convolution, of the gradient with the same weight.
         by_input = out[tuple(slice(0, n) for n in input.shape)]  # more than asked for where output_padding >= stride
     if output_mask[1]:
         large, small = (grad_output, input) if transposed else (input, grad_output)

@@ -38,6 +38,7 @@ def _alphas(log_probs: Array, rows: Array, blank: int) -> Array:
     start = jnp.where(jnp.arange(states.shape[1]) < 2, emitted[:, 0], -jnp.inf)
 
     def step(alpha: Array, now: Array) -> tuple[Array, Array]:
+        # A state is reached from itself, from the one before and, between different labels, past the blank before it.
         one = jnp.pad(alpha, [(0, 0), (1, 0)], constant_values=-jnp.inf)[:, :-1]
         two = jnp.pad(alpha, [(0, 0), (2, 0)], constant_values=-jnp.inf)[:, : alpha.shape[1]]
         new = _log_sum(alpha, one, jnp.where(skips, two, -jnp.inf)) + now

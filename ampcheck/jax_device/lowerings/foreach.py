@@ -31,7 +31,7 @@ def unified(*operands: Number) -> list[Number]:
     dtype = common_of(operands)
     if dtype is None:
         return list(operands)
-    dtype = opmath_dtype(dtype)
+    dtype = opmath_dtype(dtype)  # rounded by the program, once, to what PyTorch promises
     return [convert(o, dtype) if isinstance(o, jax.Array) and not o.weak_type else o for o in operands]
 
 

@@ -46,6 +46,7 @@ def _fetch(flat: Array, size: Sequence[int], places: Sequence[Array]) -> Array:
     index, valid = jnp.zeros((), jnp.int64), jnp.ones((), jnp.bool_)
     for place, length in zip(places, size, strict=True):
         valid = valid & (place >= 0) & (place <= length - 1)
+        # outside it is any valid place: its value is dropped below
         index = index * length + jnp.clip(jnp.nan_to_num(place), 0, length - 1).astype(jnp.int64)
     index = jnp.broadcast_to(index[:, None], (*flat.shape[:2], index.shape[-1]))
     return jnp.where(valid[:, None], jnp.take_along_axis(flat, index, axis=2), 0)

@@ -69,6 +69,7 @@ def _count(self: Array, indices: Sequence[Array | None], values: Array) -> int:
     masks = [i for i in indices if is_mask(i)]
     lengths = [i.shape[-1] for i in indices if i is not None and not is_mask(i) and i.ndim]
     given = [d for d, i in enumerate(indices) if i is not None]
+    # NumPy's rule: indices side by side put their dimensions in their place, others put them in front.
     adjacent = given[-1] - given[0] + 1 == len(given)
     used = sum(1 if not is_mask(i) else i.ndim for i in indices if i is not None)
     rest = self.ndim - used if not adjacent else self.ndim - used - given[0]
@@ -84,10 +85,11 @@ def index_put(
     """Return `self` with the values written, or added, at the broadcast places; where a mask is true, in order."""
     masks = [i for i in indices if is_mask(i)]
     if len(masks) == 1 == len(indices) and values.size == 1 and not accumulate:
+        # One value for all places needs no places, whose number a program cannot know.
         mask = (masks[0] != 0).reshape(masks[0].shape + (1,) * (self.ndim - masks[0].ndim))
         return jnp.where(mask, values.reshape(()), self)
     count = _count(self, indices, values) if masks else 0
-    beyond = max(self.shape, default=1)
+    beyond = max(self.shape, default=1)  # an index outside of every dimension, which `mode="drop"` leaves out
 
     def places(mask: Array) -> Places:
         return jnp.nonzero(mask != 0, size=count, fill_value=beyond)

@@ -83,6 +83,7 @@ def eigh(A: Array, UPLO: str = "L", compute_v: bool = True) -> tuple[Array, Arra
     if not A.size:
         return jnp.zeros(A.shape[:-1], A.real.dtype), A if compute_v else jnp.zeros(0, A.dtype)
     if not compute_v:
+        # `eigvalsh` reads both triangles, so the one that does not count is made from the other.
         lower_half = jnp.tril(A) if UPLO.upper() == "L" else transposed(jnp.triu(A))
         return jnp.linalg.eigvalsh(lower_half + transposed(jnp.tril(lower_half, -1))), jnp.zeros(0, A.dtype)
     values, vectors = jnp.linalg.eigh(A, UPLO=UPLO.upper(), symmetrize_input=False)

@@ -103,6 +103,7 @@ def addbmm(
 ) -> Array:
     """Compute beta * self + alpha * the batch's sum of batch1 @ batch2: one dot over batch and inner dimension."""
     batch, rows, inner = batch1.shape
+    # One dot over both sums in the accumulator, where a sum of products would round each.
     left = jnp.swapaxes(batch1, 0, 1).reshape(rows, batch * inner)
     right = batch2.reshape(batch * inner, batch2.shape[2])
     return scaled_sum(self, accumulate.product(left, right, _accumulator(batch1, beta, alpha)), beta, alpha)

@@ -102,6 +102,7 @@ def _max_pool(
         count = windows(self.shape[axis], k, s, p, d, ceil_mode)
         after = max(0, (count - 1) * s + d * (k - 1) + 1 - p - self.shape[axis])
         around = [(p, after) if i == axis else (0, 0) for i in range(self.ndim)]
+        # A window of several dimensions is the extreme of its rows' extremes; the index goes along, so it stays exact.
         value = jnp.pad(value, around, constant_values=_lowest(self.dtype))
         index = jnp.pad(index, around, constant_values=_FAR)
         value, index = _greatest(
@@ -118,6 +119,7 @@ def adaptive_max_pool(self: Array, output_size: Sequence[int]) -> tuple[Array, A
     for axis, parts in enumerate(output_size, self.ndim - dims):
         starts, stops = _parts(self.shape[axis], parts)
         longest = int((stops - starts).max(initial=1))
+        # Parts differ in length by one at most: a short one takes its last element twice, which changes no maximum.
         taps = [np.minimum(starts + j, stops - 1) for j in range(longest)]
         value, index = _greatest((jnp.take(value, t, axis=axis), jnp.take(index, t, axis=axis)) for t in taps)
     return value, index
@@ -210,6 +212,7 @@ def _avg_pool(
         out = reduce(operator.add, [_strided(out, axis, j, count, s) for j in range(k)])
         starts = np.arange(count) * s - p
         stops = np.minimum(starts + k, length + p)
+        # what hangs over by ceil_mode beyond the padding is never counted
         covered = stops - starts if counted else np.minimum(stops, length) - np.maximum(starts, 0)
         sizes = sizes * covered.reshape([-1 if j == i else 1 for j in range(dims)])
     if jnp.issubdtype(out.dtype, jnp.integer):

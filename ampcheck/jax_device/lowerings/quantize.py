@@ -14,6 +14,7 @@ def _quantized(
 ) -> tuple[Array, Array]:
     values = wide(self)
     step = jnp.asarray(scale).astype(values.dtype)
+    # PyTorch multiplies by the inverse, which rounds otherwise than a division.
     steps = jnp.round(values * (1 / step)) + jnp.asarray(zero_point).astype(values.dtype)
     inside = (steps >= least) & (steps <= most)
     return ((jnp.clip(steps, least, most) - zero_point) * step).astype(self.dtype), inside

@@ -31,6 +31,7 @@ def uniform(key: Array, self: Array, low: float | Array = 0.0, high: float | Arr
     """Draw uniform numbers of [low, high); one that rounds to `high` becomes `low`."""
     drawn = jax.random.uniform(key, self.shape, drawn_dtype(self.dtype))
     scaled = (low + drawn * (high - low)).astype(self.dtype)
+    # Rounding to bfloat16 may reach `high`, which the half-open range does not hold.
     return jnp.where(scaled < jnp.asarray(high).astype(self.dtype), scaled, jnp.asarray(low).astype(self.dtype))
 
 
@@ -137,6 +138,7 @@ def multinomial(key: Array, self: Array, num_samples: int, replacement: bool = F
     if replacement:
         drawn = jax.random.categorical(key, logits, shape=(num_samples, *self.shape[:-1]))
         return jnp.moveaxis(drawn, 0, -1)
+    # Gumbel's trick: the largest of perturbed logarithms are a draw without replacement, in one sort.
     perturbed = logits + jax.random.gumbel(key, logits.shape, logits.dtype)
     return jax.lax.top_k(perturbed, num_samples)[1]
 

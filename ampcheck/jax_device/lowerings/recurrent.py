@@ -186,6 +186,7 @@ def _backward(kind: str, reverse: bool, kept: Tree, grads: Tree) -> Tree:
         by_after = (by_after[0] + wide(by_output), *by_after[1:])
         by_gates, by_hidden, by_before = _STEPS[kind][1](by_after, before, after, workspace)
         by_gates, by_hidden = by_gates.astype(weight.dtype), by_hidden.astype(weight.dtype)
+        # the gradient that goes on to the state before, in float32 as long as it travels
         through = wide(product(by_hidden, weight))
         return (through if by_before[0] is None else by_before[0] + through, *by_before[1:]), (by_gates, by_hidden)
 
@@ -194,6 +195,7 @@ def _backward(kind: str, reverse: bool, kept: Tree, grads: Tree) -> Tree:
         step, start, (by_outputs, befores, states, workspaces), reverse=not reverse
     )
     by_weight = matmul(Columns(_flat(by_hidden)), _flat(befores[0]))
+    # no biases, no gradients: the shorter list ends it
     by_biases = tuple(jnp.sum(_flat(g), 0) for g, _ in zip((by_gates, by_hidden), biases, strict=False))
     return by_gates, tuple(s.astype(weight.dtype) for s in by_state), by_weight, by_biases
 

@@ -32,7 +32,7 @@ def _step(length: int, out: int, scale: float | None) -> float:
 
 def nearest(length: int, out: int, scale: float | None, *, exact: bool = False) -> Taps:
     """Return the input under each output; `exact`: under its middle. float32, as PyTorch's kernels compute it."""
-    step = np.float32(_step(length, out, scale))
+    step = np.float32(_step(length, out, scale))  # float64 would take another input where a quotient is nearly whole
     places = np.arange(out, dtype=np.float32) + np.float32(0.5 if exact else 0)
     index = np.minimum(np.floor(places * step).astype(np.int64), length - 1)
     return Taps(index[:, None], np.ones((out, 1)))

@@ -114,6 +114,7 @@ def reduced(self: Array, where: tuple[Array | slice, ...], source: Array, reduce
         values = values.at[where].set(jnp.asarray(_neutral(values.dtype, reduce), values.dtype), mode="drop")
     at = values.at[where]
     if self.dtype == jnp.bool_ and reduce != "mean":
+        # of truth values a sum is "or", a product "and"
         out = at.max(source, mode="drop") if reduce in ("sum", "amax") else at.min(source, mode="drop")
     elif reduce in ("sum", "mean"):
         out = at.add(source, mode="drop")

@@ -27,6 +27,7 @@ def insertion(ordered: Array, values: Array, right: bool, sorter: Array | None =
         middle = (low + high) // 2
         place = jnp.minimum(middle, length - 1)
         found = lines(ordered, place if sorter is None else lines(sorter, place))
+        # Negated, so that a comparison with nan sends the search to the right.
         before = ~(found > values) if right else ~(found >= values)
         before = before & (low < high)
         return jnp.where(before, middle + 1, low), jnp.where(before, high, middle)
@@ -77,7 +78,7 @@ def histc(self: Array, bins: int = 100, min: Number = 0, max: Number = 0) -> Arr
     low, high = _widened(low, high)
     inside = (values >= low) & (values <= high)
     place = jnp.where(inside, (values - low) / (high - low) * bins, bins + 1).astype(jnp.int64)
-    place = jnp.where(inside & (place == bins), bins - 1, place)
+    place = jnp.where(inside & (place == bins), bins - 1, place)  # the last interval holds its upper end
     return jnp.zeros(bins, jnp.int64).at[place].add(inside.astype(jnp.int64), mode="drop")
 
 

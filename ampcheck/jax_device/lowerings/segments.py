@@ -41,6 +41,7 @@ def _places(ends: Array, lengths: Array, count: int) -> Array:
     """Return the segment of each of the `count` elements of a row; one past the last for elements in none."""
     at = jnp.arange(count)
     found = jax.vmap(lambda e: jnp.searchsorted(e, at, side="right"))(ends)
+    # Offsets may start behind the first element; what lies before them is in no segment.
     first = (ends - lengths)[:, :1] if ends.shape[1] else jnp.zeros((ends.shape[0], 1), ends.dtype)
     return jnp.where(at < first, ends.shape[1], found)
 

@@ -36,6 +36,7 @@ def _full(size: Sequence[int], fill_value: Number, **_: object) -> Array:
 @lower("cat", promotes=True)
 def cat(tensors: Sequence[Array], dim: int = 0) -> Array:
     """Return the tensors one after the other along `dim`; one of shape [0] goes with every shape."""
+    # an old promise of PyTorch's, older than tensors of zero size
     kept = [t for t in tensors if t.shape != (0,)] or list(tensors[:1])
     return kept[0] if len(kept) == 1 else jnp.concatenate(kept, dim)
 

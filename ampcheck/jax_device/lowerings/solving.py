@@ -135,7 +135,7 @@ def lu_solve(LU: Array, pivots: Array, B: Array, *, left: bool = True, adjoint: 
 @lower("_linalg_solve_ex")
 def solve_ex(A: Array, B: Array, *, left: bool = True, check_errors: bool = False) -> tuple[Array, Array, Array, Array]:
     """Return X of A X = B, or X A = B, with the decomposition of A and its first zero pivot."""
-    packed, pivots, order = factor(A)
+    packed, pivots, order = factor(A)  # one decomposition serves the solution and, in backward, its gradient
     vector = B.ndim == 1 or (A.ndim - 1 == B.ndim and B.shape == A.shape[:-1])
     right = B[..., None] if vector else B
     out = _solved(packed, order, right) if left else transposed(_solved(packed, order, transposed(right), True))

@@ -16,9 +16,10 @@ def sort(self: Array, dim: int = -1, descending: bool = False) -> tuple[Array, A
         return self, jnp.zeros((), jnp.int64)
     dim %= self.ndim
     places = jax.lax.broadcasted_iota(jnp.int64, self.shape, dim)
+    # Descending is ascending of the flipped line, flipped back: equal elements then keep their order, nan comes first.
     given = (jnp.flip(self, dim), jnp.flip(places, dim)) if descending else (self, places)
     if self.dtype == jnp.bool_:
-        given = (given[0].astype(jnp.uint8), given[1])
+        given = (given[0].astype(jnp.uint8), given[1])  # XLA sorts no truth values
     values, indices = jax.lax.sort(given, dimension=dim, num_keys=1, is_stable=True)
     if descending:
         values, indices = jnp.flip(values, dim), jnp.flip(indices, dim)
@@ -116,6 +117,7 @@ def mode(self: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Arra
     starts = jnp.concatenate(
         [jnp.ones_like(jax.lax.slice_in_dim(order, 0, 1, axis=dim), jnp.bool_), _differs(values, dim)], dim
     )
+    # How long the run of equal elements is that ends here: the first longest one has the least commonest element.
     run = order - jax.lax.cummax(jnp.where(starts, order, 0), axis=dim)
     return _at(self, jnp.take_along_axis(places, jnp.argmax(run, dim, keepdims=True), dim), dim, keepdim)
 

@@ -117,6 +117,7 @@ lower("conj_physical", "_conj_physical")(jnp.conj)
 @lower("sign")
 def sign(self: Array) -> Array:
     """Return -1, 0 or 1; 0 of nan; a bool as it is."""
+    # JAX's sign of nan is nan, PyTorch's is 0.
     return self if self.dtype == jnp.bool_ else jnp.where(jnp.isnan(self), jnp.zeros_like(self), jnp.sign(self))
 
 

@@ -53,6 +53,7 @@ def order(layout: Layout, elements: int) -> tuple[int, ...] | None:
     """Return the dimensions from slowest to fastest if the tensor is its whole storage, permuted; else None."""
     if layout.offset or math.prod(layout.size) != elements:
         return None
+    # A dimension of one element has any stride, so it comes last among equals and is not checked below.
     dims = sorted(range(len(layout.size)), key=lambda d: (-layout.stride[d], layout.size[d] == 1, d))
     step = 1
     for d in reversed(dims):

@@ -76,6 +76,7 @@ def replace(of: DeviceStorage, values: jax.Array) -> None:
         of.array = Bytes(values)
         return
     flat = arrays.from_bytes(values, found.dtype)
+    # The shape is kept, as a tensor that has it reads its array without work.
     of.array = flat.reshape(found.shape) if flat.size == found.size else flat
 
 

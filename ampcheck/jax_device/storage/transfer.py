@@ -24,6 +24,7 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     dtype = jax_dtype(tensor.dtype)
     host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     out = np.empty(tuple(host.shape), dtype)
+    # a null pointer: a zero tensor of autograd, or one whose backend has no memory
     if out.nbytes and not host.data_ptr():
         host = host.clone()  # a tensor of zeros without storage gets one
         if not host.data_ptr():
