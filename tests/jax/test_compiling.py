@@ -119,10 +119,10 @@ def test_the_programs_on_disk_are_bounded(tmp_path: Path) -> None:
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No program and no shape is known."""
-    program.kept.clear()
+    program.program_cache.clear()
     monkeypatch.setattr(program, "varying", shapes.Varying())
     yield
-    program.kept.clear()
+    program.program_cache.clear()
 
 
 def made(count: int) -> None:
@@ -131,12 +131,12 @@ def made(count: int) -> None:
 
 
 def test_programs_in_memory_are_bounded_and_made_again(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program.kept, "limit", 8)
+    monkeypatch.setattr(program.program_cache, "limit", 8)
     x = torch.ones(3, device="jax")
     for _ in range(2):
         for n in range(1, 12):
             assert (x.expand(n, 3) * n).sum().item() == 3 * n * n
-            assert 0 < len(program.kept) <= 8
+            assert 0 < len(program.program_cache) <= 8
 
 
 class Experts(torch.nn.Module):

@@ -60,9 +60,9 @@ class Jax(Device):
     @contextmanager
     def activate(self) -> Iterator[None]:
         import ampcheck.jax_device  # noqa: F401, PLC0415  # makes the device
-        from ampcheck.jax_device.dispatch.program import kept  # noqa: PLC0415  # a device is imported where a case runs on it
+        from ampcheck.jax_device.dispatch.program import program_cache  # noqa: PLC0415  # a device is imported where a case runs on it
 
-        kept.limit = _PROGRAMS
+        program_cache.limit = _PROGRAMS
         yield
 
     def j2t(self, fn: Callable[..., Any], cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import torch
 
 from ampcheck.jax_device import random
 from ampcheck.jax_device.annotations import Kernel, Kwargs, Tree
@@ -24,7 +23,6 @@ from ampcheck.jax_device.dispatch.call import Call, Fixed, Key, NumberSlot, Slot
 from ampcheck.jax_device.dispatch.results import (
     PromisedResult,
     conform,
-    flattened,
     made,
     plain,
     promised,
@@ -38,7 +36,7 @@ from ampcheck.jax_device.lowering import Lowering, compiled, short_name
 from ampcheck.jax_device.random import RawKey
 from ampcheck.jax_device.storage.arrays import wrap
 from ampcheck.jax_device.storage.layout import Columns, by_columns, read, settled
-from ampcheck.jax_device.torch_private import DisableTorchFunction, disable_current_modes
+from ampcheck.jax_device.torch_private import DisableTorchFunction, disable_current_modes, pytree
 from ampcheck.register.torch_private import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard, OpOverload
 
 _Key: Any = DispatchKey  # its members are not in torch's stubs
@@ -108,7 +106,7 @@ class Functional:
             self.static = True
             return self._first(Call(self.name, self.named, True, *given_again(call)), inputs)  # the same random key
         self.programs[call.key] = program
-        kept.add(self, call.key, compiled)
+        program_cache.add(self, call.key, compiled)
         varying.note(self.name, call)
         return program, out
 
@@ -120,7 +118,7 @@ def _one_dtype(name: str, taken: list[Tree]) -> None:
         raise RuntimeError(f"aten::{name} expected tensors of the same dtype, but got {', '.join(map(str, dtypes))}")
 
 
-class Kept:
+class ProgramCache:
     """The programs in memory. Of more than `limit`, the oldest are dropped and compiled anew where they are needed."""
 
     def __init__(self, limit: int) -> None:
@@ -158,7 +156,7 @@ class Kept:
         _trim()
 
 
-kept = Kept(2048)
+program_cache = ProgramCache(2048)
 _LOWERED = 16
 """After how many programs JAX is made to forget what it compiled them from."""
 
@@ -227,11 +225,7 @@ def build(op: Functional, call: Call) -> tuple[Kernel, Kernel]:
             return taken
 
         out = lowering.compute(*keys, *map(given, template_args), **{n: given(v) for n, v in template_kwargs.items()})
-        flat = (
-            [out]
-            if isinstance(out, (jax.Array, torch.Tensor)) or not isinstance(out, (list, tuple))
-            else flattened(out)
-        )
+        flat = pytree.tree_leaves(out)
         if results == []:  # the op only checks its arguments
             flat = []
         lengths[:] = [

@@ -12,7 +12,7 @@ import torch
 
 from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.dtypes import jax_dtype, torch_dtype
-from ampcheck.jax_device.torch_private import PromotionKind, elementwise_dtypes
+from ampcheck.jax_device.torch_private import PromotionKind, elementwise_dtypes, pytree
 from ampcheck.register.torch_private import OpOverload
 
 _LOW = (torch.float16, torch.bfloat16)
@@ -20,13 +20,7 @@ _UNPROMOTED = {torch.uint16, torch.uint32, torch.uint64}
 
 
 def _operands(args: Iterable[Tree]) -> list[Tree]:
-    out: list[Tree] = []
-    for a in args:
-        if isinstance(a, (list, tuple)):
-            out.extend(_operands(a))
-        elif isinstance(a, (torch.Tensor, Number)):
-            out.append(a)
-    return out
+    return [leaf for leaf in pytree.tree_leaves(list(args)) if isinstance(leaf, (torch.Tensor, Number))]
 
 
 def common(args: Iterable[Tree]) -> np.dtype | None:
@@ -68,10 +62,10 @@ def convert(array: jax.Array, dtype: np.dtype) -> jax.Array:
 
 def common_of(operands: Iterable[Tree]) -> np.dtype | None:
     """Return `common` of arrays and traced numbers, inside a lowering; a traced number is a weakly typed array."""
-    return common([_stand_in(o) for o in operands])
+    return common([_example(o) for o in operands])
 
 
-def _stand_in(operand: Tree) -> Tree:
+def _example(operand: Tree) -> Tree:
     if not isinstance(operand, jax.Array):
         return operand
     # Any number of its type stands for it: promotion asks for the type alone.

@@ -15,6 +15,7 @@ from ampcheck.jax_device.dispatch.schema import Kind, arguments
 from ampcheck.jax_device.dtypes import jax_dtype
 from ampcheck.jax_device.storage.arrays import alias, contents, create, storage_of, wrap
 from ampcheck.jax_device.storage.layout import Layout, contiguous, order, physical, read
+from ampcheck.jax_device.torch_private import pytree
 from ampcheck.register.torch_private import OpOverload
 
 
@@ -35,7 +36,7 @@ def promised(op: OpOverload, args: Sequence[Tree], kwargs: Kwargs) -> tuple[list
     except NotImplementedError:
         return None, False
     alone = isinstance(out, torch.Tensor)
-    flat = [out] if alone else flattened(out or ())  # an op that only checks its arguments returns nothing
+    flat = [out] if alone else pytree.tree_leaves(out or ())  # an op that only checks its arguments returns nothing
     return [None if o is None else _result(o) for o in flat], alone
 
 
@@ -63,13 +64,6 @@ def _result(out: torch.Tensor) -> PromisedResult:
     # The device gives each result a storage of its own, so strides with holes or overlaps become contiguous ones.
     dense = order(Layout(size, out.stride(), 0), math.prod(size)) is not None
     return PromisedResult(size, out.stride() if dense else contiguous(size), out.dtype)
-
-
-def flattened(out: Tree) -> list[Tree]:
-    flat: list[Tree] = []
-    for o in out:
-        flat.extend(o) if isinstance(o, (list, tuple)) else flat.append(o)
-    return flat
 
 
 def plain(result: PromisedResult) -> bool:

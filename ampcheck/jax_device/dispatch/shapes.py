@@ -43,7 +43,7 @@ class Varying:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str, int], tuple[set[tuple[tuple[int, ...], ...]], set[int]]] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._warned: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
 
     def note(self, op: str, call: Call) -> None:
@@ -61,9 +61,9 @@ class Varying:
             seen.add(shapes)
             modules.add(place.module)
             function = (code.co_filename, code.co_qualname)
-            if len(seen) < max(MANY, EACH * len(modules)) or function in self._told:
+            if len(seen) < max(MANY, EACH * len(modules)) or function in self._warned:
                 return
-            self._told.add(function)
+            self._warned.add(function)
         warnings.warn_explicit(
             f"this line compiled aten::{op} for {len(seen)} different shapes, the last of them "
             f"{', '.join(map(str, shapes))}; each is a program of its own, compiled at its first call and kept in "

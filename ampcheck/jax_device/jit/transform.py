@@ -94,7 +94,7 @@ class _Jitted:
     def __init__(self, fn: Function, donate: bool, warn_after: int, fullgraph: bool, padding: Padding | None) -> None:
         self.fn, self.donate, self.warn_after, self.fullgraph, self.padding = fn, donate, warn_after, fullgraph, padding
         self.needed: dict[object, dict[object, str]] = {}  # by arguments, then by state: which value a trace needed
-        self.told: set[str] = set()
+        self.warned: set[str] = set()
         self.traces = 0
         self.entries: dict[object, Entry] = {}
         self.recent: dict[object, Entry] = {}
@@ -134,7 +134,7 @@ class _Jitted:
         except ValueNeededError as error:
             if self.fullgraph:
                 raise
-            self._tell(
+            self._warn_once(
                 str(error),
                 f"jit runs {self.name} eagerly, as {error}. This holds for arguments of the kind of this call's; what "
                 "the function printed before that line is printed twice in this call. jit(fn, fullgraph=True) makes "
@@ -147,7 +147,7 @@ class _Jitted:
         if found is None:  # here, so that nothing keeps the frames of the trace
             return self.fn(*args, **kwargs)
         for place in found[0].trace.outcomes:
-            self._tell(
+            self._warn_once(
                 place,
                 f"jit makes a program of {self.name} for each outcome of {place}, up to {_OUTCOMES}, and waits for the "
                 "outcome in each call; what the function prints is printed when it is traced. Compute with tensors "
@@ -155,9 +155,9 @@ class _Jitted:
             )
         return found[0].finish(*found[1], state.reached)
 
-    def _tell(self, what: str, text: str) -> None:
-        if what not in self.told:
-            self.told.add(what)
+    def _warn_once(self, what: str, text: str) -> None:
+        if what not in self.warned:
+            self.warned.add(what)
             warnings.warn(text, UserWarning, stacklevel=4)
 
     def _run(
