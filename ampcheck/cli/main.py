@@ -92,9 +92,7 @@ def _trace(argv: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="ampcheck",
-        description="Does automatic mixed precision on a PyTorch device do what PyTorch promises?",
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),
+        prog="ampcheck", description="Does automatic mixed precision on a PyTorch device do what PyTorch promises?"
     )
     parser.add_argument("--version", action=_Version, help="print the versions of ampcheck and of what decides results")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
