@@ -57,7 +57,7 @@ _aot = aot_autograd(fw_compiler=_compiler, bw_compiler=_compiler, partition_fn=d
 
 
 def backend(graph: torch.fx.GraphModule, inputs: Sequence[object], **_: object) -> Function:
-    """Return the backend for `torch.compile`. `inputs` are fake tensors and numbers. Options are not used."""
+    """Compile a graph for `torch.compile`. `inputs` are fake tensors and numbers. Options are not used."""
     compiled: Function = _aot(graph, inputs)
     return compiled
 

@@ -74,7 +74,7 @@ def overload(name: str) -> OpOverload:
 
 
 def overloads() -> Iterator[OpOverload]:
-    """Return every overload that aten has."""
+    """Yield every overload that aten has."""
     for name in op_names():
         if name.startswith("aten::"):
             try:

@@ -126,7 +126,7 @@ def _empty_like(
     pin_memory: bool | None = None,
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
-    """Return an empty tensor; it asks for no values, which PyTorch's fake tensors do not have."""
+    """Make an empty tensor without values of `self`, which PyTorch's fake tensors do not have."""
     _check_strided(layout)
     dtype = dtype or self.dtype
     if self.is_contiguous() and memory_format in (None, torch.preserve_format, torch.contiguous_format):

@@ -71,7 +71,7 @@ def _set_empty(self: torch.Tensor) -> torch.Tensor:
 def _as_strided(
     self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
-    """Return the alias; PyTorch's own kernel checks the bounds against a storage whose bytes it does not have."""
+    """Make the alias; PyTorch's own kernel checks the bounds against a storage whose bytes it does not have."""
     offset = int(self.storage_offset() if storage_offset is None else storage_offset)
     if len(size) == len(stride):  # else the alias raises
         last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))

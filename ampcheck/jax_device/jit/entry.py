@@ -163,7 +163,7 @@ class Entry:
     def finish(
         self, outputs: Sequence[jax.Array], tensors: list[torch.Tensor], storages: list[DeviceStorage], reached: Reached
     ) -> Tree:
-        """Return what the function returns, after every effect."""
+        """Return what the function returns, after every effect was applied."""
         effects = self.effects
         if effects.written:
             for slot, output, as_bytes in effects.written:

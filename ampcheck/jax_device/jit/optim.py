@@ -62,7 +62,7 @@ class Traced:
         return True
 
     def wrap_float(self, number: float) -> Traced:
-        """Return the other operand, a plain number."""
+        """Wrap the other operand, a plain number."""
         return self._with(number)
 
     wrap_int = wrap_float
@@ -73,7 +73,7 @@ class Traced:
     __str__ = str = _graph_repr
 
     def neg(self) -> Traced:
-        """Return the negative."""
+        """Negate the number."""
         return self._with(-self.traced)
 
     def _binary(compute: Function) -> Callable[[Traced, Traced], Traced]:  # type: ignore[misc]
@@ -151,7 +151,7 @@ def prepare_scaler(scaler: torch.amp.GradScaler) -> None:
 
 
 def remembered(optimizers: list[Optimizer], scalers: list[torch.amp.GradScaler]) -> Callable[[], None]:
-    """Return what the optimizers and scalers keep now; the function puts it back."""
+    """Remember what the optimizers and scalers keep now; the returned function puts it back."""
     kept = [(o, set(vars(o)), {p: dict(s) for p, s in o.state.items()}) for o in optimizers]
     stages = [(s, {i: _stage(stage) for i, stage in s._per_optimizer_states.items()}) for s in scalers]
 
@@ -186,7 +186,7 @@ _plain_step = torch.amp.GradScaler._maybe_opt_step
 
 
 def _masked_step(self: torch.amp.GradScaler, optimizer: Optimizer, state: Kwargs, *args: Tree, **kwargs: Tree) -> Tree:
-    """Return the step of an optimizer whose effect is taken back, on the device, where a gradient is not finite."""
+    """Take a step of an optimizer whose effect is taken back, on the device, where a gradient is not finite."""
     if _active.written is None:
         return _plain_step(self, optimizer, state, *args, **kwargs)
     found = jnp.asarray(sum(_values(v) for v in state["found_inf_per_device"].values()) > 0)

@@ -132,7 +132,7 @@ class _Collector:
         return self._tensor(leaf)
 
     def _tensor(self, value: Tree) -> Tree:
-        """Return how a call gets this value again."""
+        """Say how a call gets this value again."""
         if not isinstance(value, torch.Tensor):
             return Constant(value)
         if id(value) in self._tensors:

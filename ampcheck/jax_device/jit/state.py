@@ -90,7 +90,7 @@ class Reached:
         return [c for c in found.values() if not (isinstance(c, dict) and "__builtins__" in c)]
 
     def close(self) -> None:
-        """Return the walk is done."""
+        """Note that the walk is done."""
         self._ids = [*map(id, self.values)]
         self.leaves = [t for t in self.tensors if t.is_leaf and t.is_floating_point()]
 
@@ -222,7 +222,7 @@ def _optimizer(found: Reached, optimizer: Optimizer) -> None:
 
 
 def _scheduler(found: Reached, scheduler: LRScheduler, depth: int) -> None:
-    """Return the optimizer, also of the schedulers that it is made of. What it counts is not guarded."""
+    """Walk to the optimizer, also of the schedulers that it is made of. What it counts is not guarded."""
     found.unguarded.append(vars(scheduler))
     for value in vars(scheduler).values():
         for inner in value if isinstance(value, list) else [value]:
@@ -249,7 +249,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _function(found: Reached, fn: Tree, depth: int) -> None:
-    """Return what a function can see besides its arguments."""
+    """Walk to what a function can see besides its arguments."""
     if isinstance(fn, types.MethodType):
         _visit(found, fn.__self__, depth)
         fn = fn.__func__

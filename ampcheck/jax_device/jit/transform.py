@@ -125,7 +125,7 @@ class _Jitted:
         return getattr(self.fn, "__qualname__", type(self.fn).__name__)
 
     def call(self, args: Args, kwargs: Kwargs) -> Tree:
-        """Return the general way."""
+        """Find the program of a call and run it, on the general way."""
         if tracing.active or observed():  # the caller is to see op by op what would be one program
             return self.fn(*args, **kwargs)
         try:

@@ -75,17 +75,17 @@ class DeferredNumber(Traced):
     __str__ = _look
 
     def guard_bool(self, *_: object) -> bool:
-        """Return which way the trace goes."""
+        """Decide which way the trace goes."""
         return bool(self.asker.ask(self.traced if self.kind is bool else self.traced != 0))
 
     def guard_int(self, *_: object) -> int:
-        """Return how many: of an integer, which then is a size or an index, as a rule."""
+        """Return how many: the value of an integer, which is a size or an index as a rule."""
         return int(self.asker.ask(self.traced)) if self.kind is int else self.asker.look()
 
     int_ = guard_int
 
     def bool_(self) -> bool:
-        """Return the same, as `if` asks."""
+        """Decide as `guard_bool` does, where `if` asks."""
         return self.guard_bool()
 
     def maybe_as_int(self) -> None:

@@ -129,7 +129,7 @@ def value_needed(what: str, place: str) -> ValueNeededError:
 
 
 def tensors(values: Iterable[Tree]) -> Iterator[torch.Tensor]:
-    """Return the tensors in an op's arguments or results."""
+    """Yield the tensors in an op's arguments or results."""
     for value in values:
         if isinstance(value, torch.Tensor):
             while is_functorch_wrapped(value):  # by vmap or grad, which have no storage of their own
@@ -212,7 +212,7 @@ class OpWatch:
             raise value_needed("an array of JAX", caller(reversed([*walk_tb(where)]))) from error
 
     def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Tree:
-        """Return one op: look at what it is given, run it, note what it made."""
+        """Look at what an op is given, run it, and note what it made."""
         for tensor in tensors((*args, *kwargs.values())):
             self._see(tensor, func)
         try:
@@ -266,7 +266,7 @@ class OpWatch:
         return NotImplemented
 
     def _by_arguments(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Tree:
-        """Return what an op gives of which integers and masks decide a shape, or NotImplemented.
+        """Run an op of which integers and masks decide a shape, or return NotImplemented.
 
         It takes assumed values of as many arguments as it needs, from the last on.
         """

@@ -38,7 +38,7 @@ def fused_sdp_choice(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> int:
-    """Return the math path, whose parts are differentiable any number of times, unless it would leave lower precision.
+    """Choose the math path, whose parts are differentiable any number of times, unless it would leave low precision.
 
     PyTorch's math path computes float16 and bfloat16 in float32 throughout. They take the fused path where the lowering
     below can (no dropout, no gradient by the mask) and `torch.nn.attention.sdpa_kernel` allows it; but float16 not on
@@ -167,7 +167,7 @@ def flash_attention(
     *,
     scale: float | None = None,
 ) -> Tree:
-    """Return the same for CUDA's overload, whose other results are empty."""
+    """Compute the same for CUDA's overload, whose other results are empty."""
     compute = computed("_scaled_dot_product_flash_attention_for_cpu")
     out, sums = compute(query, key, value, dropout_p, is_causal, scale=scale)
     state, unused, debug = (query.new_empty(0, dtype=torch.int64) for _ in range(3))
@@ -193,7 +193,7 @@ def flash_attention_backward(
     *,
     scale: float | None = None,
 ) -> Tree:
-    """Return the same for CUDA's overload."""
+    """Compute the same for CUDA's overload."""
     compute = computed("_scaled_dot_product_flash_attention_for_cpu_backward")
     return compute(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, scale=scale)
 
@@ -219,7 +219,7 @@ def multi_head_attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> tuple[Array, Array | None]:
-    """Return projections, attention and output projection of (N, L, E); and the weights, or None. Without gradients.
+    """Project, attend and project (N, L, E); also return the weights, or None. Without gradients.
 
     A mask that is not bool masks where it is not zero, as PyTorch's own kernel takes it.
     """
@@ -258,7 +258,7 @@ def encoder_layer(
     mask: Array | None = None,
     mask_type: int | None = None,
 ) -> Array:
-    """Return a whole encoder layer in eval mode, (N, L, E)."""
+    """Run a whole encoder layer in eval mode, (N, L, E)."""
 
     def first(x: Array) -> Array:
         return layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)[0].astype(src.dtype)

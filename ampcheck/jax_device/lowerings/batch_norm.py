@@ -108,7 +108,7 @@ def native_batch_norm(
     momentum: float,
     eps: float,
 ) -> Tree:
-    """Return the forward pass; it writes the running statistics, which its schema does not say."""
+    """Run the forward pass; it writes the running statistics, which its schema does not say."""
     if running_mean is None or running_var is None:
         return computed("_native_batch_norm_legit.no_stats")(input, weight, bias, training, momentum, eps)
     taken = computed("_native_batch_norm_legit_functional")

@@ -120,7 +120,7 @@ def ctc_loss_tensor(
     blank: int = 0,
     zero_infinity: bool = False,
 ) -> Tree:
-    """Return the lengths shape the program, so they are read from their tensors, as PyTorch's own kernels do."""
+    """Read the lengths from their tensors, as PyTorch's own kernels do: they shape the program."""
     lengths = input_lengths.tolist(), target_lengths.tolist()
     return computed("_ctc_loss")(log_probs, targets, *lengths, blank, zero_infinity)
 

@@ -27,7 +27,7 @@ Operands = Sequence[Array] | Sequence[Number] | Number
 
 
 def unified(*operands: Number) -> list[Number]:
-    """Return arrays in their common dtype, with PyTorch's promotion; low precision in float32, which rounds once."""
+    """Bring arrays to their common dtype by PyTorch's promotion; low precision to float32, which rounds once."""
     dtype = common_of(operands)
     if dtype is None:
         return list(operands)
@@ -93,7 +93,7 @@ for _name in _UNARY:
 
 @lower("_foreach_pow.List", "_foreach_pow.Scalar", "_foreach_pow.ScalarList")
 def power(self: Sequence[Array], exponent: Sequence[Array] | Number | Sequence[Number]) -> list[Array]:
-    """Return each tensor to its exponent."""
+    """Raise each tensor to its exponent."""
     name = "pow.Tensor_Scalar" if not isinstance(exponent, list) or _numbers(exponent) else "pow.Tensor_Tensor"
     return [OWN[name].compute(*unified(*operands)) for operands in _zipped(self, (exponent,))]
 
@@ -104,7 +104,7 @@ def _numbers(values: Sequence[Number]) -> bool:
 
 @lower("_foreach_pow.ScalarAndTensor")
 def power_of(self: Number, exponent: Sequence[Array]) -> list[Array]:
-    """Return the number to each of the exponents."""
+    """Raise the number to each of the exponents."""
     return [OWN["pow.Scalar"].compute(*unified(self, x)) for x in exponent]
 
 

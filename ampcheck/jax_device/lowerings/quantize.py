@@ -22,7 +22,7 @@ def _quantized(
 
 @lower("fake_quantize_per_tensor_affine_cachemask")
 def per_tensor(self: Array, scale: float, zero_point: int, quant_min: int, quant_max: int) -> tuple[Array, Array]:
-    """Return one scale and zero point."""
+    """Quantize by one scale and zero point."""
     return _quantized(self, scale, zero_point, quant_min, quant_max)
 
 
@@ -40,6 +40,6 @@ def per_tensor_given_as_tensors(
 def per_channel(
     self: Array, scale: Array, zero_point: Array, axis: int, quant_min: int, quant_max: int
 ) -> tuple[Array, Array]:
-    """Return a scale and a zero point for each place along `axis`."""
+    """Quantize by a scale and a zero point for each place along `axis`."""
     column = [-1 if i == axis % self.ndim else 1 for i in range(self.ndim)]
     return _quantized(self, scale.reshape(column), zero_point.reshape(column), quant_min, quant_max)

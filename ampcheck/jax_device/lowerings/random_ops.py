@@ -90,7 +90,7 @@ def log_normal(key: Array, self: Array, mean: float | Array = 1.0, std: float | 
 
 @lower("geometric", random=True, traced=("p",))
 def geometric(key: Array, self: Array, p: float | Array) -> Array:
-    """Return how many trials of probability p it takes to succeed."""
+    """Draw how many trials of probability p it takes to succeed."""
     trials = jnp.ceil(jnp.log(positive(key, self.shape, np.dtype(np.float64))) / jnp.log1p(-p))
     return jnp.maximum(trials, 1.0)
 
@@ -151,7 +151,7 @@ def poisson(key: Array, self: Array) -> Array:
 
 @lower("binomial", random=True)
 def binomial(key: Array, count: Array, prob: Array) -> Array:
-    """Return how many of `count` trials of probability `prob` succeed."""
+    """Draw how many of `count` trials of probability `prob` succeed."""
     shape = jnp.broadcast_shapes(count.shape, prob.shape)
     dtype = drawn_dtype(count.dtype)
     return jax.random.binomial(key, count.astype(dtype), prob.astype(dtype), shape, dtype)

@@ -81,7 +81,7 @@ def lstm_cell_kernel(
     input_bias: torch.Tensor | None = None,
     hidden_bias: torch.Tensor | None = None,
 ) -> Tree:
-    """Return the cell; PyTorch's Meta kernel fails where there are no biases, so it is given zeros."""
+    """Run the cell; PyTorch's Meta kernel fails where there are no biases, so it is given zeros."""
     if input_bias is None or hidden_bias is None:
         input_bias = hidden_bias = wrap(zeros((input_gates.shape[-1],), input_gates.dtype))
     return computed("_thnn_fused_lstm_cell")(input_gates, hidden_gates, cx, input_bias, hidden_bias)
@@ -153,7 +153,7 @@ _STEPS: dict[str, tuple[Computation, Computation]] = {
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def layer(kind: str, reverse: bool, gates: Array, state: State, weight: Array, biases: State) -> tuple[Array, State]:
-    """Return a layer in one direction: its outputs (T, B, H) and the last state.
+    """Run a layer in one direction; return its outputs (T, B, H) and the last state.
 
     `gates`: (T, B, gates * H), the input's product with its weights, without bias. `state`: (h,) or (h, c), of (B, H)
     each. `weight`: (gates * H, H) for h. `biases`: the input's and the hidden one, or none. Each step rounds its state

@@ -31,7 +31,7 @@ def _step(length: int, out: int, scale: float | None) -> float:
 
 
 def nearest(length: int, out: int, scale: float | None, *, exact: bool = False) -> Taps:
-    """Return the input under each output; `exact`: under its middle. float32, as PyTorch's kernels compute it."""
+    """Take the input under each output; `exact`: under its middle. float32, as PyTorch's kernels compute it."""
     step = np.float32(_step(length, out, scale))  # float64 would take another input where a quotient is nearly whole
     places = np.arange(out, dtype=np.float32) + np.float32(0.5 if exact else 0)
     index = np.minimum(np.floor(places * step).astype(np.int64), length - 1)
@@ -47,7 +47,7 @@ def _sources(length: int, out: int, scale: float | None, align_corners: bool, *,
 
 
 def linear(length: int, out: int, scale: float | None, align_corners: bool) -> Taps:
-    """Return the two nearest inputs."""
+    """Weigh the two nearest inputs."""
     if length == out:  # PyTorch copies
         return Taps(np.arange(out)[:, None], np.ones((out, 1)))
     sources = _sources(length, out, scale, align_corners, clipped=True)
@@ -64,7 +64,7 @@ def _keys(x: Floats, a: float) -> Floats:
 
 
 def cubic(length: int, out: int, scale: float | None, align_corners: bool) -> Taps:
-    """Return the four nearest inputs; the edges are repeated."""
+    """Weigh the four nearest inputs; the edges are repeated."""
     sources = _sources(length, out, scale, align_corners, clipped=False)
     low = np.floor(sources).astype(np.int64)
     offsets = np.arange(-1, 3)
@@ -87,7 +87,7 @@ def _lanczos(x: Floats) -> Floats:
 def antialiased(
     length: int, out: int, scale: float | None, align_corners: bool, window: Callable[[Floats], Floats], reach: int
 ) -> Taps:
-    """Return every input within the window, which is widened where the output is smaller."""
+    """Weigh every input within the window, which is widened where the output is smaller."""
     width = ((length - 1) / (out - 1) if out > 1 else 0.0) if align_corners else _step(length, out, scale)
     widened_by = max(width, 1.0)
     support = reach * widened_by

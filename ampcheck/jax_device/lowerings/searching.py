@@ -62,7 +62,7 @@ def bucketize(self: Number, boundaries: Array, *, out_int32: bool = False, right
 
 
 def _widened(low: Number, high: Number) -> tuple[Array, Array]:
-    """Return a range that is one number becomes one wide on both sides."""
+    """Widen a range that is one number by one on both sides."""
     return jnp.where(low == high, low - 1, low), jnp.where(low == high, high + 1, high)
 
 

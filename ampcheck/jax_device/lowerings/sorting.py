@@ -30,7 +30,7 @@ def sort(self: Array, dim: int = -1, descending: bool = False) -> tuple[Array, A
 def sort_stable(
     self: Array, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> tuple[Array, Array]:
-    """Return `sort`, which is always stable."""
+    """Sort as `sort` does, which is always stable."""
     values, indices = sort(self, dim, descending)
     return values, indices
 

@@ -30,7 +30,7 @@ def _flat(self: Array, ordered: Array, places: Array) -> tuple[Array, Array, Arr
 
 
 def _wanted(found: tuple[Array, Array, Array], return_inverse: bool, return_counts: bool) -> tuple[Array, Array, Array]:
-    """Return inverse and counts empty where nobody wants them."""
+    """Leave inverse and counts empty where nobody wants them."""
     values, inverse, counts = found
     nothing = jnp.zeros(0, jnp.int64)
     return values, inverse if return_inverse else nothing, counts if return_counts else nothing
