@@ -7,12 +7,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from scripts.jax_coverage import driver, invariants, judge, page, samples
+from scripts.jax_coverage import driver, judge, page, samples
 from scripts.jax_coverage.records import Book, Row, Sample
 from tests.cli_support import LIMIT, ROOT
 
@@ -218,21 +217,3 @@ def test_draws_of_one_distribution_agree() -> None:
 )
 def test_draws_of_another_distribution_do_not(mine: object, theirs: object) -> None:
     assert judge.distribution(draws(mine), draws(theirs))
-
-
-def test_a_factorisation_is_unique_up_to_signs() -> None:
-    a = torch.linspace(-1, 2, 12).reshape(3, 4)
-    sample = SimpleNamespace(input=a, args=(), kwargs={})
-    u, s, vh = torch.linalg.svd(a, full_matrices=False)
-    right = invariants.INVARIANTS["linalg.svd"](sample, (u, s, vh))
-    turned = invariants.INVARIANTS["linalg.svd"](sample, (-u, s, -vh))
-    wrong = invariants.INVARIANTS["linalg.svd"](sample, (-u, s, vh))
-    assert judge.difference(turned, right, 1e-4, 1e-4) == ""
-    assert judge.difference(wrong, right, 1e-4, 1e-4)
-    square = SimpleNamespace(input=a[:, :3], args=(), kwargs={})
-    w, v = torch.linalg.eig(a[:, :3])
-    right = invariants.INVARIANTS["linalg.eig"](square, (w, v))
-    turned = invariants.INVARIANTS["linalg.eig"](square, (w.flip(0), v.flip(1) * 1j))
-    wrong = invariants.INVARIANTS["linalg.eig"](square, (w.flip(0), v))
-    assert judge.difference(turned, right, 1e-4, 1e-4) == ""
-    assert judge.difference(wrong, right, 1e-4, 1e-4)

@@ -65,22 +65,6 @@ def test_the_line_of_a_branch_is_told_once() -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_branches_one_after_the_other() -> None:
-    def branches(a: torch.Tensor) -> torch.Tensor:
-        if torch.equal(a, a.abs()):
-            a = a + 1
-        if a[0].item() > 3:
-            a = a * 2
-            if bool((a[1:] < 2).any()):
-                a = a.neg()
-        return a
-
-    inputs = [x(*v) for v in ((0, 0, 0), (4, 4, 4), (9, -9, 0), (9, 9, 9), (-4, 0, 1), (0, 1, 2))]
-    run = both(branches, *((i,) for i in inputs))
-    assert run.compiles == 4
-
-
-@pytest.mark.usefixtures("quiet")
 def test_nothing_is_taken_over_of_a_program_whose_outcome_is_another() -> None:
     def trained(wrap: Callable[..., Any]) -> list[Any]:
         torch.manual_seed(0)

@@ -80,14 +80,6 @@ def test_moments_and_seed(name: str) -> None:
     _check_moments(first, mean, variance)
 
 
-def test_wrong_moments_are_seen() -> None:
-    torch.manual_seed(0)
-    with pytest.raises(AssertionError):
-        _check_moments(torch.randn(N, device=JAX), 0.1, 1)
-    with pytest.raises(AssertionError):
-        _check_moments(torch.randn(N, device=JAX), 0, 1.2)
-
-
 def test_bounds() -> None:
     torch.manual_seed(0)
     low = _empty(torch.bfloat16).uniform_(1, 2).float()

@@ -139,7 +139,7 @@ def householder_product(input: Array, tau: Array) -> Array:
 
 @lower("ormqr")
 def ormqr(self: Array, input2: Array, input3: Array, left: bool = True, transpose: bool = False) -> Array:
-    """Return the whole orthogonal matrix of Householder reflections times `input3`, from either side."""
+    """Multiply `input3` from either side by the whole orthogonal matrix of Householder reflections."""
     if not self.size or not input3.size:
         return input3
     return jax.lax.linalg.ormqr(self, input2, input3, left=left, transpose=transpose)

@@ -112,7 +112,7 @@ def sgd(
     grad_scale: Array | None = None,
     found_inf: Array | None = None,
 ) -> tuple[list[Array], ...]:
-    """Return a step of stochastic gradient descent; without momentum the list of buffers is empty."""
+    """Take a step of stochastic gradient descent; without momentum the list of buffers is empty."""
     step, lr = _FusedStep(maximize, grad_scale, found_inf), _number(lr)
     params, unscaled, buffers = [], [], []
     for i, stored in enumerate(self):
