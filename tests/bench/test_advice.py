@@ -20,7 +20,6 @@ from ampcheck.bench.advise.user_step import load
 from ampcheck.bench.advise.worker import AdviceFigures, AdvicePlan
 from ampcheck.bench.core.model import PRECISIONS, Group, Rounds, StepWorkload, Variant, VariantResult
 from ampcheck.bench.run.summary import summarize
-from ampcheck.cli import main
 from ampcheck.devices.cpu import Cpu
 from tests.cli_support import ROOT, refused, run
 
@@ -259,9 +258,3 @@ def test_json_has_no_infinities() -> None:
     found.groups[0].variants[2].error = float("inf")
     data = json.loads(json.dumps(found.data(), allow_nan=False))
     assert data["groups"][0]["variants"][2]["error"] == "inf"
-
-
-def test_help_names_the_three_forms(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main.main(["bench", "advise", "--help"])
-    assert "MODULE:FUNCTION | FILE.py:FUNCTION | FILE.py" in capsys.readouterr().out

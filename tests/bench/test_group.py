@@ -15,7 +15,7 @@ from ampcheck.bench.core.model import Rounds
 from ampcheck.bench.core.peaks import Peaks
 from ampcheck.bench.run import ceilings
 from ampcheck.bench.run import group as running
-from ampcheck.bench.run.group import FULL, QUICK, RESERVE, Bench, Event, Expected, Mode, environment, expect
+from ampcheck.bench.run.group import QUICK, RESERVE, Bench, Event, Expected, Mode, environment, expect
 from ampcheck.bench.run.runfile import read
 from ampcheck.bench.run.summary import summarize
 from ampcheck.cli import main
@@ -60,9 +60,6 @@ def test_every_process_measures_every_group(monkeypatch: pytest.MonkeyPatch) -> 
     assert [len(one.samples["fp32"]) for one in found] == [3] * 6
     assert [event.done for event in events if event.group] == list(range(6))
     assert {event.total for event in events} == {6}
-
-
-CRASH = "os.kill(os.getpid(), signal.SIGSEGV)"
 
 
 @pytest.mark.parametrize(
@@ -185,42 +182,6 @@ def test_a_run_ends_when_its_time_is_over_whatever_hangs(monkeypatch: pytest.Mon
     mode = Mode("test", 1, 5, 0.01, limit=LIMIT, budget=RESERVE + 3)
     found, _ = measured(monkeypatch, "time.sleep(3600)", mode, costs(mm_16=1e-9, add=1e-8, mm_64=1e-7))
     assert [(one.workload, bool(one.samples)) for one in found][-2:] == [("add", False), ("mm-64", False)]
-
-
-def test_each_device_has_its_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running.time, "monotonic", lambda: 100.0)
-    tasks = {name: [("mm-16", "eager")] for name in ("cpu", "jax")}
-    mode = Mode("test", 1, 5, 0.01, budget=RESERVE + 80)
-
-    def ends(cpu: float, jax: float) -> tuple[float, float]:
-        expected = Expected({"cpu": 1.0, "jax": 3.0}, {"cpu/eager/mm-16": cpu, "jax/eager/mm-16": jax})
-        assert [expected.seconds(some) for some in (["cpu"], ["jax"], tasks)] == [cpu + 1, jax + 3, cpu + jax + 4]
-        bench = Bench(tasks, mode, threads=1, take=lambda rounds: None, expected=expected)
-        return bench._end(["cpu", "jax"]), bench._end(["jax"])
-
-    assert ends(4, 12) == (165, 180), "what the other does not need"
-    assert ends(4, 500) == (140, 180), "a half, however long the other takes"
-    assert ends(500, 12) == (165, 180)
-    endless = Bench(tasks, FULL, threads=1, take=lambda rounds: None)
-    assert endless._end(["cpu", "jax"]) == float("inf")
-
-
-def test_time_left_follows_from_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(running.time, "monotonic", lambda: now[0])
-    bench = Bench({"cpu": [("mm-16", "eager")] * 4}, FULL, threads=1, take=lambda rounds: None)
-    bench._total = 4
-    assert bench._event("x").left is None
-    now[0], bench._done = 110.0, 1
-    assert bench._event("x").left == 30
-    expected = costs(mm_16=10.0, add=10.0)
-    mode = Mode("test", 1, 5, 0.01, budget=RESERVE + 35)
-    bench = Bench(TASKS, mode, threads=1, take=lambda rounds: None, expected=expected)
-    assert bench._event("x").left == 20
-    now[0], bench._foreseen = 125.0, 10.0  # it took 15 s
-    assert bench._event("x").left == 15
-    now[0] = 130.0  # 20 s, so the rest would take as long; 15 s are left of the budget
-    assert bench._event("x").left == 15
 
 
 def test_what_a_run_takes_is_expected_from_a_calibration() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -54,16 +53,6 @@ def casts_problem(w: OverheadWorkload) -> str:
 @pytest.mark.parametrize("name", EXPECTED_CASTS)
 def test_overhead_casts_as_often_as_it_says(name: str) -> None:
     assert casts_problem(OVERHEAD[name]) == ""
-
-
-def test_wrong_casts_are_noticed() -> None:
-    cache = OVERHEAD["weight-cache"]
-
-    def swapped(device: str) -> dict[str, Callable[[], Any]]:
-        made = cache.make(device)
-        return {"on": made["off"], "off": made["on"]}
-
-    assert casts_problem(dataclasses.replace(cache, make=swapped)).startswith("weight-cache casts {'on': 8, 'off': 1}")
 
 
 @pytest.mark.parametrize("name", OVERHEAD)

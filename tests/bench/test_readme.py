@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 
 import pytest
 
@@ -81,25 +80,6 @@ def test_the_sentence_counts_where_autocast_is_slower_than_the_default() -> None
     without["tpu-v5e", "jit"]["add"].variants[2].default_speed = None
     assert readme.sentence(without) == "", "without a product there is nothing to shorten"
     assert "no product" in readme.markdown(without)
-
-
-def test_the_published_estimates_are_told_beside_the_default() -> None:
-    text = readme.text(readme.published())
-    assert (
-        "is slower in 5 of 7 workloads (4 of them by more than 2%) on tpu-v5e and in 6 of 6 workloads on tpu-v6e"
-        in text
-    )
-    assert "tpu-v6e; AMD" in text
-    assert text.count("estimates is missing") == 1
-    assert "; 1 of 8 estimates is missing: tpu-v6e/jit/mlp-step-4096\n" in text
-
-
-def test_the_documentation_of_estimates_counts_the_same() -> None:
-    found = re.findall(r"in (\d of \d) workloads[^.]*? on tpu-(v5e|v6e)", readme.text(readme.published()))
-    (v5e, one), (v6e, other) = found
-    assert (one, other) == ("v5e", "v6e")
-    text = " ".join(readme.PAGE.read_text(encoding="utf-8").split())
-    assert f"it is slower there in {v5e} published workloads on v5e and in {v6e} on v6e" in text
 
 
 # ---- what the pages show of the published files

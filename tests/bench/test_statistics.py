@@ -68,11 +68,6 @@ def coverage(rule: Callable[[Sequence[Array]], tuple[float, float]], between: fl
     return hits / 200
 
 
-def pooled(processes: Sequence[Array]) -> tuple[float, float]:
-    """A wrong interval: all rounds as if one process had measured them."""
-    return interval([np.concatenate(processes)])
-
-
 def naive(processes: Sequence[Array], draws: int) -> tuple[float, float]:
     """The hierarchical bootstrap written out, without the correction for few processes."""
     random = np.random.default_rng(5)
@@ -87,10 +82,6 @@ def naive(processes: Sequence[Array], draws: int) -> tuple[float, float]:
 @pytest.mark.parametrize("between", [0, 0.01, 0.03, 0.1], ids=lambda value: f"between {value}")
 def test_the_interval_holds_the_truth(between: float) -> None:
     assert coverage(interval, between) >= 0.88
-
-
-def test_an_interval_that_forgets_the_processes_is_caught() -> None:
-    assert coverage(pooled, between=0.03) < 0.8
 
 
 def test_the_interval_is_that_of_the_bootstrap_written_out() -> None:
@@ -109,8 +100,6 @@ def test_the_interval_is_the_same_each_time_and_depends_on_the_seed() -> None:
     assert interval(values) == interval(values)
     assert interval(values, seed=1) != interval(values)
     assert interval([np.full(9, math.log(2))]) == pytest.approx((2, 2))
-    middles = statistics._medians([np.array([0.0, 1.0])], 200, 0)
-    assert sorted(set(middles)) == pytest.approx([0.5 - math.sqrt(0.5), 0.5, 0.5 + math.sqrt(0.5)])
     with pytest.raises(UsageError, match="at least one value"):
         interval([])
 
@@ -136,10 +125,6 @@ def test_the_verdict_on_an_interval(low: float, high: float, bound: float, expec
     assert verdict(low, high, bound) == expected
     exchanged = {"faster": "slower", "slower": "faster"}.get(expected, expected)
     assert verdict(1 / high, 1 / low, bound) == exchanged
-
-
-def test_every_kind_of_workload_has_a_bound() -> None:
-    assert BOUNDS == {"op": 0.02, "overhead": 0.02, "step": 0.04}
 
 
 def test_equal_variants_on_an_idle_machine_are_the_same_or_not_told() -> None:
@@ -332,11 +317,6 @@ def test_the_rank_test_counts_processes() -> None:
     assert chance_differences() <= 0.1
 
 
-def test_a_rank_test_that_counts_samples_of_one_process_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "MIN_PROCESSES", 99)
-    assert chance_differences() > 0.3
-
-
 def test_two_runs_of_one_process_are_told_by_their_samples() -> None:
     before, after = [[1.0, 1.0, 1.0, 1.1, 1.1]], [[0.9, 0.9, 0.9, 1.1, 1.1]]
     assert compare_runs(before, after, 0.02).p == statistics.mann_whitney(before[0], after[0])
@@ -383,14 +363,3 @@ def test_ties_and_zeros_in_rank_tests() -> None:
     assert statistics.signed_rank([0.0, 0.0, *[0.1] * 12]) == statistics.signed_rank([0.1] * 12) < 0.01
     with pytest.raises(UsageError, match="both sides"):
         statistics.mann_whitney([], [1.0])
-
-
-def test_rank_tests_agree_with_scipy() -> None:
-    scipy = pytest.importorskip("scipy.stats")
-    random = np.random.default_rng(0)
-    for _ in range(20):
-        a, b = np.round(random.normal(0, 1, 20), 1), np.round(random.normal(0.4, 1, 15), 1)
-        expected = scipy.mannwhitneyu(a, b, method="asymptotic").pvalue
-        assert statistics.mann_whitney(a, b) == pytest.approx(expected)
-        expected = scipy.wilcoxon(b, method="approx", correction=True).pvalue
-        assert statistics.signed_rank(b) == pytest.approx(expected)

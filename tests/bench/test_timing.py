@@ -210,11 +210,3 @@ def test_a_synchronize_that_does_nothing_makes_every_result_invalid(waits: bool)
         assert min(map(min, found.samples.values())) >= 0.9 * device.SECONDS
     else:
         assert all("work was still running when the clock stopped" in found.facts[v]["invalid"] for v in "ab")
-
-
-def test_one_slow_reading_of_several_is_no_reason() -> None:
-    found = Rounds("w", "cpu", "eager", 0, facts={"a": {}})
-    blocked = measure.Blocked(Clock(Cpu()), Cpu(), found)
-    blocked._late = {"a": ["late", "", ""]}
-    blocked.conclude()
-    assert found.facts == {"a": {}}

@@ -292,24 +292,6 @@ def test_a_process_that_ends_or_hangs_costs_one_variant() -> None:
     assert (late.verdict, late.reason) == ("not measured", "took more than 0 s to compile")
 
 
-def test_programs_for_which_no_time_is_left_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks = [("mm-16", "fp32"), ("mm-16", "bf16")]
-    started: list[str] = []
-    left = dict(command._results("v5e", tasks, started.append, 120.0, until=0.0))
-    assert started == []
-    assert [(variant.name, variant.verdict, variant.reason) for variant in left.values()] == [
-        ("fp32", "not measured", "left out, as the run had to end"),
-        ("bf16", "not measured", "left out, as the run had to end"),
-    ]
-    now = iter([0.0, 0.0, 5.0])
-    monkeypatch.setattr(command.time, "monotonic", lambda: next(now, 5.0))
-    late = dict(command._results("v5e", tasks, started.append, 120.0, until=1e-3))
-    assert [variant.reason for variant in late.values()] == [
-        "was not compiled when the run had to end",
-        "left out, as the run had to end",
-    ]
-
-
 def test_estimates_are_compared_with_the_default() -> None:
     seconds = {"fp32": 6.0, "fp32-default": 1.0, "bf16": 2.0, "fp16": 1.01, "bf16-native": 0.5}
     variants = [VariantResult(name, "", seconds=value) for name, value in seconds.items()]

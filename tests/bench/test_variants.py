@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 import torch
 
-from ampcheck.bench.core.model import PRECISIONS, OpWorkload, OverheadWorkload, StepWorkload, Variant, Workload
+from ampcheck.bench.core.model import OpWorkload, OverheadWorkload, StepWorkload, Variant, Workload
 from ampcheck.bench.run.variants import FP16_GRADIENTS, NO_PRODUCT, NOT_FLOAT32, SLOW_FP16, compilers, select, variants
 from ampcheck.bench.workloads import catalogue
 from ampcheck.errors import UsageError
@@ -50,24 +50,6 @@ def test_variants_are_whole_for_every_workload(device: str, platform: str) -> No
     for w in WITH_VARIANTS:
         for compiler in compilers(w, device):
             assert variants_problem(w, device, platform, *variants(w, device, compiler, platform)) == "", w.name
-
-
-def test_wrong_variants_are_noticed() -> None:
-    mm, cat = ALL["mm-1024"], ALL["cat"]
-    chosen, without = variants(mm, "cpu", "eager")
-    first, again, bf16, native = chosen
-
-    def said(chosen: Sequence[Variant], without: Mapping[str, str], w: Workload = mm) -> str:
-        return variants_problem(w, "cpu", "cpu", chosen, without)
-
-    assert said([first, bf16, native], without) == "the first two are ['fp32', 'bf16']"
-    assert said([*chosen, bf16], without).startswith("a variant is there twice")
-    assert said([first, again, native], without) == "nothing is said of ['bf16']"
-    assert said(chosen, {**without, "tf32": "none here"}) == "nothing is said of ['tf32']"
-    assert said(chosen, dict.fromkeys(without, "")) == "a reason is empty"
-    fp16 = [Variant(PRECISIONS["fp16"]), Variant(PRECISIONS["fp16-native"])]
-    assert said([*chosen, *fp16], {}) == "['fp16', 'fp16-native'] would take minutes"
-    assert said([*chosen, *fp16], {}, cat) == "['bf16-native', 'fp16-native'] would convert what is not float32"
 
 
 def test_small_products_have_every_variant_on_a_cpu() -> None:

@@ -39,23 +39,6 @@ def test_twenty_thousand_cases_are_drawn_and_filtered(
     assert browser.problems == []
 
 
-def test_without_chromium_the_page_tests_fail_and_say_why(
-    find_chromium: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("AMPCHECK_NO_BROWSER", raising=False)
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(pytest.fail.Exception, match=r"no chromium was found.*AMPCHECK_NO_BROWSER=1 leaves them out"):
-        find_chromium()
-
-
-def test_the_page_tests_are_left_out_on_request_only(
-    find_chromium: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AMPCHECK_NO_BROWSER", "1")
-    with pytest.raises(pytest.skip.Exception, match="AMPCHECK_NO_BROWSER=1: pages are not opened in a browser"):
-        find_chromium()
-
-
 # ---- both kinds
 
 
