@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ampcheck.cli.common import add_compiler, add_device, seconds
+from ampcheck.cli.common import seconds
 from ampcheck.cli.progress import RunProgress
 from ampcheck.errors import HarnessError, UsageError
 from ampcheck.runner.record import counted, new_run_file
-from ampcheck.runner.run import Supervisor, environment, fitting, pytest_command, reproduce
+from ampcheck.runner.run import JUDGING, SELECTION, Supervisor, environment, fitting, pytest_command, reproduce
 from ampcheck.runner.summarize import RunRecorder, examples
 
 if TYPE_CHECKING:
@@ -30,15 +30,8 @@ def add(commands: Subparsers) -> None:
     """Declare the command."""
     parser = commands.add_parser("run", help="run the suites; exit code 1 where something is red")
     add_selection(parser)
-    parser.add_argument("--manifest", metavar="FILE", help="the cases that must run; one that does not is missing")
-    parser.add_argument("--no-deviations", action="store_true", help="let deviations fail like any other difference")
-    parser.add_argument("--unwaive", action="store_true", dest="no_deviations", help=argparse.SUPPRESS)  # until 0.2
-    parser.add_argument(
-        "--nightly",
-        action="store_true",
-        help="explore by random programs; every op through every compiler and inductor; the op database everywhere",
-    )
-    parser.add_argument("--baseline", type=Path, metavar="FILE", help="the red cases that may stay as they are")
+    for name, option in JUDGING.items():
+        parser.add_argument(name, **option)
     parser.add_argument("--max-red", type=_count, default=0, metavar="N", help="end the run when N cases are red")
     parser.add_argument(
         "-n",
@@ -62,18 +55,12 @@ def add(commands: Subparsers) -> None:
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose cases."""
-    add_device(parser, "a device to test, by default every one this machine has")
     add = parser.add_argument
     add("--suite", action="append", default=[], metavar="NAME", help="run this suite alone; again for more")
-    add("--op", action="append", default=[], metavar="OVERLOAD", help="run the cases of this op alone")
-    add("--rule", action="append", default=[], metavar="RULE", help="run the cases of this rule alone")
-    add_compiler(parser, "only the cases of this compiler")
-    add("--amp-dtype", action="append", default=[], metavar="DTYPE", help="run the cases of this region dtype alone")
-    add("--smoke", action="store_true", help="run a small choice: some of each suite, rule, policy and compiler")
-    add("--shard", metavar="N/COUNT", help="run share N of COUNT; all shares together have every case once")
+    for name, option in SELECTION.items():
+        add(name, **option)
     add("--last-failed", metavar="RUN", help="run the cases that are red in this run file alone")
     add("-k", dest="keyword", metavar="EXPRESSION", help="run the cases whose ids match, as pytest does")
-    add("--deviations", action="append", default=[], metavar="FILE", help="a further deviations file")
 
 
 def run(args: argparse.Namespace) -> int:

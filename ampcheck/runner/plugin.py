@@ -17,7 +17,7 @@ import pytest
 
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import Result, cause_text, new_run_file, seed_of_programs, unmeasured
-from ampcheck.runner.run import RunPlan, suite_by_name, suites_folder
+from ampcheck.runner.run import JUDGING, SELECTION, RunPlan, suite_by_name, suites_folder
 from ampcheck.runner.summarize import RunRecorder
 from ampcheck.runner.worker import Channel
 
@@ -33,35 +33,14 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add = parser.getgroup("ampcheck").addoption
-    add("--device", action="append", default=[], metavar="NAME", help="a device to test; again for more")
-    add("--device-module", action="append", default=[], metavar="MODULE", help="a module that defines DEVICES")
-    add("--op", action="append", default=[], metavar="OVERLOAD", help="run the cases of this op alone")
-    add("--rule", action="append", default=[], metavar="RULE", help="run the cases of this rule alone")
-    add("--amp-dtype", action="append", default=[], metavar="DTYPE", help="run the cases of this region dtype alone")
-    add("--compiler", action="append", default=[], metavar="NAME", help="only the cases of this compiler")
-    add("--executor", action="append", dest="compiler", default=[], help=SUPPRESS)  # its name until 0.3
-    add(
-        "--smoke",
-        action="store_true",
-        help="run a small choice of cases: some of each suite, rule, policy and compiler",
-    )
-    add("--shard", metavar="N/COUNT", help="run share N of COUNT; all shares together have every case once")
+    for name, option in {**SELECTION, **JUDGING}.items():
+        add(name, **option)
     add("--red-in", metavar="FILE", type=Path, help="run the cases that are red in this run file alone")
-    add("--no-deviations", action="store_true", help="let deviations fail like any other difference")
-    add("--unwaive", action="store_true", dest="no_deviations", help=SUPPRESS)  # its name until 0.2
-    add("--baseline", metavar="FILE", type=Path, help="the red cases that may stay as they are")
-    add("--deviations", action="append", default=[], metavar="FILE", type=Path, help="a further deviations file")
-    add("--manifest", metavar="FILE", type=Path, help="the cases that must run; one that does not is missing")
     add("--write-manifest", metavar="FILE", type=Path, help="write down which cases this run has")
     add("--reports", metavar="FOLDER", type=Path, default=Path("reports"), help="where run files go")
     add("--run-file", metavar="FILE", type=Path, help="the run file to write; by default a new one in the folder")
     add("--no-run-file", action="store_true", help="write no run file")
     add("--supervised", action="store_true", help=SUPPRESS)  # a child of `ampcheck run`, which gives it a plan
-    add(
-        "--nightly",
-        action="store_true",
-        help="explore by random programs; every op through every compiler and inductor; the op database everywhere",
-    )
 
 
 class ByName:

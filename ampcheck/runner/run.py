@@ -68,33 +68,56 @@ def suite_names() -> list[str]:
     return sorted(path.name for path in suites_folder().iterdir() if any(path.rglob("test_*.py")))
 
 
+_MANY: dict[str, Any] = {"action": "append", "default": []}
+SELECTION: dict[str, dict[str, Any]] = {
+    "--device": {**_MANY, "metavar": "NAME", "help": "a device to test, by default every one this machine has"},
+    "--device-module": {**_MANY, "metavar": "MODULE", "help": "a module that defines DEVICES"},
+    "--op": {**_MANY, "metavar": "OVERLOAD", "help": "run the cases of this op alone"},
+    "--rule": {**_MANY, "metavar": "RULE", "help": "run the cases of this rule alone"},
+    "--amp-dtype": {**_MANY, "metavar": "DTYPE", "help": "run the cases of this region dtype alone"},
+    "--compiler": {**_MANY, "metavar": "NAME", "help": "run the cases of this compiler alone"},
+    "--executor": {"action": "append", "dest": "compiler", "help": argparse.SUPPRESS},  # its name until 0.3
+    "--deviations": {**_MANY, "metavar": "FILE", "type": Path, "help": "a further deviations file"},
+    "--smoke": {"action": "store_true", "help": "run a small choice: some of each suite, rule, policy and compiler"},
+    "--shard": {"metavar": "N/COUNT", "help": "run share N of COUNT; all shares together have every case once"},
+}
+"""The options of `ampcheck run` and of pytest that choose cases."""
+JUDGING: dict[str, dict[str, Any]] = {
+    "--manifest": {"metavar": "FILE", "type": Path, "help": "the cases that must run; one that does not is missing"},
+    "--no-deviations": {"action": "store_true", "help": "let deviations fail like any other difference"},
+    "--unwaive": {"action": "store_true", "dest": "no_deviations", "help": argparse.SUPPRESS},  # its name until 0.2
+    "--baseline": {"metavar": "FILE", "type": Path, "help": "the red cases that may stay as they are"},
+    "--nightly": {
+        "action": "store_true",
+        "help": "explore by random programs; every op through every compiler and inductor; the op database everywhere",
+    },
+}
+"""The options of both that say how cases run and are judged."""
+
+
 def pytest_command(args: argparse.Namespace) -> list[str]:
     """Return the pytest command line for options of `ampcheck run`. Raises UsageError for an unknown suite or shard."""
     root = suites_folder()
     for name in args.suite:
         if name not in suite_names():
             raise UsageError(f"there is no suite named {name!r}; there are {', '.join(suite_names())}")
+    if args.shard is not None:
+        Shard.parse(args.shard)
     out = [sys.executable, "-m", "pytest", "-c", str(_PACKAGE / "pytest.ini"), f"--rootdir={root.parent}"]
     out += [f"--confcutdir={root}", "-p", "ampcheck.runner.plugin", "-q", "--no-header", "--tb=no"]
     out += ["--capture=sys"]  # what a dying process says below Python stays in its log
-    for option in ("device", "device_module", "op", "rule", "compiler", "amp_dtype", "deviations"):
-        out += [f"--{option.replace('_', '-')}={value}" for value in getattr(args, option)]
-    if args.shard is not None:
-        out += [f"--shard={Shard.parse(args.shard)}"]
+    for name, option in {**SELECTION, **JUDGING}.items():
+        value = getattr(args, name.removeprefix("--").replace("-", "_"), None)  # an old name has none of its own
+        if option.get("action") == "append":
+            out += [f"{name}={one}" for one in value or ()]
+        elif value:
+            out += [name] if value is True else [f"{name}={value}"]
     if args.last_failed is not None:
         out += [f"--red-in={args.last_failed}"]
     if args.keyword is not None:
         out += ["-k", args.keyword]
-    if args.manifest is not None:
-        out += [f"--manifest={args.manifest}"]
-    if args.baseline is not None:
-        out += [f"--baseline={args.baseline}"]
-    if args.no_deviations:
-        out += ["--no-deviations"]
-    if args.smoke:
-        out += ["--smoke"]
     if args.nightly:
-        out += ["--nightly", f"--hypothesis-seed={seed_of_programs(True)}"]  # the same one in every child
+        out += [f"--hypothesis-seed={seed_of_programs(True)}"]  # the same one in every child
     return [*out, *([str(root / name) for name in dict.fromkeys(args.suite)] or [str(root)])]
 
 

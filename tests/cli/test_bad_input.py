@@ -43,6 +43,7 @@ def toml(*entries: dict[str, object]) -> str:
         ("--op=mmm", "there is no op named 'mmm'; did you mean"),
         ("--rule=downcats", "there is no rule named 'downcats'; did you mean downcast"),
         ("--amp-dtype=fp8", "there is no region dtype named 'fp8'"),
+        ("--executor=nope", "there is no compiler named 'nope'"),  # as --compiler was called
         ("--device-module=no_such_module", "no_such_module cannot be loaded as a device: ModuleNotFoundError:"),
         ("--deviations=no.toml", "the deviations file no.toml cannot be read: No such file or directory"),
         ("--manifest=no.txt", "the manifest no.txt cannot be read:"),
