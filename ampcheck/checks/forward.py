@@ -13,6 +13,7 @@ from ampcheck.checks import comparisons
 from ampcheck.checks.base import Check, carrying
 from ampcheck.checks.call import CallPlan, because, plan
 from ampcheck.checks.program import (
+    Needed,
     call_blocks,
     cast_blocks,
     cast_expression,
@@ -438,7 +439,7 @@ class ForwardProgram:
                 compare()
         return written(self.device, modules, self.needed, self.blocks)
 
-    def _add(self, needed: Sequence[object], *blocks: str) -> None:
+    def _add(self, needed: Sequence[Needed], *blocks: str) -> None:
         self.needed += needed
         self.blocks += blocks
 
@@ -664,7 +665,7 @@ now = [x.detach().cpu() for x in first]
 {self._say("whether the outputs are the call's own", found)}""",
         )
 
-    def _wrong(self, what: str, needed: Sequence[object], found: str) -> None:
+    def _wrong(self, what: str, needed: Sequence[Needed], found: str) -> None:
         """Write a comparison with PyTorch's CPU, in the region and outside. `found`: of outputs `x` at `place`."""
         run = self._run(inputs=True)
         body = f"    return [text for place, x in enumerate(got) for text in {found}]"

@@ -20,7 +20,7 @@ import torch
 from ampcheck.checks.base import Check, carrying
 from ampcheck.checks.comparisons import raises_anyway, received
 from ampcheck.checks.forward import kernels_with_policy, received_by_parts
-from ampcheck.checks.program import region, report, written
+from ampcheck.checks.program import Needed, region, report, written
 from ampcheck.devices.base import Device
 from ampcheck.errors import Broken, Difference, Unsupported, UsageError, error_of, one_line
 from ampcheck.observe.closeness import identical
@@ -106,7 +106,7 @@ class OpDatabaseCheck(Check):
     ) -> str:
         inside = region(device, case.amp)
         given = "op(sample.input, *sample.args, **sample.kwargs)"
-        needed: list[object] = [islice, report]
+        needed: list[Needed] = [islice, report]
         if not device.has_values:
             needed.append(unset_fake_temporarily)
         imports = "from torch.testing._internal.common_methods_invocations import op_db"

@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from graphlib import TopologicalSorter
 from types import CodeType
@@ -18,13 +18,24 @@ PRINTED = frozenset(
     f"ampcheck.{name}"
     for name in (
         "checks.amp",
+        "checks.backward",
         "checks.comparisons",
+        "checks.compiled",
+        "checks.drift",
+        "checks.layouts",
+        "checks.op_database",
+        "checks.program",
+        "checks.sweep",
+        "compilers.kinds",
         "compilers.source",
+        "devices.virtual.graphs",
         "errors",
+        "observe.closeness",
         "observe.isolation",
         "observe.recorder",
         "observe.replay",
         "observe.threads",
+        "samples.tensors",
         "spec.casting",
         "spec.dtypes",
         "spec.policies",
@@ -160,9 +171,12 @@ class PrintedSource:
         """Import what a `torch_private` module takes from torch; what it looks up at a call, a function looks up."""
         found = re.search(rf'\b{name}\b.* = NAMES\.(\w+)\(\s*"([\w.]+)"', inspect.getsource(sys.modules[module]))
         if found is None:
-            raise Unreproducible(f"{name} of {module}")
+            node = _statements(module).get(name)
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").endswith(".torch_private"):
+                raise Unreproducible(f"{name} of {module}")
+            return self._private(node.module or "", name)
         origin, _, last = found[2].rpartition(".")
-        if found[1] == "take":
+        if found[1] in ("take", "call"):
             self.imports.add(
                 f"from {origin} import {last}" if last == name else f"from {origin} import {last} as {name}"
             )
@@ -188,21 +202,53 @@ def _text(module: str, node: ast.stmt, value: object = None) -> str:
     decorators = [] if hasattr(value, "pytestmark") else getattr(node, "decorator_list", [])
     first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
     text = re.sub(r"  # (?:type: ignore|noqa).*", "", _lines(module, first, node.end_lineno or 0))
-    return _without_docstrings(text) if module.startswith("ampcheck.") else text
+    return _plain(text) if module.startswith("ampcheck.") else text
 
 
-def _without_docstrings(text: str) -> str:
-    """Return a statement without what it says of itself, but for a body that has nothing else."""
-    lines, gone = text.splitlines(), set[int]()
-    for node in ast.walk(ast.parse(textwrap.dedent(text))):
+def _plain(text: str) -> str:
+    """Return a statement without docstrings and annotations; else as it is written."""
+    source = textwrap.dedent(text)
+    data = source.encode()
+    starts = [0]
+    for line in data.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    # Changed from the end, so that the places before stay right.
+    for first, last, new in sorted(_edits(ast.parse(source), starts, data), reverse=True):
+        data = data[:first] + new + data[last:]
+    margin = text[: len(text) - len(text.lstrip(" "))]
+    return textwrap.indent(data.decode(), margin)
+
+
+def _edits(tree: ast.AST, starts: Sequence[int], data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Yield the bytes to replace: the first one, the one behind the last, and by what."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg) and node.annotation:
+            first = starts[node.lineno - 1] + node.col_offset + len(node.arg.encode())
+            yield first, _end(node.annotation, starts), b""
+        if isinstance(node, ast.FunctionDef) and node.returns:
+            arrow = data.rindex(b"->", 0, starts[node.returns.lineno - 1] + node.returns.col_offset)
+            yield len(data[:arrow].rstrip()), _end(node.returns, starts), b""
+        if isinstance(node, ast.ClassDef):  # the fields of a dataclass or of a named tuple need one
+            for part in node.body:
+                if isinstance(part, ast.AnnAssign):
+                    note = part.annotation
+                    yield starts[note.lineno - 1] + note.col_offset, _end(note, starts), b"object"
+        elif hasattr(node, "body") and isinstance(node.body, list):
+            for part in node.body:
+                if isinstance(part, ast.AnnAssign) and part.value:
+                    yield _end(part.target, starts), _end(part.annotation, starts), b""
         body = getattr(node, "body", [])
-        for part in body if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and len(body) > 1 else ():
-            if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant):
-                last = part.end_lineno or part.lineno
-                # The blank line behind a docstring goes with it.
-                last += last < len(lines) and not lines[last].strip()
-                gone |= set(range(part.lineno, last + 1))
-    return "\n".join(line for number, line in enumerate(lines, 1) if number not in gone)
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and len(body) > 1:
+            for part in body:
+                if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant):
+                    after = part.end_lineno or 0
+                    while after < len(starts) - 1 and not data[starts[after] : starts[after + 1]].strip():
+                        after += 1  # the blank line behind a docstring goes with it
+                    yield starts[part.lineno - 1], starts[after], b""
+
+
+def _end(node: ast.expr, starts: Sequence[int]) -> int:
+    return starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
 
 
 def _lines(module: str, first: int, last: int) -> str:

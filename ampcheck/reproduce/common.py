@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ampcheck.checks.program import preamble
+from ampcheck.checks.program import merged, preamble
 from ampcheck.devices.base import Device
 
 COMPILED = {
@@ -64,12 +64,4 @@ def assembled(
     """
     text = "\n".join(blocks)
     wanted = {*imports, *(line for mark, line in _IMPORTS.items() if mark in text)}
-    merged: dict[str, set[str]] = {}
-    for line in wanted:
-        start, word, names = line.partition(" import ")
-        if word:
-            merged.setdefault(start, set()).update(names.split(", "))
-    lines = [line for line in wanted if line.startswith("import ") and line != "import torch"]
-    lines += [f"{start} import {', '.join(sorted(names))}" for start, names in merged.items()]
-    ordered = sorted(lines, key=lambda line: (line.startswith("from"), line))
-    return "\n\n".join(["\n".join([*ordered, *preamble(device, modules, simulate_cuda=simulate_cuda)]), *blocks])
+    return "\n\n".join(["\n".join([*merged(wanted), *preamble(device, modules, simulate_cuda=simulate_cuda)]), *blocks])

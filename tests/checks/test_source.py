@@ -95,7 +95,7 @@ def test_source_is_what_the_function_uses(module: ModuleType) -> None:
         "\nONE = 1\nCHOICE = {'a': (ONE, lambda x: math.pi)}\n",
         'class Held:\n    """What it holds."""\n\n    value: "list[int]" = 3\n',
         "    # é: a comment stays\n    return in_thread(lambda: Held.value, amp.activate) + ONE\n",
-        "def in_thread(call: Callable[[], T], within: Within) -> T:\n    def run() -> T:\n",
+        "def in_thread(call, within):\n    def run():\n",
         "def wanted(amp, *given):\n    return amp.promises[('wanted', *given)]\n",
         'def test_it(amp: Amp, kind: str) -> None:\n    """What it shows."""\n',
     ):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ampcheck import samples
-from ampcheck.checks.program import Sources, expression, preamble, pytest_line
+from ampcheck.checks.program import expression, preamble, pytest_line, written
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known
 from ampcheck.samples.describe import TensorArg
@@ -27,10 +27,7 @@ def test_values_are_those_of_the_case(fill: str) -> None:
             arg = TensorArg(shape, own, "normal" if fill == "complex" else fill, high=5, seed=3)
             space: dict[str, Any] = {"torch": torch}
             text, needed = expression(arg, dtype, place, known()["cpu"])
-            sources = Sources()
-            for function in needed:
-                sources.add(function)
-            exec("\n".join([*sources.imports(), *sources.blocks, f"made = {text}"]), space)
+            exec(written(known()["cpu"], (), needed, [f"made = {text}"]), space)
             wanted = host_tensor(arg, dtype, place)
             assert space["made"].dtype == wanted.dtype
             assert torch.equal(space["made"], wanted), f"{fill} as {dtype}"
