@@ -1,4 +1,4 @@
-"""Comparing two runs and merging the runs of one night."""
+"""What the end of a run says, comparing two runs, and merging the runs of one night."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import SCHEMA, STATUSES, Result, Run, read
-from ampcheck.runner.summarize import compare, devices, interrupted, merge
+from ampcheck.runner.summarize import compare, devices, interrupted, merge, warned
+from tests.report.conftest import made
 
 CPU = {"name": "cpu", "has_values": True}
 CUDA = {"name": "cuda", "has_values": True}
@@ -179,3 +180,27 @@ def test_merge_of_one_and_of_none() -> None:
     assert merge([alone]) is alone
     with pytest.raises(UsageError, match="no run to merge"):
         merge([])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "count", "note"),
+    [
+        ((1, 2, 3), 3, ""),
+        ((1, 3), 3, "of 3 shards, 2 is missing"),
+        ((2,), 3, "of 3 shards, 1, 3 are missing"),
+        ((7,), 20, "of 20 shards, 19 of them are missing"),
+        ((1,), 1, ""),
+    ],
+)
+def test_a_missing_shard_leaves_the_run_incomplete(numbers: tuple[int, ...], count: int, note: str) -> None:
+    merged = merge([run(result(f"op{n}", "pass"), name=str(n), shard=f"{n}/{count}") for n in numbers])
+    assert (merged.note, merged.footer is None) == (note, bool(note))
+
+
+def test_warnings_are_counted_the_commonest_first() -> None:
+    slow, old = "UserWarning: slow kernel", "DeprecationWarning: old name"
+    results = [made("mm", warnings=slow), made("bmm", warnings=f"{slow}\n{old}"), made("dot")]
+    assert warned(results) == [f"2 cases warned of {slow}", f"1 case warned of {old}"]
+    many = [made(f"op{number}", warnings=f"UserWarning: number {number}") for number in range(8)]
+    assert warned(many)[-1] == "3 more warnings in the run file"
+    assert warned([made("mm")]) == []
