@@ -21,7 +21,7 @@ _HEAD = """\
 
 PyTorch promises nothing of these names. Each package takes those that it needs in one file, `torch_private.py`, which
 raises an error at import that lists all that the installed torch lacks. torch 2.11 to 2.15 have all of them. Other
-code of ampcheck uses no private name: `tests/spec/test_private_names.py` reads every file. `python -m
+code of ampcheck uses no private name, but for files whose source reproductions print: `tests/spec/test_private_names.py` reads every file. `python -m
 scripts.private_api` writes this page from those files. A higher package takes what it can from those below. It
 cannot take from `ampcheck.jax_device`, as importing that makes the device, so some names are in two files.
 

@@ -26,6 +26,8 @@ OTHERS = {
     "_get_op_or_decomp",
 }
 """Private names of namedtuple, sys, argparse, pytest, os and torchax that the package uses."""
+PRINTED = {"checks/amp.py", "programs/regions/plain.py"}
+"""The files whose source reproductions print: they need torch alone, and take its private names themselves."""
 WITHOUT = "there is no thing without them"
 
 
@@ -67,7 +69,7 @@ def test_private_names_are_only_in_their_files() -> None:
     found = [
         f"{path.relative_to(PACKAGE.parent)}:{line}: {name}"
         for path in sorted(PACKAGE.rglob("*.py"))
-        if path.name != private_api.FILE
+        if path.name != private_api.FILE and path.relative_to(PACKAGE).as_posix() not in PRINTED
         for line, name in violations(path.read_text(encoding="utf-8"), declared)
     ]
     assert not found, "take these in a torch_private.py, or make them public:\n" + "\n".join(found)
