@@ -16,8 +16,8 @@ from ampcheck.compilers.kinds import quiet
 from ampcheck.devices.base import Device
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.lint import defined
-from ampcheck.tools.lint.compare import check_scripted, same_values
-from ampcheck.tools.lint.record import RecordedRun, as_python, record
+from ampcheck.tools.lint.compare import check_scripted
+from ampcheck.tools.lint.record import differences, refusal
 from ampcheck.tools.lint.static import lint_source
 
 _COMPILED = {
@@ -166,36 +166,11 @@ def check(amp: DeviceAmp, limit: Limit, name: str) -> None:
     with _told():
         made = Made(limit, name, amp)
         if made.error is not None:
-            _refused(amp, "compiling", made.error, limit)
+            amp.assert_equal("what compiling gives", *refusal(made.error, limit.says))
             return
-        for where, ambient in (("outside of regions", None), ("in a region", amp.dtype), ("in another one", amp.other)):
-            with as_python():
-                want = record(made.program, made.inputs, amp.type, ambient)
-            for turn in ("first", "second"):
-                got = record(made.compiled, made.inputs, amp.type, ambient)
-                what = f"{turn} call {where}"
-                if got.error is not None and want.error is None:
-                    _refused(amp, what, got.error, limit)
-                else:
-                    amp.assert_equal(f"what the {what} gives", _result(got), _result(want))
-                    amp.assert_equal(f"state after the {what}", got.state, want.state)
-                    if _result(got) == _result(want):
-                        amp.assert_equal(f"whether the {what} gives the same values", same_values(got, want), True)
-
-
-def _result(run: RecordedRun) -> object:
-    if run.error is not None:
-        return f"{type(run.error).__name__}"
-    return [name_of(tensor.dtype) for tensor in run.outputs] + [str(other) for other in run.others]
-
-
-def _refused(amp: DeviceAmp, what: str, error: Exception, limit: Limit) -> None:
-    said = " ".join(str(error).split())
-    if limit.says and limit.says in said:
-        amp.assert_equal(f"whether {what} is refused with a reason", True, True)
-    else:
-        wanted = f"an error that says {limit.says!r}" if limit.says else "what eager mode gives"
-        amp.assert_equal(f"what {what} gives", f"{type(error).__name__}: {said[:300]}", wanted)
+        regions = (amp.dtype, amp.other)
+        for what, got, want in differences(made.program, made.compiled, made.inputs, amp.type, regions, limit.says):
+            amp.assert_equal(what, got, want)
 
 
 def check_found(amp: DeviceAmp, limit: Limit, name: str) -> None:

@@ -12,10 +12,10 @@ import torch
 from ampcheck.compilers.kinds import COMPILERS, quiet
 from ampcheck.errors import UsageError
 from ampcheck.observe.recorder import tensors
-from ampcheck.spec.torch_dtypes import DTYPES, name_of
-from ampcheck.tools.lint.record import Program, RecordedKernel, RecordedRun, as_python, record
+from ampcheck.spec.torch_dtypes import name_of
+from ampcheck.tools.lint.record import Place, Program, RecordedKernel, RecordedRun, as_python, record, same_values
 from ampcheck.tools.lint.rules import LINTED, RULES, Diagnostic
-from ampcheck.tools.lint.sources import Place, Stand, cause, lost, of_error, places
+from ampcheck.tools.lint.sources import Stand, cause, lines_now, lost, of_error, places
 
 _LOW = (torch.bfloat16, torch.float16)
 _UNKNOWN = "look at the region around this line; `ampcheck lint --rules` lists what compilers do to regions"
@@ -144,9 +144,11 @@ def _compare(
         (f"in a region of {name_of(other)}", other),
     ):
         with as_python():
-            want = record(eager, inputs, device, ambient)
+            want = record(eager, inputs, device, ambient, lines_now)
         for _ in range(2):  # TorchScript optimizes after the first call, and forgets what the first one raised
-            yield from _differences(eager, compiler, what, record(call, inputs, device, ambient), want, stands)
+            yield from _differences(
+                eager, compiler, what, record(call, inputs, device, ambient, lines_now), want, stands
+            )
 
 
 def _differences(
@@ -170,13 +172,14 @@ def _differences(
         fits = len(known) == sum(kernel.op == wanted.op for kernel in got.kernels)
         stand = known[number] if fits else Stand(())
         lines = (*stand.lines, *wanted.lines) or _lines(None, eager)
-        said = (f"gives {wanted.op} {', '.join(wanted.dtypes)}", f"gives it {', '.join(received.dtypes)}")
+        dtypes = [", ".join(map(name_of, kernel.dtypes)) for kernel in (wanted, received)]
+        said = (f"gives {wanted.op} {dtypes[0]}", f"gives it {dtypes[1]}")
         yield _report(lines, compiler, "kernel-dtype", f"{wanted.op} {what}", *said, traced=stand.traced)
     end = _lines(None, eager)
-    dtypes = [name_of(x.dtype) for x in want.outputs], [name_of(x.dtype) for x in got.outputs]
-    if dtypes[0] != dtypes[1]:
+    out = [[name_of(x.dtype) for x in run.outputs] for run in (want, got)]
+    if out[0] != out[1]:
         if not kernels:
-            yield _report(end, compiler, "result", what, *(f"returns {', '.join(d) or 'no tensor'}" for d in dtypes))
+            yield _report(end, compiler, "result", what, *(f"returns {', '.join(d) or 'no tensor'}" for d in out))
     elif not kernels and not same_values(got, want):
         yield _report(end, compiler, "result", what, "returns other values", "returns values of its own")
     if [*map(_plain, want.others)] != [*map(_plain, got.others)]:
@@ -192,28 +195,6 @@ def _kernels(got: list[RecordedKernel], want: list[RecordedKernel]) -> Iterator[
         for wanted, received in zip(want[start : start + size], got[other : other + size], strict=True):
             if wanted.dtypes != received.dtypes:
                 yield wanted, received
-
-
-def same_values(got: RecordedRun, want: RecordedRun) -> bool:
-    """Return whether two runs with results of the same dtypes agree: in every bit where they ran the same kernels.
-
-    Where they did not, up to a rounding of the lowest dtype that was computed in.
-    """
-    ran = [[(kernel.op, kernel.dtypes) for kernel in run.kernels] for run in (got, want)]
-    used = {DTYPES[name] for kernel in want.kernels for name in kernel.dtypes if name in DTYPES}
-    for a, b in zip(got.outputs, want.outputs, strict=True):
-        if a.shape != b.shape:
-            return False
-        real = [x for x in (*used, a.dtype) if x.is_floating_point]
-        inexact = ran[0] != ran[1] and a.dtype.is_floating_point
-        rounding = max(torch.finfo(x).eps for x in real) if inexact else 0.0
-        if not torch.allclose(a.cpu().to(_wide(a)), b.cpu().to(_wide(b)), rounding, rounding, equal_nan=True):
-            return False
-    return True
-
-
-def _wide(tensor: torch.Tensor) -> torch.dtype:
-    return torch.complex128 if tensor.is_complex() else torch.float64
 
 
 def _plain(value: object) -> object:

@@ -1,13 +1,13 @@
-"""One run of a program: the kernels that ran and the dtypes they received, its result, and the state it leaves."""
+"""One run of a program: the kernels that ran and the dtypes they received, its result, and the state it leaves.
+
+What is compared, and how, is here alone: `check_scripted` and the cases of rule limits use the same functions.
+"""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
@@ -15,15 +15,16 @@ import torch
 from ampcheck.observe.isolation import depth
 from ampcheck.observe.recorder import overload_name, tensors
 from ampcheck.observe.torch_private import TorchDispatchMode, pytree
-from ampcheck.register.torch_private import OpOverload
 from ampcheck.spec.torch_dtypes import name_of
 
 Program: TypeAlias = Callable[..., object]
+Place: TypeAlias = tuple[str, int]
+"""A file and a line."""
+State: TypeAlias = tuple[bool, torch.dtype, bool, int]
+"""Whether autocast is on, its dtype, whether casts are kept, how many regions there are."""
 
-_TORCH = str(Path(torch.__file__).parent)
-_OWN = tuple(str(Path(__file__).parents[2] / name) for name in ("tools/lint", "programs"))
-# Kernels that compute nothing; eager and compiled programs may have others of them.
 MOVES = ("_to_copy", "detach", "alias", "clone", "lift_fresh")
+"""Kernels that compute nothing; eager and compiled programs may have others of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,62 +35,111 @@ class RecordedKernel:
     """
 
     op: str
-    dtypes: tuple[str, ...]
-    lines: tuple[tuple[str, int], ...]
+    dtypes: tuple[torch.dtype, ...]
+    lines: tuple[Place, ...]
 
 
 @dataclass(slots=True)
 class RecordedRun:
-    """The record of a program's run. `state`: enabled, dtype, cache_enabled and depth afterwards."""
+    """The record of a program's run. `state`: that afterwards, its regions counted from those before."""
 
     kernels: list[RecordedKernel] = field(default_factory=list)
     outputs: list[torch.Tensor] = field(default_factory=list)
     others: list[object] = field(default_factory=list)
     error: Exception | None = None
-    state: tuple[bool, torch.dtype, bool, int] | None = None
+    state: State | None = None
 
 
-class _Recorder(TorchDispatchMode):
-    """Sits below autocast and autograd, so composite ops come in parts and autocast acts on those as always."""
+class KernelLog(TorchDispatchMode):
+    """Log kernels below autocast and autograd, where composite ops come in parts and autocast acts on those as always.
 
-    def __init__(self) -> None:
+    `lines`: called for each kernel, says which lines of the program led to it.
+    """
+
+    def __init__(self, lines: Callable[[], tuple[Place, ...]]) -> None:
         super().__init__()
         self.kernels: list[RecordedKernel] = []
+        self.lines = lines
 
-    def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Iterable[type],
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = overload_name(func).partition(".")[0]
         if name not in MOVES and not func.is_view and not name.startswith("prim::"):
-            found = (tensor.dtype for tensor in tensors((args, kwargs or {})) if tensor.is_floating_point())
-            self.kernels.append(RecordedKernel(name, tuple(map(name_of, found)), _lines()))
+            given = tuple(x.dtype for x in tensors((args, kwargs or {})) if x.is_floating_point())
+            self.kernels.append(RecordedKernel(name, given, self.lines()))
         return func(*args, **(kwargs or {}))
 
 
-def _lines() -> tuple[tuple[str, int], ...]:
-    found = []
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code is not record.__code__:
-        file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, *_OWN, "<")):
-            found.append((file, frame.f_lineno))
-        frame = frame.f_back
-    return tuple(found)
-
-
-def state(device: str) -> tuple[bool, torch.dtype, bool, int]:
-    """Autocast's state now."""
+def state(device: str) -> State:
+    """Return autocast's state now."""
     enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
     return enabled, dtype, torch.is_autocast_cache_enabled(), depth()
 
 
+def put_back(device: str, before: State) -> None:
+    """Put autocast's state back to what it was."""
+    torch.set_autocast_enabled(device, before[0])
+    torch.set_autocast_dtype(device, before[1])
+    torch.set_autocast_cache_enabled(before[2])
+    while depth() > before[3]:
+        torch.autocast_decrement_nesting()
+    while depth() < before[3]:
+        torch.autocast_increment_nesting()
+
+
+def record(
+    call: Program,
+    inputs: Sequence[object],
+    device: str,
+    ambient: torch.dtype | None,
+    lines: Callable[[], tuple[Place, ...]] = tuple,
+) -> RecordedRun:
+    """Run a program on copies of its inputs, in a region of the dtype `ambient`, in none where that is None.
+
+    The state from before is back afterwards. `lines`: as for `KernelLog`.
+    """
+    run = RecordedRun()
+    before = state(device)
+    given = [item.detach().clone() if isinstance(item, torch.Tensor) else item for item in inputs]
+    torch.manual_seed(0)
+    log = KernelLog(lines)
+    torch.set_autocast_enabled(device, False)
+    try:
+        with nullcontext() if ambient is None else torch.autocast(device, dtype=ambient):
+            entered = depth()
+            try:
+                with log:
+                    made = pytree.tree_leaves(call(*given))
+                run.outputs = [leaf.detach() for leaf in made if isinstance(leaf, torch.Tensor)]
+                run.others = [leaf for leaf in made if not isinstance(leaf, torch.Tensor)]
+            except Exception as error:  # the program may raise anything, and that is what is compared
+                run.error = error
+            after = state(device)
+            run.state = *after[:3], after[3] - entered
+    finally:
+        put_back(device, before)
+    run.kernels = log.kernels
+    return run
+
+
+def same_values(got: RecordedRun, want: RecordedRun) -> bool:
+    """Return whether two runs with results of the same dtypes agree: in every bit where they ran the same kernels.
+
+    Where they did not, up to a rounding of the lowest dtype that was computed in.
+    """
+    ran = [[(kernel.op, kernel.dtypes) for kernel in run.kernels] for run in (got, want)]
+    used = [dtype for kernel in want.kernels for dtype in kernel.dtypes]
+    for a, b in zip(got.outputs, want.outputs, strict=True):
+        inexact = ran[0] != ran[1] and a.dtype.is_floating_point
+        rounding = max(torch.finfo(dtype).eps for dtype in (*used, a.dtype)) if inexact else 0.0
+        wide = torch.complex128 if a.is_complex() else torch.float64
+        if a.shape != b.shape or not torch.allclose(a.cpu().to(wide), b.cpu().to(wide), rounding, rounding, True):
+            return False
+    return True
+
+
 @contextmanager
 def as_python() -> Iterator[None]:
-    """Functions that were scripted or traced before run as the Python they were made of, where that is known."""
+    """Run functions that were scripted or traced before as the Python they were made of, where that is known."""
     kind: Any = torch.jit.ScriptFunction
     compiled = kind.__call__
 
@@ -104,40 +154,44 @@ def as_python() -> Iterator[None]:
         kind.__call__ = compiled
 
 
-def record(call: Program, inputs: Sequence[object], device: str, ambient: torch.dtype | None) -> RecordedRun:
-    """Run a program on copies of its inputs, in a region of the dtype `ambient`, in none where that is None.
+def facts(run: RecordedRun) -> object:
+    """Return what a run gave, without the values of its tensors."""
+    if run.error is not None:
+        return type(run.error).__name__
+    return [*(name_of(tensor.dtype) for tensor in run.outputs), *map(str, run.others)]
 
-    The state from before is back afterwards.
+
+def refusal(error: Exception, says: str) -> tuple[str, str]:
+    """Return what an error says and what it should; the same where it has the words that tell of a limitation."""
+    said = " ".join(str(error).split())
+    wanted = f"an error that says {says!r}" if says else "what eager mode gives"
+    return wanted if says and says in said else f"{type(error).__name__}: {said[:300]}", wanted
+
+
+def differences(
+    program: Program,
+    compiled: Program,
+    inputs: Sequence[object],
+    device: str,
+    regions: Sequence[torch.dtype],
+    says: str = "",
+) -> Iterator[tuple[str, object, object]]:
+    """Yield what is looked at, what the compiled program gave, and what the eager one did.
+
+    Both run outside of regions, and in one of each dtype; the compiled one twice, since TorchScript optimizes after the
+    first call. `says`: what a refusal says that counts as a clear message.
     """
-    run = RecordedRun()
-    before = state(device)
-    given = [item.detach().clone() if isinstance(item, torch.Tensor) else item for item in inputs]
-    torch.manual_seed(0)
-    recorder = _Recorder()
-    torch.set_autocast_enabled(device, False)
-    try:
-        with nullcontext() if ambient is None else torch.autocast(device, dtype=ambient):
-            entered = depth()
-            try:
-                with recorder:
-                    made = call(*given)
-                run.outputs = [tensor.detach() for tensor in tensors(made)]
-                run.others = [item for item in pytree.tree_leaves(made) if not isinstance(item, torch.Tensor)]
-            except Exception as error:  # the program may raise anything, and that is what is compared
-                run.error = error
-            after = state(device)
-            run.state = *after[:3], after[3] - entered
-    finally:
-        _restore(device, before)
-    run.kernels = recorder.kernels
-    return run
-
-
-def _restore(device: str, before: tuple[bool, torch.dtype, bool, int]) -> None:
-    torch.set_autocast_enabled(device, before[0])
-    torch.set_autocast_dtype(device, before[1])
-    torch.set_autocast_cache_enabled(before[2])
-    while depth() > before[3]:
-        torch.autocast_decrement_nesting()
-    while depth() < before[3]:
-        torch.autocast_increment_nesting()
+    places = ["outside of regions", "in a region", "in another one"]
+    for where, ambient in zip(places, (None, *regions), strict=True):
+        with as_python():
+            want = record(program, inputs, device, ambient)
+        for turn in ("first", "second"):
+            got = record(compiled, inputs, device, ambient)
+            what = f"{turn} call {where}"
+            if got.error is not None and want.error is None:
+                yield (f"what {what} gives", *refusal(got.error, says))
+                continue
+            yield f"what the {what} gives", facts(got), facts(want)
+            yield f"state after the {what}", got.state, want.state
+            if facts(got) == facts(want):
+                yield f"whether the {what} gives the same values", same_values(got, want), True

@@ -5,23 +5,23 @@ from __future__ import annotations
 import ast
 import linecache
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
 from ampcheck.tools.lint.names import Function, Names
 from ampcheck.tools.lint.program import CompiledFunction, LintedProgram
+from ampcheck.tools.lint.record import Place, record
 from ampcheck.tools.lint.regions import LintedRegion, region
 from ampcheck.tools.lint.rules import RULES, Diagnostic
 from ampcheck.tools.lint.static import VISITS
 from ampcheck.tools.lint.visits import decorators, every_compiler
-
-Place = tuple[str, int]
-"""A file and a line."""
 
 # What compiles and runs programs is not a part of them.
 _LIBRARY = (
@@ -59,6 +59,17 @@ def places(program: object) -> dict[str, list[Stand]]:
             lines = tuple(traced or _matches(_SCRIPTED, text))
             found[kind.removeprefix("aten::")].append(Stand(lines, bool(traced)))
     return found
+
+
+def lines_now() -> tuple[Place, ...]:
+    """Return the lines of the program that led here, the innermost first."""
+    found = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not record.__code__:
+        if not frame.f_code.co_filename.startswith((*_LIBRARY, "<")):
+            found.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(found)
 
 
 def _matches(pattern: re.Pattern[str], text: str) -> list[Place]:
