@@ -1,6 +1,7 @@
 """One run of a program: the kernels that ran and the dtypes they received, its result, and the state it leaves.
 
-What is compared, and how, is here alone: `check_scripted` and the cases of rule limits use the same functions.
+What is compared, and how, is here alone: `check_scripted` and the cases of rule limits use the same functions, and the
+program of a red case prints them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any, TypeAlias
 import torch
 
 from ampcheck.observe.isolation import depth
-from ampcheck.observe.recorder import overload_name, tensors
-from ampcheck.observe.torch_private import TorchDispatchMode, pytree
+from ampcheck.observe.recorder import Recorder, overload_name, tensors
+from ampcheck.observe.torch_private import pytree
+from ampcheck.register.torch_private import OpOverload
 from ampcheck.spec.torch_dtypes import name_of
 
 Program: TypeAlias = Callable[..., object]
@@ -50,23 +52,20 @@ class RecordedRun:
     state: State | None = None
 
 
-class KernelLog(TorchDispatchMode):
-    """Log kernels below autocast and autograd, where composite ops come in parts and autocast acts on those as always.
+def kernel_log(kernels: list[RecordedKernel], lines: Callable[[], tuple[Place, ...]]) -> Recorder:
+    """Return a mode that adds kernels to a list: below autocast and autograd, where composite ops come in parts.
 
     `lines`: called for each kernel, says which lines of the program led to it.
     """
 
-    def __init__(self, lines: Callable[[], tuple[Place, ...]]) -> None:
-        super().__init__()
-        self.kernels: list[RecordedKernel] = []
-        self.lines = lines
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def run(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         name = overload_name(func).partition(".")[0]
         if name not in MOVES and not func.is_view and not name.startswith("prim::"):
-            given = tuple(x.dtype for x in tensors((args, kwargs or {})) if x.is_floating_point())
-            self.kernels.append(RecordedKernel(name, given, self.lines()))
-        return func(*args, **(kwargs or {}))
+            given = tuple(x.dtype for x in tensors((args, kwargs)) if x.is_floating_point())
+            kernels.append(RecordedKernel(name, given, lines()))
+        return func(*args, **kwargs)
+
+    return Recorder(run)
 
 
 def state(device: str) -> State:
@@ -95,19 +94,18 @@ def record(
 ) -> RecordedRun:
     """Run a program on copies of its inputs, in a region of the dtype `ambient`, in none where that is None.
 
-    The state from before is back afterwards. `lines`: as for `KernelLog`.
+    The state from before is back afterwards. `lines`: as for `kernel_log`.
     """
     run = RecordedRun()
     before = state(device)
     given = [item.detach().clone() if isinstance(item, torch.Tensor) else item for item in inputs]
     torch.manual_seed(0)
-    log = KernelLog(lines)
     torch.set_autocast_enabled(device, False)
     try:
         with nullcontext() if ambient is None else torch.autocast(device, dtype=ambient):
             entered = depth()
             try:
-                with log:
+                with kernel_log(run.kernels, lines):
                     made = pytree.tree_leaves(call(*given))
                 run.outputs = [leaf.detach() for leaf in made if isinstance(leaf, torch.Tensor)]
                 run.others = [leaf for leaf in made if not isinstance(leaf, torch.Tensor)]
@@ -117,7 +115,6 @@ def record(
             run.state = *after[:3], after[3] - entered
     finally:
         put_back(device, before)
-    run.kernels = log.kernels
     return run
 
 

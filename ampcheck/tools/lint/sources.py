@@ -26,7 +26,7 @@ from ampcheck.tools.lint.visits import decorators, every_compiler
 # What compiles and runs programs is not a part of them.
 _LIBRARY = (
     str(Path(torch.__file__).parent),
-    *(str(Path(__file__).parents[2] / name) for name in ("tools/lint", "programs", "compilers")),
+    *(str(Path(__file__).parents[2] / name) for name in ("tools/lint", "programs", "compilers", "observe")),
 )
 _TRACED = re.compile(r"^(?P<file>\S.*)\((?P<line>\d+)\): ", re.MULTILINE)
 _SCRIPTED = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
