@@ -47,7 +47,7 @@ def options_shown() -> dict[tuple[str, ...], set[str]]:
     out: dict[tuple[str, ...], set[str]] = {}
     for words in commands("ampcheck", PAGES):
         actions = itertools.takewhile(lambda word: re.fullmatch(r"[a-z]+", word), words[1:3])
-        name = tuple(actions) if words[1] in ("bench", "waivers") else (words[1],)
+        name = tuple(actions) if words[1] in ("bench", "deviations", "waivers") else (words[1],)
         out.setdefault(name, set()).update(word for word in words[2:] if re.match(r"--?\w", word))
     return out
 
