@@ -128,6 +128,22 @@ def functional_kernel(op: Functional) -> Kernel:
     return _generated(op)
 
 
+_TEMPLATE = """
+def kernel({signature}):
+    try:
+        if modes(): raise Irregular
+        {checks}
+        key = ({key},)
+        program = known.get(key)
+    except CAUGHT:
+        # A kind of call that cannot be read here has no key, so that it is not learned either.
+        key = program = None
+    if program is None:
+        return slow(({positional}), {{{named}}}, key)
+    return program({given})
+"""
+
+
 def _generated(op: Functional) -> Kernel:
     """Return the kernel of `op` as a Python function of the schema's arguments, made from its source."""
     signature: list[str] = []
@@ -170,21 +186,24 @@ def _generated(op: Functional) -> Kernel:
         else:
             key.append(f"tuple({name}) if {name}.__class__ is list else {name}")
     given = ", ".join(arrays + operands)
-    source = f"""
-def kernel({", ".join(signature)}):
-    try:
-        if modes(): raise Irregular
-        {(chr(10) + " " * 8).join(checks)}
-        key = ({", ".join(key)},)
-        program = known.get(key)
-    except CAUGHT:
-        # A kind of call that the fast path cannot read has no key, so that it is not learned either.
-        key = program = None
-    if program is None:
-        return slow(({"".join(name + ", " for name in positional)}), {{{", ".join(named)}}}, key)
-    return program({given})
-"""
-    space: dict[str, object] = {
+    source = _TEMPLATE.format(
+        signature=", ".join(signature),
+        checks="\n        ".join(checks),
+        key=", ".join(key),
+        positional="".join(name + ", " for name in positional),
+        named=", ".join(named),
+        given=given,
+    )
+    space = _names(op)
+    # The source is made from PyTorch's schema, of nothing a caller gives.
+    exec(compile(source, f"{GENERATED}{op.name}>", "exec"), space)
+    kernel: Kernel = dynamo_skip(cast(FunctionType, space["kernel"]))
+    return kernel
+
+
+def _names(op: Functional) -> dict[str, object]:
+    """Return what the source of a generated kernel names."""
+    return {
         "CAUGHT": (AttributeError, KeyError, TypeError, Irregular),
         "Irregular": Irregular,
         "default": torch.get_default_dtype,
@@ -196,11 +215,6 @@ def kernel({", ".join(signature)}):
         "slow": _slow(op),
         "storage_of": storage_of,
     }
-    exec(
-        compile(source, f"{GENERATED}{op.name}>", "exec"), space
-    )  # made from PyTorch's schema, of nothing a caller gives
-    kernel: Kernel = dynamo_skip(cast(FunctionType, space["kernel"]))
-    return kernel
 
 
 def _read(op: Functional, name: str, i: int) -> list[str]:

@@ -12,9 +12,11 @@ import ctypes
 import math
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 
 from ampcheck.jax_device import random
 from ampcheck.jax_device.annotations import Kernel, Kwargs, Tree
@@ -186,6 +188,29 @@ def _largest(call: Call, results: Sequence[PromisedResult | None] | None) -> int
     return max([*(a.size for a in call.arrays), *made], default=1)
 
 
+def _given(
+    lowering: Lowering,
+    common: np.dtype | None,
+    held: Sequence[jax.Array],
+    numbers: Sequence[jax.Array],
+    taken: Taken,
+) -> Tree:
+    """Return an argument as the lowering takes it, inside the program: read from `held`, in the `common` dtype."""
+    if isinstance(taken, Slot):
+        if lowering.columns and taken.layout is not None and (rows := by_columns(taken.layout)) is not None:
+            return Columns(settled(read(held[taken.place], rows), taken.conj, taken.neg))
+        value = held[taken.place] if taken.layout is None else read(held[taken.place], taken.layout)
+        value = settled(value, taken.conj, taken.neg)
+        if common is not None:
+            value = value.astype(common)
+        return wrap(value) if lowering.torch_code else value
+    if isinstance(taken, NumberSlot):
+        return numbers[taken.place]
+    if isinstance(taken, Fixed):
+        return taken.value
+    return [_given(lowering, common, held, numbers, t) for t in taken] if isinstance(taken, tuple) else taken
+
+
 def build(op: Functional, call: Call) -> tuple[Kernel, Kernel]:
     """Return the program of one kind of call and its jitted function: keys, arrays and numbers in; tensors out.
 
@@ -205,25 +230,7 @@ def build(op: Functional, call: Call) -> tuple[Kernel, Kernel]:
 
     def compute(*inputs: jax.Array) -> Tree:
         keys, values = inputs[: lowering.random], inputs[lowering.random :]
-        held, numbers = values[:arrays], values[arrays:]
-
-        def given(taken: Taken) -> Tree:
-            if isinstance(taken, Slot):
-                if lowering.columns and taken.layout is not None and (rows := by_columns(taken.layout)) is not None:
-                    return Columns(settled(read(held[taken.place], rows), taken.conj, taken.neg))
-                value = held[taken.place] if taken.layout is None else read(held[taken.place], taken.layout)
-                value = settled(value, taken.conj, taken.neg)
-                if common is not None:
-                    value = value.astype(common)
-                return wrap(value) if lowering.torch_code else value
-            if isinstance(taken, NumberSlot):
-                return numbers[taken.place]
-            if isinstance(taken, Fixed):
-                return taken.value
-            if isinstance(taken, tuple):
-                return [given(v) for v in taken]
-            return taken
-
+        given = partial(_given, lowering, common, values[:arrays], values[arrays:])
         out = lowering.compute(*keys, *map(given, template_args), **{n: given(v) for n, v in template_kwargs.items()})
         flat = pytree.tree_leaves(out)
         if results == []:  # the op only checks its arguments

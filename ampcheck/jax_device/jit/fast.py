@@ -117,6 +117,21 @@ class JitState:
         return self.reached.signature(), tensors, host, len(self.numbers)
 
 
+_TEMPLATE = """
+def fast({names}{comma}*more):
+    if more or functions(): return MISS
+    try:
+        {body}
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return MISS
+    try:
+        {call}
+    except Stale:
+        return MISS
+    {result}
+"""
+
+
 def generated(entry: Entry, args: Args, state: JitState) -> Function:
     """Return a function of the arguments that runs the program where all that it relies on holds, else returns MISS."""
     lines: list[str] = []
@@ -173,19 +188,7 @@ def generated(entry: Entry, args: Args, state: JitState) -> Function:
         call, result = f"outputs = run([{', '.join(f'a{i}' for i in given)}], reached)", "return outputs"
     body = "\n        ".join(lines)
     names = ", ".join(f"a{i}" for i in range(len(args)))
-    source = f"""
-def fast({names}{", " if names else ""}*more):
-    if more or functions(): return MISS
-    try:
-        {body}
-    except (AttributeError, TypeError, ValueError, RuntimeError):
-        return MISS
-    try:
-        {call}
-    except Stale:
-        return MISS
-    {result}
-"""
+    source = _TEMPLATE.format(names=names, comma=", " if names else "", body=body, call=call, result=result)
     space |= {
         "MISS": MISS, "Stale": Stale, "create": create,
         "distinct": state.distinct, "functions": function_modes, "holds": state.holds,
