@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
+from ampcheck.spec.state import DEFAULTS
 from ampcheck.tools.lint.names import Names
 
 _GENERIC = ("torch.autocast", "torch.amp.autocast", "torch.amp.autocast_mode.autocast")
@@ -15,7 +16,7 @@ _OPTIONS = ("device_type", "dtype", "enabled", "cache_enabled")
 _OLD_OPTIONS = ("enabled", "dtype", "cache_enabled")
 
 _LOW = ("torch.bfloat16", "torch.float16", "torch.half")
-_DEFAULT = {"cpu": "torch.bfloat16", "cuda": "torch.float16", "xpu": "torch.float16", "mps": "torch.float16"}
+_DTYPE = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ class LintedRegion:
     @property
     def own_dtype(self) -> bool:
         """Return whether it names a dtype that is not its device type's default."""
-        return self.dtype.constant and self.dtype.value not in (None, _DEFAULT.get(str(self.device.value)))
+        default = _DTYPE.get(DEFAULTS.get(str(self.device.value), ""))
+        return self.dtype.constant and self.dtype.value not in (None, default)
 
     @property
     def default_dtype(self) -> bool:
