@@ -11,12 +11,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -420,9 +417,9 @@ def _tail(printed: str, lines: int = 3) -> str:
 
 # ---- a case in plain torch
 
-LIMIT = 60.0
+PROGRAM_LIMIT = 60.0
 """Seconds that one program may take."""
-TOGETHER = 240.0
+PROGRAMS_LIMIT = 240.0
 """Seconds that all programs of a run may take."""
 
 YES = "reproduces"
@@ -437,10 +434,10 @@ def reproduce(results: Iterable[Result], env: Mapping[str, str]) -> Iterator[tup
     `env`: the environment, in which the device's module is found. Cases without such lines, and those that
     pass now, are left out.
     """
-    end = time.monotonic() + TOGETHER
+    end = time.monotonic() + PROGRAMS_LIMIT
     for result in results:
         if result.torch and result.status != "fixed":
-            left = min(LIMIT, end - time.monotonic())
+            left = min(PROGRAM_LIMIT, end - time.monotonic())
             yield result.key, _said(result, env, left) if left > 0 else "was not run, for want of time"
 
 
@@ -448,36 +445,23 @@ def _said(result: Result, env: Mapping[str, str], limit: float) -> str:
     with TemporaryDirectory(prefix="ampcheck-") as folder:
         program = Path(folder) / "program.py"  # TorchScript and Dynamo read the source of what they compile
         program.write_text(result.torch, encoding="utf-8")
-        # A new session: what the program starts ends with it.
-        with subprocess.Popen(
-            [sys.executable, str(program)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=dict(env),
-            start_new_session=True,
-        ) as process:
+        with Worker([sys.executable, str(program)], env, "") as process:
             try:
-                out, err = process.communicate(timeout=limit)
-            except BaseException as error:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                if not isinstance(error, subprocess.TimeoutExpired):
-                    raise
+                process.hear(limit)  # it answers nothing, so this waits for its end
+            except TimeoutError:
                 return YES if result.status == "timeout" else f"{NO} (it did not end within {limit:.0f} s)"
-        return _judged(result, process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+            return _judged(result, process.status(), process.printed())
 
 
-def _judged(result: Result, status: int, out: str, err: str) -> str:
+def _judged(result: Result, status: int, printed: str) -> str:
     """Return what a program that ended shows of a case. `status`: its exit code, negative for a signal."""
-    raised = "Traceback (most recent call last)" in err and status == 1
+    _, raised, trace = printed.rpartition("Traceback (most recent call last):\n") if status == 1 else ("", "", "")
     if result.status == "crash":
         return YES if status and not raised else NO
-    if re.search(r"^FAIL ", out, re.MULTILINE):
+    if re.search(r"^FAIL ", printed, re.MULTILINE):
         return YES
     if raised:
-        lines = [line for line in err.splitlines() if line and not line[0].isspace()]
-        match = next((found for line in reversed(lines) if (found := _RAISED.match(line))), None)
+        match = next((found for line in trace.splitlines() if (found := _RAISED.match(line))), None)
         kind = match["kind"] if match else "an exception"
         told = f"{result.message}\n{result.traceback}"
         return YES if re.search(rf"\b{kind}\b", told) else f"{NO} (it raised {kind})"

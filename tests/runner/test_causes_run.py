@@ -270,11 +270,11 @@ def test_a_program_is_judged_by_what_it_shows(program: str, fields: dict[str, st
 
 
 def test_a_program_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ampcheck.runner.run.LIMIT", 1.0)
+    monkeypatch.setattr("ampcheck.runner.run.PROGRAM_LIMIT", 1.0)
     forever = "import time\nwhile True: time.sleep(1)"
     assert said(forever, status="timeout") == YES
     assert said(forever) == f"{NO} (it did not end within 1 s)"
-    monkeypatch.setattr("ampcheck.runner.run.TOGETHER", 0.0)
+    monkeypatch.setattr("ampcheck.runner.run.PROGRAMS_LIMIT", 0.0)
     assert said(forever) == "was not run, for want of time"
 
 
