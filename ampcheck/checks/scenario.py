@@ -13,24 +13,35 @@ Each scenario runs on every device and in each of its lower precisions.
 
 from __future__ import annotations
 
+import ast
+import inspect
+import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
 from typing import Any, NoReturn, TypeVar
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from ampcheck.checks.amp import Amp
-from ampcheck.compilers.kinds import COMPILERS
+from ampcheck.checks.base import Check
+from ampcheck.checks.compiled import simulate_cuda
+from ampcheck.checks.program import merged, preamble, region
+from ampcheck.checks.source import PrintedSource, Unreproducible
+from ampcheck.compilers.kinds import COMPILERS, quiet
 from ampcheck.devices.base import Device
+from ampcheck.devices.registry import known
 from ampcheck.errors import Broken, CheckFailure, Difference, HarnessError, Unsupported, one_line
 from ampcheck.observe.dispatcher import lacks_kernel
+from ampcheck.observe.isolation import reset
 from ampcheck.observe.recorder import Observation, tensors
 from ampcheck.observe.replay import Casting, casting
 from ampcheck.samples import op_database
 from ampcheck.samples.describe import TensorArg
+from ampcheck.spec.case import Case
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -234,3 +245,222 @@ class DeviceAmp(Amp):
             raise Unsupported(self.unjudged)
         if not self.looked_at:
             raise HarnessError("the scenario compared nothing, so that it ended shows nothing")
+
+
+class ScenarioCheck(Check):
+    """A scenario: a test function of a suite file, with the values of its parameters beside `amp`."""
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        params: Mapping[str, object],
+        fixtures: Mapping[str, object] | None = None,
+    ) -> None:
+        self.function, self.params, self.fixtures = function, params, fixtures or {}
+        self.amp: DeviceAmp | None = None
+        """What it was given when it ran; None for one that ended its process."""
+
+    def takes(self, case: Case) -> bool:
+        """Return whether a case is this scenario."""
+        return case.op == self.function.__name__.removeprefix("test_")
+
+    @contextmanager
+    def entered(self, case: Case, device: Device) -> Iterator[DeviceAmp]:
+        """Enter a device around a call of the scenario; then raise what it found.
+
+        One that raises on a backend runs once more without autocast; see `_outside`.
+        """
+        amp = self.amp = DeviceAmp(device, case.amp)
+        with ExitStack() as stack:
+            stack.enter_context(device.activate())
+            if case.compiler:
+                stack.enter_context(simulate_cuda(device))
+                stack.enter_context(quiet())
+            try:
+                yield amp
+            except (CheckFailure, Unsupported, AssertionError):  # they say of themselves what they mean
+                raise
+            except Exception as error:
+                if case.suite in ("eager", "autograd") and amp.type != "cpu" and amp.has_values:
+                    same = self._outside(case, device)
+                    as_here = type(same) is type(error) and str(same) == str(error)
+                    if as_here and self._outside(case, known()["cpu"]) is None:
+                        amp.refused(error, "it")
+                raise
+        amp.finish()
+
+    def run(self, case: Case, device: Device) -> list[str]:
+        reset({device.type: device.default_amp})
+        try:
+            with self.entered(case, device) as amp:
+                self.function(amp, **self.params, **self.fixtures)
+        except Broken:
+            raise
+        except CheckFailure as failure:
+            return failure.differences
+        finally:
+            reset({device.type: device.default_amp})
+        return []
+
+    def _outside(self, case: Case, device: Device) -> Exception | None:
+        """Return what the scenario raises on a device where regions do nothing."""
+        off: dict[str, Any] = {
+            "__init__": lambda self, *_, **__: None,
+            "__enter__": lambda self: self,
+            "__exit__": lambda *_: None,
+        }
+        reset({device.type: device.default_amp})
+        # A device's region may be of another class than torch.autocast.
+        region = patch.object(device, "autocast", lambda *_, **__: torch.autocast(device.type))
+        try:
+            with patch.multiple(torch.autocast, **off), region:
+                self.function(DeviceAmp(device, case.amp), **self.params, **self.fixtures)
+        except Exception as raised:  # it may raise anything
+            return raised
+        return None
+
+    def describe(self, case: Case) -> str:
+        return inspect.cleandoc(self.function.__doc__ or "").partition("\n\n")[0]
+
+    def program(
+        self, case: Case, device: Device, message: str = "", modules: Sequence[str] = (), *, ran: bool = True
+    ) -> str:
+        """Write the scenario in plain torch: it prints a line per check, `ok` or `FAIL` with what was found.
+
+        For a scenario that cannot be put so, it is a comment that says why.
+        """
+        amp = self.amp if ran else None
+        if amp and amp.script:
+            return amp.script
+        scenario = self
+        if amp and amp.instead:
+            function, amp, params = amp.instead
+            scenario = ScenarioCheck(function, params)
+        if write := getattr(scenario.function, "program", None):
+            return str(write(DeviceAmp(device, case.amp), **scenario.params))
+        try:
+            return scenario._program(amp, DeviceAmp(device, case.amp), modules)
+        except Unreproducible as error:
+            reason = f"This scenario needs {error}, for which plain torch has nothing: run it with the pytest line."
+            lines = [*preamble(device, modules), "", f"# {reason}", "# Its region is:"]
+            return "\n".join([*lines, f"with {region(device, case.amp)}:", "    pass"])
+
+    def _program(self, ran: DeviceAmp | None, amp: DeviceAmp, modules: Sequence[str]) -> str:
+        """Return the program: its source, that of `Amp`, and the call. `ran`: what it was given, if it ran here."""
+        device = amp.device
+        arguments = "".join(f", {name}={self._literal(value)}" for name, value in self.params.items())
+        source = self._source({})
+        if kept := source.single_entries(self.params):
+            source = self._source(kept)
+        if "observe" in source.names and not device.observes_composite_ops:
+            raise Unreproducible(f"the recorder of {device.name}, which is inside of it")
+        compilers = [name for name in COMPILERS if name in source.strings or name in self.params.values()]
+        compiled = bool(self.params.get("compiler"))  # it ran where CUDA seemed to be there
+        lines = [
+            f"amp = Amp({device.type!r}, {amp.dtype}, {amp.default})",
+            *_facts(source, device, compilers, simulate_cuda=compiled),
+            *(_data(source, ran.policies.asked, ran.promises) if ran else self._data_unseen(source, amp)),
+            f"{self.function.__name__}(amp{arguments})",
+        ]
+        if "unjudged" in source.attributes:
+            lines.append('if amp.unjudged:\n    print("not judged:", amp.unjudged)')
+        blocks = [*source.text(), "\n".join(lines)]
+        head = [*merged(source.imports), *preamble(device, modules, simulate_cuda=compiled)]
+        return "\n\n".join(["from __future__ import annotations", "\n".join(head), *blocks])
+
+    def _source(self, kept: Mapping[str, object]) -> PrintedSource:
+        """Return the source of the scenario, of what it is given, and of `Amp` as far as they use it."""
+        source = PrintedSource(self.function.__module__, {"Amp"}, kept)
+        source.add(self.function.__name__)
+        for value in self.params.values():
+            if name := self._global_name(value):
+                source.add(name)
+        source.add("Amp", Amp.__module__)
+        source.text()
+        return source
+
+    def _data_unseen(self, source: PrintedSource, amp: DeviceAmp) -> list[str]:
+        """Return the lines of `_data` for a scenario that ended its process.
+
+        It has the policies that its source names, and what its parameters alone decide.
+        """
+        promises: dict[tuple[object, ...], object] = {}
+        for name in source.names:
+            if function := getattr(self.function.__globals__.get(name), "promised", None):
+                given = [self.params[each] for each in list(inspect.signature(function).parameters)[1:]]
+                promises[(name, *given)] = function(amp, *given)
+        return _data(source, {name: p for name, p in amp.policies.items() if name in source.strings}, promises)
+
+    def _global_name(self, value: object) -> str:
+        """Return the name of a class or a function of the suite file; "" for another value."""
+        name = getattr(value, "__name__", "")
+        return name if name and self.function.__globals__.get(name) is value else ""
+
+    def _literal(self, value: object) -> str:
+        """Return a value as a program has it. Raises Unreproducible where it has no such form."""
+        if isinstance(value, torch.dtype):
+            return str(value)
+        if isinstance(value, float) and not math.isfinite(value):
+            return f'float("{value}")'
+        if name := self._global_name(value):
+            return name
+        try:
+            if ast.literal_eval(repr(value)) == value:
+                return repr(value)
+        except (ValueError, SyntaxError):
+            pass
+        raise Unreproducible(f"the {type(value).__name__} that pytest gives it")
+
+
+_AUTOCAST = """\
+def autocast(dtype=None, **options):  # torch.autocast("cuda") switches itself off where CUDA is absent
+    absent, supported = "torch.cuda.amp.common.amp_definitely_not_available", "torch.cuda.is_bf16_supported"
+    with mock.patch(absent, lambda: False), mock.patch(supported, lambda *args: True):
+        return torch.autocast("cuda", dtype=dtype, **options)
+
+amp.autocast = autocast"""
+_COMPILED = """\
+def compiled(compiler, function, *inputs, **options):
+    how, given = compilers[compiler]
+    return how(function, inputs, **{**given, **options}).call
+
+amp.compiled = compiled"""
+
+
+def _facts(source: PrintedSource, device: Device, compilers: Sequence[str], *, simulate_cuda: bool) -> list[str]:
+    """Return the lines that say of `amp` how the device differs from one of PyTorch's own that is there.
+
+    `simulate_cuda`: whether the whole program believes that CUDA is there.
+    """
+    used = source.attributes
+    lines = [f"amp.{name} = {getattr(device, name)!r}" for name in ("name", "key") if name in used]
+    if not device.has_values:
+        lines += ["amp.has_values = False", *(["amp.activate = lambda: fake"] if "activate" in used else [])]
+    if "autocast" in used and device.region != "torch.autocast":
+        lines.append(f"amp.autocast = lambda dtype=None, **more: {device.region}(amp.type, dtype=dtype, **more)")
+    elif "autocast" in used and device.type == "cuda" and not device.has_values and not simulate_cuda:
+        lines += ["from unittest import mock", _AUTOCAST]
+    if "compiled" in used:
+        rows = []
+        for name in compilers:
+            how, given = COMPILERS[name].how, dict(COMPILERS[name].given)
+            source.add(how.__name__, how.__module__)
+            rows.append(f"    {name!r}: ({how.__name__}, {given}),")
+        lines += ["\n".join(["compilers = {", *rows, "}"]), _COMPILED]
+    if "j2t" in used:
+        origin = "ampcheck.jax_device.interop.functions" if "ampcheck" in "".join(device.setup) else "torchax.interop"
+        lines.append(f"from {origin} import j2t_autograd\n\namp.j2t = j2t_autograd")
+    return lines
+
+
+def _data(source: PrintedSource, policies: Mapping[str, str], promises: Mapping[Any, object]) -> list[str]:
+    """Return the lines with the policies and the promises that a scenario asked for."""
+    lines = []
+    for name, table, what in (
+        ("policies", policies, "PyTorch documents for these ops"),
+        ("promises", promises, "the specification says"),
+    ):
+        if name in source.attributes:
+            rows = "\n    ".join(["{", *(f"{key!r}: {value!r}," for key, value in table.items())])
+            lines.append(f"amp.{name} = {rows}\n}}  # what {what}")
+    return lines

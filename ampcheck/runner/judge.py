@@ -5,24 +5,19 @@ A result has the status after known deviations, its cause, and how to reproduce 
 
 from __future__ import annotations
 
+import argparse
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
-from unittest.mock import patch
 
 import pytest
-import torch
 
-from ampcheck import reproduce, samples
-from ampcheck.checks.compiled import simulate_cuda
+from ampcheck import samples
 from ampcheck.checks.kinds import check_of
 from ampcheck.checks.program import pytest_line
-from ampcheck.checks.scenario import DeviceAmp
+from ampcheck.checks.scenario import DeviceAmp, ScenarioCheck
 from ampcheck.checks.sweep import parts
-from ampcheck.compilers.kinds import quiet
 from ampcheck.devices.base import Device
-from ampcheck.devices.registry import known
 from ampcheck.errors import Broken, CheckFailure, Unsupported, one_line
 from ampcheck.observe import blame
 from ampcheck.observe.dispatcher import lacks_kernel
@@ -33,7 +28,6 @@ from ampcheck.runner.summarize import case_text
 from ampcheck.samples import op_database
 from ampcheck.spec.case import CELLS, Case
 from ampcheck.spec.rules import RULES
-from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
 WARNED = pytest.StashKey[list[warnings.WarningMessage]]()
 """The warnings given while a case ran."""
@@ -51,8 +45,8 @@ _OP_WARNINGS = (
     "(?s)An output with one or more elements was resized",
 )
 
-_JUDGED = (CheckFailure, Unsupported, AssertionError)
-"""Exceptions that say of themselves what they mean."""
+SCENARIO = pytest.StashKey[ScenarioCheck]()
+"""The scenario that a case is."""
 
 
 class Judge:
@@ -80,10 +74,6 @@ class Judge:
     def running(self, item: pytest.Function, case: Case) -> Iterator[None]:
         """Enter around the call of a case: fresh autocast state and the device; then raise a scenario's findings."""
         device = self._devices[case.device]
-        amp = None
-        given: dict[str, Any] = item.funcargs
-        if "amp" in given:
-            amp = given["amp"] = DeviceAmp(*given["amp"])
         while self._to_load:
             with self._to_load.pop().activate():
                 pass
@@ -98,19 +88,9 @@ class Judge:
                 warnings.simplefilter("always")  # a warning decides no verdict
                 for text in _OP_WARNINGS:
                     warnings.filterwarnings("ignore", text)
-                if amp:
-                    stack.enter_context(device.activate())
-                if amp and case.compiler:
-                    stack.enter_context(simulate_cuda(device))
-                    stack.enter_context(quiet())
-                try:
-                    yield
-                except Exception as error:
-                    if amp and case.suite in ("eager", "autograd") and not isinstance(error, _JUDGED):
-                        _repeat_without_autocast(item, amp, error)
-                    raise
-            if amp:
-                amp.finish()
+                if "amp" in item.funcargs:
+                    item.funcargs["amp"] = stack.enter_context(self._scenario(item).entered(case, device))
+                yield
         finally:
             reset(self._defaults)
 
@@ -209,36 +189,16 @@ class Judge:
         modules, ran = self._modules, bool(message)
         if (kind := check_of(case)) is not None:
             return kind.program(case, device, message, modules, ran=ran)
-        amp = function.funcargs.get("amp")
-        amp = amp if isinstance(amp, DeviceAmp) else None
-        given = {name: value for name, value in function.callspec.params.items() if name != "amp"}
-        return reproduce.of_scenario(function.function, device, DTYPES[case.amp], given, modules, amp=amp)
+        return self._scenario(function).program(case, device, message, modules, ran=ran)
 
-
-def _repeat_without_autocast(item: pytest.Function, amp: DeviceAmp, error: Exception) -> None:
-    """Run a scenario that raised on a backend once more, there and on the CPU, with regions that do nothing.
-
-    Raises Broken, or Unsupported, as `DeviceAmp.refused` does, if the backend alone raises the same then.
-    """
-    if amp.type == "cpu" or not amp.device.has_values:
-        return
-    off: Any = {"__init__": lambda self, *_, **__: None, "__enter__": lambda self: self, "__exit__": lambda *_: None}
-
-    def outside(device: Device) -> Exception | None:
-        given = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
-        reset({device.type: device.default_amp})
-        # A device's region may be of another class than torch.autocast.
-        region = patch.object(device, "autocast", lambda *_, **__: torch.autocast(device.type))
-        try:
-            with patch.multiple(torch.autocast, **off), region:
-                item.obj(**{**given, "amp": DeviceAmp(device, name_of(amp.dtype))})
-        except Exception as raised:
-            return raised
-        return None
-
-    same = outside(amp.device)
-    if type(same) is type(error) and str(same) == str(error) and outside(known()["cpu"]) is None:
-        amp.refused(error, "it")
+    @staticmethod
+    def _scenario(item: pytest.Function) -> ScenarioCheck:
+        """Return the scenario of a case, which is made once."""
+        if SCENARIO not in item.stash:
+            params = {name: value for name, value in item.callspec.params.items() if name != "amp"}
+            fixtures = {name: value for name, value in item.funcargs.items() if name not in item.callspec.params}
+            item.stash[SCENARIO] = ScenarioCheck(item.function, params, fixtures)
+        return item.stash[SCENARIO]
 
 
 # ---- statuses
@@ -291,7 +251,7 @@ def _noted(item: pytest.Function, differences: list[str]) -> list[str]:
     return [told for told in amp.differences if told not in differences] if isinstance(amp, DeviceAmp) else []
 
 
-def _further(option: Any) -> list[str]:
+def _further(option: argparse.Namespace) -> list[str]:
     """Return the options that a line which reproduces one case has to repeat."""
     if not option.nightly:
         return []

@@ -138,8 +138,7 @@ _SHORT = {
 }
 
 
-@pytest.mark.parametrize("name", list(PROGRAMS))
-@scenario()
+@scenario(name=PROGRAMS, program=lambda amp, name: RegionExplorer(amp.device).script(_program(amp, name)))
 def test_known(amp: DeviceAmp, name: str) -> None:
     """Programs written down: one for each kind of step, and those on which PyTorch deviates (spec/state.py)."""
     explorer, text = RegionExplorer(amp.device), _program(amp, name)
@@ -155,8 +154,3 @@ def _program(amp: DeviceAmp, name: str) -> str:
     for short, full in {**_SHORT, "TYPE": repr(amp.type), "DTYPE1": f"torch.{low}", "DTYPE2": f"torch.{other}"}.items():
         text = re.sub(rf"\b{short}\b", full, text)
     return program(text.splitlines())
-
-
-def in_plain_torch(body: object, amp: DeviceAmp, name: str = "", **others: object) -> str:
-    """A program that is written down as plain torch, for `ampcheck.reproduce`; "" for one that is drawn."""
-    return RegionExplorer(amp.device).script(_program(amp, name)) if name else ""

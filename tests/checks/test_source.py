@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
+from ampcheck.checks.scenario import ScenarioCheck
 from ampcheck.checks.source import PrintedSource, Unreproducible
 from ampcheck.devices.registry import known
-from ampcheck.reproduce import of_scenario
+from ampcheck.spec.case import Case
 
 MODULE = '''\
 """A suite file."""
@@ -81,6 +81,12 @@ def module(tmp_path: Path) -> Iterator[ModuleType]:
     del sys.modules["test_given"]
 
 
+def _program(function: Callable[..., object], params: dict[str, object]) -> str:
+    """Return the program of a scenario that did not run here."""
+    case = Case("eager", "context", function.__name__.removeprefix("test_"), "", "", "bf16", "cpu", "cpu")
+    return ScenarioCheck(function, params).program(case, known()["cpu"], ran=False)
+
+
 def test_source_is_what_the_function_uses(module: ModuleType) -> None:
     whole = PrintedSource("test_given")
     whole.add("test_it")
@@ -106,7 +112,7 @@ def test_source_is_what_the_function_uses(module: ModuleType) -> None:
 
 
 def test_a_program_has_what_the_specification_said(module: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    text = of_scenario(module.test_it, known()["cpu"], torch.bfloat16, {"kind": "a"})
+    text = _program(module.test_it, {"kind": "a"})
     exec(text, {"__name__": "program"})
     assert capsys.readouterr().out.startswith(("ok  ", "FAIL"))
     assert f"('wanted', 'a'): {len(known()) + 1}" in text
@@ -116,8 +122,8 @@ def test_what_plain_torch_lacks_is_said(module: ModuleType, capsys: pytest.Captu
     sources = PrintedSource("test_given")
     with pytest.raises(Unreproducible, match=r"known of ampcheck\.devices\.registry"):
         sources.add("test_other")
-    text = of_scenario(module.test_other, known()["cpu"], torch.bfloat16, {})
+    text = _program(module.test_other, {})
     assert "# This scenario needs known of ampcheck.devices.registry, for which plain torch has nothing" in text
     exec(text, {})
-    text = of_scenario(module.test_it, known()["cpu"], torch.bfloat16, {"kind": object()})
+    text = _program(module.test_it, {"kind": object()})
     assert "needs the object that pytest gives it" in text

@@ -34,7 +34,7 @@ def pytest_collection_finish(session: Any) -> None:
         if "amp" in params:
             device, dtype = params["amp"]
             if dtype == device.default_amp:
-                found[item.nodeid] = _scenario(item, device, dtype)
+                found[item.nodeid] = _scenario(item, device)
         elif "case" in params:
             case = params["case"]
             drawn.setdefault((case.suite, case.rule, params["device"].name), []).append((case, params["device"]))
@@ -45,35 +45,25 @@ def pytest_collection_finish(session: Any) -> None:
     Path(os.environ["REPRO_PROGRAMS"]).write_text(json.dumps(found), encoding="utf-8")
 
 
-def _scenario(item: Any, device: Any, dtype: str) -> dict[str, Any]:
-    from ampcheck.checks.scenario import DeviceAmp
-    from ampcheck.reproduce import of_scenario
-    from ampcheck.spec.torch_dtypes import DTYPES
+def _scenario(item: Any, device: Any) -> dict[str, Any]:
+    """The program of a scenario, and what it finds: its differences, or else the name of what it raised."""
+    from ampcheck.checks.scenario import ScenarioCheck
+    from ampcheck.errors import Broken
+    from ampcheck.runner.collect import CASE
 
-    given = {name: value for name, value in item.callspec.params.items() if name != "amp"}
-    found = _found(item)
-    amp = item.funcargs.get("amp")
-    amp = amp if isinstance(amp, DeviceAmp) else None  # it draws programs, and did not run
-    return {"program": of_scenario(item.function, device, DTYPES[dtype], given, amp=amp), **found}
-
-
-def _found(item: Any) -> dict[str, Any]:
-    """What a scenario finds, run as the suite runs it: its differences, or else the name of what it raised."""
-    from ampcheck.errors import CheckFailure
-
-    if set(item.fixturenames) - set(item.callspec.params):  # it draws programs, by what pytest was told
-        return {"differences": [], "raised": ""}
-    session = item.config.pluginmanager.get_plugin("ampcheck-run").session
-    item.funcargs.update(item.callspec.params)
-    try:
-        with warnings.catch_warnings(), session.execution.running(item):
-            warnings.simplefilter("ignore")
-            item.function(**item.funcargs)
-    except CheckFailure as failure:
-        return {"differences": failure.differences, "raised": ""}
-    except Exception as error:  # a scenario may raise anything, and its program must raise the same
-        return {"differences": [], "raised": type(error).__name__}
-    return {"differences": [], "raised": ""}
+    case = item.stash[CASE]
+    check = ScenarioCheck(item.function, {name: value for name, value in item.callspec.params.items() if name != "amp"})
+    differences, raised = [], ""
+    if set(item.fixturenames) <= set(item.callspec.params):  # others draw programs, by what pytest was told
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                differences = check.run(case, device)
+        except Broken as broken:
+            differences = broken.differences
+        except Exception as error:  # a scenario may raise anything, and its program must raise the same
+            raised = type(error).__name__
+    return {"program": check.program(case, device), "differences": differences, "raised": raised}
 
 
 def _sample(cases: list[Any]) -> list[Any]:

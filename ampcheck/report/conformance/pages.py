@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from ampcheck.errors import UsageError
@@ -70,7 +71,7 @@ FILTERS: Mapping[str, Callable[..., str]] = {
 }
 
 
-def common(history: History) -> dict[str, object]:
+def common(history: History) -> dict[str, Any]:
     """Return the values of every page."""
     return {
         "run": _summary(history.newest, run_names(history)[0]),
@@ -83,7 +84,7 @@ def common(history: History) -> dict[str, object]:
     }
 
 
-def health(history: History) -> dict[str, object]:
+def health(history: History) -> dict[str, Any]:
     """Return the first page: what changed, how much ran, what needs a person."""
     newest, previous = history.newest, history.previous
     rows = [
@@ -118,7 +119,7 @@ def health(history: History) -> dict[str, object]:
     }
 
 
-def states(path: Path) -> dict[str, object]:
+def states(path: Path) -> dict[str, Any]:
     """Read what `ampcheck coverage --json` wrote. Raises UsageError where it is no such file."""
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
@@ -129,7 +130,7 @@ def states(path: Path) -> dict[str, object]:
         raise UsageError(f"{path} is no file of counts; write one with ampcheck coverage --json {path}") from error
 
 
-def deviations(history: History, entries: Sequence[Deviation]) -> dict[str, object]:
+def deviations(history: History, entries: Sequence[Deviation]) -> dict[str, Any]:
     """Every deviation with the newest run's cases that hit it; those that no entry here explains come last."""
     hits: dict[str, list[Result]] = {}
     for result in history.newest.results.values():
@@ -149,7 +150,7 @@ def deviations(history: History, entries: Sequence[Deviation]) -> dict[str, obje
     return {"entries": rows}
 
 
-def about(history: History) -> dict[str, object]:
+def about(history: History) -> dict[str, Any]:
     """Versions, devices, machine and command of the newest run, file by file."""
     run = history.newest
     alone = {**run.header, "file": run.path.name, "note": run.note, "ran": ran(run)}
@@ -200,7 +201,7 @@ def judged(run: Run) -> tuple[str, str]:
     return "red", "; ".join(parts) + "."
 
 
-def _cause(cause: Cause, said: Mapping[str, str]) -> dict[str, object]:
+def _cause(cause: Cause, said: Mapping[str, str]) -> dict[str, Any]:
     return {
         "text": cause.line().removeprefix(f"{cause.example.status}: "),
         "status": cause.example.status,
@@ -217,7 +218,7 @@ def used(counts: Counter[str]) -> list[Status]:
     return [status for name, status in SHOWN.items() if counts[name]]
 
 
-def _summary(run: Run, name: str) -> dict[str, object]:
+def _summary(run: Run, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "started": str(run.header.get("started", "")),
@@ -256,7 +257,7 @@ def _by_rule(run: Run) -> list[Tally]:
     ]
 
 
-def _hit(results: Sequence[Result]) -> dict[str, object]:
+def _hit(results: Sequence[Result]) -> dict[str, Any]:
     rows = [row for row in _by_device(results, ()) if row.total]
     return {
         "hits": sorted(result.key for result in results),
