@@ -243,7 +243,7 @@ def test_a_reproduction_is_torchax_s_own(answers: dict[str, Any]) -> None:
     assert "ampcheck" not in program
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "FAIL dtypes of the outputs" in done.stdout
+    assert "FAIL output 0 of aten::mm is bf16; expected fp64" in done.stdout
 
 
 # ---- its deviations
