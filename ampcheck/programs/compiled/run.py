@@ -13,18 +13,20 @@ from typing import Any
 import torch
 from hypothesis import assume
 
-from ampcheck.compilers.kinds import COMPILERS, quiet
+from ampcheck.checks.program import written
+from ampcheck.compilers.kinds import COMPILERS, quiet, source_of_making
 from ampcheck.devices.base import Device
 from ampcheck.errors import one_line
 from ampcheck.observe.closeness import identical
 from ampcheck.observe.isolation import reset
 from ampcheck.observe.recorder import tensors
+from ampcheck.observe.torch_private import pytree
 from ampcheck.programs.compiled.strategies import FUZZED, CompiledProgram, programs
 from ampcheck.programs.search import Search
-from ampcheck.reproduce.common import CHECK, COMPILED, assembled
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 from ampcheck.tools.lint import defined
 from ampcheck.tools.lint.record import state
+from ampcheck.tools.lint.reproduce import CHECK
 
 NIGHTLY = 600
 _Outcome = tuple[list[torch.Tensor], object]
@@ -122,10 +124,6 @@ def _bound(program: CompiledProgram) -> float:
     return _LOOSE * torch.finfo(torch.bfloat16 if low else torch.float32).eps
 
 
-_MODULE = """\
-class Module(torch.nn.Module):
-    def forward(self, a, b):
-        return program(a, b)"""
 _RUN = """\
 def inputs():
     values = [[0.1, 0.7], [0.3, 1.3]], [[1.1, 0.2], [0.6, 0.9]]
@@ -157,14 +155,14 @@ for turn in ("first", "second"):
 
 def text_of(program: CompiledProgram, compiler: str, device: Device) -> str:
     """Return a program in plain torch, eagerly and compiled, which prints what a case prints."""
-    made = COMPILED[compiler].format(function="program", inputs="inputs()", options="fullgraph=True", sizes="")
+    how, made = source_of_making(compiler, "program", "inputs()")
     region = f"torch.autocast({device.type!r}, dtype={DTYPES[program.ambient]})" if program.ambient else "nullcontext()"
     bound = 0.0 if FUZZED[compiler].exact else _bound(program)
     blocks = [
+        "import torch.nn.functional as F",
         program.text.rstrip(),
-        *([_MODULE] if "Module()" in made else []),
         CHECK,
         _RUN.format(device=device.type, region=region),
-        _COMPARED.format(region=region, made=made, bound=bound),
+        _COMPARED.format(region=region, made=f"{made}.call", bound=bound),
     ]
-    return assembled(device, (), blocks, ["import torch.nn.functional as F"])
+    return written(device, (), [how, nullcontext, pytree.tree_leaves], blocks)

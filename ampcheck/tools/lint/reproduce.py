@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 from ampcheck.checks.program import expression, written
 from ampcheck.checks.scenario import DeviceAmp
-from ampcheck.reproduce.common import CHECK
 from ampcheck.samples.describe import TensorArg
 from ampcheck.tools.lint.record import differences, refusal
 
 if TYPE_CHECKING:
     from ampcheck.tools.lint.cases import Limit
 
+CHECK = """\
+def check(what, got, want):
+    print("ok  " if got == want else "FAIL", what, "| got", got, "| expected", want)"""
 _COMPARED = """\
 try:
     {compile}
