@@ -21,11 +21,12 @@ import torch
 from ampcheck.checks.comparisons import bitwise, output_dtypes, same_error
 from ampcheck.compilers.source import define
 from ampcheck.errors import one_line
+from ampcheck.observe.closeness import relative_distance
 from ampcheck.observe.isolation import depth
-from ampcheck.observe.recorder import Observation, observe, tensors
+from ampcheck.observe.recorder import Observation, Recorder, observe, tensors
 from ampcheck.observe.replay import CALLERS, Casting, replay
 from ampcheck.observe.threads import in_thread, interleave
-from ampcheck.observe.torch_private import TorchDispatchMode
+from ampcheck.register.torch_private import OpOverload
 from ampcheck.spec.casting import APPENDED
 from ampcheck.spec.policies import KEYS
 from ampcheck.spec.torch_dtypes import name_of
@@ -151,10 +152,20 @@ class Amp:
 
     def copies(self, call: Callable[[], Any], tensor: torch.Tensor | None = None) -> list[weakref.ref[torch.Tensor]]:
         """Return weak references to a call's casts of a tensor, or of any, gradients recorded as usual."""
-        copier = Copies(tensor)
-        with copier:
+        made: list[weakref.ref[torch.Tensor]] = []
+        followed = None if tensor is None else weakref.ref(tensor)
+        # Inference mode casts with `to.dtype`, everything else with `_to_copy`.
+        casts = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
+
+        def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            out = func(*args, **kwargs)
+            if func in casts and (followed is None or args[0] is followed()) and args[0].dtype != out.dtype:
+                made.append(weakref.ref(out))
+            return out
+
+        with Recorder(run):
             call()
-        return copier.made
+        return made
 
     def op_info(self, name: str) -> Any:
         """Return an op of PyTorch's own op database; None where this torch has none of the name."""
@@ -258,7 +269,7 @@ class Amp:
             shapes = f"{list(host.shape)} {host.dtype}; expected {list(want.shape)} {want.dtype}"
             self.check(False, what, f"got {shapes}")
             return
-        far = ((host - want).abs() / (1 + want.abs())).max().item() if host.numel() else 0.0
+        far = relative_distance(host, want)
         self.check(far <= tolerance, what, f"differs by {far:.2g}; at most {tolerance:.2g} is expected")
 
     def assert_identical(self, what: str, got: torch.Tensor | None, want: torch.Tensor | None) -> None:
@@ -323,22 +334,3 @@ class Amp:
     def refused(self, error: Exception, name: str) -> NoReturn:
         """End the scenario over an exception that is raised without autocast, too."""
         raise SystemExit(f"{name} raised {error}; it raises that without autocast, too")
-
-
-class Copies(TorchDispatchMode):
-    """Collects casts, of one tensor or of any.
-
-    Inference mode reaches it with `to.dtype`, everything else with `_to_copy`.
-    """
-
-    def __init__(self, tensor: torch.Tensor | None) -> None:
-        super().__init__()
-        self.made: list[weakref.ref[torch.Tensor]] = []
-        self._tensor: Any = tensor if tensor is None else weakref.ref(tensor)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out: Any = func(*args, **(kwargs or {}))
-        cast = func in (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
-        if cast and (self._tensor is None or args[0] is self._tensor()) and args[0].dtype != out.dtype:
-            self.made.append(weakref.ref(out))
-        return out
