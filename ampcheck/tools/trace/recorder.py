@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import NamedTuple
@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch.autograd.graph import Node
 
-from ampcheck.observe.recorder import CASTS, overload_name, tensors
-from ampcheck.observe.torch_private import DisableTorchFunction, TorchDispatchMode
+from ampcheck.observe.recorder import CASTS, Recorder, overload_name, tensors
+from ampcheck.observe.torch_private import DisableTorchFunction
 from ampcheck.register.torch_private import DispatchKey, OpOverload, backend_name, has_kernel
 from ampcheck.spec.dtypes import is_floating
 from ampcheck.spec.torch_dtypes import name_of
@@ -49,9 +49,10 @@ def signature_of(func: OpOverload) -> TracedOp:
 
 
 class TraceRecorder:
-    """The state of one trace. `ops` are the records made so far."""
+    """The state of one trace. `ops` are the records made so far, `kernels` the mode that sees the casts and kernels."""
 
     def __init__(self) -> None:
+        self.kernels = Recorder(self._kernel)
         self.ops: list[OpRecord] = []
         self._sources = Sources()
         self._casts = CastTracker(self._sources)
@@ -100,18 +101,13 @@ class TraceRecorder:
         self._sources = Sources()
         self._casts = CastTracker(self._sources)
 
-    def kernel(
-        self,
-        mode: TorchDispatchMode,
-        func: OpOverload,
-        types: Iterable[type],
-        args: tuple[object, ...],
-        kwargs: dict[str, object],
-    ) -> object:
+    def _kernel(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run a kernel that the dispatch mode was given, and record it. Returns what it returns."""
+        with _untraced():
+            given = list(tensors((args, kwargs)))
         # Function modes saw the program's call; the second one from here they would not see without a trace. The
         # methods of tensor subclasses are the program's again.
-        untraced = _untraced() if all(kind is FakeTensor for kind in types) else nullcontext()
+        untraced = _untraced() if all(map(_is_plain, given)) else nullcontext()
         signature = signature_of(func)
         call = self.current()
         if signature.is_cast or signature.is_view:
@@ -121,7 +117,6 @@ class TraceRecorder:
                 self._moved(call, signature, args, out)
             return out
         with _untraced():
-            given = list(tensors((args, kwargs)))
             record = self._record(call, given)
             policy = names.kernel_policy(record.region.device, signature.overload)
             self._casts.consumed(call, policy, signature.overload, given)
@@ -129,7 +124,7 @@ class TraceRecorder:
         free = policy == "fallthrough" and record.policy in ("", "fallthrough")
         with self._autocast(call, free):
             if signature.composite and free:
-                with mode:
+                with self.kernels:
                     return func._op_dk(_COMPOSITE, *args, **kwargs)
             with untraced:
                 out = func(*args, **kwargs)
@@ -227,6 +222,12 @@ class TraceRecorder:
         finally:
             for name in types:
                 torch.set_autocast_enabled(name, False)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether the class of a tensor runs no Python code for a kernel, but that of fake tensors."""
+    kind = type(tensor)
+    return kind is FakeTensor or kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def _untraced() -> AbstractContextManager[object]:

@@ -13,8 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ampcheck.errors import UsageError
-from ampcheck.observe.torch_private import DisableTorchFunction, TorchDispatchMode
-from ampcheck.register.torch_private import OpOverload
+from ampcheck.observe.torch_private import DisableTorchFunction
 from ampcheck.tools.torch_private import (
     disabled_function,
     function_mode_at,
@@ -52,7 +51,7 @@ class Trace(AbstractContextManager["Trace"]):
             stack.enter_context(patch.object(torch.overrides, "has_torch_function", _overridden))
             stack.callback(self.recorder.finish)
             stack.enter_context(PublicCalls(self.recorder))
-            stack.enter_context(KernelCalls(self.recorder))
+            stack.enter_context(self.recorder.kernels)
             stack.callback(setattr, _active, "trace", None)
             _active.trace = self
             self._stack = stack.pop_all()
@@ -141,23 +140,6 @@ class PublicCalls(TorchFunctionMode):
             raise
         finally:
             self._recorder.leave(call)
-
-
-class KernelCalls(TorchDispatchMode):
-    """Sees the casts and the kernels."""
-
-    def __init__(self, recorder: TraceRecorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Iterable[type],
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
-        return self._recorder.kernel(self, func, types, args, kwargs or {})
 
 
 def _body(func: Callable[..., object]) -> Callable[..., object] | None:

@@ -8,12 +8,14 @@ from types import CodeType, FrameType
 
 import torch
 
+from ampcheck.observe import recorder
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.torch_private import MODULE_CALL
 from ampcheck.tools.trace.records import Kind
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = os.path.dirname(__file__) + os.sep
+_RECORDER = recorder.__file__  # calls each op for the trace
 
 
 class Sources:
@@ -67,7 +69,7 @@ class Sources:
         if inside is None:
             # Generated code ("<string>") has no place to show, so the frame that called it is looked for.
             name = code.co_filename
-            inside = name.startswith((_TORCH, _OWN, "<")) and name != "<stdin>"
+            inside = name.startswith((_TORCH, _OWN, _RECORDER, "<")) and name != "<stdin>"
             self._library[code] = inside
         return inside
 
