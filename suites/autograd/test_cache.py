@@ -27,7 +27,7 @@ def test_one_cast_with_gradients(amp: Amp) -> None:
 
 
 def _expect_reference_gradient(amp: Amp, what: str, weight: torch.Tensor, reference: torch.Tensor) -> None:
-    """The gradient is that of explicit casts, up to the dtype in which the uses were summed.
+    """Note a gradient that is not that of explicit casts, up to the dtype in which the uses were summed.
 
     PyTorch's own devices sum in the lower precision (docs/findings); one that sums in float32 is right, too.
     """
@@ -188,7 +188,7 @@ def test_gradient_of_many_uses(amp: Amp) -> None:
 
 
 def _losses(amp: Amp, outer: AbstractContextManager[object]) -> list[float]:
-    """The loss of each of five training steps inside of a context."""
+    """Return the loss of each of five training steps inside of a context."""
     weight, x = (torch.ones(4, 4, device=amp.type, requires_grad=grad) for grad in (True, False))
     optimizer = torch.optim.SGD([weight], lr=0.01)
     found = []

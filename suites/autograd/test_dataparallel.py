@@ -241,7 +241,7 @@ def _network(amp: Amp) -> torch.nn.Sequential:
 
 
 def _forward_and_backward(amp: Amp, net: torch.nn.Module, x: torch.Tensor, decay: float = 0.0) -> torch.dtype:
-    """A forward in a region and a backward. `decay` gives gradients digits that no lower precision holds."""
+    """Run a forward in a region and a backward. `decay` gives gradients digits that no lower precision holds."""
     with amp.region():
         out: torch.Tensor = net(x)
     loss = out.float().square().sum()

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.rule("j2t")
 def _device_and_cpu_leaf(
     amp: Amp, *shape: int, dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A leaf on the device, and one on the CPU with its values."""
+    """Return a leaf on the device, and one on the CPU with its values."""
     made = amp.rand(*shape, dtype=dtype)
     return made.requires_grad_(), amp.host(made.detach()).requires_grad_()
 
@@ -30,7 +30,7 @@ def _device_and_cpu_leaf(
 def _expect_gradient(
     amp: Amp, what: str, got: torch.Tensor | None, want: torch.Tensor | None, tolerance: float = 1e-5
 ) -> None:
-    """A gradient is there, and near the one that the CPU has."""
+    """Note a gradient that is absent, or far from the one that the CPU has."""
     amp.assert_equal(f"whether there is a {what}", (got is not None, want is not None), (True, True))
     if got is not None and want is not None:
         amp.assert_close(what, got, want, tolerance)

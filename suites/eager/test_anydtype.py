@@ -84,7 +84,7 @@ def _put(amp: Amp, setter: str, dtype: torch.dtype) -> Iterator[bool]:
 
 
 def _wanted(amp: Amp, overload: str, dtype: torch.dtype, given: torch.dtype) -> torch.dtype:
-    """The dtype that an op of two tensors of a dtype runs in, by its policy."""
+    """Return the dtype that an op of two tensors of a dtype runs in, by its policy."""
     eligible = given.is_floating_point and given != torch.float64
     policy = amp.policies.get(overload, "")
     wide = policy in ("upcast", "optdtype")
@@ -92,7 +92,7 @@ def _wanted(amp: Amp, overload: str, dtype: torch.dtype, given: torch.dtype) -> 
 
 
 def _outcome(call: Callable[[], object]) -> object:
-    """The dtype of a result, or the class and the first line of an error."""
+    """Return the dtype of a result, or the class and the first line of an error."""
     try:
         out = call()
     except Exception as error:

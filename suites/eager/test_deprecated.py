@@ -20,7 +20,7 @@ _CUDA_IS_THERE = "torch.cuda.amp.common.amp_definitely_not_available"
 
 
 def _deprecated_region(amp: Amp, *args: object, **kwargs: object) -> torch.autocast:
-    """A region made by the device type's deprecated class; a missing warning is noted."""
+    """Return a region made by the device type's deprecated class; a missing warning is noted."""
     module = getattr(torch, amp.type).amp
     said = f"`torch.{amp.type}.amp.autocast(args...)` is deprecated. Please use `torch.amp.autocast('{amp.type}'"
     with patch(_CUDA_IS_THERE, lambda: False), patch("torch.cuda.is_bf16_supported", lambda: True):
@@ -105,7 +105,7 @@ def test_replacement_is_quiet(amp: Amp) -> None:
 
 
 def _check_functions(amp: Amp, old: str, new: str) -> None:
-    """The four functions of a device type, `old` in their names, do what those that take `new` do."""
+    """Note which of the four functions of a device type, `old` in their names, differ from those that take `new`."""
     before = torch.is_autocast_enabled(new), torch.get_autocast_dtype(new)
     try:
         if old != "gpu":
@@ -177,7 +177,7 @@ def test_custom_functions(amp: Amp) -> None:
 
 
 def _deprecated_decorators(amp: Amp, function: object) -> tuple[object, object]:
-    """A function under each of the deprecated decorators."""
+    """Return a function under each of the deprecated decorators."""
     forward = amp.assert_warns("custom_fwd", FutureWarning, "deprecated", lambda: torch.cuda.amp.custom_fwd(function))
     backward = amp.assert_warns("custom_bwd", FutureWarning, "deprecated", lambda: torch.cuda.amp.custom_bwd(function))
     return forward, backward

@@ -29,7 +29,7 @@ mse_loss = torch.nn.functional.mse_loss
 
 
 def _tensor(amp: Amp, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """A tensor of any dtype."""
+    """Return a tensor of any dtype."""
     return amp.rand(*shape).to(dtype) if amp.has_values else torch.empty(shape, dtype=dtype, device=amp.type)
 
 

@@ -148,7 +148,7 @@ class _Ctc(nn.Module):
 
 
 def _inputs(amp: Amp, layer: Layer, dtype: torch.dtype) -> list[torch.Tensor]:
-    """The inputs of a layer, floating ones in a dtype."""
+    """Return the inputs of a layer, floating ones in a dtype."""
     made = []
     for place, shape in enumerate(layer.shapes):
         if place < len(layer.shapes) - layer.whole:

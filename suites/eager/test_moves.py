@@ -36,7 +36,7 @@ NAMES = ("embedding", "encoder", "decoder", "head")
 
 
 def _saved(module: nn.Module) -> nn.Module:
-    """What `torch.load` makes of a module that `torch.save` wrote."""
+    """Return what `torch.load` makes of a module that `torch.save` wrote."""
     file = io.BytesIO()
     torch.save(module, file)
     file.seek(0)
@@ -45,7 +45,7 @@ def _saved(module: nn.Module) -> nn.Module:
 
 
 def _tied(amp: Amp) -> nn.ModuleDict:
-    """A model on the CPU with one weight under four names, as T5 has, and values that are the same each time."""
+    """Return a model on the CPU with one weight under four names, as T5 has, and values that are the same each time."""
     amp.seed()
     parts = {"embedding": nn.Embedding(5, 4), "encoder": nn.Embedding(5, 4), "decoder": nn.Embedding(5, 4)}
     model = nn.ModuleDict({**parts, "norm": nn.BatchNorm1d(4), "head": nn.Linear(4, 5)})
@@ -55,7 +55,7 @@ def _tied(amp: Amp) -> nn.ModuleDict:
 
 
 def _loss(model: nn.ModuleDict) -> torch.Tensor:
-    """A loss of four tokens, computed where the model is."""
+    """Return a loss of four tokens, computed where the model is."""
     tokens = torch.tensor([0, 1, 2, 4], device=model["head"].bias.device)
     x = model["embedding"](tokens) + model["encoder"](tokens) * model["decoder"](tokens.flip(0))
     return nn.functional.cross_entropy(model["head"](model["norm"](x)), tokens)
@@ -71,7 +71,7 @@ def _train(amp: Amp, model: nn.ModuleDict, optimizer: torch.optim.Optimizer, ste
 
 
 def _untied(model: nn.ModuleDict, weight: torch.Tensor | None = None) -> list[str]:
-    """The names under which a model does not have the one weight."""
+    """Return the names under which a model does not have the one weight."""
     return [
         name for name in NAMES if model[name].weight is not (model["embedding"].weight if weight is None else weight)
     ]

@@ -108,7 +108,7 @@ def _restore(before: dict[str, object]) -> None:
 
 
 def _wanted(amp: Amp, overload: str, given: torch.dtype) -> torch.dtype:
-    """The dtype that an op of tensors of one lower dtype or float32 runs in, by its policy."""
+    """Return the dtype that an op of tensors of one lower dtype or float32 runs in, by its policy."""
     policy = amp.policies.get(overload, "")
     return {"downcast": amp.dtype, "upcast": torch.float32, "optdtype": torch.float32}.get(policy, given)
 

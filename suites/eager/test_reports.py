@@ -27,7 +27,7 @@ MIXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 def outcome(call: Callable[[], torch.Tensor]) -> str:
-    """The dtype a call gives, or the error it raises."""
+    """Return the dtype a call gives, or the error it raises."""
     try:
         return str(call().dtype)
     except (RuntimeError, ValueError) as error:

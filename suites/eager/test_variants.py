@@ -59,7 +59,7 @@ def _linear(amp: Amp, held: Tensors, name: str, x: torch.Tensor) -> torch.Tensor
 
 
 def _flat(value: object) -> list[torch.Tensor]:
-    """The tensors in what a module returns."""
+    """Return the tensors in what a module returns."""
     if isinstance(value, torch.Tensor):
         return [value]
     return [each for part in value for each in _flat(part)] if isinstance(value, (tuple, list)) else []
@@ -134,7 +134,7 @@ def _exact(amp: Amp, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _given(amp: Amp, given: str, *shape: int) -> torch.Tensor:
-    """A tensor of values around zero, in float32 or the lower precision."""
+    """Return a tensor of values around zero, in float32 or the lower precision."""
     return (amp.rand(*shape) * 4 - 2).to(amp.dtype if given == "low" else torch.float32)
 
 
@@ -154,7 +154,7 @@ BLOCKED = ("boolean", "causal", "per_head", "both")
 
 
 def _masks(mask: str, batch: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """An attention mask and a padding mask, on the CPU."""
+    """Return an attention mask and a padding mask, on the CPU."""
     blocked = torch.ones(LENGTH, LENGTH).tril() == 0
     last = torch.arange(batch * LENGTH).reshape(batch, LENGTH) == batch * LENGTH - 1
     attention = blocked if mask in BLOCKED else torch.where(blocked, -math.inf, 0.5) if mask == "additive" else None
@@ -275,7 +275,7 @@ def _layer(
     how: tuple[str, str],
     masks: object,
 ) -> torch.Tensor:
-    """A layer of a transformer, of a decoder where there is a memory ("Attention Is All You Need", section 3.1)."""
+    """Return a layer of a transformer, of a decoder where there is a memory ("Attention Is All You Need", 3.1)."""
 
     def attend(x: torch.Tensor) -> torch.Tensor:
         return _attend(amp, held, f"{name}self_attn.", (x, x, x), masks)[0]
@@ -378,7 +378,7 @@ def _step(
 def _run(
     amp: Amp, held: Tensors, kind: str, x: torch.Tensor, start: tuple[torch.Tensor, ...]
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Outputs (length, size) of one sequence, and the last state of each part, (layers, size)."""
+    """Return outputs (length, size) of one sequence, and the last state of each part, (layers, size)."""
     ends = [name.removeprefix("weight_ih_") for name in held if name.startswith("weight_ih_")]
     last, layers = [], sorted({end.removesuffix("_reverse") for end in ends})
     for layer in layers:

@@ -43,7 +43,7 @@ def test_three_deep(amp: Amp, compiler: str) -> None:
 
 
 def _off_then_on(kind: str) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """A product in a disabled region, and one behind it."""
+    """Return a product in a disabled region, and one behind it."""
 
     def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.autocast(kind, enabled=False):

@@ -19,7 +19,7 @@ _GUARDED = ("dynamo", "aot", "inductor", "jaxcompile")
 
 
 def _losses_of_training(amp: Amp, step: Any, net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[float]:
-    """The losses of some steps of training in a region, gradients taken outside of it."""
+    """Return the losses of some steps of training in a region, gradients taken outside of it."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     losses = []
     for _ in range(4):

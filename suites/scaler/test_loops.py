@@ -35,7 +35,7 @@ class Run:
         self.skipped: list[Any] = []
 
     def loss(self, x: torch.Tensor, y: torch.Tensor, model: int = 0) -> torch.Tensor:
-        """The loss of a model, computed in the run's region."""
+        """Return the loss of a model, computed in the run's region."""
         with self.region():
             return torch.nn.functional.mse_loss(self.models[model](x), y)
 
@@ -224,7 +224,7 @@ INF, NAN = float("inf"), float("nan")
 
 
 def _step_function(amp: Amp, model: Any, optimizer: Any, scaler: torch.amp.GradScaler) -> Callable[..., torch.Tensor]:
-    """A whole step as a function of a batch and a factor, with which a caller makes it overflow."""
+    """Return a whole step as a function of a batch and a factor, with which a caller makes it overflow."""
 
     def step(x: torch.Tensor, y: torch.Tensor, factor: float) -> torch.Tensor:
         optimizer.zero_grad()
@@ -507,7 +507,7 @@ def test_swings(amp: Amp) -> None:
 
 
 def _fit_sine(amp: Amp, *, scaled: bool, region: bool, scale: float) -> tuple[float, int, float]:
-    """The loss of a small network fitted to a sine, how many steps were skipped, and the scale at the end."""
+    """Return the loss of a small network fitted to a sine, how many steps were skipped, and the scale at the end."""
     model = amp.module(
         lambda: torch.nn.Sequential(torch.nn.Linear(1, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
     ).requires_grad_(True)

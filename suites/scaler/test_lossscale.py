@@ -27,7 +27,7 @@ def _weights(amp: Amp, count: int = 3, dtype: torch.dtype = torch.float32) -> li
 
 
 def _set_gradients(scaler: torch.amp.GradScaler, weights: list[torch.nn.Parameter], bad: dict[int, float]) -> None:
-    """The gradient of each weight is 1, but for those in `bad`, whose first element has the value given there."""
+    """Set the gradient of each weight to 1, but for those in `bad`, whose first element has the value given there."""
     factors = [torch.tensor([bad.get(n, 1.0), 1.0]).to(weight) for n, weight in enumerate(weights)]
     total = torch.stack([(weight * by).sum().float() for weight, by in zip(weights, factors, strict=True)]).sum()
     scaler.scale(total).backward()

@@ -3,6 +3,7 @@
 Parts: calls; the settings a scaler is made with or given later. Source: torch/amp/grad_scaler.py of PyTorch 2.13.
 """
 
+import warnings
 from collections import namedtuple
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.rule("misuse")
 def _after_calls(
     amp: Amp, *calls: str, kind: str = "SGD", fused: bool = False, **options: Any
 ) -> tuple[Any, torch.nn.Parameter, Any]:
-    """A scaler on which some calls were made in turn, with the weight and the optimizer of them."""
+    """Return a scaler on which some calls were made in turn, with the weight and the optimizer of them."""
     weight = torch.nn.Parameter(torch.ones(2, device=amp.type))
     optimizer = getattr(torch.optim, kind)([weight], lr=0.5, **({"fused": True} if fused else {}))
     scaler = torch.amp.GradScaler(amp.type, init_scale=8.0, **options)
@@ -224,7 +225,7 @@ def test_containers(amp: Amp, kind: str) -> None:
 
 
 def _scale_after_iteration(scaler: torch.amp.GradScaler, amp: Amp, by: float = 1.0) -> float:
-    """The scale after an iteration whose gradients are `by`."""
+    """Return the scale after an iteration whose gradients are `by`."""
     weight = torch.nn.Parameter(torch.ones(2, device=amp.type))
     optimizer = torch.optim.SGD([weight], lr=0.5)
     scaler.scale((weight * by).sum()).backward()
@@ -334,8 +335,6 @@ def test_absent_device_in_other_words(amp: Amp, given: str) -> None:
     if torch.cuda.is_available():
         amp.assert_equal("CUDA", torch.amp.GradScaler("cuda:0").is_enabled(), True)
         return
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         scaler = torch.amp.GradScaler("cuda:0" if given == "with_an_index" else torch.device("cuda"))  # type: ignore[arg-type]

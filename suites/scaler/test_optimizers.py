@@ -73,7 +73,7 @@ def _parameters_and_optimizer(amp: Amp, name: str, way: str) -> tuple[list[torch
 
 
 def _differentiate(held: list[torch.nn.Parameter], step: int, scaler: torch.amp.GradScaler | None) -> None:
-    """New gradients of a sum of squares, other ones in each step; of the scaled sum where there is a scaler."""
+    """Make new gradients of a sum of squares, other ones in each step; of the scaled sum where there is a scaler."""
     total = torch.stack([((one - 0.5 * step) ** 2).sum() for one in held]).sum()
     (total if scaler is None else scaler.scale(total)).backward()
 
@@ -213,7 +213,7 @@ def _parameter(amp: Amp, size: int = 3, dtype: torch.dtype = torch.float32) -> t
 
 
 def _steps(amp: Amp, leaves: list[torch.nn.Parameter], optimizer: Any, *, scaled: bool, count: int = 2) -> Any:
-    """Steps down half the sum of squares of all leaves that want a gradient. Returns the scaler."""
+    """Step down half the sum of squares of all leaves that want a gradient. Returns the scaler."""
     scaler = torch.amp.GradScaler(amp.type, init_scale=512.0, enabled=scaled)
     for _ in range(count):
         optimizer.zero_grad()
@@ -441,7 +441,7 @@ def _scaler(amp: Amp, scale: float = 256.0) -> torch.amp.GradScaler:
 
 
 def _scaled_backward(leaf: torch.nn.Parameter, scaler: torch.amp.GradScaler, bad: float | None = None) -> None:
-    """The gradient of half the sum of squares, scaled: the parameter itself times the scale."""
+    """Compute the gradient of half the sum of squares, scaled: the parameter itself times the scale."""
     leaf.grad = None
     scaler.scale(leaf.square().sum() / 2).backward()
     if bad is not None and leaf.grad is not None:

@@ -4,6 +4,7 @@ Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.GradScaler.state_d
 """
 
 import copy
+import io
 import pickle
 from typing import Any
 
@@ -24,7 +25,7 @@ STAGES = ("new", "scaled", "divided", "stepped", "updated")
 
 
 def _loaded_copy(scaler: torch.amp.GradScaler) -> torch.amp.GradScaler:
-    """A scaler with other options that has loaded this one's."""
+    """Return a scaler with other options that has loaded this one's."""
     other = torch.amp.GradScaler(scaler._device, 3.0, 3.0, 0.125, 9)
     other.load_state_dict(scaler.state_dict())
     return other
@@ -43,7 +44,7 @@ def _iterate(scaler: torch.amp.GradScaler, weight: torch.nn.Parameter, optimizer
 
 
 def _at_stage(amp: Amp, stage: str) -> tuple[torch.amp.GradScaler, torch.nn.Parameter, Any]:
-    """A scaler at a stage of its second iteration, with the weight and the optimizer of it."""
+    """Return a scaler at a stage of its second iteration, with the weight and the optimizer of it."""
     scaler = torch.amp.GradScaler(amp.type, init_scale=64.0, growth_factor=4.0, backoff_factor=0.25, growth_interval=5)
     weight, optimizer = _weight(amp)
     if stage != "new":
@@ -206,8 +207,6 @@ def test_refused_as_a_whole(amp: Amp) -> None:
 @scenario(values=True, dtypes="default")
 def test_through_a_file(amp: Amp) -> None:
     """A saved state goes through torch.save and torch.load(weights_only=True) (amp_examples.html: save and resume)."""
-    import io
-
     scaler, _, _ = _at_stage(amp, "updated")
     file = io.BytesIO()
     torch.save(scaler.state_dict(), file)

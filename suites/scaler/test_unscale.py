@@ -269,14 +269,14 @@ Parameters = list[torch.nn.Parameter]
 
 
 def _scaler(amp: Amp, scale: float) -> torch.amp.GradScaler:
-    """A scaler whose scale is on the device already, as it is after the first call of `scale`."""
+    """Return a scaler whose scale is on the device already, as it is after the first call of `scale`."""
     scaler = torch.amp.GradScaler(amp.type, init_scale=scale)
     scaler.scale(torch.zeros((), device=amp.type))
     return scaler
 
 
 def _parameters(amp: Amp, grads: Sequence[torch.Tensor]) -> Parameters:
-    """A parameter on the device for each gradient, and the gradient in its place."""
+    """Return a parameter on the device for each gradient, and the gradient in its place."""
     out = []
     for grad in grads:
         made = torch.nn.Parameter(torch.zeros(grad.shape, dtype=grad.dtype, device=amp.type))
@@ -371,7 +371,7 @@ def test_gradients_with_a_graph(amp: Amp) -> None:
 
 
 def _embedding(amp: Amp, rows: Sequence[int], scaler: torch.amp.GradScaler) -> torch.nn.Embedding:
-    """An embedding with the sparse gradient of a weighted sum of the rows, scaled."""
+    """Return an embedding with the sparse gradient of a weighted sum of the rows, scaled."""
     made = torch.nn.Embedding(5, 3, sparse=True).to(amp.type)
     index = torch.tensor(rows, device=amp.type)
     weights = torch.arange(1.0, len(rows) + 1, device=amp.type)[:, None]

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.rule("autodiff")
 
 
 def _other_device_region(amp: Amp) -> AbstractContextManager[object]:
-    """A region of another device type, which fake tensors alone could be in here."""
+    """Return a region of another device type, which fake tensors alone could be in here."""
     return torch.autocast("cpu" if amp.type != "cpu" else "xpu", dtype=amp.dtype)
 
 
@@ -70,7 +70,7 @@ def _copies(*leaves: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _weighted_loss(out: torch.Tensor) -> torch.Tensor:
-    """A loss in float32 whose gradient has values that differ: 30 apart, up to 30000, which float16 still holds."""
+    """Return a float32 loss whose gradient has values that differ: 30 apart, up to 30000, which float16 still holds."""
     many = torch.arange(1, out.numel() + 1, device=out.device, dtype=torch.float32).view(out.shape)
     return (out.float() * (many * 30.0).clamp(max=30000.0)).sum()
 
@@ -423,7 +423,7 @@ def test_backward_in_turns(amp: Amp) -> None:
 
 
 def _penalty(out: torch.Tensor, leaves: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """A gradient penalty, in float32 (amp_examples.html#gradient-penalty)."""
+    """Return a gradient penalty, in float32 (amp_examples.html#gradient-penalty)."""
     gradients = torch.autograd.grad(out.float().pow(2).sum(), leaves, create_graph=True)
     return torch.stack([gradient.float().pow(2).sum() for gradient in gradients]).sum()
 

@@ -451,7 +451,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def _output_and_state(net: nn.Module, x: torch.Tensor, layout: str) -> torch.Tensor:
-    """The output and the last state of a network, as one tensor."""
+    """Return the output and the last state of a network, as one tensor."""
     given: Any = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 1])) if layout == "packed" else x
     out, state = net(given)
     last = state[-1] if isinstance(state, tuple) else state

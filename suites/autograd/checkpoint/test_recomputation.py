@@ -36,7 +36,7 @@ REGIONS: dict[str, Around] = {
 
 
 def _recording_function(amp: Amp, weight: torch.Tensor, seen: Seen) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that notes the state it finds and the dtype its product has."""
+    """Return a function that notes the state it finds and the dtype its product has."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         out = torch.mm(x, weight)

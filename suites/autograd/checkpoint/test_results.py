@@ -31,7 +31,7 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 
 
 def _leaves(amp: Amp) -> list[torch.Tensor]:
-    """An input and three weights."""
+    """Return an input and three weights."""
     return [amp.rand(4, 4, requires_grad=True) for _ in range(4)]
 
 

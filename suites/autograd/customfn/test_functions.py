@@ -49,7 +49,7 @@ SPELLINGS: dict[str, Callable[..., tuple[Any, Any]]] = {
 
 
 def _recording_product(amp: Amp, seen: Seen, spelling: str = "call", **options: Any) -> Any:
-    """A product whose forward and backward note their state, the dtypes they get and the dtype of a product."""
+    """Return a product whose forward and backward note their state, the dtypes they get and the dtype of a product."""
     forwards, backwards = SPELLINGS[spelling](amp, **options)
 
     class Product(torch.autograd.Function):

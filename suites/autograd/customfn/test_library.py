@@ -37,7 +37,7 @@ class _Op:
 
 
 def _custom_op(amp: Amp, body: Callable[..., Any], schema: str = "(Tensor x) -> Tensor") -> Any:
-    """An op by the decorator. It lives on, and defining one of its name again takes its place."""
+    """Make an op by the decorator. It lives on, and defining one of its name again takes its place."""
     return library.custom_op(f"{NAME}::{body.__name__}_{amp.type}", body, mutates_args=(), schema=schema)
 
 
