@@ -8,7 +8,7 @@ A backend is a name, a memory and what is special about it:
 
 PyTorch's CPU kernels compute on the tensors' own memory. Each op that the CPU has a kernel for gets one of its own
 under PrivateUse1, so that an op that is left out is missing to the dispatcher, as it is in a backend that lacks it.
-Nothing here knows of faults but `Backend.mutants` and `Backend.copy`, through which tests/faults makes a kernel wrong.
+Nothing here knows of mutants but `Backend.mutants` and `Backend.copy`, through which tests/faults makes a kernel wrong.
 """
 
 from __future__ import annotations

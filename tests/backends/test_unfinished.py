@@ -1,4 +1,4 @@
-"""Backends as others write them are judged rightly with the faults they have; tests/faults plants some in others."""
+"""Backends as others write them are judged rightly with the faults they have; tests/faults injects some into others."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def unknown(text: str, names: set[str]) -> list[str]:
     out = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if not line.startswith("|") or len(cells) != 3 or set(cells[0]) <= {"-", " ", ":"} or cells[1] == "cases":
+        if not line.startswith("|") or len(cells) != 4 or set(cells[0]) <= {"-", " ", ":"} or cells[1] == "cases":
             continue
         globs = re.findall(r"`([^`]+)`", cells[1])
         out += [f"{cells[0]}: no case matches {glob}" for glob in globs if not any(fnmatch(n, glob) for n in names)]
@@ -48,8 +48,8 @@ def test_every_case_named_exists(names: set[str]) -> None:
 
 
 def test_a_row_that_names_nothing_is_reported() -> None:
-    head = "| upstream | cases | note |\n|---|---|---|\n"
-    text = f"{head}| test_a | `promote/gone-*` | |\n| test_b | | |\n| test_c | | CUDA |\n"
+    head = "| upstream | cases | note | mutant |\n|---|---|---|---|\n"
+    text = f"{head}| test_a | `promote/gone-*` | | |\n| test_b | | | |\n| test_c | | CUDA | |\n"
     assert unknown(text, {"promote/cat-fp32-bf16-cpu"}) == [
         "test_a: no case matches promote/gone-*",
         "test_b: neither a case nor a reason",

@@ -1,15 +1,15 @@
 """Mistakes of backends: in a kernel, in the copies, in an autocast kernel, or in what the device declares.
 
-Each is planted in two backends of tests/backends, one with opaque storages and one with a partial list of policies.
+Each is injected into two backends of tests/backends, one with opaque storages and one with a partial list of policies.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
@@ -19,10 +19,10 @@ from torch.library import Library
 from torch.utils._pytree import tree_map
 
 from ampcheck.register import weight_cache
-from tests.faults.fault import REFUSED, Fault
+from tests.faults.mutant import Inject, Mutant
 
 Kernel = Callable[..., Any]
-"""A planted kernel: `(op, *args, **kwargs)` on CPU tensors, where `op` computes what is right."""
+"""A wrong kernel: `(op, *args, **kwargs)` on CPU tensors, where `op` computes what is right."""
 
 When = Callable[..., bool]
 """Whether a call with these arguments is the one to break."""
@@ -34,7 +34,7 @@ BACKENDS = ("opaque", "partial")
 
 @dataclass(frozen=True)
 class Subject:
-    """A backend that faults are planted in. `register`: gives it autocast, with these overrides of policies."""
+    """A backend that mutants are injected into. `register`: gives it autocast, with these overrides of policies."""
 
     name: str
     backend: Any
@@ -42,86 +42,74 @@ class Subject:
     register: Callable[..., object]
 
 
-InjectInto = Callable[[Subject], AbstractContextManager[object]]
-MakeKernel = Callable[[Any, str], Kernel]
-
-
 @cache
-def _subject(backend: str) -> Subject:
-    """A backend of tests/backends. Making it names PrivateUse1, which a process can do once."""
+def subject(backend: str) -> Subject:
+    """Return a backend of tests/backends. Making it names PrivateUse1, which a process can do once."""
     module = import_module(backend)
     return Subject(backend, module.BACKEND, module.DEVICES[0], module.register)
 
 
-def _injected(inject: InjectInto, backend: str) -> AbstractContextManager[object]:
-    return inject(_subject(backend))
+# ---- ways to inject
 
 
-MM = "eager/downcast/mm/" + " or ".join(
-    f"mm-{inputs}-"
-    for inputs in ("fp32-fp16", "fp32-bf16", "bf16-fp16", "fp16_fp32-fp16", "fp32_fp16-fp16", "int64-fp16", "fp64-fp16")
-)
-BROKEN, FAIL = ("broken",), ("fail",)
-EITHER = ("broken", "fail")
-
-
-# ---- ways to plant
-
-
-def kernels(overloads: str, change: Kernel) -> InjectInto:
+def kernels(overloads: str, change: Kernel) -> Inject:
     """Compute kernels of the backend by `change`."""
-    return lambda subject: patch.dict(subject.backend.mutants, dict.fromkeys(overloads.split(), change))
+    return lambda name: patch.dict(subject(name).backend.mutants, dict.fromkeys(overloads.split(), change))
 
 
-def fresh(overloads: str, make: Callable[[], Kernel]) -> InjectInto:
-    """The same, of a kernel with a new state each time it is planted."""
-    return lambda subject: kernels(overloads, make())(subject)
-
-
-def copies(copy: Callable[[Tensor, Tensor], object]) -> InjectInto:
+def copies(copy: Callable[[Tensor, Tensor], object]) -> Inject:
     """Make copies in, out and between dtypes by `copy(target, source)` on CPU tensors."""
-    return lambda subject: patch.object(subject.backend, "copy", copy)
+    return lambda name: patch.object(subject(name).backend, "copy", copy)
 
 
-def policies(**overrides: str) -> InjectInto:
-    """Autocast registered with other policies than the device promises; in names, `__` is a dot."""
+def policies(**overrides: str) -> Inject:
+    """Register autocast with other policies than the device promises; in names, `__` is a dot."""
 
     @contextmanager
-    def inject(subject: Subject) -> Iterator[None]:
-        subject.register(**{name.replace("__", "."): policy for name, policy in overrides.items()})
+    def inject(name: str) -> Iterator[None]:
+        register = subject(name).register
+        register(**{op.replace("__", "."): policy for op, policy in overrides.items()})
         try:
             yield
         finally:
-            subject.register()
+            register()
 
     return inject
 
 
-def autocast(name: str, make: MakeKernel) -> InjectInto:
-    """An autocast kernel of the backend's own: `make(op, device type)` of an overload."""
+def autocast(op: str, make: Callable[[Any, str], Kernel]) -> Inject:
+    """Register an autocast kernel of the backend's own: `make(op, device type)` of an overload."""
 
     @contextmanager
-    def inject(subject: Subject) -> Iterator[None]:
-        library = Library("aten", "IMPL")
-        subject.register(**{name: "fallthrough"})
+    def inject(name: str) -> Iterator[None]:
+        library, register = Library("aten", "IMPL"), subject(name).register
+        packet, _, overload = op.partition(".")
+        register(**{op: "fallthrough"})
         try:
-            library.impl(name, make(_overload(name), subject.name), "AutocastPrivateUse1")
+            right = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            library.impl(op, make(right, name), "AutocastPrivateUse1")
             yield
         finally:
             library._destroy()
-            subject.register()
+            register()
 
     return inject
 
 
-def declared(**attributes: Any) -> InjectInto:
+def declared(**attributes: Any) -> Inject:
     """Replace attributes and methods of the device as it is declared to ampcheck."""
-    return lambda subject: patch.multiple(subject.device, create=True, **attributes)
+    return lambda name: patch.multiple(subject(name).device, create=True, **attributes)
 
 
-def _overload(name: str) -> Any:
-    packet, _, variant = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet), variant or "default")
+def promising(**further: str) -> Inject:
+    """Declare policies beside those of the device; in names, `__` is a dot."""
+
+    def inject(name: str) -> AbstractContextManager[object]:
+        promised = {op.replace("__", "."): policy for op, policy in further.items()}
+        listed = {**subject(name).device.policies(), **promised}
+        return declared(policies=lambda: listed)(name)
+
+    return inject
 
 
 # ---- what is asked of a call
@@ -168,7 +156,7 @@ def raising(error: BaseException, when: When = always) -> Kernel:
 
 
 def giving(change: Callable[[Tensor], Any], when: When = always, which: int = 0) -> Kernel:
-    """The right kernel, whose output, or whose output number `which`, is changed."""
+    """Change the output, or the output number `which`, of the right kernel."""
 
     def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
         out = op(*args, **kwargs)
@@ -182,7 +170,7 @@ def giving(change: Callable[[Tensor], Any], when: When = always, which: int = 0)
 
 
 def before(corrupt: Callable[..., object], when: When = always) -> Kernel:
-    """The right kernel, which does something to its arguments when it is done."""
+    """Do something to the arguments when the right kernel is done."""
 
     def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
         out = op(*args, **kwargs)
@@ -193,119 +181,84 @@ def before(corrupt: Callable[..., object], when: When = always) -> Kernel:
     return kernel
 
 
-def on_arguments(change: Callable[[Tensor], Tensor], when: When = always) -> Kernel:
-    """The right kernel on changed arguments."""
+def remembering(change: Callable[[Tensor, list[Any]], Any]) -> Callable[[str], Inject]:
+    """Change outputs by what was remembered of earlier ones; the memory is new each time it is injected."""
 
-    def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
-        if not when(*args, **kwargs):
-            return op(*args, **kwargs)
-        return op(*tree_map(lambda value: change(value) if isinstance(value, Tensor) else value, args), **kwargs)
+    def of(overloads: str) -> Inject:
+        def inject(name: str) -> AbstractContextManager[object]:
+            memory: list[Any] = []
+            return kernels(overloads, giving(lambda out: change(out, memory)))(name)
 
-    return kernel
+        return inject
+
+    return of
+
+
+def first_like(out: Tensor, memory: list[Any]) -> Tensor:
+    """Return the first output of this shape and dtype."""
+    found = next((kept for kept in memory if (kept.shape, kept.dtype) == (out.shape, out.dtype)), None)
+    if found is None:
+        memory.append(out)
+    return out if found is None else found
+
+
+def every_second(out: Tensor, memory: list[Any]) -> Tensor:
+    memory.append(True)
+    return out * (len(memory) % 2)
+
+
+def noise(out: Tensor, memory: list[Any]) -> Tensor:
+    """Return other values at each call."""
+    if not memory:
+        memory.append(torch.Generator().manual_seed(1))
+    return out + 0.05 * torch.rand(out.shape, generator=memory[0]).to(out.dtype)
+
+
+def unseeded(overloads: str) -> Inject:
+    """Let kernels that draw go on where they last ended, whatever the seed is set to."""
+
+    def inject(name: str) -> AbstractContextManager[object]:
+        own = torch.Generator().manual_seed(7).get_state()
+
+        def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal own
+            seeded = torch.get_rng_state()
+            torch.set_rng_state(own)
+            try:
+                return op(*args, **kwargs)
+            finally:
+                own = torch.get_rng_state()
+                torch.set_rng_state(seeded)
+
+        return kernels(overloads, kernel)(name)
+
+    return inject
 
 
 def over_the_input(op: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The output is the input, overwritten."""
     return x.copy_(op(x, *args, **kwargs))
 
 
-def in_the_inputs_memory(op: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The output is a view of the input, overwritten."""
-    return x.copy_(op(x, *args, **kwargs)).view(-1).view(x.shape)
-
-
-def aliased(op: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The output is a view of the input, with the right values."""
-    return x.view(x.shape)
-
-
-def one_buffer() -> Kernel:
-    """Outputs of one shape and dtype are all the same memory."""
-    cached: dict[Any, Tensor] = {}
-
-    def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
-        out = op(*args, **kwargs)
-        return cached.setdefault((out.shape, out.dtype), out).copy_(out)
-
-    return kernel
-
-
-def remembered() -> Kernel:
-    """Return the first result for a shape and dtype at every call."""
-    cached: dict[Any, Tensor] = {}
-
-    def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
-        out = op(*args, **kwargs)
-        return cached.setdefault((out.shape, out.dtype), out).clone()
-
-    return kernel
-
-
-def every_second() -> Kernel:
-    """Every second call gives zeros."""
-    calls = 0
-
-    def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return op(*args, **kwargs) * (calls % 2)
-
-    return kernel
-
-
-def noise() -> Kernel:
-    """Other values at each call."""
-    generator = torch.Generator().manual_seed(1)
-
-    def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
-        out = op(*args, **kwargs)
-        return out + 0.05 * torch.rand(out.shape, generator=generator).to(out.dtype)
-
-    return kernel
-
-
-def unseeded() -> Kernel:
-    """A kernel that draws goes on where it last ended, whatever the seed is set to."""
-    own = torch.Generator().manual_seed(7).get_state()
-
-    def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal own
-        outside = torch.get_rng_state()
-        torch.set_rng_state(own)
-        try:
-            return op(*args, **kwargs)
-        finally:
-            own = torch.get_rng_state()
-            torch.set_rng_state(outside)
-
-    return kernel
-
-
 def warning(category: type[Warning], when: When = always) -> Kernel:
-    def kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
-        if when(*args, **kwargs):
-            warnings.warn("planted: this kernel is slow", category, stacklevel=1)
-        return op(*args, **kwargs)
-
-    return kernel
+    return before(lambda *args: warnings.warn("injected: this kernel is slow", category, stacklevel=1), when)
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """A tensor's memory read as if it were contiguous."""
+    """Read a tensor's memory as if it were contiguous."""
     return tensor.as_strided(tensor.shape, torch.empty(tensor.shape, device="meta").stride())
 
 
+def on_flat(op: Any, *args: Any, **kwargs: Any) -> Any:
+    return op(*tree_map(lambda value: flat(value) if isinstance(value, Tensor) else value, args), **kwargs)
+
+
 def column_major(out: Tensor) -> Tensor:
-    """The same values with the strides of the transposed."""
+    """Give the same values the strides of the transposed."""
     return out.mT.contiguous().mT
 
 
 def other_low(out: Tensor) -> Tensor:
     return out.to({torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}.get(out.dtype, out.dtype))
-
-
-def without_beta(op: Any, bias: Tensor, *args: Any, **kwargs: Any) -> Any:
-    return op(bias, *args)
 
 
 def without_weight(op: Any, x: Tensor, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
@@ -333,12 +286,12 @@ def coarse(target: Tensor, source: Tensor) -> None:
 
 def refusing_brain(target: Tensor, source: Tensor) -> None:
     if torch.bfloat16 in (target.dtype, source.dtype):
-        raise RuntimeError("planted: bfloat16 cannot be copied")
+        raise RuntimeError("injected: bfloat16 cannot be copied")
     target.copy_(source)
 
 
 def truncating(target: Tensor, source: Tensor) -> None:
-    """Casts to bfloat16 cut bits off in the place of rounding."""
+    """Cut bits off in casts to bfloat16 in the place of rounding."""
     if target.dtype == torch.bfloat16 and source.dtype == torch.float32 and source.numel():
         source = source.contiguous().view(torch.int32).bitwise_and(-65536).view(torch.float32)
     target.copy_(source)
@@ -355,7 +308,7 @@ def drops_the_last(target: Tensor, source: Tensor) -> None:
 
 @contextmanager
 def below() -> Iterator[None]:
-    """The autocast key excluded, as PyTorch's kernels do."""
+    """Exclude the autocast key, as PyTorch's kernels do."""
     key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]
     with torch._C._ExcludeDispatchKeyGuard(key):
         yield
@@ -369,15 +322,17 @@ def casting(
     to: Callable[[str], torch.dtype] = torch.get_autocast_dtype,
     which: Callable[[Tensor], bool] = eligible,
     *,
+    first: Callable[[tuple[Any, ...]], object] = lambda args: None,
     after: Callable[[Any, tuple[Any, ...]], Any] = lambda out, args: out,
     keep: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
-    around: Callable[[], AbstractContextManager[object]] = ExitStack,
-) -> MakeKernel:
-    """A kernel that casts to a dtype what is eligible, and makes one of the changes named here."""
+    around: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Callable[[Any, str], Kernel]:
+    """Make a kernel that casts to a dtype what is eligible, and makes one of the changes named here."""
 
     def make(op: Any, device: str) -> Kernel:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             dtype = to(device)
+            first(args)
 
             def cast(value: Any) -> Any:
                 return value.to(dtype) if isinstance(value, Tensor) and which(value) else value
@@ -395,7 +350,7 @@ def to_the_other(device: str) -> torch.dtype:
 
 
 def first_alone(op: Any, device: str) -> Kernel:
-    """Of a list, all but the last element are cast."""
+    """Cast all but the last element of a list."""
 
     def kernel(tensors: list[Tensor]) -> Any:
         dtype = torch.get_autocast_dtype(device)
@@ -405,41 +360,27 @@ def first_alone(op: Any, device: str) -> Kernel:
     return kernel
 
 
-def refusing_gradients(op: Any, device: str) -> Kernel:
-    right = casting()(op, device)
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors(args)):
-            raise NotImplementedError(NO_KERNEL)
-        return right(*args, **kwargs)
-
-    return kernel
-
-
-def refusing(error: Exception) -> MakeKernel:
-    def make(op: Any, device: str) -> Kernel:
-        def kernel(*args: Any, **kwargs: Any) -> Any:
+def refuse(error: Exception, when: Callable[[tuple[Any, ...]], bool] = lambda args: True) -> Callable[..., None]:
+    def first(args: tuple[Any, ...]) -> None:
+        if when(args):
             raise error
 
-        return kernel
-
-    return make
+    return first
 
 
-def in_place(op: Any, device: str) -> Kernel:
-    """The caller's own tensors are given the lower precision."""
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        for tensor in filter(eligible, _tensors(args)):
-            if not tensor.requires_grad:
-                tensor.data = tensor.to(torch.get_autocast_dtype(device))
-        return casting()(op, device)(*args, **kwargs)
-
-    return kernel
+def needing_gradients(args: tuple[Any, ...]) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors(args))
 
 
-def promoting(choose: Callable[[list[torch.dtype]], torch.dtype]) -> MakeKernel:
-    """A kernel that casts to one of the dtypes it is given."""
+def cast_for_good(args: tuple[Any, ...]) -> None:
+    """Give the caller's own tensors the lower precision."""
+    for tensor in filter(eligible, _tensors(args)):
+        if not tensor.requires_grad:
+            tensor.data = tensor.to(torch.get_autocast_dtype(tensor.device.type))
+
+
+def promoting(choose: Callable[[list[torch.dtype]], torch.dtype]) -> Callable[[Any, str], Kernel]:
+    """Make a kernel that casts to one of the dtypes it is given."""
 
     def make(op: Any, device: str) -> Kernel:
         def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -452,7 +393,7 @@ def promoting(choose: Callable[[list[torch.dtype]], torch.dtype]) -> MakeKernel:
 
 
 def filling(op: Any, device: str) -> Kernel:
-    """The caller's own `dtype=` is written over."""
+    """Write over the caller's own `dtype=`."""
 
     def kernel(*args: Any, dtype: Any = None, **kwargs: Any) -> Any:
         with below():
@@ -462,21 +403,11 @@ def filling(op: Any, device: str) -> Kernel:
 
 
 def forgetful(op: Any, device: str) -> Kernel:
-    """`dtype=` is filled in, and what else the caller asked for is dropped."""
+    """Fill `dtype=` in, and drop what else the caller asked for."""
 
     def kernel(x: Tensor, dim: Any = None, *args: Any, dtype: Any = None) -> Any:
         with below():
             return op(x, dim, dtype=dtype or (torch.float32 if eligible(x) else None))
-
-    return kernel
-
-
-def noisy_cast(op: Any, device: str) -> Kernel:
-    right = casting()(op, device)
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        warnings.warn("planted: autocast is experimental here", FutureWarning, stacklevel=1)
-        return right(*args, **kwargs)
 
     return kernel
 
@@ -487,23 +418,11 @@ def zeroing(out: Any, args: tuple[Any, ...]) -> Any:
     return out
 
 
-def stale(subject: Subject) -> AbstractContextManager[object]:
-    """Keep cached casts whatever happens to their weight."""
-    return patch.object(weight_cache.Cache, "_fresh", lambda self, found, weight: found.weight() is weight)
+def noisily(args: tuple[Any, ...]) -> None:
+    warnings.warn("injected: autocast is experimental here", FutureWarning, stacklevel=1)
 
 
-# ---- declarations
-
-
-def _promise(**further: str) -> InjectInto:
-    def inject(subject: Subject) -> AbstractContextManager[object]:
-        listed = {**subject.device.policies(), **{name.replace("__", "."): p for name, p in further.items()}}
-        return declared(policies=lambda: listed)(subject)
-
-    return inject
-
-
-def _raise(error: Exception) -> Callable[[], Any]:
+def fails(error: Exception) -> Callable[[], Any]:
     def method() -> Any:
         raise error
 
@@ -513,418 +432,297 @@ def _raise(error: Exception) -> Callable[[], Any]:
 # ---- tables
 
 
-def _fault(
-    name: str,
-    where: str,
-    inject: InjectInto,
-    *says: str,
-    statuses: tuple[str, ...] = FAIL,
-    backends: tuple[str, ...] = BACKENDS,
-) -> tuple[Fault, ...]:
-    """Return a mistake once for each of some backends.
-
-    `where`: `suite/rule/op/words`, which choose cases as `op` and `only` of a fault do; without words the op's main
-    sample alone; "" where the run must be refused.
-    """
-    suite, rule, op, only = [*where.split("/"), f"{where.rpartition('/')[2]}-"][:4] if where else [""] * 4
-    made = Fault(name, rule, nullcontext, says, suite, "", op, only, statuses=statuses)
-    return tuple(replace(made, device=backend, inject=partial(_injected, inject, backend)) for backend in backends)
+def on(rule: str, op: str, table: Mapping[str, Inject], *backends: str) -> tuple[Mutant, ...]:
+    """Return mutants that cases of an op, or of a scenario, must notice on both backends, or on some."""
+    return tuple(Mutant(n, rule, inject, backends or BACKENDS, f"{op}[+-]*") for n, inject in table.items())
 
 
-def _wrong(
-    name: str, where: str, overloads: str, change: Kernel, *says: str, statuses: tuple[str, ...] = BROKEN, **rest: Any
-) -> tuple[Fault, ...]:
-    """Return the mistake of kernels, whose messages name the op, too."""
-    op = where.split("/")[2].partition(".")[0]
-    return _fault(name, where, kernels(overloads, change), op, *says, statuses=statuses, **rest)
+def of_kernel(rule: str, op: str, overload: str, table: Mapping[str, Kernel], *backends: str) -> tuple[Mutant, ...]:
+    return on(rule, op, {name: kernels(overload, change) for name, change in table.items()}, *backends)
 
 
-def _wrong_mm(name: str, change: Kernel, *says: str, statuses: tuple[str, ...] = BROKEN) -> tuple[Fault, ...]:
-    return _wrong(name, MM, "mm", change, *says, statuses=statuses)
-
-
-def _raises(
-    name: str, where: str, overloads: str, error: type[Exception], when: When = always, **rest: Any
-) -> tuple[Fault, ...]:
-    """Return the mistake of kernels that raise an error of a class."""
-    planted = error("planted")
-    return _wrong(name, where, overloads, raising(planted, when), f"{error.__name__}: {planted}", **rest)
-
-
-def _cast_mm(name: str, make: MakeKernel, *says: str, **rest: Any) -> tuple[Fault, ...]:
-    """Return the mistake of an autocast kernel of mm."""
-    return _fault(name, MM, autocast("mm", make), *says, **rest)
-
-
-def _refused(name: str, inject: InjectInto, *says: str) -> tuple[Fault, ...]:
-    """Return the mistake of a declaration, for which the run must be refused."""
-    return _fault(name, "", inject, *says, statuses=REFUSED)
-
-
-SOFTMAX, LAYER, MSE, CONV = (
-    f"autograd/{rule}/{op}/{op}- and grad-"
-    for rule, op in (
-        ("optdtype", "softmax.int"),
-        ("upcast", "layer_norm"),
-        ("upcast", "mse_loss"),
-        ("downcast", "conv2d"),
+MM = {
+    "says-there-is-no-kernel": raising(NotImplementedError(NO_KERNEL), low),
+    "says-so-as-a-runtime-error": raising(RuntimeError(NO_KERNEL), low),
+    "says-so-in-regions-alone": raising(NotImplementedError(NO_KERNEL), in_region),
+    "raises-runtime-error-in-low": raising(RuntimeError("injected"), low),
+    "raises-not-implemented-in-low": raising(NotImplementedError("injected"), low),
+    "raises-assertion-error-in-low": raising(AssertionError("injected"), low),
+    "raises-out-of-memory-in-low": raising(torch.OutOfMemoryError("injected"), low),
+    "raises-key-error-in-bf16": raising(KeyError("injected"), brain),
+    "raises-runtime-error-in-fp16": raising(RuntimeError("injected"), half),
+    "raises-for-other-strides": raising(RuntimeError("injected"), uneven),
+    "raises-for-no-elements": raising(RuntimeError("injected"), empty),
+    "raises-in-regions-alone": raising(RuntimeError("injected"), in_region),
+    "mm-wrong": giving(lambda out: out * 1.25),
+    "mm-a-quarter-off-in-bf16": giving(lambda out: out * 1.25, brain),
+    "mm-2-percent-off-in-bf16": giving(lambda out: out * 1.02, brain),
+    "mm-a-fifth-of-a-percent-off-in-fp16": giving(lambda out: (out.float() * 1.002).to(out.dtype), half),
+    "mm-zero-in-fp16": giving(torch.zeros_like, half),
+    "one-element-wrong": giving(lambda o: o.index_fill(0, torch.tensor([o.shape[0] - 1]), 0) if o.numel() else o),
+    "large-values-saturate": giving(lambda out: out.clamp(-64, 64)),
+    "small-values-vanish": giving(lambda out: out * (out.abs() > 0.01)),
+    "reads-strides-as-contiguous": on_flat,
+    "wrong-in-regions-alone": giving(lambda out: out * 1.25, in_region),
+    "another-shape": giving(lambda out: out.unsqueeze(0)),
+    "a-transposed-shape": giving(lambda out: out.T.contiguous()),
+    "the-other-low": giving(other_low),
+    "bf16-comes-out-as-fp16": giving(lambda out: out.half(), brain),
+    "column-major-mm-in-low": giving(column_major, low),
+    "zeroes-its-input": before(lambda a, b: a.zero_()),
+    "zeroes-its-second-input": before(lambda a, b: b.zero_()),
+    "writes-in-low-alone": before(lambda a, b: a.zero_(), low),
+}
+TANH = {
+    "raises-type-error-in-low": raising(TypeError("injected"), low),
+    "tanh-wrong": giving(lambda out: out * 0.9),
+    "another-shape-in-low": giving(lambda out: out.flatten(), low),
+    "float32-for-low": giving(Tensor.float),
+    "column-major": giving(column_major),
+    "output-is-the-input": over_the_input,
+    "output-in-the-inputs-memory": lambda op, x: over_the_input(op, x).view(-1).view(x.shape),
+}
+EXP = {
+    "raises-runtime-error-always": raising(RuntimeError("injected")),
+    "raises-value-error-in-fp32": raising(ValueError("injected"), wide),
+    "exp-off-in-fp32": giving(lambda out: out * 1.001, wide),
+    "float64-for-float32": giving(Tensor.double),
+    "strides-with-gaps": giving(lambda out: torch.stack([out, out], -1)[..., 0]),
+    "negates-its-input": before(lambda x: x.neg_() if x.is_floating_point() else x),
+}
+ADDMM = {
+    "raises-index-error-in-low": raising(IndexError("injected"), low),
+    "addmm-without-beta": lambda op, bias, *args, **kwargs: op(bias, *args),
+    "writes-its-bias": before(lambda bias, *rest: bias.add_(1)),
+}
+SUM = {
+    "sum-wrong": giving(lambda out: out * 1.5),
+    "a-dimension-kept": giving(lambda out: out.unsqueeze(-1)),
+    "wrong-for-integers": giving(lambda out: out + 1, lambda x, *args, **kwargs: x.dtype == torch.int64),
+}
+CUMSUM = {
+    "raises-attribute-error-always": raising(AttributeError("injected")),
+    "cumsum-wrong": giving(lambda out: out.roll(1, 0)),
+    "sums-in-place": before(lambda x, dim: x.cumsum_(dim)),
+}
+SOFTMAX_BACKWARD = {
+    "gradient-off": giving(lambda out: out * 1.1),
+    "backward-writes-what-was-saved": before(lambda grad, out, *rest: out.zero_()),
+}
+MSE_BACKWARD = {
+    "gradient-nan": giving(lambda out: out * float("nan")),
+    "gradient-of-another-shape": giving(lambda out: out.mT.contiguous()),
+}
+MM_AUTOCAST = {
+    "mm-not-cast": policies(mm="fallthrough"),
+    "mm-cast-to-float32": policies(mm="upcast"),
+    "cast-to-the-other-low": autocast("mm", casting(to_the_other)),
+    "cast-to-fp16-always": autocast("mm", casting(lambda device: torch.float16)),
+    "integers-cast": autocast("mm", casting(which=lambda t: t.dtype != torch.float64)),
+    "doubles-cast": autocast("mm", casting(which=torch.is_floating_point)),
+    "only-float32-cast": autocast("mm", casting(which=lambda t: t.dtype == torch.float32)),
+    "only-what-needs-gradients-cast": autocast("mm", casting(which=lambda t: t.requires_grad)),
+    "raises-in-the-autocast-kernel": autocast("mm", casting(first=refuse(AttributeError("injected")))),
+    "output-cast-back": autocast("mm", casting(after=lambda out, args: out.to(args[0].dtype))),
+    "zeroes-what-it-cast": autocast("mm", casting(after=zeroing)),
+    "casts-the-callers-tensors": autocast("mm", casting(first=cast_for_good)),
+    "copies-change-bf16": copies(coarse),
+    "copies-refuse-bf16": copies(refusing_brain),
+    "casts-truncate": copies(truncating),
+    "every-second-call-is-wrong": remembering(every_second)("mm"),
+    "one-buffer-for-all-outputs": remembering(lambda out, memory: first_like(out, memory).copy_(out))("mm"),
+    "never-twice-the-same": remembering(noise)("mm"),
+}
+SUM_AUTOCAST = {
+    "sum-not-filled-in": policies(sum__dim_IntList="fallthrough"),
+    "sum-cast": policies(sum__dim_IntList="downcast"),
+    "arguments-dropped": autocast("sum.dim_IntList", forgetful),
+    "the-callers-dtype-written-over": autocast("sum.dim_IntList", filling),
+}
+LOSS = "binary_cross_entropy"
+BANNED = {
+    "banned-runs": policies(binary_cross_entropy="fallthrough"),
+    "banned-as-a-value-error": autocast(LOSS, casting(first=refuse(ValueError(f"use {LOSS}_with_logits")))),
+    "banned-without-advice": autocast(LOSS, casting(first=refuse(RuntimeError("no")))),
+}
+ADDCMUL = {
+    "addcmul-not-promoted": policies(addcmul="fallthrough"),
+    "promotes-to-the-narrowest": autocast("addcmul", promoting(lambda found: min(found, key=lambda d: d.itemsize))),
+    "promotes-to-the-first": autocast("addcmul", promoting(lambda found: found[0])),
+}
+MM_OF_GRADIENTS = {
+    "no-kernel-where-gradients-are-needed": autocast(
+        "mm", casting(first=refuse(NotImplementedError(NO_KERNEL), needing_gradients))
+    ),
+    "detached": autocast("mm", casting(around=torch.no_grad)),
+}
+KEPT_CASTS = {
+    "kept-casts-stay": lambda name: patch.object(
+        weight_cache.Cache, "_fresh", lambda self, found, weight: found.weight() is weight
     )
-)
+}
+DECLARED = {
+    "misspelt-policy": promising(mm="downcst"),
+    "promise-for-no-op": promising(matmull="downcast"),
+    "promise-for-no-overload": promising(sum__dim="optdtype"),
+    "a-key-that-does-not-exist": declared(key="AutocastPrivateUse9"),
+    "the-key-of-another-type": declared(key="AutocastCUDA"),
+    "policies-raise": declared(policies=fails(KeyError("injected"))),
+    "unavailable-raises": declared(unavailable=fails(OSError("injected"))),
+    "policies-is-a-list": declared(policies=lambda: ["mm"]),
+}
+"""Declarations for which a run must be refused before its first case."""
 
-RAISING = (
-    *_raises("raises-runtime-error-in-low", MM, "mm", RuntimeError, low),
-    *_raises("raises-attribute-error-in-low", "eager/downcast/bmm", "bmm", AttributeError, low),
-    *_raises("raises-index-error-in-low", "eager/downcast/addmm", "addmm", IndexError, low),
-    *_raises("raises-type-error-in-low", "eager/fallthrough/tanh", "tanh", TypeError, low),
-    *_raises("raises-not-implemented-in-low", MM, "mm", NotImplementedError, low),
-    *_raises("raises-assertion-error-in-low", MM, "mm", AssertionError, low),
-    *_raises("raises-out-of-memory-in-low", MM, "mm", torch.OutOfMemoryError, low),
-    *_raises("raises-key-error-in-bf16", MM, "mm", KeyError, brain),
-    *_raises("raises-runtime-error-in-fp16", MM, "mm", RuntimeError, half),
-    *_raises("raises-runtime-error-always", "eager/upcast/exp", "exp", RuntimeError),
-    *_raises("raises-attribute-error-always", "eager/optdtype/cumsum", "cumsum", AttributeError),
-    *_raises("raises-index-error-always", "eager/optdtype/softmax.int", "_softmax", IndexError),
-    *_raises("raises-not-implemented-always", "eager/upcast/layer_norm", "native_layer_norm", NotImplementedError),
-    *_raises("raises-value-error-in-fp32", "eager/upcast/exp", "exp", ValueError, wide),
-    *_raises("raises-for-other-strides", MM, "mm", RuntimeError, uneven, statuses=EITHER),
-    *_raises("raises-for-no-elements", "eager/downcast/mm/empty-", "mm", RuntimeError, empty),
-    *_raises("raises-in-regions-alone", MM, "mm", RuntimeError, in_region, statuses=FAIL),
-    *_raises("raises-in-backward", SOFTMAX, "_softmax_backward_data", RuntimeError, backends=("opaque",)),
-    *_raises("raises-in-backward-in-low", CONV, "convolution_backward", AttributeError, low, backends=("opaque",)),
-    *_wrong_mm("says-there-is-no-kernel", raising(NotImplementedError(NO_KERNEL), low), "Could not run 'aten::mm'"),
-    *_wrong_mm("says-so-as-a-runtime-error", raising(RuntimeError(NO_KERNEL), low), "Could not run 'aten::mm'"),
-    *_wrong(
-        "says-so-in-backward",
-        MSE,
-        "mse_loss_backward",
-        raising(NotImplementedError(NO_KERNEL)),
-        "Could not run 'aten::mm'",
-        backends=("opaque",),
-    ),
-    *_wrong_mm(
-        "says-so-in-regions-alone",
-        raising(NotImplementedError(NO_KERNEL), in_region),
-        "Could not run 'aten::mm'",
-        statuses=FAIL,
-    ),
-)
+HARMLESS = {
+    "warns": kernels("mm", warning(UserWarning)),
+    "warns-in-low": kernels("mm", warning(DeprecationWarning, low)),
+    "warns-when-casting": autocast("mm", casting(first=noisily)),
+}
+"""What a backend may do without a case being red."""
 
-VALUES = (
-    *_wrong_mm("mm-wrong", giving(lambda out: out * 1.25)),
-    *_wrong("tanh-wrong", "eager/fallthrough/tanh", "tanh", giving(lambda out: out * 0.9)),
-    *_wrong("sum-wrong", "eager/optdtype/sum.dim_IntList", "sum.dim_IntList", giving(lambda out: out * 1.5)),
-    *_wrong("cumsum-wrong", "eager/optdtype/cumsum", "cumsum", giving(lambda out: out.roll(1, 0))),
-    *_wrong_mm("mm-a-quarter-off-in-bf16", giving(lambda out: out * 1.25, brain), "bf16"),
-    *_wrong_mm("mm-2-percent-off-in-bf16", giving(lambda out: out * 1.02, brain), "bf16"),
-    *_wrong_mm(
-        "mm-a-fifth-of-a-percent-off-in-fp16", giving(lambda out: (out.float() * 1.002).to(out.dtype), half), "fp16"
-    ),
-    *_wrong_mm("mm-zero-in-fp16", giving(torch.zeros_like, half), "fp16"),
-    *_wrong("exp-off-in-fp32", "eager/upcast/exp", "exp", giving(lambda out: out * 1.001, wide)),
-    *_wrong("bmm-nan-in-low", "eager/downcast/bmm", "bmm", giving(lambda out: out * float("nan"), low)),
-    *_wrong_mm(
-        "one-element-wrong",
-        giving(lambda out: out.index_fill(0, torch.tensor([out.shape[0] - 1]), 0) if out.numel() else out),
-    ),
-    *_wrong("addmm-without-beta", "eager/downcast/addmm/scaled-", "addmm", without_beta),
-    *_wrong("layer-norm-without-weight", "eager/upcast/layer_norm", "native_layer_norm", without_weight),
-    *_wrong("relu-wrong", "eager/fallthrough/neg", "neg", giving(torch.abs)),
-    *_wrong("softmax-unnormalised", "eager/optdtype/softmax.int", "_softmax", giving(lambda out: out * 2)),
-    *_wrong_mm("large-values-saturate", giving(lambda out: out.clamp(-64, 64))),
-    *_wrong_mm("small-values-vanish", giving(lambda out: out * (out.abs() > 0.01))),
-    *_wrong_mm("reads-strides-as-contiguous", on_arguments(flat), statuses=EITHER),
-    *_fault("every-second-call-is-wrong", MM, fresh("mm", every_second), "mm", statuses=EITHER),
-    *_fault(
-        "remembers-the-first-result", "eager/downcast/addmm/", fresh("addmm", remembered), "addmm", statuses=EITHER
-    ),
-    *_fault("never-twice-the-same", MM, fresh("mm", noise), "mm", statuses=EITHER),
-    *_wrong_mm("wrong-in-regions-alone", giving(lambda out: out * 1.25, in_region), statuses=FAIL),
-    *_wrong(
-        "wrong-for-integers",
-        "eager/optdtype/sum.dim_IntList/IntList-int64-",
-        "sum.dim_IntList",
-        giving(lambda out: out + 1, lambda x, *a, **k: x.dtype == torch.int64),
-    ),
-    *_fault(
-        "generator-ignores-its-seed",
-        "eager/modules/network/Dropout_train-",
-        fresh("native_dropout bernoulli_.float bernoulli.p", unseeded),
-        "Dropout",
-        statuses=EITHER,
-    ),
-)
-
-SHAPES = (
-    *_wrong_mm("another-shape", giving(lambda out: out.unsqueeze(0)), "shape"),
-    *_wrong_mm("a-transposed-shape", giving(lambda out: out.T.contiguous()), "shape"),
-    *_wrong(
-        "a-dimension-kept",
-        "eager/optdtype/sum.dim_IntList",
-        "sum.dim_IntList",
-        giving(lambda out: out.unsqueeze(-1)),
-        "shape",
-    ),
-    *_wrong("another-shape-in-low", "eager/fallthrough/tanh", "tanh", giving(lambda out: out.flatten(), low), "shape"),
-    *_wrong("float32-for-low", "eager/fallthrough/tanh", "tanh", giving(torch.Tensor.float), "fp32"),
-    *_wrong("float64-for-float32", "eager/upcast/exp", "exp", giving(torch.Tensor.double), "fp64"),
-    *_wrong_mm("the-other-low", giving(other_low)),
-    *_wrong_mm("bf16-comes-out-as-fp16", giving(lambda out: out.half(), brain), "fp16"),
-    *_wrong("column-major", "eager/fallthrough/tanh", "tanh", giving(column_major), "stride"),
-    *_wrong_mm("column-major-mm-in-low", giving(column_major, low), "stride"),
-    *_wrong(
-        "strides-with-gaps",
-        "eager/upcast/exp",
-        "exp",
-        giving(lambda out: torch.stack([out, out], -1)[..., 0]),
-        "stride",
-    ),
-    *_wrong(
-        "a-second-output-of-another-shape",
-        "eager/upcast/native_layer_norm",
-        "native_layer_norm",
-        giving(lambda out: out.flatten(), which=1),
-        "shape",
-        backends=("opaque",),
-    ),
-)
-
-MEMORY = (
-    *_wrong_mm("zeroes-its-input", before(lambda a, b: a.zero_()), "argument 0"),
-    *_wrong_mm("zeroes-its-second-input", before(lambda a, b: b.zero_()), "argument 1"),
-    *_wrong(
-        "negates-its-input",
-        "eager/upcast/exp",
-        "exp",
-        before(lambda x: x.neg_() if x.is_floating_point() else x),
-        "argument 0",
-    ),
-    *_wrong("writes-its-bias", "eager/downcast/addmm", "addmm", before(lambda bias, *rest: bias.add_(1)), "argument 0"),
-    *_wrong("sums-in-place", "eager/optdtype/cumsum", "cumsum", before(lambda x, dim: x.cumsum_(dim)), "argument 0"),
-    *_wrong_mm("writes-in-low-alone", before(lambda a, b: a.zero_(), low), "argument 0"),
-    *_wrong("output-is-the-input", "eager/fallthrough/tanh", "tanh", over_the_input, "argument 0"),
-    *_wrong("output-in-the-inputs-memory", "eager/fallthrough/tanh", "tanh", in_the_inputs_memory, "argument 0"),
-    *_fault("one-buffer-for-all-outputs", MM, fresh("mm", one_buffer), "mm", statuses=EITHER),
-)
-
-GRADIENTS = (
-    *_wrong("gradient-off", SOFTMAX, "_softmax_backward_data", giving(lambda out: out * 1.1), "gradient"),
-    *_wrong("gradient-zero", LAYER, "native_layer_norm_backward", giving(torch.zeros_like, which=1), "gradient"),
-    *_wrong("gradient-negated-in-low", CONV, "convolution_backward", giving(torch.neg, low, which=1), "gradient"),
-    *_wrong("gradient-nan", MSE, "mse_loss_backward", giving(lambda out: out * float("nan")), "gradient"),
-    *_wrong("gradient-of-another-shape", MSE, "mse_loss_backward", giving(lambda out: out.mT.contiguous())),
-    *_wrong(
-        "gradient-off-in-regions-alone", SOFTMAX, "_softmax", giving(lambda out: out * 0.5, in_region), statuses=FAIL
-    ),
-    *_wrong(
-        "backward-writes-what-was-saved",
-        SOFTMAX,
-        "_softmax_backward_data",
-        before(lambda grad, out, *rest: out.zero_()),
-    ),
-)
-
+REFUSED = tuple(Mutant(name, "eager/downcast", inject, BACKENDS) for name, inject in DECLARED.items())
 WARNINGS = (
-    *_fault("warns", MM, kernels("mm", warning(UserWarning)), statuses=("pass",)),
-    *_fault("warns-of-runtime", "eager/upcast/exp", kernels("exp", warning(RuntimeWarning)), statuses=("pass",)),
-    *_fault("warns-in-low", MM, kernels("mm", warning(DeprecationWarning, low)), statuses=("pass",)),
-    *_fault(
-        "warns-in-backward",
-        SOFTMAX,
-        kernels("_softmax_backward_data", warning(UserWarning)),
-        statuses=("pass",),
-        backends=("opaque",),
-    ),
-    *_cast_mm("warns-when-casting", noisy_cast, statuses=("pass",)),
-)
-
-COPIES = (
-    *_fault("copies-ignore-strides", "eager/fallthrough/permute", copies(without_strides), "permute", statuses=BROKEN),
-    *_fault("copies-change-bf16", MM, copies(coarse), "bf16", statuses=BROKEN),
-    *_fault("copies-refuse-bf16", MM, copies(refusing_brain), "bfloat16 cannot be copied", statuses=BROKEN),
-    *_fault("casts-truncate", MM, copies(truncating), "bf16", statuses=BROKEN),
-    *_fault("copies-lose-an-element", "eager/upcast/exp", copies(drops_the_last), "exp", statuses=BROKEN),
-)
-
-POLICIES = (
-    *_fault(
-        "mm-not-cast",
-        MM,
-        policies(mm="fallthrough"),
-        "argument 0 of aten::mm was given as fp32 and reached the kernel as fp32",
-    ),
-    *_fault(
-        "linear-not-cast",
-        "eager/downcast/linear",
-        policies(linear="fallthrough"),
-        "argument 0 of aten::linear was given as fp32",
-    ),
-    *_fault("exp-in-low", "eager/upcast/exp", policies(exp="downcast"), "aten::exp", "expected fp32"),
-    *_fault("mm-in-float32", MM, policies(mm="upcast"), "aten::mm", "expected fp16"),
-    *_fault(
-        "sum-not-filled-in",
-        "eager/optdtype/sum.dim_IntList",
-        policies(sum__dim_IntList="fallthrough"),
-        "aten::sum.dim_IntList ran with dtype=None; expected dtype=fp32",
-    ),
-    *_fault("sum-cast", "eager/optdtype/sum.dim_IntList", policies(sum__dim_IntList="downcast"), "sum.dim_IntList"),
-    *_fault(
-        "norm-not-sent-on",
-        "eager/append/norm.ScalarOpt_dim",
-        policies(norm__ScalarOpt_dim="fallthrough"),
-        "norm.ScalarOpt_dim_dtype",
-    ),
-    *_fault("addcmul-not-promoted", "eager/promote/addcmul", policies(addcmul="fallthrough"), "aten::addcmul"),
-    *_fault(
-        "banned-runs", "eager/banned//", policies(binary_cross_entropy="fallthrough"), "binary_cross_entropy", "ran"
-    ),
-    *_fault(
-        "an-op-without-a-policy-cast", "eager/fallthrough/tanh", policies(tanh="upcast"), "aten::tanh", "expected fp16"
-    ),
-    *_cast_mm("cast-to-the-other-low", casting(to_the_other), "reached the kernel as bf16; expected fp16"),
-    *_cast_mm(
-        "cast-to-fp16-always", casting(lambda device: torch.float16), "reached the kernel as fp16; expected bf16"
-    ),
-    *_cast_mm(
-        "integers-cast",
-        casting(which=lambda t: t.dtype != torch.float64),
-        "was given as int64 and reached the kernel as fp16",
-    ),
-    *_cast_mm(
-        "doubles-cast", casting(which=torch.is_floating_point), "was given as fp64 and reached the kernel as fp16"
-    ),
-    *_cast_mm(
-        "only-float32-cast",
-        casting(which=lambda t: t.dtype == torch.float32),
-        "was given as bf16 and reached the kernel as bf16; expected fp16",
-    ),
-    *_cast_mm(
-        "only-what-needs-gradients-cast",
-        casting(which=lambda t: t.requires_grad),
-        "reached the kernel as fp32; expected fp16",
-    ),
-    *_fault(
-        "a-list-element-forgotten",
-        "eager/downcast/linalg_multi_dot",
-        autocast("linalg_multi_dot", first_alone),
-        "aten::linalg_multi_dot was given as fp32 and reached the kernel as fp32",
-    ),
-    *_fault(
-        "keywords-dropped", "eager/downcast/addmm/scaled-", autocast("addmm", casting(keep=lambda kwargs: {})), "addmm"
-    ),
-    *_fault("arguments-dropped", "eager/optdtype/sum.dim_IntList/", autocast("sum.dim_IntList", forgetful), "sum"),
-    *_fault(
-        "the-callers-dtype-written-over",
-        "eager/optdtype/sum.dim_IntList/",
-        autocast("sum.dim_IntList", filling),
-        "the caller's dtype=fp64 was to be left alone",
-    ),
-    *_fault(
-        "no-kernel-where-gradients-are-needed",
-        "autograd/downcast/mm",
-        autocast("mm", refusing_gradients),
-        "Could not run 'aten::mm'",
-    ),
-    *_cast_mm("raises-in-the-autocast-kernel", refusing(AttributeError("planted")), "AttributeError: planted", "mm"),
-    *_cast_mm(
-        "output-cast-back",
-        casting(after=lambda out, args: out.to(args[0].dtype)),
-        "output 0 of aten::mm is fp32; expected fp16",
-    ),
-    *_fault("detached", "autograd/downcast/mm", autocast("mm", casting(around=torch.no_grad)), "mm", "gradient"),
-    *_cast_mm(
-        "zeroes-what-it-cast", casting(after=zeroing), "argument 0 of aten::mm holds other values after the call"
-    ),
-    *_cast_mm(
-        "casts-the-callers-tensors", in_place, "argument 0 of aten::mm was fp32 before the call and is fp16 after it"
-    ),
-    *_fault(
-        "promotes-to-the-narrowest",
-        "eager/promote/addcmul",
-        autocast("addcmul", promoting(lambda found: min(found, key=lambda d: d.itemsize))),
-        "aten::addcmul",
-        "reached the kernel as fp16; expected fp32",
-    ),
-    *_fault(
-        "promotes-to-the-first",
-        "eager/promote/addcmul",
-        autocast("addcmul", promoting(lambda found: found[0])),
-        "aten::addcmul",
-        "expected fp32",
-    ),
-    *_fault(
-        "banned-as-a-value-error",
-        "eager/banned//",
-        autocast("binary_cross_entropy", refusing(ValueError("use binary_cross_entropy_with_logits"))),
-        "binary_cross_entropy",
-        "ValueError",
-        "RuntimeError",
-    ),
-    *_fault(
-        "banned-without-advice",
-        "eager/banned//",
-        autocast("binary_cross_entropy", refusing(RuntimeError("no"))),
-        "binary_cross_entropy",
-        "names binary_cross_entropy_with_logits",
+    *on("eager/downcast", "mm", HARMLESS),
+    *on("eager/upcast", "exp", {"warns-of-runtime": kernels("exp", warning(RuntimeWarning))}),
+    *on(
+        "autograd/optdtype",
+        "softmax.int",
+        {"warns-in-backward": kernels("_softmax_backward_data", warning(UserWarning))},
     ),
 )
-
-CACHES = (*_fault("kept-casts-stay", "eager/cache/changed_weight/", stale, "product after the change"),)
-
-SCENARIOS = (
-    *_fault(
-        "a-power-not-cast",
-        "eager/eligibility/every_spelling_of_powers/",
-        policies(pow__Tensor_Scalar="fallthrough"),
-        "dtype of x ** 2",
+_OPAQUE = BACKENDS[0]
+MUTANTS = (
+    *of_kernel("eager/downcast", "mm", "mm", MM),
+    *on("eager/downcast", "mm", MM_AUTOCAST),
+    *of_kernel("eager/fallthrough", "tanh", "tanh", TANH),
+    *of_kernel("eager/fallthrough", "neg", "neg", {"neg-wrong": giving(torch.abs)}),
+    *on("eager/fallthrough", "permute", {"copies-ignore-strides": copies(without_strides)}),
+    *on("eager/fallthrough", "tanh", {"an-op-without-a-policy-cast": policies(tanh="upcast")}),
+    *of_kernel("eager/upcast", "exp", "exp", EXP),
+    *on(
+        "eager/upcast",
+        "exp",
+        {"copies-lose-an-element": copies(drops_the_last), "exp-downcast": policies(exp="downcast")},
     ),
-    *_fault(
-        "a-layer-changes-the-dtype",
-        "eager/modules/layer/ReLU-low-",
-        kernels("relu", giving(torch.Tensor.float)),
-        "ReLU, which is not listed",
-        statuses=EITHER,
+    *of_kernel(
+        "eager/upcast",
+        "layer_norm",
+        "native_layer_norm",
+        {
+            "raises-not-implemented-always": raising(NotImplementedError("injected")),
+            "layer-norm-without-weight": without_weight,
+        },
+    ),
+    *of_kernel(
+        "eager/upcast",
+        "native_layer_norm",
+        "native_layer_norm",
+        {
+            "a-second-output-of-another-shape": giving(lambda out: out.flatten(), which=1),
+        },
+        _OPAQUE,
+    ),
+    *of_kernel("eager/downcast", "addmm", "addmm", ADDMM),
+    *on(
+        "eager/downcast",
+        "addmm",
+        {
+            "remembers-the-first-result": remembering(lambda out, memory: first_like(out, memory).clone())("addmm"),
+            "keywords-dropped": autocast("addmm", casting(keep=lambda kwargs: {})),
+        },
+    ),
+    *of_kernel(
+        "eager/downcast",
+        "bmm",
+        "bmm",
+        {
+            "raises-attribute-error-in-low": raising(AttributeError("injected"), low),
+            "bmm-nan-in-low": giving(lambda out: out * float("nan"), low),
+        },
+    ),
+    *on("eager/downcast", "linear", {"linear-not-cast": policies(linear="fallthrough")}),
+    *on("eager/downcast", "linalg_multi_dot", {"a-list-element-forgotten": autocast("linalg_multi_dot", first_alone)}),
+    *of_kernel("eager/optdtype", "sum.dim_IntList", "sum.dim_IntList", SUM),
+    *on("eager/optdtype", "sum.dim_IntList", SUM_AUTOCAST),
+    *of_kernel("eager/optdtype", "cumsum", "cumsum", CUMSUM),
+    *of_kernel(
+        "eager/optdtype",
+        "softmax.int",
+        "_softmax",
+        {
+            "raises-index-error-always": raising(IndexError("injected")),
+            "softmax-unnormalised": giving(lambda out: out * 2),
+        },
+    ),
+    *on("eager/append", "norm.ScalarOpt_dim", {"norm-not-sent-on": policies(norm__ScalarOpt_dim="fallthrough")}),
+    *on("eager/promote", "addcmul", ADDCMUL),
+    *on("eager/banned", LOSS, BANNED),
+    *of_kernel("autograd/optdtype", "softmax.int", "_softmax_backward_data", SOFTMAX_BACKWARD),
+    *of_kernel(
+        "autograd/optdtype",
+        "softmax.int",
+        "_softmax_backward_data",
+        {
+            "raises-in-backward": raising(RuntimeError("injected")),
+        },
+        _OPAQUE,
+    ),
+    *of_kernel(
+        "autograd/optdtype",
+        "softmax.int",
+        "_softmax",
+        {
+            "gradient-off-in-regions-alone": giving(lambda out: out * 0.5, in_region),
+        },
+    ),
+    *of_kernel(
+        "autograd/upcast",
+        "layer_norm",
+        "native_layer_norm_backward",
+        {
+            "gradient-zero": giving(torch.zeros_like, which=1),
+        },
+    ),
+    *of_kernel("autograd/upcast", "mse_loss", "mse_loss_backward", MSE_BACKWARD),
+    *of_kernel(
+        "autograd/upcast",
+        "mse_loss",
+        "mse_loss_backward",
+        {
+            "says-so-in-backward": raising(NotImplementedError(NO_KERNEL)),
+        },
+        _OPAQUE,
+    ),
+    *of_kernel(
+        "autograd/downcast",
+        "conv2d",
+        "convolution_backward",
+        {
+            "gradient-negated-in-low": giving(torch.neg, low, which=1),
+        },
+    ),
+    *of_kernel(
+        "autograd/downcast",
+        "conv2d",
+        "convolution_backward",
+        {
+            "raises-in-backward-in-low": raising(AttributeError("injected"), low),
+        },
+        _OPAQUE,
+    ),
+    *on("autograd/downcast", "mm", MM_OF_GRADIENTS),
+    *on("eager/cache", "changed_weight", KEPT_CASTS),
+    *on(
+        "eager/eligibility",
+        "every_spelling_of_powers",
+        {"a-power-not-cast": policies(pow__Tensor_Scalar="fallthrough")},
+    ),
+    *on("eager/modules", "layer", {"a-layer-changes-the-dtype": kernels("relu", giving(Tensor.float))}),
+    *on(
+        "eager/modules",
+        "network",
+        {
+            "generator-ignores-its-seed": unseeded("native_dropout bernoulli_.float bernoulli.p"),
+        },
     ),
 )
-
-DECLARED = (
-    *_refused("misspelt-policy", _promise(mm="downcst"), "mm", "'downcst'", "did you mean 'downcast'"),
-    *_refused("promise-for-no-op", _promise(matmull="downcast"), "matmull", "matmul"),
-    *_refused("promise-for-no-overload", _promise(sum__dim="optdtype"), "sum.dim", "no such overload"),
-    *_refused("a-key-that-does-not-exist", declared(key="AutocastPrivateUse9"), "AutocastPrivateUse9"),
-    *_refused("the-key-of-another-type", declared(key="AutocastCUDA"), "AutocastCUDA", "AutocastPrivateUse1"),
-    *_refused("policies-raise", declared(policies=_raise(KeyError("planted"))), "policies()", "KeyError: 'planted'"),
-    *_refused(
-        "unavailable-raises", declared(unavailable=_raise(OSError("planted"))), "unavailable()", "OSError: planted"
-    ),
-    *_refused("policies-is-a-list", declared(policies=lambda: ["mm"]), "policies()", "mapping"),
-)
-
-FAULTS: tuple[Fault, ...] = (
-    *RAISING,
-    *VALUES,
-    *SHAPES,
-    *MEMORY,
-    *GRADIENTS,
-    *WARNINGS,
-    *COPIES,
-    *POLICIES,
-    *CACHES,
-    *SCENARIOS,
-    *DECLARED,
-)
-"""Every fault."""
-
-CONTROLS: tuple[Fault, ...] = tuple(
-    Fault(f"right-{number}", rule, nullcontext, (), "eager", backend, only=only, statuses=("pass",))
-    for backend in BACKENDS
-    for number, (rule, only) in enumerate(
-        (
-            ("", "-fp32-fp16- and not +"),
-            ("cache", ""),
-            ("eligibility", "every_spelling_of_powers-"),
-            ("modules", "Loss-low-"),
-            ("fallthrough", "binary_cross_entropy_with_logits+posweight- or norm.Scalar-"),
-        )
-    )
-)
-"""Cases that the right kernels pass, too: main samples of all ops, and what a partial list once turned red."""

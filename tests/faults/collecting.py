@@ -1,20 +1,21 @@
-"""Collecting tests inside of a test: as `pytest.main` does, but the items stay and can be run."""
+"""Collect tests inside of a test: as `pytest.main` does, but the items stay and can be run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import pytest
 from _pytest.config import _prepareconfig
 
-ROOT = Path(__file__).resolve().parents[2]
+Result = Mapping[str, str]
+"""What became of a case: `id`, `suite`, `rule`, `status`, `message` and so on, as in a run file."""
+
 _PLUGINS = ("benchmark", "cacheprovider", "faulthandler", "unraisableexception", "threadexception", "xdist")
 OPTIONS = (*(word for plugin in _PLUGINS for word in ("-p", f"no:{plugin}")), "--tb=no", "--capture=no", "-qq")
 
 
 class _Whole:
-    """Raises where something cannot be collected."""
+    """Raise where something cannot be collected."""
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         assert not report.failed, report.longreprtext

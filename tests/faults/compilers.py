@@ -1,248 +1,220 @@
-"""Ways in which a compiler can be wrong.
+"""Compilers that lose regions, freeze what they saw first, leak state, or compute in other dtypes than eager mode.
 
-Each is planted where a compiler is entered: it changes what `torch.compile`, `torch.jit.script`, `torch.jit.trace` or
-`torch.export` hands out, so eager mode stays right.
+Each mutant changes what `torch.compile`, `torch.jit.script`, `torch.jit.trace` or `torch.export` hands out, or how a
+compiled program enters its regions, so eager mode stays right.
 """
 
 from __future__ import annotations
 
 import inspect
+import subprocess
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch._C import DispatchKey
+from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCacheDetails
 
+# Importing these two defines their operators.
+from torch._higher_order_ops.flex_attention import flex_attention
+from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental import proxy_tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ampcheck.compilers import kinds
 from ampcheck.observe.recorder import map_tensors, tensors
-from tests.faults.kernels import kernel
-from tests.faults.regions import replaced
+from ampcheck.tools.lint import cases, compare
+from tests.faults.kernels import Body, Call, as_given, changed, doubled, in_low, kernel
+from tests.faults.mutant import CUDA, Inject, both, giving, mutants, on_error, put, wrap
+from tests.faults.regions import CACHE, DTYPE, INCREMENT, IS, SET, SET_CACHE, SET_DTYPE
 
 Function = Callable[..., Any]
-Change = Callable[[Function, Function], Function]
+Make = Callable[[Function, Function], Function]
 """Makes a wrong program of a right one and of the function it was compiled from."""
 
-_COMPILE, _SCRIPT, _TRACE = torch.compile, torch.jit.script, torch.jit.trace
-_MODULE = torch.export.ExportedProgram.module
+_COMPILE = torch.compile
 _ENTER, _EXIT = torch.amp._enter_autocast, torch.amp._exit_autocast
+_HIGHER = torch.ops.higher_order
 
 
-def handed_out(change: Change, compiler: str = "compile") -> AbstractContextManager[object]:
-    """Change the programs that a compiler returns."""
+def handed_out(make: Make, compiler: str = "compile") -> Inject:
+    """Change the programs that a compiler returns: compile, script, trace or export."""
 
-    def of(make: Function) -> Function:
-        def changed(function: Function | None = None, *args: Any, **options: Any) -> Any:
-            if function is None:  # a decorator with options
-                return lambda decorated: changed(decorated, **options)
-            return change(make(function, *args, **options), function)
-
-        return changed
+    def compiled(own: Function, function: Function | None = None, *args: Any, **options: Any) -> Any:
+        if function is None:  # a decorator with options
+            return lambda decorated: compiled(own, decorated, **options)
+        return make(own(function, *args, **options), function)
 
     if compiler == "export":
-        return patch.object(torch.export.ExportedProgram, "module", lambda self: change(_MODULE(self), self))
-    where, name, make = {
-        "compile": (torch, "compile", _COMPILE),
-        "script": (torch.jit, "script", _SCRIPT),
-        "trace": (torch.jit, "trace", _TRACE),
-    }[compiler]
-    return patch.object(where, name, of(make))
+        return wrap(torch.export.ExportedProgram, module=lambda own, self: make(own(self), self))
+    return wrap(torch if compiler == "compile" else torch.jit, **{compiler: compiled})
 
 
-def entering(enter: Function) -> AbstractContextManager[object]:
+def calling(call: Callable[..., Any]) -> Make:
+    """Call `call(program, function, args)` in place of the program."""
+
+    def make(program: Function, function: Function) -> Function:
+        return lambda *args, **kwargs: call(partial(program, **kwargs), function, args)
+
+    return make
+
+
+def remembering(call: Callable[..., Any]) -> Make:
+    """Call `call(program, function, args, memory)`, whose memory is a list of each program."""
+
+    def make(program: Function, function: Function) -> Function:
+        memory: list[Any] = []
+        return lambda *args, **kwargs: call(partial(program, **kwargs), partial(function, **kwargs), args, memory)
+
+    return make
+
+
+def results(change: Callable[[torch.Tensor], torch.Tensor]) -> Make:
+    """Change every floating result."""
+
+    def of_one(x: Any) -> Any:
+        return change(x) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+    return calling(lambda program, _, args: map_tensors(program(*args), of_one))
+
+
+def within(region: Callable[[], AbstractContextManager[object]]) -> Make:
+    """Make every call in another region."""
+
+    def call(program: Function, _: Function, args: Any) -> Any:
+        with region():
+            return program(*args)
+
+    return calling(call)
+
+
+def off() -> AbstractContextManager[object]:
+    return torch.autocast("cpu", enabled=False)
+
+
+def afterwards(act: Callable[[], object]) -> Make:
+    return calling(lambda program, _, args: (program(*args), act())[0])
+
+
+def failing(act: Callable[[], object]) -> Make:
+    """Act where a program raises."""
+    return calling(lambda program, _, args: on_error(act)(program, *args))
+
+
+def entering(enter: Function) -> Inject:
     """Enter the regions of a captured program by `enter`, which returns a context manager or None."""
 
     def leave(mode: Any = None) -> None:
         if mode is not None:
             _EXIT(mode)
 
-    stack = ExitStack()
-    for where in (torch.amp, torch.amp.autocast_mode):
-        stack.enter_context(replaced(where, _enter_autocast=enter, _exit_autocast=leave))
-    return stack
+    return both(*(put(m, _enter_autocast=enter, _exit_autocast=leave) for m in (torch.amp, torch.amp.autocast_mode)))
 
 
-def results(change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
-    """Every floating result replaced."""
-
-    def make(compiled: Function, _: Function) -> Function:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return map_tensors(
-                compiled(*args, **kwargs),
-                lambda x: change(x) if isinstance(x, torch.Tensor) and x.is_floating_point() else x,
-            )
-
-        return call
-
-    return make
+# ---- programs
 
 
-def inside(region: Callable[[], AbstractContextManager[object]]) -> Change:
-    """Every call made in a region of the fault's own."""
-
-    def make(compiled: Function, _: Function) -> Function:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with region():
-                return compiled(*args, **kwargs)
-
-        return call
-
-    return make
+def state() -> tuple[bool, torch.dtype]:
+    return IS("cpu"), DTYPE("cpu")
 
 
-# ---- what is handed out
+def in_state(found: tuple[bool, torch.dtype]) -> AbstractContextManager[object]:
+    return torch.autocast("cpu", enabled=found[0], dtype=found[1])
 
 
-def frozen(_: Function, function: Function) -> Function:
-    """The first call's autocast state serves every later one, on every thread: no guard on the surroundings."""
-    first: list[tuple[bool, torch.dtype]] = []
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not first:
-            first.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
-        with torch.autocast("cpu", enabled=first[0][0], dtype=first[0][1]):
-            return function(*args, **kwargs)
-
-    return call
+def frozen(_: Function, function: Function, args: Any, memory: list[Any]) -> Any:
+    """Let the first call's autocast state serve every later one, on every thread."""
+    memory.append(state())
+    with in_state(memory[0]):
+        return function(*args)
 
 
-def frozen_result(compiled: Function, _: Function) -> Function:
-    """The first call's result serves every later one with inputs of the same identity."""
-    cached: dict[tuple[int, ...], Any] = {}
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        key = tuple(map(id, args))
-        if key not in cached:
-            cached[key] = compiled(*args, **kwargs)
-        return cached[key]
-
-    return call
+def frozen_result(program: Function, _: Function, args: Any, memory: list[Any]) -> Any:
+    """Let a call's result serve every later one with the same inputs."""
+    key = tuple(map(id, args))
+    found = next((out for known, out in memory if known == key), None)
+    if found is None:
+        found = program(*args)
+        memory.append((key, found))
+    return found
 
 
-def frozen_dtypes(compiled: Function, _: Function) -> Function:
-    """Programs are kept by the shapes of their inputs: results take the dtypes that the first call's had."""
-    cached: list[torch.dtype] = []
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        out = compiled(*args, **kwargs)
-        cached.extend(x.dtype for x in tensors(out) if not cached)
-        return map_tensors(out, lambda x: x.to(cached[0]))
-
-    return call
+def frozen_dtypes(program: Function, _: Function, args: Any, memory: list[Any]) -> Any:
+    """Give results the dtypes that the first call's had."""
+    out = program(*args)
+    memory.extend(x.dtype for x in tensors(out) if not memory)
+    return map_tensors(out, lambda x: x.to(memory[0]))
 
 
-def right_once(compiled: Function, _: Function) -> Function:
-    """The second call runs without what the first one had cast."""
-    calls: list[int] = []
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        out = compiled(*args, **kwargs)
-        return out if len(calls) == 1 else map_tensors(out, lambda x: x.float())
-
-    return call
+def right_once(program: Function, _: Function, args: Any, memory: list[Any]) -> Any:
+    memory.append(True)
+    out = program(*args)
+    return out if len(memory) == 1 else map_tensors(out, lambda x: x.float())
 
 
-def leaking(compiled: Function, _: Function) -> Function:
-    """A region that is entered and never left."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        out = compiled(*args, **kwargs)
-        torch.set_autocast_enabled("cpu", True)
-        return out
-
-    return call
+def first_sizes(program: Function, _: Function, args: Any, memory: list[Any]) -> Any:
+    """Forget the region for other sizes than the first."""
+    memory.append(args[0].shape)
+    out = program(*args)
+    return out if memory[-1] == memory[0] else tuple(y.float() for y in out)
 
 
-def leaking_on_exception(compiled: Function, _: Function) -> Function:
-    """A region that an exception does not leave."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return compiled(*args, **kwargs)
-        except Exception:
-            torch.set_autocast_enabled("cpu", True)
-            raise
-
-    return call
-
-
-def undecorated(_: Function, function: Function) -> Function:
-    """The compiler looks through a decorated function at what was decorated."""
-    compiled: Function = _COMPILE(inspect.unwrap(function), backend="eager")
-    return compiled
-
-
-def other_words(compiled: Function, _: Function) -> Function:
-    """A refusal that does not say what to do."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return compiled(*args, **kwargs)
-        except Exception as error:
-            raise RuntimeError("a graph could not be compiled") from error
-
-    return call
-
-
-def eager_in_threads(compiled: Function, function: Function) -> Function:
-    """The state of the thread that compiled serves other threads."""
-    home = threading.get_ident()
-    state: list[tuple[bool, torch.dtype]] = []
+def eager_in_threads(program: Function, function: Function) -> Function:
+    """Let the state of the thread that compiled serve other threads."""
+    home, found = threading.get_ident(), [state()]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == home:
-            state[:] = [(torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))]
-            return compiled(*args, **kwargs)
-        with torch.autocast("cpu", enabled=state[0][0], dtype=state[0][1]):
+            found[0] = state()
+            return program(*args, **kwargs)
+        with in_state(found[0]):
             return function(*args, **kwargs)
 
     return call
 
 
-class _Backwards(torch.autograd.Function):
-    """Identity whose gradient is doubled, as if the backward graph had counted it twice."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> torch.Tensor:
-        doubled: torch.Tensor = grads[0] * 2
-        return doubled
+def other_words(program: Function, _: Function, args: Any) -> Any:
+    try:
+        return program(*args)
+    except Exception as error:
+        raise RuntimeError("a graph could not be compiled") from error
 
 
 def doubled_gradient(x: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = _Backwards.apply(x) if x.requires_grad else x
-    return out
-
-
-def detached(x: torch.Tensor) -> torch.Tensor:
-    return x.detach()
-
-
-def never_widened(x: torch.Tensor) -> torch.Tensor:
-    return x.to(torch.bfloat16)
-
-
-def always_widened(x: torch.Tensor) -> torch.Tensor:
-    return x.float()
+    return changed(x, doubled) if x.requires_grad else x
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.bfloat16).to(x.dtype)
 
 
-# ---- how regions are entered
+def refusing_mixed(program: Function, _: Function, args: Any) -> Any:
+    if len({t.dtype for t in tensors(args)}) > 1:
+        raise RuntimeError("expected a single dtype in torch.cat")
+    return program(*args)
 
 
-def not_at_all(*args: Any) -> None:
-    """A region that the compiler drops."""
+def swallowed(program: Function, _: Function, args: Any) -> Any:
+    try:
+        return program(*args)
+    except RuntimeError:
+        return args[0]
+
+
+def dropped(*args: Any) -> None:
+    """Enter no region."""
 
 
 def unless_inside_another(device: str, dtype: Any = None, enabled: bool = True, cache: Any = None) -> Any:
-    return None if torch.is_autocast_enabled(device) else _ENTER(device, dtype, enabled, cache)
+    return None if IS(device) else _ENTER(device, dtype, enabled, cache)
 
 
 def always_on(device: str, dtype: Any = None, enabled: bool = True, cache: Any = None) -> Any:
@@ -254,8 +226,8 @@ def in_half(device: str, dtype: Any = None, enabled: bool = True, cache: Any = N
 
 
 @contextmanager
-def no_script_pass() -> Iterator[None]:
-    """TorchScript's autocast pass off: it ignores regions."""
+def no_script_pass(device: str) -> Iterator[None]:
+    """Switch TorchScript's autocast pass off: it ignores regions."""
     before = torch._C._jit_set_autocast_mode(False)
     try:
         yield
@@ -263,6 +235,462 @@ def no_script_pass() -> Iterator[None]:
         torch._C._jit_set_autocast_mode(before)
 
 
-def first_argument_as_it_is() -> AbstractContextManager[object]:
-    """linear's kernel without the cast of its last argument."""
-    return kernel("cpu", "linear", lambda call: call.cast(call.low, unless=lambda place, t: place == 2))
+def without_last_cast() -> AbstractContextManager[object]:
+    return kernel("linear", lambda call: call.cast(call.low, unless=lambda place, t: place == 2))("cpu")
+
+
+def leave_on() -> None:
+    SET("cpu", True)
+
+
+def lost_in_capture(own: Any, *args: Any, **options: Any) -> Any:
+    """Lose an exception in a region to an error about the region itself."""
+    try:
+        return own(*args, **options)
+    except Exception:
+        raise AssertionError("a region was not left") from None
+
+
+def without_metadata(own: Any, *args: Any, **options: Any) -> Any:
+    """Know nothing of what the node that enters a region gives."""
+    exported = own(*args, **options)
+    for node in exported.graph.nodes:
+        if "autocast" in str(node.target):
+            node.meta.pop("val", None)
+    return exported
+
+
+_LOW, _WIDE, _DOUBLE = (
+    results(partial(torch.Tensor.to, dtype=d)) for d in (torch.bfloat16, torch.float32, torch.float64)
+)
+PROGRAMS = {
+    "jit-region-dropped": entering(dropped),
+    "jit-region-dropped-by-script": no_script_pass,
+    "jit-trace-in-float32": handed_out(_WIDE, "trace"),
+    "jit-cast-of-one-argument-forgotten": handed_out(within(without_last_cast)),
+    "jit-second-call-in-float32": handed_out(remembering(right_once)),
+    "jit-gradient-twice": handed_out(results(doubled_gradient)),
+    "jit-gradient-lost": handed_out(results(torch.Tensor.detach)),
+    "jit-gradient-lost-by-export": handed_out(results(torch.Tensor.detach), "export"),
+    "jit-state-left-on": handed_out(afterwards(leave_on)),
+}
+UPCAST = {"jit-upcast-lost": handed_out(_LOW), "jit-upcast-after-rounding": handed_out(results(rounded))}
+BANNED = {"jit-refusal-swallowed": handed_out(calling(swallowed))}
+PROMOTE = {
+    "jit-promotes-always-narrow": handed_out(_LOW, "export"),
+    "jit-mixed-refused-by-script": handed_out(calling(refusing_mixed), "script"),
+}
+CONTEXT = {
+    "jit-no-guard-on-surroundings": handed_out(remembering(frozen)),
+    "jit-kept-across-dtypes": handed_out(remembering(frozen_dtypes)),
+    "jit-result-widened": handed_out(_WIDE),
+    "jit-result-widened-by-export": handed_out(_WIDE, "export"),
+    "jit-result-in-float64": handed_out(_DOUBLE),
+    "jit-result-in-float64-by-export": handed_out(_DOUBLE, "export"),
+    "jit-called-outside": handed_out(within(off), "export"),
+    "jit-nothing-frozen": put(torch.jit, freeze=lambda module: module),
+    "jit-state-left-on-by-script": handed_out(afterwards(leave_on), "script"),
+    "jit-node-without-metadata": wrap(torch.export, export=without_metadata),
+}
+NESTING = {
+    "jit-script-runs-eagerly": handed_out(lambda _, function: function, "script"),
+    "jit-inner-region-dropped": entering(unless_inside_another),
+    "jit-disabled-region-on": entering(always_on),
+}
+DECORATOR = {
+    "jit-decorator-lost": handed_out(lambda _, function: _COMPILE(inspect.unwrap(function), backend="eager")),
+}
+EXCEPTIONS = {
+    "jit-state-left-by-exception": handed_out(failing(leave_on)),
+    "jit-state-left-by-export": wrap(torch.export, export=on_error(leave_on)),
+    "jit-exception-in-other-words": handed_out(calling(other_words)),
+    "jit-exception-lost-in-capture": wrap(torch.export, export=lost_in_capture),
+}
+RANDOM = {
+    "jit-draws-once-more": handed_out(calling(lambda program, _, args: (torch.rand(1), program(*args))[1])),
+    "jit-off-by-one": handed_out(results(lambda x: x + 1)),
+}
+
+
+# ---- compiled in one state, called in another
+
+
+@contextmanager
+def exported_in_its_region(device: str) -> Iterator[None]:
+    """Run an exported program in the state of its export."""
+    found = [state()]
+
+    def export(own: Any, *args: Any, **options: Any) -> Any:
+        found[0] = state()
+        return own(*args, **options)
+
+    inside = handed_out(within(lambda: in_state(found[0])), "export")
+    with both(wrap(torch.export, export=export), inside)(device):
+        yield
+
+
+def forget_state(own: Any, self: Any, graph: Any) -> None:
+    own(self, graph)
+    self.autocast_state = {}
+
+
+AMBIENT = {
+    "state-of-another-thread": handed_out(eager_in_threads),
+    "export-keeps-its-region": exported_in_its_region,
+    "trace-without-its-casts": handed_out(lambda _, function: function, "trace"),
+    "graph-without-its-casts": put(proxy_tensor, make_fx=lambda function, **_: lambda *_: function),
+    "leaves-a-count": handed_out(calling(lambda program, _, args: (INCREMENT(), program(*args))[1])),
+    "turns-the-cache-on": handed_out(afterwards(lambda: SET_CACHE(True))),
+    "sizes-without-a-region": handed_out(remembering(first_sizes)),
+    "folder-without-state": wrap(AOTAutogradCacheDetails, _record_runtime_state=forget_state),
+}
+
+
+# ---- settings that change between calls
+
+
+def keyed_by(*queries: Callable[[], object]) -> Inject:
+    """Run a function in the settings of the first call with the same answers to some questions.
+
+    It compiles for each of them, as a backend of its own would.
+    """
+
+    def compiled(function: Function, backend: Any = None, **_: Any) -> Function:
+        programs: dict[tuple[object, ...], tuple[bool, torch.dtype]] = {}
+
+        def call(*args: Any) -> Any:
+            key = tuple(query() for query in queries)
+            if key not in programs:
+                backend.graphs += 1
+                programs[key] = state()
+            with in_state(programs[key]):
+                return function(*args)
+
+        return call
+
+    return put(torch, compile=compiled)
+
+
+def with_new_graphs(program: Function, _: Function, args: Any, memory: list[Any]) -> Any:
+    """Compile for each change of the dtype of autocast, whether it is on or off."""
+    if memory and memory[-1] != DTYPE("cpu"):
+        torch._dynamo.reset()
+    memory.append(DTYPE("cpu"))
+    return program(*args)
+
+
+GUARDS = {
+    "no-guard": keyed_by(),
+    "no-guard-on-the-dtype": keyed_by(lambda: IS("cpu")),
+    "no-guard-on-the-switch": keyed_by(lambda: DTYPE("cpu")),
+    "compiles-each-time": handed_out(calling(lambda program, _, args: (torch._dynamo.reset(), program(*args))[1])),
+    "compiles-for-a-dtype-not-used": handed_out(remembering(with_new_graphs)),
+    "runs-eagerly": put(torch, compile=lambda function, **_: function),
+}
+
+
+# ---- errors at run time
+
+
+def swallowing(program: Function, _: Function, args: Any, memory: list[Any]) -> Any:
+    """Give the result of the call before in place of an error."""
+    with suppress(RuntimeError, IndexError):
+        memory[:] = [program(*args)]
+    return memory[0]
+
+
+def broken_by_an_error(program: Function, _: Function, args: Any, memory: list[Any]) -> Any:
+    """Give products in float32 after an error."""
+    out = on_error(lambda: memory.append(True))(program, *args)
+    return (out[0].float(), *out[1:]) if memory and isinstance(out, tuple) else out
+
+
+FAILURES = {
+    "error-leaves-a-dtype": handed_out(failing(lambda: SET_DTYPE("cpu", torch.float16))),
+    "error-leaves-a-count": handed_out(failing(INCREMENT)),
+    "error-turns-the-cache-off": handed_out(failing(lambda: SET_CACHE(not CACHE()))),
+    "error-not-raised": handed_out(remembering(swallowing)),
+    "float32-after-an-error": handed_out(remembering(broken_by_an_error)),
+    "export-leaves-it-on": handed_out(failing(leave_on), "export"),
+    "backward-leaves-it-on": wrap(torch.Tensor, backward=on_error(leave_on)),
+}
+
+# ---- tensors without values
+
+
+def of_some(op: str, kind: Callable[[torch.Tensor], bool], wrong: Body) -> Inject:
+    """Make the autocast kernel of an op wrong for some tensors."""
+    return kernel(op, lambda call: wrong(call) if any(map(kind, call.tensors())) else call.registered())
+
+
+def fake(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, FakeTensor)
+
+
+def real(tensor: torch.Tensor) -> bool:
+    return type(tensor) is torch.Tensor
+
+
+def traced(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, FunctionalTensor)
+
+
+def padded(call: Call) -> Any:
+    """Return a part of a larger result."""
+    out = call.registered()
+    return torch.cat([out, out], -1)[..., : out.shape[-1]] if out.dim() else out
+
+
+def refused(call: Call) -> Any:
+    raise RuntimeError("real tensors are refused")
+
+
+def refused_outside(gradient: torch.Tensor) -> torch.Tensor:
+    if not IS("cpu"):
+        raise RuntimeError("expected the same dtype")
+    return gradient
+
+
+class _Cast(TorchFunctionMode):
+    """Casts meta tensors in a region of the CPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        metas = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.is_meta]
+        if metas and IS("cpu"):
+            with torch._C.DisableTorchFunction():
+                args = tree_map(lambda x: x.to(DTYPE("cpu")) if any(x is meta for meta in metas) else x, args)
+        return func(*args, **(kwargs or {}))
+
+
+FAKE_TENSOR = {
+    "fake-in-low": of_some("cat", fake, in_low),
+    "fake-result-detached": of_some("cat", fake, lambda call: call.registered().detach()),
+    "fake-gradient-lost": of_some("cat", fake, lambda call: call.run(lambda place, t: t if place else t.detach())),
+    "fake-result-padded": of_some("cat", fake, padded),
+    "real-refused-in-region": of_some("cat", real, refused),
+    "real-backward-refused": of_some("stack", real, lambda call: changed(call.registered(), refused_outside)),
+    "meta-is-cast": lambda device: _Cast(),
+    "compiled-loses-casts": of_some("mm", traced, as_given),
+    "compiled-result-doubled": of_some("mm", traced, lambda call: call.registered() * 2),
+}
+
+
+# ---- backward passes of compiled functions
+
+
+def unread(own: Any, self: Any, *args: Any, **values: Any) -> Any:
+    """Ignore the setting of where the backward pass is."""
+    return nullcontext() if "backward_pass_autocast" in values else own(self, *args, **values)
+
+
+DERIVATIVES = {
+    "compiled-setting-unread": wrap(type(torch._functorch.config), patch=unread),
+    "compiled-more-casts": handed_out(results(lambda x: x.double().to(x.dtype))),
+}
+
+# ---- higher-order operators
+
+
+def of_operator(op: Any, key: DispatchKey, wrong: Callable[..., Any]) -> Inject:
+    """Replace a kernel of a higher-order operator by `wrong(own, ...)`."""
+
+    @contextmanager
+    def inject(device: str) -> Iterator[None]:
+        right = op.py_kernels[key]
+        op.py_kernels[key] = partial(wrong, right)
+        op._dispatch_cache.clear()
+        try:
+            yield
+        finally:
+            op.py_kernels[key] = right
+            op._dispatch_cache.clear()
+
+    return inject
+
+
+@contextmanager
+def refusing_regions(device: str) -> Iterator[None]:
+    """Let an operator not fall through on the CPU's autocast key."""
+    op = run_and_save_rng_state
+    keys = op.non_fallthrough_keys
+    op.non_fallthrough_keys = keys.add(DispatchKey.AutocastCPU)
+    try:
+        yield
+    finally:
+        op.non_fallthrough_keys = keys
+
+
+def in_region(**options: Any) -> Callable[..., Any]:
+    """Run an operator's function in another region."""
+
+    def run(own: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast("cpu", **options):
+            return own(*args, **kwargs)
+
+    return run
+
+
+def uncast(own: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run attention in the dtypes that it is given."""
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(DispatchKey.AutocastCPU)):
+        return flex_attention(*args, **kwargs)
+
+
+_DENSE = DispatchKey.CompositeExplicitAutograd
+HOPS = {
+    "branch-loses-region": of_operator(_HIGHER.cond, _DENSE, in_region(enabled=False)),
+    "scan-in-another-dtype": of_operator(_HIGHER.scan, _DENSE, in_region(dtype=torch.float16)),
+    "loop-leaves-a-count": of_operator(
+        _HIGHER.while_loop, _DENSE, lambda own, *args, **kwargs: (INCREMENT(), own(*args, **kwargs))[1]
+    ),
+    "wrapped-region-dropped": put(
+        type(_HIGHER.wrap_with_autocast),
+        __call__=lambda self, kind, dtype, enabled, cache, function, *args: function(*args),
+    ),
+    "library-op-uncast": put(torch._library.custom_ops.CustomOpDef, register_autocast=lambda self, *args: None),
+    "operator-refuses-regions": refusing_regions,
+    "attention-uncast": of_operator(flex_attention, DispatchKey.AutocastCPU, uncast),
+    "dropped-anew": of_operator(
+        run_with_rng_state,
+        DispatchKey.BackendSelect,
+        lambda own, state, op, *args, **kwargs: op(*args, **kwargs),
+    ),
+}
+
+
+# ---- the linter for scripts, and compilers that a random program shows wrong
+
+
+def reports(change: Callable[[list[Any]], list[Any]]) -> Inject:
+    """Change what the linter reports."""
+    return wrap(cases, lint_source=giving(change))
+
+
+def fields(**changed: Any) -> Callable[[list[Any]], list[Any]]:
+    return lambda found: [replace(one, **changed) for one in found]
+
+
+RULES_OF_THE_LINTER = (
+    "decorator",
+    "enabled-not-constant",
+    "dtype-not-constant",
+    "bound",
+    "object-elsewhere",
+    "disabled-in-script",
+    "dtype-in-script",
+    "unsupported-dtype",
+    "device-in-script",
+    "policies-in-script",
+    "left-to-python",
+    "query-in-script",
+    "state-change",
+    "traced-callee",
+    "lost-in-trace",
+    "scripted-callee",
+    "lost-in-fx",
+    "default-dtype",
+    "query-frozen",
+    "custom-fwd",
+)
+
+
+def without(rule: str) -> Callable[[list[Any]], list[Any]]:
+    return lambda found: [one for one in found if one.rule != rule]
+
+
+def unmarked(own: Any, *args: Any) -> Any:
+    """Give a decorated function no mark for TorchScript."""
+    made = own(*args)
+    del made.__script_unsupported
+    return made
+
+
+LIMITS = {
+    **{f"lint-misses-{rule}": reports(without(rule)) for rule in RULES_OF_THE_LINTER},
+    "jit-trace-doubled": handed_out(results(lambda x: 2 * x), "trace"),
+    "lint-without-lines": reports(fields(line=0)),
+    "lint-without-advice": reports(fields(instead="")),
+    "lint-cries-wolf": reports(fields(rule="bound", compiler="script")),
+    "check-sees-nothing": put(compare, _differences=lambda *args: iter(())),
+    "check-loses-places": wrap(cases, check_scripted=giving(fields(file="", line=0))),
+    "another-program-runs": wrap(
+        subprocess, run=lambda own, command, **options: own([command[0], "-c", "print('True ' * 3)"], **options)
+    ),
+    "decorator-without-mark": wrap(torch.amp.autocast_mode, autocast_decorator=unmarked),
+}
+
+
+def compiler(change: Callable[[Function], Function]) -> Inject:
+    """Make a compiler of a change of functions."""
+
+    def make(function: Function, inputs: Sequence[Any]) -> kinds.Compiled:
+        return kinds.Compiled(change(function))
+
+    return lambda device: patch.dict(kinds.COMPILERS, {"traced": kinds.Compiler(make)})
+
+
+def dropping(some: Callable[[Any], bool] = lambda region: True) -> Callable[[Function], Function]:
+    """Enter none of some regions."""
+
+    def change(function: Function) -> Function:
+        def call(*args: Any) -> Any:
+            with wrap(
+                torch.autocast,
+                __enter__=lambda own, self: self if some(self) else own(self),
+                __exit__=lambda own, self, *exc: False if some(self) else own(self, *exc),
+            )("cpu"):
+                return function(*args)
+
+        return call
+
+    return change
+
+
+def forgetting(function: Function) -> Function:
+    """Run right the first time, without regions afterwards."""
+    made = [function]
+
+    def call(*args: Any) -> Any:
+        now, made[0] = made[0], dropping()(function)
+        return now(*args)
+
+    return call
+
+
+def refusing(function: Function) -> Function:
+    raise RuntimeError("autocast is not supported")
+
+
+PARITY = {
+    "compiler-drops-regions": compiler(dropping()),
+    "compiler-drops-disabled-regions": compiler(dropping(lambda region: not region._enabled)),
+    "compiler-leaves-autocast-on": compiler(lambda f: lambda *args: (f(*args), leave_on())[0]),
+    "compiler-widens-results": compiler(lambda f: lambda *args: tuple(t.float() for t in f(*args))),
+    "compiler-rounds-results": compiler(lambda f: lambda *args: tuple(rounded(t) for t in f(*args))),
+    "compiler-forgets-after-a-call": compiler(forgetting),
+    "compiler-refuses": compiler(refusing),
+}
+
+MUTANTS = (
+    *mutants("jit/downcast", PROGRAMS),
+    *mutants("jit/upcast", UPCAST),
+    *mutants("jit/banned", BANNED, [CUDA]),
+    *mutants("jit/promote", PROMOTE),
+    *mutants("jit/context", CONTEXT),
+    *mutants("jit/nesting", NESTING),
+    *mutants("jit/defaults", {"jit-always-half": entering(in_half)}),
+    *mutants("jit/decorator", DECORATOR),
+    *mutants("jit/exceptions", EXCEPTIONS),
+    *mutants("jit/cache", {"jit-nothing-traced": put(torch.jit, trace=lambda function, *rest, **options: function)}),
+    *mutants("jit/cache", {"jit-result-kept": handed_out(remembering(frozen_result))}),
+    *mutants("jit/state", {"jit-cache-turned-off": handed_out(lambda program, _: (SET_CACHE(False), program)[1])}),
+    *mutants("jit/programs", RANDOM),
+    *mutants("jit/ambient", AMBIENT),
+    *mutants("jit/guards", GUARDS),
+    *mutants("jit/failures", FAILURES),
+    *mutants("jit/faketensor", FAKE_TENSOR),
+    *mutants("jit/derivatives", DERIVATIVES),
+    *mutants("jit/hops", HOPS),
+    *mutants("jit/limits", LIMITS),
+    *mutants("jit/parity", PARITY),
+)

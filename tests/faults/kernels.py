@@ -1,4 +1,4 @@
-"""Putting a wrong kernel in the place of an op's autocast kernel.
+"""Autocast kernels that cast wrongly, keep casts wrongly, or whose backward pass is wrong.
 
 The replacement does what a backend's C++ wrapper does (exclude the region's autocast key, change the arguments, run the
 op), so the suite cannot tell it from a backend's own mistake.
@@ -7,8 +7,8 @@ op), so the suite cannot tell it from a backend's own mistake.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -17,16 +17,20 @@ from typing import Any
 import torch
 from torch.library import Library, get_kernel
 
+from ampcheck.devices.virtual import graphs
 from ampcheck.observe.recorder import overload
-from tests.faults.fault import Fault
+from tests.faults.mutant import CPU, CUDA, JAX, MPS, MTIA, XPU, Inject, Mutant, both, every, fresh, mutants, put
 
 KEYS = {
-    "cpu": "AutocastCPU",
-    "virtual:cuda": "AutocastCUDA",
-    "virtual:xpu": "AutocastXPU",
-    "virtual:mps": "AutocastMPS",
-    "jax": "AutocastPrivateUse1",
+    CPU: "AutocastCPU",
+    CUDA: "AutocastCUDA",
+    XPU: "AutocastXPU",
+    MPS: "AutocastMPS",
+    MTIA: "AutocastMTIA",
+    JAX: "AutocastPrivateUse1",
 }
+FP32 = torch.float32
+Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -53,19 +57,19 @@ class Call:
         """The lower precision that the region does not have."""
         return torch.float16 if self.low == torch.bfloat16 else torch.bfloat16
 
-    def eligible(self, tensor: torch.Tensor) -> bool:
+    def eligible(self, tensor: Tensor) -> bool:
         """Return whether autocast may cast the tensor."""
         return tensor.is_floating_point() and tensor.dtype != torch.float64 and tensor.device.type == self.type
 
-    def tensors(self) -> list[torch.Tensor]:
+    def tensors(self) -> list[Tensor]:
         """The tensor arguments in order, lists flattened."""
-        found: list[torch.Tensor] = []
+        found: list[Tensor] = []
         self.run(lambda place, tensor: found.append(tensor) or tensor, call=lambda *args, **kwargs: None)
         return found
 
     def run(
         self,
-        change: Callable[[int, torch.Tensor], torch.Tensor] = lambda place, tensor: tensor,
+        change: Callable[[int, Tensor], Tensor] = lambda place, tensor: tensor,
         call: Callable[..., Any] | None = None,
         **extra: Any,
     ) -> Any:
@@ -75,14 +79,14 @@ class Call:
         kwargs = {name: _changed(value, change, places) for name, value in self.kwargs.items()}
         return (call or self.op)(*args, **kwargs, **extra)
 
-    def cast(self, dtype: torch.dtype, unless: Callable[[int, torch.Tensor], bool] = lambda place, t: False) -> Any:
+    def cast(self, dtype: torch.dtype, unless: Callable[[int, Tensor], bool] = lambda place, t: False) -> Any:
         """Run the op with every eligible tensor cast to `dtype`, except those that `unless` picks out."""
         return self.run(lambda place, t: t.to(dtype) if self.eligible(t) and not unless(place, t) else t)
 
 
-def _changed(value: Any, change: Callable[[int, torch.Tensor], torch.Tensor], places: Iterator[int]) -> Any:
-    """An argument with its tensors replaced. No closure calls itself here: such a cycle would keep tensors alive."""
-    if isinstance(value, torch.Tensor):
+def _changed(value: Any, change: Callable[[int, Tensor], Tensor], places: Iterator[int]) -> Any:
+    """Replace the tensors of an argument. No closure calls itself here: such a cycle would keep tensors alive."""
+    if isinstance(value, Tensor):
         return change(next(places), value)
     if isinstance(value, (tuple, list)):
         return type(value)([_changed(item, change, places) for item in value])
@@ -90,11 +94,17 @@ def _changed(value: Any, change: Callable[[int, torch.Tensor], torch.Tensor], pl
 
 
 Body = Callable[[Call], Any]
+Change = Callable[[Tensor], Tensor]
+Choice = Callable[[Call], torch.dtype]
+
+
+def kernel(name: str, body: Body) -> Inject:
+    """Run `body` wherever the overload's autocast kernel would run, under the device's key."""
+    return lambda device: _replaced(device, name, body)
 
 
 @contextmanager
-def kernel(device: str, name: str, body: Body) -> Iterator[None]:
-    """Run `body` wherever the overload's autocast kernel would run, under the device's key."""
+def _replaced(device: str, name: str, body: Body) -> Iterator[None]:
     key = KEYS[device]
     key_set = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
     op = overload(name)
@@ -121,18 +131,767 @@ def kernel(device: str, name: str, body: Body) -> Iterator[None]:
         library._destroy()
 
 
-def wrong(name: str, rule: str, device: str, op: str, body: Body, says: tuple[str, ...] = (), **chosen: Any) -> Fault:
-    """A fault of one op on one device: its autocast kernel does `body`."""
-
-    def inject() -> AbstractContextManager[None]:
-        return kernel(device, op, body)
-
-    return Fault(name, rule, inject, says or (f"aten::{op}",), device=device, op=op, **chosen)
+def of_ops(rule: str, device: str, table: Mapping[str, tuple[str, Body]], *more: str) -> tuple[Mutant, ...]:
+    """Return a mutant for each op and wrong kernel of a table; only cases of the op can notice it."""
+    return tuple(
+        Mutant(name, rule, kernel(op, body), (device, *more), f"{op}[+-]*") for name, (op, body) in table.items()
+    )
 
 
-def outputs(value: Any, change: Callable[[int, torch.Tensor], torch.Tensor]) -> Any:
-    """A kernel's result with each tensor replaced by `change(its place, it)`."""
-    if isinstance(value, torch.Tensor):
+def outputs(value: Any, change: Callable[[int, Tensor], Tensor]) -> Any:
+    """Return a kernel's result with each tensor replaced by `change(its place, it)`."""
+    if isinstance(value, Tensor):
         return change(0, value)
-    changed = [change(place, item) if isinstance(item, torch.Tensor) else item for place, item in enumerate(value)]
+    changed = [change(place, item) if isinstance(item, Tensor) else item for place, item in enumerate(value)]
     return changed if isinstance(value, list) else tuple(changed)
+
+
+# ---- casts of arguments
+
+
+def low(call: Call) -> torch.dtype:
+    return call.low
+
+
+def other(call: Call) -> torch.dtype:
+    return call.other
+
+
+def wide(call: Call) -> torch.dtype:
+    return FP32
+
+
+def to(dtype: Choice, but: Callable[[Call, int, Tensor], bool] = lambda *_: False) -> Body:
+    """Cast eligible tensors to a dtype, all `but` some."""
+    return lambda call: call.cast(dtype(call), unless=lambda place, t: but(call, place, t))
+
+
+def each(change: Callable[[Call, Tensor], Tensor]) -> Body:
+    """Run on changed tensors."""
+    return lambda call: call.run(lambda _, t: change(call, t))
+
+
+def result(body: Body, change: Callable[[Call, Tensor], Tensor], place: int | None = None) -> Body:
+    """Change the results of another kernel, or one of them."""
+
+    def changed(call: Call) -> Any:
+        out = body(call)
+        last = len(out) - 1 if isinstance(out, (tuple, list)) else 0
+        chosen = last if place == -1 else place
+        return outputs(out, lambda n, t: change(call, t) if chosen in (None, n) else t)
+
+    return changed
+
+
+def last(call: Call, place: int, t: Tensor) -> bool:
+    return place == len(call.tensors()) - 1
+
+
+def second(call: Call, place: int, t: Tensor) -> bool:
+    return place == 1
+
+
+def strided(call: Call, place: int, t: Tensor) -> bool:
+    return not t.is_contiguous()
+
+
+def as_given(call: Call) -> Any:
+    return call.run()
+
+
+def as_first(call: Call, t: Tensor) -> Tensor:
+    """Cast a result to the dtype of the first argument."""
+    return t.to(call.tensors()[0].dtype)
+
+
+in_float32, in_low, in_other = to(wide), to(low), to(other)
+in_float64, always_bfloat16 = to(lambda call: torch.float64), to(lambda call: torch.bfloat16)
+low_but_last, low_but_second = to(low, last), to(low, second)
+float32_but_last, float32_but_second = to(wide, last), to(wide, second)
+low_doubles_too = each(lambda call, t: t.to(call.low) if t.is_floating_point() else t)
+low_integers_too = each(lambda call, t: t.to(call.low) if t.dtype != torch.float64 else t)
+low_by_way_of_other = each(lambda call, t: t.to(call.other).to(call.low) if call.eligible(t) else t)
+float32_doubles_too = each(lambda call, t: t.float() if t.is_floating_point() else t)
+float32_result_back = result(in_float32, as_first)
+
+
+def low_only_unmixed(call: Call) -> Any:
+    """Cast only where every argument has one dtype, as if mixed arguments had been cast before."""
+    return call.run() if len({t.dtype for t in call.tensors()}) > 1 else call.cast(call.low)
+
+
+def low_mixed_integers_too(call: Call) -> Any:
+    """Cast integers that are beside floating tensors, too."""
+    mixed = len({t.is_floating_point() for t in call.tensors()}) == 2
+    return call.run(lambda place, t: t.to(call.low) if call.eligible(t) or (mixed and t.dtype == torch.int64) else t)
+
+
+def low_for_good(call: Call) -> Any:
+    """Turn the caller's own tensors into the region's dtype, not copies of them."""
+    for t in call.tensors():
+        if call.eligible(t):
+            t.data = t.data.to(call.low)
+    return call.run()
+
+
+def first_cast_twice(call: Call) -> Any:
+    """Cast the first argument, and throw the cast away, before it is cast again."""
+    for t in call.tensors()[:1]:
+        if call.eligible(t) and t.dtype != FP32:
+            t.float()
+    return call.cast(FP32)
+
+
+def promote(choose: Callable[[Call, list[torch.dtype]], torch.dtype], but: int | None = None) -> Body:
+    """Cast to one of the eligible dtypes, or to another; the tensor in the place `but` neither counts nor is cast."""
+
+    def body(call: Call) -> Any:
+        found = [t.dtype for place, t in enumerate(call.tensors()) if call.eligible(t) and place != but]
+        return call.cast(choose(call, found), unless=lambda place, t: place == but) if found else call.run()
+
+    return body
+
+
+def widest(call: Call, found: list[torch.dtype]) -> torch.dtype:
+    return FP32 if FP32 in found else found[0]
+
+
+def narrowest(call: Call, found: list[torch.dtype]) -> torch.dtype:
+    return min(found, key=lambda dtype: dtype.itemsize)
+
+
+def with_integers(call: Call, found: list[torch.dtype]) -> torch.dtype:
+    """Count an integer among the arguments as float32."""
+    return FP32 if any(not t.is_floating_point() for t in call.tensors()) else widest(call, found)
+
+
+def with_doubles(call: Call, found: list[torch.dtype]) -> torch.dtype:
+    return torch.float64 if any(t.dtype == torch.float64 for t in call.tensors()) else widest(call, found)
+
+
+def doubles_down(call: Call) -> Any:
+    found = [t.dtype for t in call.tensors() if call.eligible(t)]
+    return call.run(lambda place, t: t.to(widest(call, found)) if found and t.is_floating_point() else t)
+
+
+by_first, by_last = promote(lambda call, found: found[0]), promote(lambda call, found: found[-1])
+
+DOWNCAST = {
+    CPU: {
+        "mm-in-float32": ("mm", in_float32),
+        "bmm-as-given": ("bmm", as_given),
+        "linear-bias-forgotten": ("linear", low_but_last),
+        "conv2d-always-bfloat16": ("conv2d", always_bfloat16),
+        "addmm-cast-twice-over": ("addmm", low_by_way_of_other),
+        "matmul-doubles-cast": ("matmul", low_doubles_too),
+        "baddbmm-integers-cast": ("baddbmm", low_integers_too),
+        "addbmm-result-cast-back": ("addbmm", result(in_low, as_first)),
+        "prelu-empty-forgotten": ("prelu", to(low, lambda call, place, t: t.numel() == 0)),
+        "conv-transpose-mixed-left-alone": ("conv_transpose2d.input", low_only_unmixed),
+        "linear-batched-left-alone": ("linear", to(low, lambda call, place, t: t.dim() == 3)),
+        "mm-changes-its-arguments": ("mm", low_for_good),
+        "flattened-rnn-as-given": ("mkldnn_rnn_layer", as_given),
+        "attention-mask-forgotten": ("scaled_dot_product_attention", low_but_last),
+        "mm-lost-in-inference": ("mm", to(low, lambda call, place, t: torch.is_inference_mode_enabled())),
+        "linear-lost-in-no-grad": (
+            "linear",
+            to(low, lambda call, place, t: t.requires_grad and not torch.is_grad_enabled()),
+        ),
+        "mm-casts-integers-of-a-mix": ("mm", low_mixed_integers_too),
+        "bmm-without-graph": ("bmm", lambda call: call.registered().detach()),
+    },
+    CUDA: {
+        "einsum-second-operand-forgotten": ("einsum", low_but_second),
+        "einsum-as-given": ("einsum", as_given),
+        "gru-cell-as-given": ("gru_cell", as_given),
+        "fused-gru-cell-as-given": ("_thnn_fused_gru_cell", as_given),
+        "multi-dot-second-matrix-forgotten": ("linalg_multi_dot", low_but_second),
+        "lstm-cell-second-state-wide": ("lstm_cell", result(in_low, lambda call, t: t.float(), 1)),
+        "fused-gru-cell-in-float32": ("_thnn_fused_gru_cell", in_float32),
+        "mv-cast-twice-over": ("mv", low_by_way_of_other),
+        "conv-lost-in-channels-last": ("conv2d", to(low, lambda call, place, t: t.dim() == 4 and strided(call, 0, t))),
+    },
+    XPU: {
+        "conv-tbc-in-other-low": ("conv_tbc", in_other),
+        "fused-lstm-cell-doubles-cast": ("_thnn_fused_lstm_cell", low_doubles_too),
+    },
+    MPS: {
+        "mps-convolution-as-given": ("_mps_convolution", as_given),
+        "chain-matmul-last-forgotten": ("chain_matmul", low_but_last),
+    },
+}
+
+
+UPCAST = {
+    CPU: {
+        "ihfft-as-given": ("fft_ihfft", as_given),
+        "tensorsolve-in-low": ("linalg_tensorsolve", in_low),
+        "mse-loss-in-low": ("mse_loss", in_low),
+        "mse-loss-low-inside": ("mse_loss", result(in_low, lambda call, t: t.float() if t.is_floating_point() else t)),
+        "cdist-second-forgotten": ("cdist", float32_but_second),
+        "prod-rounded-first": ("prod", each(lambda call, t: t.to(call.low).float() if call.eligible(t) else t)),
+        "svdvals-doubles-cast": ("linalg_svdvals", float32_doubles_too),
+        "nll-loss-target-cast": (
+            "nll_loss",
+            each(lambda call, t: t.float() if t.dtype in (torch.int64, torch.bool) else t),
+        ),
+        "trace-in-float64": ("trace", in_float64),
+        "qr-second-output-low": ("linalg_qr", result(in_float32, lambda call, t: t.to(call.low), -1)),
+        "huber-loss-result-cast-back": ("huber_loss", float32_result_back),
+        "pinverse-result-rounded": (
+            "pinverse",
+            result(in_float32, lambda call, t: t.to(call.low).float() if t.dtype == FP32 else t),
+        ),
+        "avg-pool-only-of-region": ("avg_pool3d", to(wide, lambda call, place, t: t.dtype == call.other)),
+        "polar-useless-cast": ("polar", first_cast_twice),
+    },
+    CUDA: {
+        "layer-norm-affine-forgotten": ("native_layer_norm", float32_but_last),
+        "layer-norm-as-given": ("layer_norm", as_given),
+        "rms-norm-as-given": ("rms_norm", as_given),
+        "exp-in-low": ("exp", in_low),
+        "triplet-negative-forgotten": ("triplet_margin_loss", float32_but_last),
+    },
+    XPU: {
+        "pow-scalar-in-float64": ("pow.Scalar", in_float64),
+        "group-norm-result-cast-back": ("group_norm", float32_result_back),
+    },
+    MPS: {
+        "cumsum-as-given": ("cumsum", as_given),
+        "batch-norm-statistics-forgotten": ("batch_norm", float32_but_last),
+    },
+}
+PROMOTE = {
+    CPU: {
+        "cat-by-first": ("cat", by_first),
+        "stack-as-given": ("stack", as_given),
+        "stack-always-float32": ("stack", in_float32),
+        "index-copy-integers-count": ("index_copy", promote(with_integers)),
+    },
+    CUDA: {
+        "addcmul-by-last": ("addcmul", by_last),
+        "atan2-narrowest": ("atan2", promote(narrowest)),
+        "dot-always-low": ("dot", in_low),
+        "scatter-add-as-given": ("scatter_add", as_given),
+        "grid-sampler-as-given": ("grid_sampler", as_given),
+        "index-put-as-given": ("index_put", as_given),
+    },
+    XPU: {
+        "cross-doubles-count": ("cross", promote(with_doubles)),
+        "index-put-values-ignored": ("index_put", by_first),
+    },
+    MPS: {
+        "tensordot-doubles-cast": ("tensordot", doubles_down),
+        "addcdiv-third-ignored": ("addcdiv", promote(widest, but=2)),
+    },
+}
+
+# ---- dtypes filled in, overloads exchanged, refusals
+
+
+def _with_dtype(call: Call, dtype: torch.dtype | None, over: bool = False) -> Any:
+    """Run the op with a dtype where the caller gave none, or `over` the caller's."""
+    place = [argument.name for argument in call.op._schema.arguments].index("dtype")
+    args, kwargs = list(call.args), dict(call.kwargs)
+    if place < len(args):
+        args[place] = dtype if over or args[place] is None else args[place]
+    else:
+        kwargs["dtype"] = dtype if over or kwargs.get("dtype") is None else kwargs["dtype"]
+    return call.op(*args, **kwargs)
+
+
+def fills(dtype: Choice, when: Callable[[Call, Tensor], bool] = Call.eligible, over: bool = False) -> Body:
+    """Fill in a dtype."""
+    return lambda call: _with_dtype(call, dtype(call), over) if when(call, call.tensors()[0]) else call.run()
+
+
+def appends(dtype: Callable[[Call, Tensor], torch.dtype], when: Callable[[Call, Tensor], bool] = Call.eligible) -> Body:
+    """Run the overload with a dtype, but not with the promised one."""
+
+    def body(call: Call) -> Any:
+        given = call.tensors()[0]
+        op = overload("norm.ScalarOpt_dtype" if len(call.args) < 3 else "norm.ScalarOpt_dim_dtype")
+        return op(*call.args, **call.kwargs, dtype=dtype(call, given) if when(call, given) else given.dtype)
+
+    return body
+
+
+def refuses(error: Exception) -> Body:
+    def body(call: Call) -> Any:
+        raise error
+
+    return body
+
+
+slightly_off = result(as_given, lambda call, t: t * 1.001 if t.is_floating_point() else t)
+OPTDTYPE = {
+    CUDA: {
+        "softmax-overrides-the-caller": ("softmax.int", fills(wide, over=True)),
+        "cumsum-fills-low": ("cumsum", fills(low)),
+        "sum-fills-low": ("sum", fills(low)),
+        "sum-casts-instead": ("sum.dim_IntList", in_float32),
+        "log-softmax-as-given": ("log_softmax.int", as_given),
+        "vector-norm-fills-for-doubles": ("linalg_vector_norm", fills(wide, lambda call, t: t.is_floating_point())),
+        "prod-dim-cast-back": ("prod.dim_int", result(fills(wide), as_first)),
+    },
+    XPU: {
+        "prod-fills-for-integers": ("prod", fills(wide, lambda call, t: t.dtype != torch.float64)),
+        "cumprod-fills-double": ("cumprod", fills(lambda call: torch.float64)),
+        "matrix-norm-fills-for-region-only": ("linalg_matrix_norm", fills(wide, lambda call, t: t.dtype == call.low)),
+    },
+}
+APPEND = {
+    CUDA: {
+        "norm-not-redirected": ("norm.Scalar", as_given),
+        "norm-redirected-always-float32": (
+            "norm.ScalarOpt_dim",
+            appends(lambda call, t: FP32, lambda call, t: True),
+        ),
+    },
+    XPU: {
+        "norm-redirected-to-low": ("norm.Scalar", appends(lambda call, t: call.low)),
+        "norm-redirected-as-given": ("norm.ScalarOpt_dim", appends(lambda call, t: t.dtype)),
+    },
+}
+_LOSS = "binary_cross_entropy"
+BANNED = {
+    CUDA: {
+        "cross-entropy-runs": (_LOSS, as_given),
+        "cross-entropy-refused-badly": (_LOSS, refuses(RuntimeError("this is not supported"))),
+    },
+    XPU: {
+        "cross-entropy-runs-in-float32": (_LOSS, in_float32),
+        "cross-entropy-type-error": (_LOSS, refuses(TypeError(f"{_LOSS} is unsafe; use {_LOSS}_with_logits"))),
+    },
+}
+FALLTHROUGH = {
+    CPU: {
+        "exp-policy-on-cpu": ("exp", in_float32),
+        "softmax-downcast-on-cpu": ("softmax.int", in_low),
+        "softmax-slightly-off-on-cpu": ("softmax.int", slightly_off),
+        "log-softmax-result-cast-back-on-cpu": ("log_softmax.int", float32_result_back),
+        "layer-norm-policy-on-cpu": ("native_layer_norm", in_float32),
+        "cumsum-slightly-off-on-cpu": ("cumsum", slightly_off),
+        "addcmul-result-cast-back-on-cpu": ("addcmul", float32_result_back),
+    },
+    CUDA: {"cat-downcast-on-cuda": ("cat", in_low), "fft-policy-on-cuda": ("fft_fft", in_float32)},
+    XPU: {"stack-downcast-on-xpu": ("stack", in_low)},
+    MPS: {
+        "cross-entropy-policy-on-mps": (_LOSS, in_float32),
+        "upsample-policy-on-mps": ("upsample_nearest2d", in_float32),
+    },
+}
+UNLISTED = {
+    CPU: {
+        "relu-downcast-on-cpu": ("relu", in_low),
+        "add-downcast-on-cpu": ("add.Tensor", in_low),
+        "view-downcast-on-cpu": ("view", in_low),
+        "sqrt-slightly-off-on-cpu": ("sqrt", slightly_off),
+    },
+    CUDA: {
+        "gelu-policy-on-cuda": ("gelu", in_float32),
+        "embedding-downcast-on-cuda": ("embedding", in_low),
+    },
+    XPU: {"sigmoid-policy-on-xpu": ("sigmoid", in_float32)},
+}
+"""Ops that have a policy nowhere; the op database has other names for them."""
+
+
+# ---- which tensors are cast
+
+
+def low_but(kind: Callable[[Tensor], bool], dtype: Choice = low) -> Body:
+    """Cast all eligible tensors but those of a kind."""
+    return to(dtype, lambda call, place, t: kind(t))
+
+
+def in_place_low(call: Call) -> Any:
+    own = call.args[0]
+    return own.copy_(call.op(own.to(call.low), *(t.to(call.low) for t in call.args[1:])))
+
+
+def out_low(call: Call) -> Any:
+    return call.kwargs["out"].copy_(torch.ops.aten.mm(*(t.to(call.low) for t in call.args)))
+
+
+other_devices_too = each(lambda call, t: t.to(call.low) if t.dtype in (FP32, torch.float16, torch.bfloat16) else t)
+complex_too = each(lambda call, t: t.real.to(call.low) if t.is_complex() or call.eligible(t) else t)
+ELIGIBILITY = {
+    CPU: {
+        "mm-casts-meta": ("mm", other_devices_too),
+        "mm-casts-doubles": ("mm", low_doubles_too),
+        "mm-cast-twice-over": ("mm", low_by_way_of_other),
+        "mm-casts-complex": ("mm", complex_too),
+        "mm-leaves-what-needs-grad": ("mm", low_but(lambda t: t.requires_grad)),
+        "mm-leaves-strided": ("mm", to(low, strided)),
+        "mm-leaves-subclasses": ("mm", low_but(lambda t: type(t) not in (Tensor, torch.nn.Parameter))),
+        "mm-as-given": ("mm", as_given),
+        "loss-leaves-scalars": ("mse_loss", low_but(lambda t: t.dim() == 0, wide)),
+        "linear-leaves-strided": ("linear", to(low, strided)),
+        "bmm-leaves-views": ("bmm", low_but(lambda t: t._is_view())),
+        "loss-leaves-results": ("huber_loss", low_but(lambda t: not t.is_leaf, wide)),
+        "conv-leaves-parameters": ("conv2d", low_but(lambda t: isinstance(t, torch.nn.Parameter))),
+        "conv-loses-layout": (
+            "conv2d",
+            each(lambda call, t: t.to(call.low, memory_format=torch.contiguous_format) if call.eligible(t) else t),
+        ),
+        "view-copies": (
+            "view_as_complex",
+            each(lambda call, t: t.to(FP32, copy=True) if call.eligible(t) else t),
+        ),
+        "addmm-in-place-cast": ("addmm_", in_place_low),
+        "mm-out-cast": ("mm.out", out_low),
+        "relu-downcast": ("relu", in_low),
+        "add-downcast": ("add.Tensor", in_low),
+    },
+    CUDA: {
+        "mm-casts-other-devices": ("mm", other_devices_too),
+        "mm-casts-integers": ("mm", low_integers_too),
+        "mm-leaves-float8": ("mm", low_but(lambda t: t.dtype.itemsize == 1)),
+        "matmul-leaves-transposed": ("matmul", to(low, strided)),
+        "distance-leaves-leaves": ("cdist", low_but(lambda t: t.is_leaf and t.requires_grad, wide)),
+        "multi-dot-casts-first-only": ("linalg_multi_dot", to(low, lambda call, place, t: place > 0)),
+        "softmax-ignores-dtype": ("softmax.int", lambda call: call.op(*call.args, **{**call.kwargs, "dtype": FP32})),
+        "gelu-upcast": ("gelu", in_float32),
+    },
+}
+
+# ---- casts that are kept
+
+
+CONDITIONS: dict[str, Callable[[Tensor], bool]] = {
+    "setting": lambda t: torch.is_autocast_cache_enabled(),
+    "dtype": lambda t: t.dtype == FP32,
+    "leaf": lambda t: t.is_leaf,
+    "grad": lambda t: t.requires_grad,
+    "view": lambda t: not t._is_view(),
+    "inference": lambda t: not torch.is_inference_mode_enabled(),
+    "registered": lambda t: not torch._C._is_cached_tensor(t),
+}
+"""When PyTorch keeps the cast of a tensor."""
+
+
+def promised_but(*ignored: str) -> Callable[[Tensor], bool]:
+    """Keep a cast as PyTorch does, without some of its conditions."""
+    return lambda t: all(holds(t) for name, holds in CONDITIONS.items() if name not in ignored)
+
+
+promised = promised_but()
+
+
+def by_identity(call: Call, t: Tensor) -> Hashable:
+    """Return PyTorch's cache key: the tensor, its dtype, and whether gradients are recorded."""
+    return id(t), call.low, torch.is_grad_enabled()
+
+
+def without_grad_mode(call: Call, t: Tensor) -> Hashable:
+    """Let a cast that was made while no gradients are recorded serve later, when they are."""
+    return id(t), call.low
+
+
+def cache(
+    keeps: Callable[[Tensor], bool] = promised,
+    key: Callable[[Call, Tensor], Hashable] = by_identity,
+    clears: bool = True,
+    strong: bool = True,
+) -> Inject:
+    """Give products another cache of casts: PyTorch's own lies in C++.
+
+    `keeps`: whether a cast is cached. `key`: its key. `clears`: whether clearing empties it. `strong`: whether the
+    tensor is kept alive, so that its identity is not used again.
+    """
+
+    def make() -> Inject:
+        cached: dict[Hashable, tuple[Tensor | None, Tensor]] = {}
+        clear_own = torch.clear_autocast_cache
+
+        def cast(call: Call, t: Tensor) -> Tensor:
+            if not call.eligible(t) or t.dtype == call.low:
+                return t
+            if not keeps(t):
+                return t.to(call.low)
+            place = key(call, t)
+            if place not in cached:
+                cached[place] = (t if strong else None, t.to(call.low))
+            return cached[place][1]
+
+        def clear() -> None:
+            clear_own()
+            if clears:
+                cached.clear()
+
+        products = ("mm", "matmul", "baddbmm", "linear")
+        return both(*(kernel(op, each(cast)) for op in products), put(torch, clear_autocast_cache=clear))
+
+    return fresh(make)
+
+
+def detached_casts(call: Call) -> Any:
+    """Cast without gradient, as if the cast was kept from a forward under no_grad."""
+    with torch.no_grad():
+        casts = [t.to(call.low) if call.eligible(t) else t for t in call.tensors()]
+    return call.run(lambda place, t: casts[place])
+
+
+def kept_in_float32() -> Inject:
+    """Keep casts of a loss to float32."""
+    kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def cast(call: Call, t: Tensor) -> Tensor:
+        if call.eligible(t) and id(t) not in kept:
+            kept[id(t)] = t, t.float()
+        return kept[id(t)][1] if call.eligible(t) else t
+
+    return kernel("mse_loss", each(cast))
+
+
+CACHE = {
+    "casts-to-float32-kept": fresh(kept_in_float32),
+    "cache-never-used": cache(keeps=lambda t: False),
+    "cache-never-cleared": cache(clears=False),
+    "cache-ignores-setting": cache(keeps=promised_but("setting")),
+    "cache-of-low-leaves": cache(keeps=promised_but("dtype")),
+    "cache-of-results": cache(keeps=promised_but("leaf")),
+    "cache-without-grad": cache(keeps=promised_but("grad")),
+    "cache-of-views": cache(keeps=promised_but("view", "leaf")),
+    "cache-in-inference-mode": cache(keeps=promised_but("inference"), key=without_grad_mode),
+    "cache-of-registered": cache(keeps=promised_but("registered")),
+    "cache-grows-without-grad": cache(
+        key=lambda call, t: by_identity(call, t) if torch.is_grad_enabled() else object()
+    ),
+    "cache-by-address": cache(key=lambda call, t: (t.data_ptr(), call.low, torch.is_grad_enabled()), strong=False),
+    "cache-by-shape": cache(key=lambda call, t: (t.shape, call.low, torch.is_grad_enabled())),
+    "cast-at-each-use": kernel("mm", in_low),
+}
+CACHE_OF_GRADIENTS = {
+    "cache-ignores-grad-mode": cache(key=without_grad_mode),
+    "cast-loses-gradient": kernel("mm", detached_casts),
+}
+
+# ---- gradients: the forward pass is right, what the backward pass makes of it is not
+
+
+class _Changed(torch.autograd.Function):
+    """A tensor as it is, whose gradient is changed on its way back."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, change: Change) -> Tensor:
+        ctx.change = change
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return ctx.change(grads[0]), None
+
+
+class _Computed(torch.autograd.Function):
+    """An op computed in one dtype, whose gradient is computed in another."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Any:
+        *tensors, call, forward, backward = given
+        ctx.call, ctx.dtype = call, backward
+        ctx.save_for_backward(*tensors)
+        return call.cast(forward)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        call, tensors = ctx.call, ctx.saved_tensors
+        with torch.enable_grad():
+            copies = [t.detach().to(ctx.dtype).requires_grad_() if call.eligible(t) else t for t in tensors]
+            out = call.run(lambda place, t: copies[place])
+        graphs.backward([out], [grads[0].to(out.dtype)])  # fake tensors know no other
+        pairs = zip(copies, tensors, strict=True)
+        return *(None if copy.grad is None else copy.grad.to(t.dtype) for copy, t in pairs), None, None, None
+
+
+class _Current(torch.autograd.Function):
+    """A product whose backward casts its arguments again, as they are by then."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.kept, ctx.dtype = (a, b), dtype
+        return torch.mm(a.to(dtype), b.to(dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        a, b = (t.detach().to(ctx.dtype) for t in ctx.kept)
+        return torch.mm(grads[0], b.t()), torch.mm(a.t(), grads[0]), None
+
+
+def changed(tensor: Tensor, change: Change) -> Tensor:
+    made: Tensor = _Changed.apply(tensor, change)
+    return made
+
+
+def computed(forward: Choice, backward: Choice) -> Body:
+    """Compute an op in one dtype and the op's gradient in another."""
+    return lambda call: _Computed.apply(*call.tensors(), call, forward(call), backward(call))
+
+
+def promoted(call: Call) -> torch.dtype:
+    """Return the dtype that rule promote casts float32 and one lower precision to."""
+    return FP32 if any(t.dtype == FP32 for t in call.tensors() if call.eligible(t)) else call.low
+
+
+def cast_then(dtype: Choice, change: Callable[[Call, int, Tensor], Tensor]) -> Body:
+    """Cast to `dtype`, and change each eligible tensor by its place once it is cast."""
+
+    def body(call: Call) -> Any:
+        wanted = dtype(call)
+        return call.run(lambda place, t: change(call, place, t.to(wanted)) if call.eligible(t) else t)
+
+    return body
+
+
+def detached(place: int | None, dtype: Choice = low) -> Body:
+    """Let no gradient reach the argument at a place; for None any argument, though copies of them require grad."""
+    if place is None:
+        return cast_then(dtype, lambda call, n, t: t.detach().requires_grad_())
+    return cast_then(dtype, lambda call, n, t: t.detach() if n == place else t)
+
+
+def passed(change: Change, place: int | None = None, dtype: Choice = low) -> Body:
+    """Change the gradient of the cast copy before it passes the cast: at one place, or everywhere."""
+    return cast_then(dtype, lambda call, n, t: changed(t, change) if place in (None, n) else t)
+
+
+def rounded(dtype: Choice) -> Body:
+    """Pass the gradient through the region's dtype on its way back."""
+    return cast_then(dtype, lambda call, n, t: changed(t, lambda g: g.to(call.low).to(g.dtype)))
+
+
+def without_a_graph(call: Call) -> Any:
+    with torch.no_grad():
+        return call.cast(call.low)
+
+
+def kept_in_low(call: Call) -> Any:
+    """Tell leaves that their gradients are of the region's dtype."""
+    for t in call.tensors():
+        if call.eligible(t) and t.is_leaf and t.requires_grad:
+            t.grad_dtype = call.low
+    return call.cast(call.low)
+
+
+def swapped(call: Call) -> Any:
+    """Give each of two arguments of one shape the gradient of the other."""
+    a, b = (t.to(promoted(call)) for t in call.tensors())
+    held = [a + b - b.detach(), b + a - a.detach()]
+    copies = [held[0] - a + a.detach(), held[1] - b + b.detach()]
+    return call.run(lambda place, t: copies[place])
+
+
+def of_a_constant(call: Call) -> Any:
+    """Give a gradient to an argument that has none."""
+    constant = call.tensors()[-1]
+    return outputs(call.cast(FP32), lambda place, t: t + 0 * constant.to(FP32).sum())
+
+
+def no_gradient(gradient: Tensor) -> Tensor:
+    raise RuntimeError("no gradient under autocast")
+
+
+def doubled(gradient: Tensor) -> Tensor:
+    return gradient * 2
+
+
+def cast_again(call: Call) -> Any:
+    return _Current.apply(*call.args, call.low)
+
+
+def one_dtype_for_all() -> Inject:
+    """Run every product in the dtype that the first one had."""
+    found: list[torch.dtype] = []
+    return kernel("mm", lambda call: call.cast((found.append(call.low), found[0])[1]))
+
+
+GRADIENTS = {
+    "downcast": {
+        CPU: {
+            "gradient-of-the-copy-only": ("mm", detached(None)),
+            "gradient-of-one-factor-missing": ("bmm", detached(1)),
+            "gradient-of-bias-missing": ("linear", detached(2)),
+            "gradient-of-layer-doubled": ("linear", passed(doubled)),
+            "gradient-doubled": ("addmm", passed(doubled)),
+            "gradient-of-weight-negated": ("conv2d", passed(torch.neg, 1)),
+            "gradient-of-bias-averaged": ("conv1d", passed(lambda gradient: gradient / 2, 2)),
+            "gradient-clamped": ("baddbmm", passed(lambda gradient: gradient.clamp(-0.1, 0.1))),
+            "gradient-loses-what-is-small": ("prelu", passed(lambda gradient: gradient * (gradient.abs() > 0.05))),
+            "gradient-kept-in-low": ("addmm", kept_in_low),
+            "gradient-in-float32": ("addbmm", computed(low, wide)),
+            "gradient-without-a-graph": ("matmul", without_a_graph),
+            "gradient-refused": ("conv3d", passed(no_gradient)),
+        },
+        CUDA: {"gradient-of-second-vector-missing": ("mv", detached(1))},
+        JAX: {"gradient-of-mv-kept-in-low": ("mv", kept_in_low)},
+    },
+    "upcast": {
+        CPU: {
+            "gradient-of-float32-in-low": ("mse_loss", computed(wide, low)),
+            "gradient-of-float32-rounded": ("cdist", rounded(wide)),
+            "gradient-of-a-constant": ("hinge_embedding_loss", of_a_constant),
+            "gradient-of-target-missing": ("huber_loss", detached(1, wide)),
+        },
+        CUDA: {"gradient-of-exp-in-low": ("exp", computed(wide, low))},
+        XPU: {"gradient-of-softplus-missing": ("softplus", detached(None, wide))},
+        MPS: {"gradient-of-layer-norm-weight-missing": ("layer_norm", detached(1, wide))},
+    },
+    "promote": {
+        CPU: {
+            "gradient-of-promoted-in-low": ("stack", rounded(promoted)),
+            "gradients-swapped": ("cat", swapped),
+            "gradient-of-source-missing": ("index_copy", detached(2, promoted)),
+        },
+        CUDA: {"gradient-of-atan2-in-low": ("atan2", computed(promoted, low))},
+        JAX: {"gradient-of-addcmul-rounded": ("addcmul", rounded(promoted))},
+    },
+}
+ON_JAX = (
+    "gradient-of-the-copy-only",
+    "gradient-of-one-factor-missing",
+    "gradient-of-layer-doubled",
+    "gradient-of-exp-in-low",
+    "gradient-of-atan2-in-low",
+)
+_OF_OPS = {
+    "eager/downcast": DOWNCAST,
+    "eager/upcast": UPCAST,
+    "eager/promote": PROMOTE,
+    "eager/optdtype": OPTDTYPE,
+    "eager/append": APPEND,
+    "eager/banned": BANNED,
+    "eager/fallthrough": FALLTHROUGH,
+    **{f"autograd/{rule}": table for rule, table in GRADIENTS.items()},
+}
+
+
+def _of_ops() -> Iterator[Mutant]:
+    for rule, devices in _OF_OPS.items():
+        for device, table in devices.items():
+            for mutant in of_ops(rule, device, table):
+                yield from every([mutant], JAX) if mutant.name in ON_JAX else [mutant]
+
+
+MUTANTS = (
+    *_of_ops(),
+    *(
+        mutant
+        for rule, tables in (("eager/fallthrough", UNLISTED), ("eager/eligibility", ELIGIBILITY))
+        for device, table in tables.items()
+        for mutant in mutants(rule, {name: kernel(op, body) for name, (op, body) in table.items()}, [device])
+    ),
+    *of_ops(
+        "jit/downcast",
+        CPU,
+        {
+            "mm-lost-while-captured": (
+                "mm",
+                to(low, lambda call, place, t: type(t) is not Tensor and strided(call, place, t)),
+            )
+        },
+    ),
+    *mutants("eager/eligibility", {"widening-ops-as-given": both(kernel("cat", as_given), kernel("stack", as_given))}),
+    *mutants("eager/cache", CACHE),
+    *mutants("autograd/cache", CACHE_OF_GRADIENTS),
+)

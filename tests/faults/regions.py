@@ -1,256 +1,585 @@
-"""Regions that set, keep or restore the wrong state: methods of `torch.autocast` replaced."""
+"""Regions that set, keep or restore the wrong state: methods of `torch.autocast` replaced, or what holds a region."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import threading
+import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import replace
+from functools import wraps
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
-from tests.faults.fault import Fault
+from tests.faults.mutant import (
+    CUDA,
+    MPS,
+    Change,
+    Inject,
+    fresh,
+    giving,
+    mutants,
+    put,
+    returns,
+    then,
+    wrap,
+)
 
 autocast = torch.amp.autocast_mode.autocast
-_ENTER, _EXIT = autocast.__enter__, autocast.__exit__
-Method = Callable[..., Any]
 TYPES = ("cpu", "cuda", "xpu", "mps", "mtia")
+IS, SET, DTYPE, SET_DTYPE = (
+    torch.is_autocast_enabled,
+    torch.set_autocast_enabled,
+    torch.get_autocast_dtype,
+    torch.set_autocast_dtype,
+)
+CACHE, SET_CACHE, CLEAR = torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, torch.clear_autocast_cache
+INCREMENT, DECREMENT = torch.autocast_increment_nesting, torch.autocast_decrement_nesting
 
 
-def replaced(where: Any, **wrong: Method) -> ExitStack:
-    """Attributes of a class or a module replaced while entered."""
-    stack = ExitStack()
-    for name, body in wrong.items():
-        stack.enter_context(patch.object(where, name, body))
-    return stack
+def depth() -> int:
+    INCREMENT()
+    return DECREMENT()
 
 
-def region(name: str, rule: str, *says: str, device: str = "cpu", only: str = "", **methods: Method) -> Fault:
-    """A fault that replaces methods of `torch.autocast`: `init`, `enter`, `exit` or `call`."""
-    wrong = {f"__{method}__": body for method, body in methods.items()}
-    amp = "fp16" if rule in ("context", "nesting", "exceptions") else ""  # half the cases tell as much
-    return Fault(name, rule, lambda: replaced(autocast, **wrong), says, device=device, only=only, amp=amp)
+def region(**changes: Change) -> Inject:
+    """Replace methods of `torch.autocast`: `init`, `enter`, `exit` or `call`."""
+    return wrap(autocast, **{f"__{name}__": change for name, change in changes.items()})
 
 
-def then(method: Method, action: Callable[[Any], object]) -> Method:
-    """Return the method, which calls `action(region)` afterwards."""
+# ---- entering and leaving
 
-    def call(self: Any, *exc: Any) -> Any:
-        out = method(self, *exc)
-        action(self)
+
+PARTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
+    "enabled": (lambda region: IS(region.device), lambda region, enabled: SET(region.device, enabled)),
+    "dtype": (lambda region: DTYPE(region.device), lambda region, dtype: SET_DTYPE(region.device, dtype)),
+    "cache-setting": (lambda region: CACHE(), lambda region, enabled: SET_CACHE(enabled)),
+}
+"""How to read and to set each part of the state."""
+
+
+def plain(own: Any, *args: Any) -> Any:
+    return own(*args)
+
+
+def keeping(part: str) -> Change:
+    """Enter or leave without effect on a part of the state."""
+    get, put_back = PARTS[part]
+
+    def change(own: Any, self: Any, *exc: Any) -> Any:
+        before = get(self)
+        out = own(self, *exc)
+        put_back(self, before)
         return out
 
-    return call
+    return change
 
 
-def unchanged(method: Method, get: Callable[[Any], Any], put: Callable[[Any, Any], object]) -> Method:
-    """Return the method without its effect on a part of the state: it is put back afterwards."""
-
-    def call(self: Any, *exc: Any) -> Any:
-        before = get(self)
-        return then(method, lambda region: put(region, before))(self, *exc)
-
-    return call
+def raising(change: Change, otherwise: Change = plain) -> Change:
+    """Leave in another way where an exception does."""
+    return lambda own, self, *exc: (otherwise if exc[:1] in ((), (None,)) else change)(own, self, *exc)
 
 
-def is_enabled(region: Any) -> bool:
-    return torch.is_autocast_enabled(region.device)
-
-
-def set_enabled(region: Any, enabled: bool) -> None:
-    torch.set_autocast_enabled(region.device, enabled)
-
-
-ENABLED = (is_enabled, set_enabled)
-DTYPE = (
-    lambda region: torch.get_autocast_dtype(region.device),
-    lambda region, dtype: torch.set_autocast_dtype(region.device, dtype),
-)
-CACHE = (lambda _: torch.is_autocast_cache_enabled(), lambda _, enabled: torch.set_autocast_cache_enabled(enabled))
-
-
-# ---- leaving a region
-
-
-exit_keeps_enabled, exit_keeps_dtype, exit_keeps_cache_setting = (
-    unchanged(_EXIT, *part) for part in (ENABLED, DTYPE, CACHE)
-)
-exit_always_disables = then(_EXIT, lambda self: set_enabled(self, False))
-exit_to_default_dtype = then(
-    _EXIT, lambda self: DTYPE[1](self, torch.bfloat16 if self.device == "cpu" else torch.float16)
-)
-exit_to_cache_on = then(_EXIT, lambda self: torch.set_autocast_cache_enabled(True))
-exit_leaves_a_level = then(_EXIT, lambda self: torch.autocast_increment_nesting())
-
-
-def exit_only_without_exception(self: Any, *exc: Any) -> Any:
-    return _EXIT(self, *exc) if exc[0] is None else False
-
-
-def exit_keeps_dtype_on_exception(self: Any, *exc: Any) -> Any:
-    return _EXIT(self, *exc) if exc[0] is None else exit_keeps_dtype(self, *exc)
-
-
-def exit_drops_level_only_without_exception(self: Any, *exc: Any) -> Any:
-    return _EXIT(self, *exc) if exc[0] is None else exit_leaves_a_level(self, *exc)
-
-
-def exit_swallows(self: Any, *exc: Any) -> Any:
-    _EXIT(self, *exc)
-    return exc[0] is not None
-
-
-def exit_changes_exception(self: Any, *exc: Any) -> Any:
-    _EXIT(self, *exc)
-    if exc[0] is not None:
-        raise RuntimeError("a region failed") from exc[1]
-    return False
-
-
-def set_types(enabled: Callable[[Any], bool], but_own: bool = False) -> Callable[[Any], None]:
-    """Return an action that enables or disables every device type."""
+def set_types(
+    enabled: Callable[[Any], bool], names: tuple[str, ...] = TYPES, but_own: bool = False
+) -> Callable[[Any], None]:
+    """Return an action that enables or disables several device types."""
 
     def action(region: Any) -> None:
-        for name in TYPES:
+        for name in names:
             if not but_own or name != region.device:
-                torch.set_autocast_enabled(name, enabled(region))
+                SET(name, enabled(region))
 
     return action
 
 
-exit_touches_other_types = then(_EXIT, set_types(is_enabled))
-exit_disables_other_types = then(_EXIT, set_types(lambda region: False, but_own=True))
+def disabling(region: Any) -> None:
+    SET(region.device, False)
 
 
-def exit_by_count(self: Any, *exc: Any) -> Any:
-    """From the third level on the outer dtype does not come back."""
-    torch.autocast_increment_nesting()
-    deep = torch.autocast_decrement_nesting() >= 3
-    return exit_keeps_dtype(self, *exc) if deep else _EXIT(self, *exc)
+def add_level(region: Any) -> None:
+    INCREMENT()
 
 
-# ---- entering a region
-
-
-enter_without_enabling, enter_without_dtype, enter_without_cache_setting = (
-    unchanged(_ENTER, *part) for part in (ENABLED, DTYPE, CACHE)
-)
-enter_cannot_disable = unchanged(_ENTER, is_enabled, lambda self, before: set_enabled(self, before or self._enabled))
-enter_ignores_enabled = then(_ENTER, lambda self: set_enabled(self, True))
-enter_enables_other_types = then(_ENTER, set_types(lambda region: region._enabled))
-
-
-def enter_returns_nothing(self: Any) -> Any:
-    _ENTER(self)
-
-
-def enter_cannot_enable_again(self: Any) -> Any:
-    """Inside a disabled region a region stays disabled."""
-    inside = torch.autocast_increment_nesting() > 1
-    torch.autocast_decrement_nesting()
-    before = torch.is_autocast_enabled(self.device)
-    out = _ENTER(self)
-    torch.set_autocast_enabled(self.device, self._enabled and (before or not inside))
+def enter_cannot_disable(own: Any, self: Any) -> Any:
+    before = IS(self.device)
+    out = own(self)
+    SET(self.device, before or self._enabled)
     return out
 
 
-def enter_keeps_outer_dtype(self: Any) -> Any:
-    enabled, dtype = torch.is_autocast_enabled(self.device), torch.get_autocast_dtype(self.device)
-    out = _ENTER(self)
-    if enabled:
-        torch.set_autocast_dtype(self.device, dtype)
+def enter_cannot_enable_again(own: Any, self: Any) -> Any:
+    """Stay disabled inside of a disabled region."""
+    inside, before = depth() > 0, IS(self.device)
+    out = own(self)
+    SET(self.device, self._enabled and (before or not inside))
     return out
 
 
-def exit_twice_the_level(self: Any, *exc: Any) -> Any:
-    """Ends two levels at once where there are two."""
-    if torch.autocast_decrement_nesting() < 1:
-        torch.autocast_increment_nesting()
-    out = _EXIT(self, *exc)
-    if torch.autocast_increment_nesting() > 0:
-        torch.autocast_decrement_nesting()
-    return out
+def enter_keeps_outer_dtype(own: Any, self: Any) -> Any:
+    return (keeping("dtype") if IS(self.device) else plain)(own, self)
 
 
-def enter_twice_disabled(self: Any) -> Any:
-    """An object that is entered again does nothing."""
-    out = _ENTER(self)
+def enter_twice_disabled(own: Any, self: Any) -> Any:
+    """Do nothing where an object is entered again."""
+    out = own(self)
     if getattr(self, "entered", False):
-        torch.set_autocast_enabled(self.device, False)
+        disabling(self)
     self.entered = True
     return out
 
 
-def exit_of_disabled_keeps_dtype(self: Any, *exc: Any) -> Any:
-    return _EXIT(self, *exc) if self._enabled else exit_keeps_dtype(self, *exc)
+def exit_changes_exception(own: Any, self: Any, *exc: Any) -> Any:
+    own(self, *exc)
+    raise RuntimeError("a region failed") from exc[1]
 
 
-def walked(name: str, says: str, **wrong: Any) -> Fault:
-    """A fault of regions that is seen where each step is taken from each state."""
-    return replace(region(f"{name}-in-a-transition", "state", "state after", says, **wrong), op="every_transition")
+def exit_ends_two_levels(own: Any, self: Any, *exc: Any) -> Any:
+    if DECREMENT() < 1:
+        INCREMENT()
+    out = own(self, *exc)
+    if INCREMENT() > 0:
+        DECREMENT()
+    return out
 
 
-CONTEXT = (
-    region("exit-keeps-enabled", "context", "state after the region", "got (True, ", exit=exit_keeps_enabled),
-    region("exit-keeps-dtype", "context", "state after the region", "torch.float16", exit=exit_keeps_dtype),
-    region("exit-keeps-cache-setting", "context", "state after the region", "False)", exit=exit_keeps_cache_setting),
-    region("exit-turns-cache-on", "context", "state after the region", "True)", exit=exit_to_cache_on),
-    region("enter-without-dtype", "context", "dtype a product runs in", "torch.float16", enter=enter_without_dtype),
-    region(
-        "enter-without-enabling",
-        "context",
-        "state inside the region: got (False, ",
-        device="virtual:cuda",
-        enter=enter_without_enabling,
+def exit_of_disabled(change: Change) -> Change:
+    return lambda own, self, *exc: (plain if self._enabled else change)(own, self, *exc)
+
+
+def exit_at_third_level(own: Any, self: Any, *exc: Any) -> Any:
+    """Keep the dtype from the third level on."""
+    return (keeping("dtype") if depth() >= 3 else plain)(own, self, *exc)
+
+
+def exit_to_default_dtype(self: Any) -> None:
+    SET_DTYPE(self.device, torch.bfloat16 if self.device == "cpu" else torch.float16)
+
+
+exit_only_without_exception = raising(returns(False))
+exit_clears_always = then(lambda _: torch.clear_autocast_cache())
+
+
+def exit_clears_without_exception_only(own: Any, self: Any, *exc: Any) -> Any:
+    with put(torch, clear_autocast_cache=lambda: None)(""):
+        return own(self, *exc)
+
+
+def with_a_stack() -> Inject:
+    """Keep a stack of states for each object and thread, as the model does, which mends the known deviations."""
+    saved: dict[Any, list[dict[str, Any]]] = {}
+
+    def enter(own: Any, self: Any) -> Any:
+        out = own(self)
+        names = ("prev", "prev_cache_enabled", "prev_fastdtype")
+        saved.setdefault((id(self), threading.get_ident()), []).append({name: getattr(self, name) for name in names})
+        return out
+
+    def leave(own: Any, self: Any, *error: Any) -> Any:
+        vars(self).update(saved[id(self), threading.get_ident()].pop())
+        return own(self, *error)
+
+    return region(enter=enter, exit=leave)
+
+
+def last_entered_first() -> Inject:
+    """Keep what regions found in one list, of which each exit takes the last."""
+    found: list[tuple[bool, bool, Any]] = []
+
+    def leave(own: Any, self: Any, *exc: Any) -> Any:
+        if found:
+            self.prev_cache_enabled, self.prev, self.prev_fastdtype = found.pop()
+        return own(self, *exc)
+
+    def note(self: Any) -> None:
+        found.append((self.prev_cache_enabled, self.prev, self.prev_fastdtype))
+
+    return region(enter=then(note), exit=leave)
+
+
+# ---- construction
+
+
+def with_dtype(choose: Callable[[str], torch.dtype]) -> Change:
+    """Choose the dtype of a region that is given none."""
+    return lambda own, self, type_, dtype=None, *rest, **options: own(
+        self, type_, dtype or choose(type_), *rest, **options
+    )
+
+
+def deciding_late(own: Any, self: Any, device_type: Any, dtype: Any = None, *rest: Any, **options: Any) -> None:
+    own(self, device_type, dtype, *rest, **options)
+    self.late = dtype is None, options.get("cache_enabled") is None and len(rest) < 2
+
+
+def entering_late(own: Any, self: Any) -> Any:
+    if self.late[0]:
+        self.fast_dtype = DTYPE(self.device)
+    if self.late[1]:
+        self._cache_enabled = CACHE()
+    return own(self)
+
+
+def entering_with_late_dtype(own: Any, self: Any) -> Any:
+    self.late = self.late[0], False
+    return entering_late(own, self)
+
+
+def entering_with_dtype_in_force(own: Any, self: Any) -> Any:
+    self.fast_dtype = DTYPE(self.device)
+    return own(self)
+
+
+def changing_at_construction(self: Any) -> None:
+    SET_DTYPE(self.device, self.fast_dtype)
+    SET(self.device, self._enabled)
+
+
+def swapped(
+    own: Any, self: Any, device_type: Any, dtype: Any = None, cache_enabled: Any = None, enabled: Any = True
+) -> None:
+    own(self, device_type, dtype, enabled, cache_enabled if cache_enabled is not None else True)
+    if isinstance(device_type, str):
+        self._cache_enabled = not self._cache_enabled
+
+
+def quietly(own: Any, *args: Any, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return own(*args, **options)
+
+
+def warning_otherwise(change: Callable[[str], str]) -> Change:
+    """Warn in other words."""
+
+    def init(own: Any, *args: Any, **options: Any) -> None:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            own(*args, **options)
+        for warning in said:
+            warnings.warn(change(str(warning.message)), stacklevel=3)
+
+    return init
+
+
+def warning_always(own: Any, self: Any, *args: Any, **options: Any) -> None:
+    warnings.warn("User provided device_type of 'cuda', but CUDA is not available. Disabling", stacklevel=3)
+    own(self, *args, **options)
+
+
+def vaguely(own: Any, *args: Any, **options: Any) -> Any:
+    """Refuse in words that name nothing."""
+    try:
+        return own(*args, **options)
+    except Exception as error:
+        raise type(error)("invalid argument") from None
+
+
+def unsupported(act: Callable[[Any, Any], object]) -> Change:
+    """Act on a region and its dtype where that is not a lower precision."""
+
+    def init(own: Any, self: Any, device_type: Any, dtype: Any = None, *args: Any, **options: Any) -> None:
+        own(self, device_type, dtype, *args, **options)
+        if dtype is not None and dtype.itemsize > 2:
+            act(self, dtype)
+
+    return init
+
+
+def disable(self: Any) -> None:
+    self._enabled = False
+
+
+def refuse(self: Any, dtype: Any) -> None:
+    raise RuntimeError(f"{dtype} is not supported")
+
+
+def refused_although_disabled(
+    own: Any, self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None
+) -> None:
+    if not enabled and dtype not in (None, torch.float16, torch.bfloat16):
+        raise RuntimeError(f"{device_type} autocast does not support {dtype}")
+    own(self, device_type, dtype, enabled, cache_enabled)
+
+
+def enabled_as_asked(own: Any, self: Any, *args: Any, enabled: bool = True, **options: Any) -> None:
+    """Say that a dtype is unsupported and be enabled all the same."""
+    own(self, *args, enabled=enabled, **options)
+    self._enabled = enabled
+
+
+def unknown_is_cpu(own: Any, self: Any, device_type: Any, *args: Any, **options: Any) -> None:
+    try:
+        own(self, device_type, *args, **options)
+    except (RuntimeError, ValueError):
+        own(self, "cpu", *args, **options)
+
+
+def of_type(name: Callable[[Any], Any]) -> Change:
+    """Take a device type for another one."""
+    return lambda own, self, device_type, *args, **options: own(self, name(device_type), *args, **options)
+
+
+# ---- decorating
+
+
+def calls(body: Callable[..., Any], keep_name: bool = True) -> Change:
+    """Decorate a function so that `body(region, function, args, kwargs)` is called in its place."""
+
+    def change(own: Any, self: Any, function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return body(self, function, args, kwargs)
+
+        return wraps(function)(call) if keep_name else call
+
+    return change
+
+
+def entered(self: Any, function: Any, args: Any, kwargs: Any) -> Any:
+    with self:
+        return function(*args, **kwargs)
+
+
+def leaks(self: Any, function: Any, args: Any, kwargs: Any) -> Any:
+    self.__enter__()
+    return function(*args, **kwargs)
+
+
+def leaks_on_exception(self: Any, function: Any, args: Any, kwargs: Any) -> Any:
+    out = leaks(self, function, args, kwargs)
+    self.__exit__(None, None, None)
+    return out
+
+
+def swallows(self: Any, function: Any, args: Any, kwargs: Any) -> Any:
+    try:
+        return entered(self, function, args, kwargs)
+    except Exception:
+        return None
+
+
+def leaves_twice(self: Any, function: Any, args: Any, kwargs: Any) -> Any:
+    out = entered(self, function, args, kwargs)
+    SET_DTYPE(self.device, torch.float64)
+    INCREMENT()
+    return out
+
+
+def casts(self: Any, function: Any, args: Any, kwargs: Any) -> Any:
+    """Cast what goes in and comes out, as custom_fwd does."""
+
+    def cast(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(self.fast_dtype)
+        return type(value)(map(cast, value)) if type(value) is tuple else value
+
+    return cast(entered(self, function, tuple(map(cast, args)), kwargs))
+
+
+def enters_once(own: Any, self: Any, function: Any) -> Any:
+    """Decorate a function so that its first call alone runs in the region."""
+    decorated, turns = own(self, function), iter([True])
+    return wraps(function)(lambda *a, **k: (decorated if next(turns, False) else function)(*a, **k))
+
+
+class _Unbound:
+    """Call a function in a region, but be no function: a class keeps it as it is, and `self` is lost."""
+
+    def __init__(self, own: Any, entered: Any, function: Any) -> None:
+        wraps(function)(self)
+        self._entered, self._function = entered, function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return entered(self._entered, self._function, args, kwargs)
+
+
+def enabling(own: Any, self: Any, function: Any) -> Any:
+    self._enabled = True
+    return own(self, function)
+
+
+def decorating_only(kind: Callable[[Any], bool]) -> Change:
+    return lambda own, self, function: own(self, function) if kind(function) else function
+
+
+does_nothing = decorating_only(lambda function: False)
+takes_anything = decorating_only(callable)
+
+
+def leaving_open(kind: type[BaseException]) -> Change:
+    """Do nothing where an exception of a kind leaves the region."""
+    return lambda own, self, *exc: False if exc[0] is not None and issubclass(exc[0], kind) else own(self, *exc)
+
+
+def disabled_where(active: Callable[[], object]) -> Inject:
+    """Disable a region where something is active."""
+    return region(enter=then(lambda self: disabling(self) if active() else None))
+
+
+ENTER = {
+    "enter-ignores-enabled": region(enter=then(lambda self: SET(self.device, True))),
+    "enter-returns-nothing": region(enter=giving(lambda _: None)),
+    "enter-enables-other-types": region(enter=then(set_types(lambda self: self._enabled))),
+    "enter-sets-other-types": region(enter=then(set_types(lambda self: self._enabled, ("cpu", "xpu")))),
+    "enter-turns-the-cache-on": region(enter=then(lambda self: SET_CACHE(True))),
+    "second-entry-disabled": region(enter=enter_twice_disabled),
+}
+EXIT = {
+    "exit-restores-nothing": region(exit=lambda own, self, *exc: (DECREMENT(), None)[1]),
+    "exit-of-what-was-not-entered": region(exit=lambda own, self, *exc: disabling(self)),
+    "exit-turns-cache-on": region(exit=then(lambda self: SET_CACHE(True))),
+    "exit-turns-other-types-off": region(exit=then(set_types(lambda self: False, ("cpu", "xpu")))),
+}
+INIT = {
+    "options-decided-at-entry": region(init=deciding_late, enter=entering_late),
+    "arguments-in-another-order": region(init=swapped),
+}
+
+MUTANTS = (
+    *mutants("eager/context", {f"exit-keeps-{part}": region(exit=keeping(part)) for part in PARTS}),
+    *mutants("eager/context", {f"enter-without-{part}": region(enter=keeping(part)) for part in PARTS}, ("cpu", CUDA)),
+    *mutants("eager/context", {**ENTER, **EXIT, **INIT}),
+    *mutants(
+        "eager/nesting",
+        {
+            "disabled-region-keeps-dtype": region(exit=exit_of_disabled(keeping("dtype"))),
+            "exit-always-disables": region(exit=then(disabling)),
+            "exit-to-default-dtype": region(exit=then(exit_to_default_dtype)),
+            "inner-cannot-disable": region(enter=enter_cannot_disable),
+            "inner-cannot-enable-again": region(enter=enter_cannot_enable_again),
+            "third-level-keeps-dtype": region(exit=exit_at_third_level),
+            "inner-touches-other-types": region(exit=then(set_types(lambda self: IS(self.device)))),
+            "inner-disables-other-types": region(exit=then(set_types(lambda self: False, but_own=True))),
+        },
     ),
-    region(
-        "enter-without-cache-setting", "context", "state inside the region", "False)", enter=enter_without_cache_setting
+    *mutants("eager/nesting", {"inner-keeps-outer-dtype": region(enter=enter_keeps_outer_dtype)}, ("cpu", CUDA)),
+    *mutants(
+        "eager/state",
+        {
+            "exit-leaves-a-level": region(exit=then(add_level)),
+            "exit-ends-two-levels": region(exit=exit_ends_two_levels),
+        },
     ),
-    region("enter-returns-nothing", "context", "__enter__", enter=enter_returns_nothing),
-    region("enter-ignores-enabled", "context", "state inside the region: got (True, ", enter=enter_ignores_enabled),
-    region(
-        "enter-enables-other-types", "context", "other device types", "'cuda', True", enter=enter_enables_other_types
+    *mutants(
+        "eager/exceptions",
+        {
+            "exception-leaves-region-open": region(exit=exit_only_without_exception),
+            "exception-keeps-enabled": region(exit=raising(keeping("enabled"))),
+            "exception-keeps-dtype": region(exit=raising(keeping("dtype"))),
+            "exception-leaves-a-level": region(exit=raising(then(add_level))),
+            "exception-swallowed": region(exit=lambda own, self, *exc: (own(self, *exc), exc[0] is not None)[1]),
+            "exception-changed": region(exit=raising(exit_changes_exception)),
+        },
     ),
-    region("second-entry-disabled", "context", "time 1: got (False, ", enter=enter_twice_disabled),
-)
-
-NESTING = (
-    region("disabled-region-keeps-dtype", "nesting", "back outside: got torch.", exit=exit_of_disabled_keeps_dtype),
-    region("exit-always-disables", "nesting", "back at depth 1: got torch.float32", exit=exit_always_disables),
-    region("exit-to-default-dtype", "nesting", "back at depth", "torch.bfloat16", exit=exit_to_default_dtype),
-    region("inner-cannot-disable", "nesting", "disabled: got torch.bfloat16", enter=enter_cannot_disable),
-    region("inner-cannot-enable-again", "nesting", "enabled again: got torch.float32", enter=enter_cannot_enable_again),
-    region(
-        "inner-keeps-outer-dtype",
-        "nesting",
-        "depth 2: got torch.",
-        device="virtual:cuda",
-        enter=enter_keeps_outer_dtype,
+    *mutants("eager/nesting", {"deviations-mended": fresh(with_a_stack)}),
+    *mutants(
+        "eager/cache",
+        {
+            "cache-dropped-at-inner-exit": region(exit=exit_clears_always),
+            "cache-dropped-by-disabled-region": region(exit=exit_of_disabled(exit_clears_always)),
+            "cache-kept-by-an-exception": region(exit=raising(exit_clears_without_exception_only)),
+        },
     ),
-    region("third-level-keeps-dtype", "nesting", "back at depth 2", exit=exit_by_count),
-    region("inner-touches-other-types", "nesting", "state of xpu", "got (False, ", exit=exit_touches_other_types),
-    region("inner-disables-other-types", "nesting", "other", "got (False, ", exit=exit_disables_other_types),
-    region("exit-leaves-a-level", "state", "depth", "got 3; expected 1", exit=exit_leaves_a_level),
-    region("exit-ends-two-levels", "state", "depth", exit=exit_twice_the_level),
-    walked("disabled-region-keeps-dtype", "off", exit=exit_of_disabled_keeps_dtype),
-    walked("third-level-keeps-dtype", "and a region's end", exit=exit_by_count),
-    walked("exception-keeps-dtype", "raise", exit=exit_keeps_dtype_on_exception),
+    *mutants(
+        "eager/defaults",
+        {
+            "disabled-by-default": region(
+                init=lambda own, self, type_, dtype=None, enabled=False, cache_enabled=None: own(
+                    self, type_, dtype, enabled, cache_enabled
+                )
+            ),
+            "off-by-default": region(
+                init=lambda own, self, type_, dtype=None, enabled=True, cache_enabled=None: own(
+                    self, type_, dtype, enabled and dtype is not None, cache_enabled is not False
+                )
+            ),
+            "options-by-name-only": region(
+                init=lambda own, self, type_, *, dtype=None, enabled=True, cache_enabled=None: own(
+                    self, type_, dtype, enabled, cache_enabled
+                )
+            ),
+            "default-turns-cache-on": region(
+                init=lambda own, self, type_, dtype=None, enabled=True, cache_enabled=None: own(
+                    self, type_, dtype, enabled, cache_enabled is not False
+                )
+            ),
+            "cpu-default-float16": region(init=with_dtype(lambda _: torch.float16)),
+            "default-ignores-dtype-in-force": region(
+                init=with_dtype(lambda type_: torch.bfloat16 if type_ == "cpu" else torch.float16)
+            ),
+            "dtype-decided-on-entry": region(init=deciding_late, enter=entering_with_late_dtype),
+            "dtype-on-entry": region(enter=entering_with_dtype_in_force),
+        },
+    ),
+    *mutants("eager/defaults", {"cuda-default-bfloat16": region(init=with_dtype(lambda _: torch.bfloat16))}, [CUDA]),
+    *mutants(
+        "eager/errors",
+        {
+            "takes-torch-device": region(init=of_type(lambda type_: getattr(type_, "type", type_))),
+            "takes-unknown-device-type": region(
+                init=of_type(lambda type_: type_ if not isinstance(type_, str) or type_ in TYPES else "cpu")
+            ),
+            "any-device-type-is-taken": region(init=of_type(lambda type_: type_ if isinstance(type_, str) else "cpu")),
+            "unknown-is-cpu": region(init=unknown_is_cpu),
+            "refuses-in-vague-words": region(init=vaguely),
+            "unsupported-dtype-silent": region(init=quietly),
+            "unsupported-dtype-vague": region(init=warning_otherwise(lambda said: "something is not supported")),
+            "unsupported-dtype-enabled": region(init=unsupported(lambda self, _: setattr(self, "_enabled", True))),
+            "unsupported-dtype-raises": region(init=unsupported(refuse)),
+            "refused-although-disabled": region(init=refused_although_disabled),
+            "warning-always": region(init=warning_always),
+        },
+    ),
+    *mutants(
+        "eager/errors",
+        {
+            "cuda-float32-disabled": region(
+                init=unsupported(lambda self, dtype: disable(self) if dtype is torch.float32 else None)
+            )
+        },
+        [CUDA],
+    ),
+    *mutants(
+        "eager/errors",
+        {"warning-lists-others": region(init=warning_otherwise(lambda s: s.replace("torch.bfloat16, ", "")))},
+        [MPS],
+    ),
+    *mutants(
+        "eager/decorator",
+        {
+            "construction-changes-the-state": region(init=then(changing_at_construction)),
+            "decorator-does-nothing": region(call=does_nothing),
+            "decorator-enters-first-call-only": region(call=enters_once),
+            "decorator-enters-at-decoration": region(call=lambda own, self, function: (self.__enter__(), function)[1]),
+            "decorator-loses-result": region(call=calls(lambda *given: (entered(*given), None)[1])),
+            "decorator-swallows-exceptions": region(call=calls(swallows)),
+            "decorator-loses-name": region(call=calls(entered, keep_name=False)),
+            "decorator-loses-name-and-result": region(
+                call=calls(lambda *given: (entered(*given), None)[1], keep_name=False)
+            ),
+            "decorator-loses-keywords": region(call=calls(lambda self, f, args, kwargs: entered(self, f, args, {}))),
+            "decorator-leaks": region(call=calls(leaks)),
+            "decorator-leaks-on-exception": region(call=calls(leaks_on_exception)),
+            "decorator-leaves-too-late": region(call=calls(leaves_twice)),
+            "decorator-casts": region(call=calls(casts)),
+            "decorator-not-for-methods": region(call=_Unbound),
+            "decorator-takes-anything": region(call=takes_anything),
+        },
+    ),
+    *mutants("eager/decorator", {"decorator-ignores-disabled": region(call=enabling)}, ("cpu", CUDA)),
+    *mutants(
+        "eager/holders",
+        {
+            "exit-takes-the-last": fresh(last_entered_first),
+            "closed-generator-keeps": region(exit=leaving_open(GeneratorExit)),
+            "cancelled-task-keeps": region(exit=leaving_open(asyncio.CancelledError)),
+            "copy-is-the-object": put(autocast, __copy__=lambda self: self, __deepcopy__=lambda self, memo: self),
+            "loaded-region-disabled": put(
+                autocast, __setstate__=lambda self, state: vars(self).update(state, _enabled=False)
+            ),
+            "objects-not-decorated": region(call=decorating_only(inspect.isroutine)),
+            "builtins-not-decorated": region(call=decorating_only(lambda function: not inspect.isbuiltin(function))),
+        },
+    ),
 )
-
-EXCEPTIONS = (
-    region("exception-leaves-region-open", "exceptions", "got (True, ", exit=exit_only_without_exception),
-    region("exception-keeps-dtype", "exceptions", "torch.float16", exit=exit_keeps_dtype_on_exception),
-    region("exception-leaves-a-level", "exceptions", "depth", exit=exit_drops_level_only_without_exception),
-    region("exception-swallowed", "exceptions", "what came out", "got 'nothing'", exit=exit_swallows),
-    region("exception-changed", "exceptions", "same exception", exit=exit_changes_exception),
-)
-
-PROGRAMS = (
-    region("program-second-entry", "programs", "inside the region is off", only="known", enter=enter_twice_disabled),
-    region("program-keeps-dtype", "programs", "fp16", only="known", exit=exit_keeps_dtype),
-    region("program-exception-open", "programs", "on", only="known", exit=exit_only_without_exception),
-    region("program-leaves-a-level", "programs", "depth 2; expected on", only="known", exit=exit_leaves_a_level),
-)
-
-FAULTS = (*CONTEXT, *NESTING, *EXCEPTIONS, *PROGRAMS)

@@ -1,184 +1,205 @@
-"""Mistakes of `register_autocast`, and the check of tests/backends/register that must fail for each."""
+"""Mistakes of `register_autocast`, and of a backend before its first case, which no case of the suites is about.
+
+The first must fail a check of tests/backends/register, the second a step of the preflight. Both are injected into the
+backend of NumPy arrays of tests/backends.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
+from importlib import import_module
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from _pytest.runner import runtestprotocol
 from torch._C import DispatchKey
 
+from ampcheck.devices.preflight import PreflightFinding, examine
+from ampcheck.devices.registry import known
 from ampcheck.register import casts, hops, kernels, plan, registration, weight_cache
-from tests.faults.collecting import ROOT, collected
-from tests.faults.fault import Fault, Result
+from tests.cli_support import ROOT
+from tests.faults.collecting import Result, collected
+from tests.faults.mutant import Inject, both, mutants, put, wrap
 
-DEVICE, SUITE = "npy-registration", "registration"
-
-
-def _operators_stay() -> None:
-    hops.HigherOrder.unregister = lambda self: None  # type: ignore[method-assign]
-
-
-def _module_stays() -> None:
-    plain = registration._state_supported
-
-    def stays(*args: Any) -> Callable[[], None]:
-        plain(*args)
-        return lambda: None
-
-    registration._state_supported = stays
+DEVICE = "npy"
+REGISTRATION, PREFLIGHT = "registration/checks", "preflight/steps"
+"""The suites and rules of what is run here."""
 
 
-def _nothing_is_rolled_back() -> None:
-    registration.Registration._run_undo = lambda self: self._undo.clear()  # type: ignore[method-assign]
+# ---- registration
 
 
-def _kernels_are_laid_over_others() -> None:
-    registration._check_free = lambda made: None
+def checks(device: str, ids: Sequence[str]) -> list[Result]:
+    """Run checks of tests/backends/register in copies of this process, so that no registration outlives them."""
+    items = [item for item in _checks() if item.name in ids]
+    return [_in_a_copy(item) for item in items]
 
 
-def _any_op_takes_any_policy() -> None:
-    kernels.optdtype = kernels.upcast
-    plan._is_optional_dtype = lambda argument: True
+@cache
+def _checks() -> list[pytest.Item]:
+    options = ["-o", "python_files=checks_*.py", "-o", "python_functions=check_*", "-p", "register_support"]
+    return collected([str(ROOT / "tests/backends/register"), "--noconftest", *options])[1]
 
 
-def _all_devices_are_excluded() -> None:
-    kernels._TEMPLATE = kernels._TEMPLATE.replace("try:", "try:\n        exclude(every, True)").replace(
-        "exclude(key, False)", "exclude(key, False); exclude(every, False)"
-    )
-    plain = kernels._made
-    every = {"every": DispatchKey.AutocastCPU}
-    kernels._made = lambda op, call, signature, body, bound: plain(op, call, signature, body, {**bound, **every})
-
-
-def _an_exception_leaves_the_key_excluded() -> None:
-    kernels._TEMPLATE = kernels._TEMPLATE.replace("        return call", "        out = call").replace(
-        "    finally:\n        exclude(key, False)", "    finally: pass\n    exclude(key, False)\n    return out"
-    )
-
-
-def _defaults_are_lost() -> None:
-    plain = kernels._add
-
-    def without(out: Any, argument: Any, name: str, handed_on: str) -> None:
-        plain(out, argument, name, handed_on)
-        out.defaults = dict.fromkeys(out.defaults, 1)
-
-    kernels._add = without
-
-
-def _doubles_are_eligible() -> None:
-    casts._DOUBLE = torch.float32
-
-
-def _flex_attention_falls_through() -> None:
-    plain = hops.HigherOrder
-    registration.HigherOrder = lambda base: plain(DispatchKey.AutocastXPU)
-
-
-def _cache_is_not_cleared() -> None:
-    registration._clear_with_torch = lambda cache: lambda: None
-
-
-def _cache_forgets_the_dtype() -> None:
-    class ByWeight(dict):  # type: ignore[type-arg]
-        def get(self, place: Any, default: Any = None) -> Any:
-            return next((cast for (weight, _), cast in self.items() if weight == place[0]), default)
-
-    plain = weight_cache.Cache.__init__
-
-    def start(self: Any) -> None:
-        plain(self)
-        self._casts = ByWeight()
-
-    weight_cache.Cache.__init__ = start  # type: ignore[method-assign]
-
-
-def _cache_ignores_changes() -> None:
-    weight_cache.Cache._fresh = lambda self, found, weight: found.weight() is weight  # type: ignore[method-assign]
-
-
-def _gradients_stay_low() -> None:
-    def forward(ctx: Any, weight: Any, holder: Any) -> Any:
-        return holder[0]
-
-    weight_cache._Graph.forward = staticmethod(forward)
-
-
-def _traces_see_kept_casts() -> None:
-    weight_cache._foreign = lambda weight: False
-
-
-@contextmanager
-def _injected(mistake: Callable[[], None]) -> Iterator[None]:
-    """A mistake, and whatever it replaced put back."""
-    classes = (hops.HigherOrder, registration.Registration, weight_cache.Cache, weight_cache._Graph)
-    before = [
-        (owner, dict(vars(owner))) for owner in (casts, hops, weight_cache, kernels, plan, registration, *classes)
-    ]
-    mistake()
-    try:
-        yield
-    finally:
-        for owner, held in before:
-            for name, value in held.items():
-                if vars(owner)[name] is not value:
-                    setattr(owner, name, value)
-
-
-def results(fault: Fault) -> list[Result]:
-    """Run the check of a fault in a copy of this process, so that no registration outlives it."""
-    items = [item for item in _checks() if item.name == fault.op]
+def _in_a_copy(item: pytest.Item) -> Result:
     read, write = os.pipe()
     if (copy := os.fork()) == 0:
         with os.fdopen(write, "w", encoding="utf-8") as pipe:
-            reports = [report for item in items for report in runtestprotocol(item, log=False, nextitem=None)]
-            json.dump([[report.failed, report.longreprtext] for report in reports], pipe)
+            reports = runtestprotocol(item, log=False, nextitem=None)
+            json.dump("\n".join(report.longreprtext for report in reports if report.failed), pipe)
         os._exit(0)
     os.close(write)
     with os.fdopen(read, encoding="utf-8") as pipe:
         told = pipe.read()
     _, ended = os.waitpid(copy, 0)
-    assert told, f"the process of {fault.op} ended with {ended}"
-    failed = [text for was, text in json.loads(told) if was]
-    return [{"id": fault.op, "status": "fail" if failed else "pass", "message": "\n".join(failed)}]
+    assert told, f"the process of {item.name} ended with {ended}"
+    message = json.loads(told)
+    return _result(REGISTRATION, item.name, message, "fail" if message else "pass")
 
 
-@cache
-def _checks() -> list[pytest.Item]:
-    """The checks of tests/backends/register, collected. None of them runs in this process itself."""
-    options = ["-o", "python_files=checks_*.py", "-o", "python_functions=check_*", "-p", "register_support"]
-    return collected([str(ROOT / "tests/backends/register"), "--noconftest", *options])[1]
+def _result(rule: str, name: str, message: str, status: str) -> Result:
+    suite, rule = rule.split("/")
+    return {"suite": suite, "rule": rule, "id": name, "status": status, "message": message}
 
 
-FAULTS = tuple(
-    Fault(name, SUITE, partial(_injected, mistake), (), SUITE, DEVICE, op=check)
-    for name, mistake, check in (
-        ("operators-stay", _operators_stay, "check_unregister_restores_everything"),
-        ("module-stays", _module_stays, "check_unregister_restores_everything"),
-        ("nothing-is-rolled-back", _nothing_is_rolled_back, "check_failure_on_the_way_is_rolled_back"),
-        ("kernels-are-laid-over-others", _kernels_are_laid_over_others, "check_kernel_that_is_there"),
-        ("any-op-takes-any-policy", _any_op_takes_any_policy, "check_policies_that_do_not_suit"),
-        ("all-devices-are-excluded", _all_devices_are_excluded, "check_only_this_key_is_excluded_inside"),
-        (
-            "an-exception-leaves-the-key-excluded",
-            _an_exception_leaves_the_key_excluded,
-            "check_exception_inside_leaves_autocast_on",
+def written(*changes: tuple[str, str]) -> Inject:
+    """Change the source that kernels are made from."""
+    text = kernels._TEMPLATE
+    for old, new in changes:
+        text = text.replace(old, new)
+    return put(kernels, _TEMPLATE=text)
+
+
+def without_defaults(own: Any, out: Any, *rest: Any) -> None:
+    own(out, *rest)
+    out.defaults = dict.fromkeys(out.defaults, 1)
+
+
+class _ByWeight(dict):  # type: ignore[type-arg]
+    """Casts found by their weight, whatever dtype they have."""
+
+    def get(self, place: Any, default: Any = None) -> Any:
+        return next((cast for (weight, _), cast in self.items() if weight == place[0]), default)
+
+
+def start(own: Any, self: Any) -> None:
+    own(self)
+    self._casts = _ByWeight()
+
+
+_HIGHER = hops.HigherOrder
+MISTAKES = {
+    "operators-stay": put(_HIGHER, unregister=lambda self: None),
+    "module-stays": wrap(registration, _state_supported=lambda own, *args: (own(*args), lambda: None)[1]),
+    "nothing-is-rolled-back": put(registration.Registration, _run_undo=lambda self: self._undo.clear()),
+    "kernels-are-laid-over-others": put(registration, _check_free=lambda made: None),
+    "any-op-takes-any-policy": both(
+        put(kernels, optdtype=kernels.upcast), put(plan, _is_optional_dtype=lambda argument: True)
+    ),
+    "all-devices-are-excluded": both(
+        written(
+            ("try:", "try:\n        exclude(every, True)"),
+            ("exclude(key, False)", "exclude(key, False); exclude(every, False)"),
         ),
-        ("defaults-are-lost", _defaults_are_lost, "check_append_hands_on_what_was_left_out"),
-        ("doubles-are-eligible", _doubles_are_eligible, "check_append_hands_on_what_was_left_out"),
-        ("flex-attention-falls-through", _flex_attention_falls_through, "check_flex_attention_is_cast"),
-        ("cache-is-not-cleared", _cache_is_not_cleared, "check_cache_is_weak_and_cleared"),
-        ("cache-forgets-the-dtype", _cache_forgets_the_dtype, "check_cache_keeps_dtypes_apart"),
-        ("cache-ignores-changes", _cache_ignores_changes, "check_cache_notices_changes"),
-        ("gradients-stay-low", _gradients_stay_low, "check_gradients_of_many_uses_are_summed_in_float32"),
-        ("traces-see-kept-casts", _traces_see_kept_casts, "check_traced_programs_hold_their_casts"),
-    )
+        wrap(kernels, _made=lambda own, *args: own(*args[:-1], {**args[-1], "every": DispatchKey.AutocastCPU})),
+    ),
+    "an-exception-leaves-the-key-excluded": written(
+        ("        return call", "        out = call"),
+        ("    finally:\n        exclude(key, False)", "    finally: pass\n    exclude(key, False)\n    return out"),
+    ),
+    "defaults-are-lost": wrap(kernels, _add=without_defaults),
+    "doubles-are-eligible": put(casts, _DOUBLE=torch.float32),
+    "flex-attention-falls-through": put(registration, HigherOrder=lambda base: _HIGHER(DispatchKey.AutocastXPU)),
+    "cache-is-not-cleared": put(registration, _clear_with_torch=lambda cache: lambda: None),
+    "cache-forgets-the-dtype": wrap(weight_cache.Cache, __init__=start),
+    "cache-ignores-changes": put(weight_cache.Cache, _fresh=lambda self, found, weight: found.weight() is weight),
+    "gradients-stay-low": put(weight_cache._Graph, forward=staticmethod(lambda ctx, weight, holder: holder[0])),
+    "traces-see-kept-casts": put(weight_cache, _foreign=lambda weight: False),
+}
+
+
+# ---- preflight
+
+
+def steps(device: str, ids: Sequence[str]) -> list[Result]:
+    """Return the findings of steps of the preflight."""
+    found = [finding for _, finding in examine((known(("numpy_backend",))[DEVICE],))]
+    return [_result(PREFLIGHT, f.step, f.text, _status(f)) for f in found if f.step in ids]
+
+
+def _status(finding: PreflightFinding) -> str:
+    return "pass" if finding.status == "ok" else finding.status + ", the run ends" * finding.ends
+
+
+def backend() -> Any:
+    return import_module("numpy_backend").BACKEND
+
+
+def computing(after: Callable[[Any, Any], object]) -> Inject:
+    """Call `after` with every op and its result."""
+
+    def inject(device: str) -> Any:
+        right = backend()._computed
+
+        def computed(op: Any, args: Any, kwargs: Any) -> Any:
+            out = right(op, args, kwargs)
+            after(op, out)
+            return out
+
+        return patch.object(backend(), "_computed", computed)
+
+    return inject
+
+
+def one_more(name: str) -> Inject:
+    """Let an op give one more than it should."""
+    return computing(lambda op, out: out.add_(1) if op._opname == name else None)
+
+
+def refused(*names: str) -> Inject:
+    """Let some ops have no kernel."""
+
+    def refuse(op: Any, out: Any) -> None:
+        if op._opname in names:
+            raise NotImplementedError(f"no kernel of {op._opname} yet")
+
+    return computing(refuse)
+
+
+@contextmanager
+def without_autocast(device: str) -> Iterator[None]:
+    """Call no register_autocast, but allow regions."""
+    backend().autocast.unregister()
+    with patch.object(torch.npy, "get_amp_supported_dtype", lambda: [torch.float16, torch.bfloat16], create=True):
+        yield
+    backend().register()
+
+
+@contextmanager
+def uncast_mm(device: str) -> Iterator[None]:
+    backend().register({"mm": "fallthrough"})
+    yield
+    backend().register()
+
+
+LACKING = {
+    "without-autocast": without_autocast,
+    "only-fp16": lambda device: patch.object(torch.npy, "get_amp_supported_dtype", lambda: [torch.float16]),
+    "uncast-mm": uncast_mm,
+    "no-scaler-kernels": refused("_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_"),
+    "no-generator": refused("uniform_"),
+    "wrong-add": one_more("add"),
+    "wrong-mul": one_more("mul"),
+    "other-index": lambda device: patch.object(type(torch.npy), "current_device", staticmethod(lambda: 3)),
+}
+
+MUTANTS = (
+    *mutants(REGISTRATION, MISTAKES, [DEVICE]),
+    *mutants(PREFLIGHT, LACKING, [DEVICE]),
 )
-"""Every mistake, and the check that must fail for it."""

@@ -1,272 +1,664 @@
-"""A GradScaler that scales, unscales, skips, counts or refuses wrongly."""
+"""A GradScaler, its two ops, and the fused steps under it, done wrongly.
+
+Ops are replaced above the dispatcher, where `GradScaler` calls them, so a mutant is the same on every device.
+"""
 
 from __future__ import annotations
 
+import copy
+import math
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.amp.grad_scaler import GradScaler, OptState, _refresh_per_optimizer_state
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from tests.faults import unscale
-from tests.faults.fault import Fault
-from tests.faults.regions import replaced
-from tests.faults.unscale import RESCALE, UNSCALE, blind_to, rescale, without
+from tests.faults.compilers import handed_out
+from tests.faults.mutant import (
+    CPU,
+    JAX,
+    Change,
+    Inject,
+    Mutant,
+    every,
+    fresh,
+    mutants,
+    put,
+    returns,
+    then,
+    within,
+    wrap,
+)
+from tests.faults.regions import quietly
 
-OWN = {name: getattr(GradScaler, name) for name in vars(GradScaler) if callable(getattr(GradScaler, name))}
-_UNSCALE, _RESCALE = getattr(torch, UNSCALE), getattr(torch, RESCALE)
-
-
-def fault(
-    name: str,
-    rule: str,
-    *says: str,
-    op: str = "",
-    only: str = "not random",
-    owner: Any = GradScaler,
-    **methods: Callable[..., Any],
-) -> Fault:
-    """A fault that replaces methods of GradScaler, or functions of torch; `op` and `only` choose cases."""
-
-    def inject() -> AbstractContextManager[object]:
-        return replaced(owner, **methods)
-
-    return Fault(f"scaler-{name}", rule, inject, says, "scaler", op=op, only=only)
+Tensor = torch.Tensor
+TOP = torch.finfo(torch.float32).max
 
 
-def _op(name: str, *says: str, only: str = "not random", **wrong: Callable[..., Any]) -> Fault:
-    """Return a fault of `unscale` or `rescale`, the ops of a GradScaler."""
-    ops = {"unscale": UNSCALE, "rescale": RESCALE}
-    return fault(name, "lossscale", *says, only=only, owner=torch, **{ops[op]: body for op, body in wrong.items()})
+def scaler(**changes: Change) -> Inject:
+    """Replace methods of GradScaler."""
+    return wrap(GradScaler, **changes)
 
 
-# ---- the two ops
+def unscaling(change: Change) -> Inject:
+    """Replace the op that divides gradients and looks for what is not finite."""
+    return wrap(torch, _amp_foreach_non_finite_check_and_unscale_=change)
 
 
-def _interval(by: int) -> Callable[..., Any]:
-    return rescale(lambda s, t, f, grow, back, interval: (s, t, f, grow, back, interval + by))
+def rescaling(change: Change) -> Inject:
+    """Replace the op that updates the scale."""
+    return wrap(torch, _amp_update_scale_=change)
 
 
-no_backoff = rescale(lambda s, t, f, grow, back, interval: (s, t, f, grow, 1.0, interval))
+# ---- the op that unscales
 
 
-def keeps_counting_after_growth(scale: Any, tracker: Any, found: Any, *rest: Any) -> Any:
-    before = float(scale)
-    _RESCALE(scale, tracker, found, *rest)
-    return tracker.fill_(1) if float(scale) > before else scale
+def without(left_out: Callable[[int, Tensor, int], bool]) -> Inject:
+    """Leave out the gradients for which `left_out` says so, given a number, a gradient and how many there are."""
+
+    def unscale(own: Any, grads: Any, found: Tensor, inverse: Tensor) -> None:
+        given = list(grads)
+        own([grad for n, grad in enumerate(given) if not left_out(n, grad, len(given))], found, inverse)
+
+    return unscaling(unscale)
 
 
-def grows_into_infinity(scale: Any, tracker: Any, found: Any, growth: float, backoff: float, interval: int) -> Any:
-    before, count = float(scale), int(tracker) + 1
-    _RESCALE(scale, tracker, found, growth, backoff, interval)
-    return scale.fill_(before).mul_(growth) if count == interval and not float(found) else scale
+def blind_to(bad: Callable[[Tensor], Tensor]) -> Inject:
+    """Take elements for which `bad` is true for finite ones."""
+
+    def unscale(own: Any, grads: Any, found: Tensor, inverse: Tensor) -> None:
+        before, given = found.clone(), list(grads)
+        others = any(bool((~grad.isfinite() & ~bad(grad)).any()) for grad in given)
+        own(given, found, inverse)
+        if not others:
+            found.copy_(before)
+
+    return unscaling(unscale)
 
 
-def checks_the_first_alone(grads: list[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor) -> None:
-    _UNSCALE(grads[:1], found, inverse)
+def last_element(grad: Tensor) -> Tensor:
+    return torch.arange(grad.numel()).reshape(grad.shape).to(grad.device) == grad.numel() - 1
+
+
+def stops_at_an_empty_one(own: Any, grads: Any, *rest: Tensor) -> None:
+    given = list(grads)
+    own(given[: next((n for n, grad in enumerate(given) if grad.numel() == 0), len(given))], *rest)
+
+
+def each(change: Callable[[Tensor], Tensor]) -> Change:
+    """Change gradients afterwards."""
+
+    def unscale(own: Any, grads: Any, *rest: Tensor) -> None:
+        own(grads, *rest)
+        for grad in grads:
+            grad.copy_(change(grad))
+
+    return unscale
+
+
+def forgets_what_was_found(own: Any, grads: Any, found: Tensor, inverse: Tensor) -> None:
+    found.zero_()
+    own(grads, found, inverse)
+
+
+def checks_the_first_alone(own: Any, grads: Any, found: Tensor, inverse: Tensor) -> None:
+    own(grads[:1], found, inverse)
     for grad in grads[1:]:
         grad.mul_(inverse.to(grad))
 
 
-def each_alone(grads: list[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor) -> None:
+def any_kind(own: Any, grads: Any, found: Tensor, inverse: Tensor) -> None:
+    """Multiply integers and complex numbers like any other."""
     for grad in grads:
-        _UNSCALE([grad], found.to(grad.device), inverse.to(grad.device))
+        grad.copy_((grad * inverse).to(grad.dtype))
 
+
+def each_alone(own: Any, grads: Any, found: Tensor, inverse: Tensor) -> None:
+    """Take a list on two devices."""
+    for grad in grads:
+        own([grad], found.to(grad.device), inverse.to(grad.device))
+
+
+def without_bfloat16(own: Any, grads: Any, *rest: Tensor) -> None:
+    if any(grad.dtype == torch.bfloat16 for grad in grads):
+        raise NotImplementedError("\"_amp_foreach_non_finite_check_and_unscale_cpu\" not implemented for 'BFloat16'")
+    own(grads, *rest)
+
+
+UNSCALE = {
+    "unscale-skips-last": without(lambda n, _, count: n == count - 1 > 0),
+    "unscale-cuts-long-lists": without(lambda n, _, count: n >= 110),
+    "unscale-skips-non-contiguous": without(lambda n, grad, _: not grad.is_contiguous()),
+    "unscale-skips-scalars": without(lambda n, grad, _: grad.dim() == 0),
+    "unscale-stops-at-empty": unscaling(stops_at_an_empty_one),
+    "unscale-blind-to-nan": blind_to(torch.isnan),
+    "unscale-blind-to-inf": blind_to(torch.isinf),
+    "unscale-blind-to-minus-inf": blind_to(torch.isneginf),
+    "unscale-blind-to-last-element": blind_to(last_element),
+    "unscale-twice": unscaling(lambda own, *given: (own(*given), own(*given))[1]),
+    "unscale-forgets-found": unscaling(forgets_what_was_found),
+    "unscale-narrows-float64": unscaling(each(lambda grad: grad.float())),
+    "unscale-mends-infinities": unscaling(each(lambda grad: torch.where(grad.isfinite(), grad, grad.new_zeros(())))),
+    "unscale-checks-the-first-alone": unscaling(checks_the_first_alone),
+    "unscale-takes-any-kind": unscaling(any_kind),
+    "unscale-without-bfloat16": unscaling(without_bfloat16),
+    "unscale-sums-unseen": put(Tensor, coalesce=lambda self: self),
+}
+
+# ---- the op that updates the scale
+
+
+def given(change: Callable[..., Any]) -> Inject:
+    """Update the scale with other arguments."""
+    return rescaling(lambda own, *args: own(*change(*args)))
+
+
+def keeps_the_tracker(own: Any, scale: Any, tracker: Any, found: Any, *rest: Any) -> Any:
+    before = tracker.clone()
+    out = own(scale, tracker, found, *rest)
+    if found.item():
+        tracker.copy_(before)
+    return out
+
+
+def keeps_counting_after_growth(own: Any, scale: Any, tracker: Any, *rest: Any) -> Any:
+    before = float(scale)
+    own(scale, tracker, *rest)
+    return tracker.fill_(1) if float(scale) > before else scale
+
+
+def grows_past_the_top(own: Any, scale: Any, tracker: Any, found: Any, grow: float, *rest: Any) -> Any:
+    before = scale.item()
+    out = own(scale, tracker, found, grow, *rest)
+    if math.isinf(torch.tensor(before * grow, dtype=torch.float32).item()) and not found.item() and not tracker.item():
+        scale.fill_(math.inf)
+    return out
+
+
+RESCALE = {
+    "grows-one-late": given(lambda s, t, f, grow, back, interval: (s, t, f, grow, back, interval + 1)),
+    "grows-one-early": given(lambda s, t, f, grow, back, interval: (s, t, f, grow, back, max(interval - 1, 1))),
+    "never-backs-off": given(lambda s, t, f, grow, back, interval: (s, t, f, grow, 1.0, interval)),
+    "backs-off-by-growth": given(lambda s, t, f, grow, back, interval: (s, t, f, grow, 1 / grow, interval)),
+    "two-found-are-none": given(lambda s, t, f, *rest: (s, t, (f == 1).float(), *rest)),
+    "tracker-not-reset": rescaling(keeps_the_tracker),
+    "counts-after-growth": rescaling(keeps_counting_after_growth),
+    "grows-past-float32": rescaling(grows_past_the_top),
+    "scale-always-finite": rescaling(lambda own, scale, *rest: (own(scale, *rest), scale.clamp_(max=TOP))[1]),
+}
 
 # ---- unscale_, step, update
 
 
-def without_the_first_group(self: Any, optimizer: Any, *rest: Any) -> Any:
-    groups = optimizer.param_groups[1:] or optimizer.param_groups
-    return OWN["_unscale_grads_"](self, SimpleNamespace(param_groups=groups), *rest)
+def parameters(optimizer: Any) -> list[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def without_other_devices(self: Any, optimizer: Any, inverse: Any, *rest: Any) -> Any:
-    held = [p for group in optimizer.param_groups for p in group["params"] if p.device.type == inverse.device.type]
-    return OWN["_unscale_grads_"](self, SimpleNamespace(param_groups=[{"params": held}]), inverse, *rest)
+def of_some(choose: Callable[[Any, Any], list[Any]]) -> Inject:
+    """Unscale some parameters of an optimizer alone: `choose(optimizer, inverse)`."""
+    return scaler(
+        _unscale_grads_=lambda own, self, optimizer, inverse, *rest: own(
+            self, SimpleNamespace(param_groups=[{"params": choose(optimizer, inverse)}]), inverse, *rest
+        )
+    )
 
 
-def steps_in_any_case(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+def of_its_device(optimizer: Any, inverse: Tensor) -> list[Any]:
+    return [parameter for parameter in parameters(optimizer) if parameter.device.type == inverse.device.type]
+
+
+def group(optimizer: Any, chosen: slice) -> list[Any]:
+    groups = optimizer.param_groups[chosen] or optimizer.param_groups
+    return [parameter for group in groups for parameter in group["params"]]
+
+
+def missing_is_bad(own: Any, self: Any, optimizer: Any, *rest: Any) -> Any:
+    """Count a parameter without a gradient as one whose gradient is not finite."""
+    checked = own(self, optimizer, *rest)
+    if any(parameter.grad is None for parameter in parameters(optimizer)):
+        for bad in checked.values():
+            bad.fill_(1.0)
+    return checked
+
+
+def overflowed(state: Any) -> bool:
+    return any(found.item() for found in state["found_inf_per_device"].values())
+
+
+def where_skipped(act: Callable[[Any], object]) -> Change:
+    """Act on an optimizer whose step is skipped."""
+
+    def step(own: Any, self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        out = own(self, optimizer, state, *args, **kwargs)
+        if overflowed(state):
+            act(optimizer)
+        return out
+
+    return step
+
+
+def halve_momentum(optimizer: Any) -> None:
+    for kept in optimizer.state.values():
+        for value in kept.values():
+            if isinstance(value, Tensor):
+                value.mul_(0.5)
+
+
+def count_step(optimizer: Any) -> None:
+    for kept in optimizer.state.values():
+        if "step" in kept:
+            kept["step"] += 1
+
+
+def step_on_zeros(optimizer: Any) -> None:
+    """Step with gradients of zero, which momentum and weight decay make a step."""
+    for parameter in parameters(optimizer):
+        parameter.grad.zero_()
+    optimizer.step()
+
+
+def skips_for_all(own: Any, self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    states = self._per_optimizer_states.values()
+    found = {n: v for n, s in enumerate(states) for v in s["found_inf_per_device"].values()}
+    return own(self, optimizer, {**state, "found_inf_per_device": found}, *args, **kwargs)
+
+
+def steps_in_any_case(own: Any, self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
     return optimizer.step(*args, **kwargs)
 
 
-def forgets_momentum(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-    called = OWN["_maybe_opt_step"](self, optimizer, state, *args, **kwargs)
-    if any(float(found) for found in state["found_inf_per_device"].values()):
-        for kept in optimizer.state.values():
-            for value in kept.values():
-                if isinstance(value, torch.Tensor):
-                    value.mul_(0.5)
-    return called
+def looks_again(own: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    finite = all(parameter.grad.isfinite().all() for parameter in parameters(optimizer))
+    return own(self, optimizer, *args, **kwargs) if finite else None
 
 
-def skips_for_all(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-    found = {
-        n: v for n, s in enumerate(self._per_optimizer_states.values()) for v in s["found_inf_per_device"].values()
-    }
-    return OWN["_maybe_opt_step"](self, optimizer, {**state, "found_inf_per_device": found}, *args, **kwargs)
+def ready_again(own: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Take an optimizer that had its turn for a fresh one."""
+    if self._enabled and self._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY:
+        self._per_optimizer_states[id(optimizer)]["stage"] = OptState.READY
+    return own(self, optimizer, *args, **kwargs)
 
 
-def returns_nothing(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-    OWN["step"](self, optimizer, *args, **kwargs)
+def ready_afterwards(own: Any, self: Any, optimizer: Any) -> None:
+    own(self, optimizer)
+    if self._enabled:
+        self._per_optimizer_states[id(optimizer)]["stage"] = OptState.READY
 
 
-def _ready_again(call: str) -> Callable[..., Any]:
-    """Takes an optimizer that had its turn for a fresh one."""
+def unscales_late() -> Inject:
+    """Do nothing when the caller calls `unscale_`; `step` unscales by itself."""
+    own = GradScaler.unscale_
 
-    def rerun(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._enabled and self._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY:
-            self._per_optimizer_states[id(optimizer)]["stage"] = OptState.READY
-        return OWN[call](self, optimizer, *args, **kwargs)
+    def step(own_step: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        with put(GradScaler, unscale_=own)(""):
+            return own_step(self, optimizer, *args, **kwargs)
 
-    return rerun
-
-
-def takes_closures(self: Any, optimizer: Any, *args: Any, closure: Any = None, **kwargs: Any) -> Any:
-    return OWN["step"](self, optimizer, *args, **kwargs)
+    return scaler(unscale_=returns(None), step=step)
 
 
-def steps_without_gradients(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    if all(param.grad is None for group in optimizer.param_groups for param in group["params"]):
+def not_asking_subclasses(own: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    if self._enabled and self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
+        GradScaler.unscale_(self, optimizer)
+    return own(self, optimizer, *args, **kwargs)
+
+
+def steps_without_gradients(own: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    if all(parameter.grad is None for parameter in parameters(optimizer)):
         return optimizer.step(*args, **kwargs)
-    return OWN["step"](self, optimizer, *args, **kwargs)
+    return own(self, optimizer, *args, **kwargs)
 
 
-def ignores_new_scale(self: Any, new_scale: Any = None) -> None:
-    if new_scale is None:
-        OWN["update"](self)
+def refusing_first_place(own: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    if args:
+        raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
+    return own(self, optimizer, **kwargs)
 
 
-def counts_anew_when_set(self: Any, new_scale: Any = None) -> None:
-    OWN["update"](self, new_scale)
-    if new_scale is not None and self._enabled:
-        self._growth_tracker.zero_()
+def skips_although_disabled(own: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    grads = [parameter.grad for parameter in parameters(optimizer)]
+    if not self._enabled and any(grad is not None and not grad.isfinite().all() for grad in grads):
+        return None
+    return own(self, optimizer, *args, **kwargs)
 
 
-def aliases_new_scale(self: Any, new_scale: Any = None) -> None:
-    OWN["update"](self, new_scale)
-    if isinstance(new_scale, torch.Tensor) and self._enabled:
+def forgetting_failures(own: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Take back what a fused step was told where it raises, which PyTorch does not."""
+    try:
+        return own(self, optimizer, *args, **kwargs)
+    except Exception:
+        for name in ("grad_scale", "found_inf"):
+            vars(optimizer).pop(name, None)
+        raise
+
+
+def leaves_attributes(own: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    out = own(self, optimizer, *args, **kwargs)
+    optimizer.found_inf = None
+    return out
+
+
+def when_set(act: Callable[[Any, Any], object]) -> Change:
+    """Act on an enabled scaler and the new scale it was given."""
+
+    def update(own: Any, self: Any, new_scale: Any = None) -> None:
+        own(self, new_scale)
+        if new_scale is not None and self._enabled:
+            act(self, new_scale)
+
+    return update
+
+
+def take(self: Any, new_scale: Any) -> None:
+    """Use the tensor that was given, not a copy."""
+    if isinstance(new_scale, Tensor):
         self._scale = new_scale
 
 
-def keeps_stages(self: Any, new_scale: Any = None) -> None:
+def keeps_stages(own: Any, self: Any, new_scale: Any = None) -> None:
     kept = self._per_optimizer_states if self._enabled else None
-    OWN["update"](self, new_scale)
+    own(self, new_scale)
     if kept is not None:
         self._per_optimizer_states = kept
 
 
-def updates_by_nothing(self: Any, new_scale: Any = None) -> None:
-    if (
-        not self._enabled
-        or new_scale is not None
-        or any(state["found_inf_per_device"] for state in self._per_optimizer_states.values())
-    ):
-        OWN["update"](self, new_scale)
+def updates_by_nothing(own: Any, self: Any, new_scale: Any = None) -> None:
+    states = self._per_optimizer_states.values()
+    if not self._enabled or new_scale is not None or any(state["found_inf_per_device"] for state in states):
+        own(self, new_scale)
     self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
 
 
-def doubles_when_scaling(self: Any, outputs: Any) -> Any:
-    out = OWN["scale"](self, outputs)
+def first_optimizer_alone(self: Any) -> None:
+    for state in list(self._per_optimizer_states.values())[1:] if self._enabled else ():
+        state["found_inf_per_device"].clear()
+
+
+def steps_alone_count(own: Any, self: Any, new_scale: Any = None) -> None:
+    """Forget gradients that were divided and not used."""
+    states = self._per_optimizer_states.values() if self._enabled else ()
+    if not any(state["stage"] is OptState.UNSCALED for state in states):
+        own(self, new_scale)
+
+
+def any_new_scale(own: Any, self: Any, new_scale: Any = None) -> None:
+    """Take the first element of a tensor, wherever it is and however many there are."""
+    if isinstance(new_scale, Tensor):
+        new_scale = 2.5 if new_scale.is_meta else new_scale.detach().flatten()[0].item()
+    own(self, new_scale)
+
+
+def double_scale(self: Any) -> None:
     if self._enabled:
         self._scale.mul_(2.0)
-    return out
 
 
-def scales_although_disabled(self: Any, outputs: Any) -> Any:
-    return outputs * 1.0 if isinstance(outputs, torch.Tensor) and not self._enabled else OWN["scale"](self, outputs)
+def scales_by(factor: float) -> Change:
+    """Scale a tensor although the scaler is disabled."""
+    return lambda own, self, outputs: (
+        outputs * factor if isinstance(outputs, Tensor) and not self._enabled else own(self, outputs)
+    )
 
 
-def tuples_for_lists(self: Any, outputs: Any) -> Any:
-    out = OWN["scale"](self, outputs)
-    return tuple(out) if isinstance(out, list) else out
+def any_factor(
+    own: Any, self: Any, *args: Any, growth_factor: Any = 2.0, backoff_factor: Any = 0.5, **rest: Any
+) -> None:
+    own(self, *args, **rest)
+    self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
 
 
-def skips_although_disabled(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    grads = [param.grad for group in optimizer.param_groups for param in group["params"]]
-    if not self._enabled and any(grad is not None and not grad.isfinite().all() for grad in grads):
-        return None
-    return OWN["step"](self, optimizer, *args, **kwargs)
+def on_cuda_alone(own: Any, self: Any, device: str = "cuda", *args: Any, **options: Any) -> None:
+    own(self, device, *args, **options)
+    self._enabled = self._enabled and device != "cpu"
 
 
-FAULTS = (
-    _op("grows-late", "scale and tracker after each iteration", rescale=_interval(1)),
-    _op("grows-early", "scale and tracker after each iteration", rescale=_interval(-1)),
-    _op("never-backs-off", "scale and tracker after each iteration", rescale=no_backoff),
-    _op("backs-off-by-growth", "scale and tracker after each iteration", rescale=unscale.backs_off_by_growth),
-    _op("counts-over-overflow", "scale and tracker", rescale=unscale.keeps_the_tracker),
-    _op("counts-after-growth", "scale and tracker", rescale=keeps_counting_after_growth),
-    _op("grows-into-infinity", "(inf, 0)", rescale=grows_into_infinity),
-    _op("nan-unseen", "weights and momentum after a skipped step", unscale=blind_to(torch.isnan)),
-    _op("inf-unseen", "after a skipped step", unscale=blind_to(torch.isinf)),
-    _op("negative-inf-unseen", "after a skipped step", unscale=blind_to(torch.isneginf)),
-    _op("last-undivided", "weight", unscale=without(lambda n, _, count: n == count - 1 > 0)),
-    _op("first-alone-checked", "after a skipped", unscale=checks_the_first_alone),
-    _op("nan-unseen-at-random", "found_inf of optimizer", only="random", unscale=blind_to(torch.isnan)),
-    fault("first-group-undivided", "lossscale", "after a skipped step", _unscale_grads_=without_the_first_group),
-    fault("steps-in-any-case", "lossscale", "after a skipped step", _maybe_opt_step=steps_in_any_case),
-    fault("skip-touches-momentum", "lossscale", "momentum after a skipped step", _maybe_opt_step=forgets_momentum),
-    fault(
-        "skip-touches-momentum-at-random",
-        "lossscale",
-        "which had no step is",
-        only="random",
-        _maybe_opt_step=forgets_momentum,
+LOSSSCALE = {
+    "scaler-first-group-undivided": of_some(lambda optimizer, _: group(optimizer, slice(1, None))),
+    "scaler-steps-in-any-case": scaler(_maybe_opt_step=steps_in_any_case),
+    "scaler-skip-touches-momentum": scaler(_maybe_opt_step=where_skipped(halve_momentum)),
+    "scaler-skips-for-all": scaler(_maybe_opt_step=skips_for_all),
+    "scaler-leaves-inference-mode": scaler(scale=within(partial(torch.inference_mode, False))),
+    "scaler-returns-nothing": scaler(step=lambda own, *args, **kwargs: (own(*args, **kwargs), None)[1]),
+    "scaler-doubles-when-scaling": scaler(scale=then(double_scale)),
+    "scaler-new-scale-ignored": scaler(update=lambda own, self, new=None: own(self) if new is None else None),
+    "scaler-new-scale-resets": scaler(update=when_set(lambda self, _: self._growth_tracker.zero_())),
+    "scaler-new-scale-aliased": scaler(update=when_set(take)),
+    "scaler-stages-kept": scaler(update=keeps_stages),
+}
+MISUSE = {
+    "scaler-divided-twice": scaler(unscale_=ready_again),
+    "scaler-stepped-twice": scaler(step=ready_again),
+    "scaler-closure-taken": scaler(
+        step=lambda own, self, optimizer, *args, closure=None, **kwargs: own(self, optimizer, *args, **kwargs)
     ),
-    fault("skips-for-all", "lossscale", "whether the second moved", _maybe_opt_step=skips_for_all),
-    fault(
-        "skips-for-all-at-random",
-        "lossscale",
-        "scaler.step(",
-        "first in no gradient of its own",
-        "the watch",
-        only="random",
-        _maybe_opt_step=skips_for_all,
+    "scaler-no-gradients-taken": scaler(step=steps_without_gradients),
+    "scaler-update-of-nothing": scaler(update=updates_by_nothing),
+    "scaler-scales-when-disabled": scaler(scale=scales_by(1.0)),
+    "scaler-skips-when-disabled": scaler(step=skips_although_disabled),
+    "scaler-tuples-for-lists": scaler(
+        scale=lambda own, self, outputs: (lambda out: tuple(out) if isinstance(out, list) else out)(own(self, outputs))
     ),
-    fault("returns-nothing", "lossscale", "what step returned: got None", step=returns_nothing),
-    fault("doubles-when-scaling", "lossscale", "scale after it: got 48.0", scale=doubles_when_scaling),
-    fault("new-scale-ignored", "lossscale", "scale set to 3.0: got 4.0", update=ignores_new_scale),
-    fault("new-scale-resets", "lossscale", "tracker after it: got 0", update=counts_anew_when_set),
-    fault("new-scale-aliased", "lossscale", "the tensor given was changed: got 5.0", update=aliases_new_scale),
-    fault("stages-kept", "lossscale", "step() has already been called", update=keeps_stages),
-    fault(
-        "divided-twice",
-        "misuse",
-        "unscale_ after backward, unscale_: raised nothing",
-        unscale_=_ready_again("unscale_"),
+}
+MORE_MISUSE = {
+    "no-tensor-taken": of_some(lambda optimizer, _: [p for p in parameters(optimizer) if isinstance(p, Tensor)]),
+    "device-by-its-type": scaler(
+        __init__=lambda own, self, device="cuda", *rest, **options: own(
+            self, str(device).split(":")[0], *rest, **options
+        )
     ),
-    fault("stepped-twice", "misuse", "step after backward, step: raised nothing", step=_ready_again("step")),
-    fault("closure-taken", "misuse", "closure by keyword: raised nothing", step=takes_closures),
-    fault("half-taken", "misuse", "expected ValueError", _unscale_grads_=unscale.takes_half),
-    fault("no-gradients-taken", "misuse", "its step: raised nothing", step=steps_without_gradients),
-    fault("update-of-nothing", "misuse", "update: raised nothing", update=updates_by_nothing),
-    fault("scales-when-disabled", "misuse", "whether scale returned what it was given", scale=scales_although_disabled),
-    fault("skips-when-disabled", "misuse", "weight after both", step=skips_although_disabled),
-    fault("tuples-for-lists", "misuse", "scale of list: got ('tuple'", scale=tuples_for_lists),
+    "device-asked-of-autocast": scaler(
+        __init__=lambda own, self, device="cuda", *rest, **options: (
+            torch.autocast(device, enabled=False),
+            own(self, device, *rest, **options),
+        )[1]
+    ),
+    "anything-scaled": scaler(
+        scale=lambda own, self, outputs: own(self, outputs) if isinstance(outputs, (Tensor, list)) else outputs
+    ),
+    "closure-in-first-place-refused": scaler(step=refusing_first_place),
+    "any-factor": scaler(__init__=any_factor),
+    "scale-cut": scaler(
+        __init__=lambda own, self, device, init_scale=2.0**16, **rest: own(self, device, min(init_scale, TOP), **rest)
+    ),
+    "any-new-scale": scaler(update=any_new_scale),
+    "disabled-quietly": scaler(__init__=quietly),
+    "factor-not-set": scaler(set_backoff_factor=returns(None)),
+    "unused-not-counted": scaler(update=steps_alone_count),
+    "subclass-not-asked": scaler(step=not_asking_subclasses),
+}
+
+UNSCALE_AND_GROUPS = {
+    "half-is-unscaled": scaler(
+        _unscale_grads_=lambda own, self, o, inverse, found, half: own(self, o, inverse, found, True)
+    ),
+    "inverse-is-off": scaler(
+        _unscale_grads_=lambda own, self, o, inverse, *rest: own(self, o, inverse * (1 + 2.0**-20), *rest)
+    ),
+    "undivided": scaler(
+        _unscale_grads_=lambda own, self, o, inverse, *rest: own(self, o, torch.ones_like(inverse), *rest)
+    ),
+    "dense-only": of_some(
+        lambda optimizer, _: [p for p in parameters(optimizer) if p.grad is None or not p.grad.is_sparse]
+    ),
+}
+
+# ---- saving and loading
+
+
+def saving(change: Callable[[Any, dict[str, Any]], dict[str, Any]], method: str = "state_dict") -> Inject:
+    """Change what an enabled scaler saves or pickles: `change(scaler, what it is)`."""
+
+    def save(own: Any, self: Any) -> Any:
+        saved = own(self)
+        return change(self, saved) if self._enabled else saved
+
+    return scaler(**{method: save})
+
+
+def losing(**lost: object) -> Inject:
+    return saving(lambda self, kept: {**kept, **lost}, "__getstate__")
+
+
+def pickles_at_any_time(own: Any, self: Any) -> Any:
+    stages = vars(self).pop("_per_optimizer_states", None)
+    try:
+        self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
+        return own(self)
+    finally:
+        if stages is not None:
+            self._per_optimizer_states = stages
+
+
+def loads_without(entry: str, attribute: str) -> Change:
+    def load(own: Any, self: Any, saved: Any) -> None:
+        before: Any = getattr(self, attribute, None)
+        kept: Any = before.clone() if isinstance(before, Tensor) else before
+        own(self, saved)
+        if isinstance(before, Tensor):
+            before.copy_(kept)
+        elif self._enabled and entry in saved:
+            setattr(self, attribute, kept)
+
+    return load
+
+
+def following() -> Inject:
+    """Save one dictionary that follows the scaler."""
+
+    def save(own: Any, self: Any) -> Any:
+        saved = vars(self).setdefault("_saved", {})
+        saved.update(own(self))
+        return saved
+
+    return scaler(state_dict=save, update=then(lambda self: GradScaler.state_dict(self)))
+
+
+def shared(self: Any, memo: Any) -> Any:
+    other = copy.copy(self)
+    other._scale, other._growth_tracker = self._scale, self._growth_tracker
+    return other
+
+
+def not_pickled(own: Any, self: Any) -> Any:
+    raise TypeError("cannot pickle 'GradScaler' object")
+
+
+PERSISTENCE = {
+    "scaler-scale-stale-when-saved": saving(lambda self, saved: {**saved, "scale": self._init_scale}),
+    "scaler-tracker-stale-when-saved": saving(
+        lambda self, saved: {**saved, "_growth_tracker": self._init_growth_tracker}
+    ),
+    "scaler-saves-tensors": saving(
+        lambda self, saved: {**saved, **({"scale": self._scale} if self._scale is not None else {})}
+    ),
+    "scaler-pickle-loses-interval": losing(_growth_interval=2000),
+    "scaler-pickle-loses-tracker": losing(_init_growth_tracker=0),
+    "scaler-pickles-at-any-time": scaler(__getstate__=pickles_at_any_time),
+    "scaler-tracker-not-loaded": scaler(load_state_dict=loads_without("_growth_tracker", "_init_growth_tracker")),
+    "scaler-scale-not-loaded": scaler(load_state_dict=loads_without("scale", "_scale")),
+    "scaler-loads-nothing": scaler(load_state_dict=lambda own, self, saved: own(self, saved) if saved else None),
+}
+MORE_PERSISTENCE = {
+    "growth-factor-not-loaded": scaler(load_state_dict=loads_without("growth_factor", "_growth_factor")),
+    "entry-not-missed": scaler(load_state_dict=lambda own, self, saved: own(self, {**self.state_dict(), **saved})),
+    "saved-follows": fresh(following),
+    "copy-shares": put(GradScaler, __deepcopy__=shared),
+    "saves-numpy": saving(lambda self, saved: {**saved, "scale": np.float64(saved["scale"])}),
+    "pickles-its-own": saving(
+        lambda self, kept: {name: value for name, value in kept.items() if name.startswith("_")}, "__getstate__"
+    ),
+    "not-pickled": scaler(__getstate__=not_pickled),
+}
+
+# ---- optimizers and loops
+
+
+def unaware(kernel: str, *names: str) -> Inject:
+    """Let a fused kernel ignore some of what the scaler tells it."""
+    return wrap(torch, **{kernel: lambda own, *args, **options: own(*args, **{**options, **dict.fromkeys(names)})})
+
+
+def a_new_optimizer() -> Inject:
+    newest = type("Newest", (torch.optim.SGD,), {})
+    return put(torch.optim, Newest=newest, __all__=[*torch.optim.__all__, "Newest"])
+
+
+def one_factor(compiled: Callable[..., Any], _: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the number given to the first call a part of the program."""
+    factors: list[float] = []
+    return lambda x, y, factor: compiled(x, y, (factors.append(factor), factors[0])[1])
+
+
+OPTIMIZERS = {
+    "scaler-later-groups-undivided": of_some(lambda optimizer, _: group(optimizer, slice(0, 1))),
+    "fused-ignores-found-inf": unaware("_fused_adam_", "found_inf"),
+    "fused-ignores-grad-scale": unaware("_fused_adam_", "grad_scale"),
+    "fused-sgd-ignores-found-inf": unaware("_fused_sgd_", "found_inf"),
+    "fused-sgd-ignores-grad-scale": unaware("_fused_sgd_", "grad_scale"),
+    "skipped-step-counted": scaler(_maybe_opt_step=where_skipped(count_step)),
+    "skipped-step-of-zeros": scaler(_maybe_opt_step=where_skipped(step_on_zeros)),
+    "found-inf-stays": scaler(step=leaves_attributes),
+    "missing-is-bad": scaler(_unscale_grads_=missing_is_bad),
+    "failed-step-forgotten": scaler(step=forgetting_failures),
+    "looks-again": scaler(_maybe_opt_step=looks_again),
+    "new-optimizer": a_new_optimizer(),
+}
+LOOPS = {
+    "unscaled-twice": scaler(unscale_=ready_afterwards),
+    "clipped-before-unscaling": fresh(unscales_late),
+    "first-optimizer-alone": scaler(
+        update=lambda own, self, new=None: (first_optimizer_alone(self), own(self, new))[1]
+    ),
+    "disabled-scales": scaler(scale=scales_by(1 + 2.0**-10)),
+    "tracker-not-loaded": scaler(load_state_dict=lambda own, self, saved: own(self, {**saved, "_growth_tracker": 0})),
+    "on-cuda-alone": scaler(__init__=on_cuda_alone),
+    "factor-compiled-in": lambda device: handed_out(one_factor),
+    "sharded-steps-anyway": wrap(ShardedGradScaler, _maybe_opt_step=steps_in_any_case),
+}
+_ON_JAX = (
+    "unscale-skips-last",
+    "unscale-blind-to-nan",
+    "unscale-blind-to-inf",
+    "unscale-blind-to-minus-inf",
+    "unscale-forgets-found",
+    "unscale-checks-the-first-alone",
+    "grows-one-late",
+    "grows-one-early",
+    "never-backs-off",
+    "backs-off-by-growth",
+    "tracker-not-reset",
+    "counts-after-growth",
+    "grows-past-float32",
+    "inverse-is-off",
+    "half-is-unscaled",
+    "fused-ignores-found-inf",
+    "fused-ignores-grad-scale",
+    "skipped-step-counted",
+    "first-optimizer-alone",
 )
 
-JAX = (
-    *(fault.on_jax() for fault in FAULTS if "random" not in fault.name),
-    fault(
-        "other-device-undivided", "lossscale", "weights after the step", _unscale_grads_=without_other_devices
-    ).on_jax(),
-    fault(
-        "other-device-undivided-in-a-loop",
-        "loops",
-        "the parameter on cpu",
-        op="two_devices",
-        _unscale_grads_=without_other_devices,
-    ).on_jax(),
-    fault(
-        "two-devices-taken",
-        "unscale",
-        "a list on two devices: raised nothing",
-        op="another_device",
-        owner=torch,
-        **{UNSCALE: each_alone},
-    ).on_jax(),
-)
-"""Those that the jax device must notice, too; the last three need a second device."""
+
+def _everything() -> tuple[Mutant, ...]:
+    alone = (
+        *mutants("scaler/unscale", {**UNSCALE, **UNSCALE_AND_GROUPS}),
+        *mutants("scaler/rescale", RESCALE),
+        *mutants("scaler/misuse", MORE_MISUSE),
+        *mutants("scaler/persistence", MORE_PERSISTENCE),
+        *mutants("scaler/optimizers", OPTIMIZERS),
+        *mutants("scaler/loops", LOOPS),
+    )
+    return (
+        *mutants("scaler/lossscale", LOSSSCALE, (CPU, JAX)),
+        *mutants("scaler/misuse", MISUSE, (CPU, JAX)),
+        *mutants("scaler/persistence", PERSISTENCE, (CPU, JAX)),
+        *mutants("scaler/lossscale", {"other-device-undivided": of_some(of_its_device)}, [JAX]),
+        *mutants("scaler/unscale", {"two-devices-taken": unscaling(each_alone)}, [JAX]),
+        *(each for mutant in alone for each in (every([mutant], JAX) if mutant.name in _ON_JAX else [mutant])),
+    )
+
+
+MUTANTS = _everything()

@@ -1,0 +1,279 @@
+"""Run cases of the suites with and without a mutant: collected once in a process, they run as often as asked.
+
+`python -m tests.faults worker DEVICE` does it for a device that needs a process to itself. It reads lines of
+JSON and answers each by one: a list of `run`, a mutant or "", and cases; of `cases`; or of `refused` and a mutant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from ampcheck.observe.isolation import reset
+from ampcheck.runner.collect import CASE
+from tests.cli_support import LIMIT, ROOT
+from tests.faults import registration, torchscript
+from tests.faults.collecting import OPTIONS, Result, collected
+from tests.faults.mutant import HERE, Mutant
+
+MODULES = {"npy": "numpy_backend"}
+"""The modules of devices that are called otherwise."""
+
+OTHERS = {
+    torchscript.AGREEMENT: torchscript.agreement,
+    registration.REGISTRATION: registration.checks,
+    registration.PREFLIGHT: registration.steps,
+}
+"""What runs the cases of rules that no suite has."""
+_SUITES = ("-c", str(ROOT / "ampcheck/pytest.ini"), f"--rootdir={ROOT}", "-p", "ampcheck.runner.plugin")
+
+_builtins: list[object] = []
+_register = torch.jit._builtins._register_builtin
+
+
+def _register_and_keep(op: object, name: str) -> None:
+    """Keep an op that PyTorch lists by its identity: a custom op ends with its library, and TorchScript would take
+    another object that gets the same identity for it ("builtin cannot be used as a value").
+    """
+    _builtins.append(op)
+    _register(op, name)
+
+
+torch.jit._builtins._register_builtin = _register_and_keep
+
+
+def refused(mutant: Mutant, device: str) -> tuple[int, str]:
+    """Return the exit code of a run under a mutant, and what it said."""
+    out = io.StringIO()
+    options = (*_SUITES, "--no-run-file", *OPTIONS, *chosen([device]), "--rule=downcast", "--op=mm")
+    with mutant.inject(device), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        code = int(pytest.main([str(ROOT / "suites/eager"), *options]))
+    return code, out.getvalue()
+
+
+def chosen(devices: Iterable[str]) -> list[str]:
+    """Return the options that choose devices."""
+    modules = [MODULES.get(name, name) for name in devices if name not in (*HERE, "jax")]
+    return [*(f"--device={name}" for name in devices), *(f"--device-module={name}" for name in modules)]
+
+
+class Suites:
+    """The cases of the suites on some devices, collected in this process and run in it, in any order and again."""
+
+    def __init__(self, devices: Sequence[str], *options: str) -> None:
+        self._results: list[Result] = []
+        arguments = [str(ROOT / "suites"), *_SUITES, "--no-run-file", *chosen(devices), *options]
+        self._config, items = collected(arguments, self)
+        self._items = {item.stash[CASE].key: item for item in items if CASE in item.stash}
+
+    def close(self) -> None:
+        """Let the collected cases go."""
+        self._config._ensure_unconfigure()
+
+    def cases(self) -> dict[str, tuple[str, str]]:
+        """Return the device of each case, and its row in the matrix: its scenario or its rule of ops."""
+        return {key: (item.stash[CASE].device, _row(item)) for key, item in self._items.items()}
+
+    def run(self, keys: Iterable[str]) -> list[Result]:
+        """Return the results of cases now."""
+        self._results = []
+        for item in [self._items[key] for key in keys]:
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
+        return self._results
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if hasattr(report, "ampcheck"):
+            self._results.append(report.ampcheck)
+
+
+def _row(item: pytest.Item) -> str:
+    case = item.stash[CASE]
+    return f"{case.suite}/{case.rule}" + ("" if item.get_closest_marker("op_cases") else f"/{case.op}")
+
+
+class Local:
+    """Run cases in this process."""
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self._devices = devices
+        self._every_run = Suites(devices)
+        self._nightly: dict[str, Suites] = {}
+
+    def run(self, mutant: Mutant | None, device: str, keys: Sequence[str]) -> list[Result]:
+        """Return the results of cases under a mutant, or without one."""
+        run = self._run(device, keys)
+        if mutant is None:
+            return run()
+        with mutant.inject(device):
+            results = run()
+        reset({})  # under a mutant nothing may have been able to
+        return results
+
+    def _run(self, device: str, keys: Sequence[str]) -> Callable[[], list[Result]]:
+        """Return what runs some cases of one rule, which are collected here."""
+        ids = [key.split("/", 2)[2] for key in keys]
+        rule = keys[0].rsplit("/", 1)[0]
+        if rule == torchscript.AGREEMENT:
+            return lambda: torchscript.agreement(device, ids)
+        if rule in (registration.REGISTRATION, registration.PREFLIGHT):
+            return lambda: {registration.REGISTRATION: registration.checks, registration.PREFLIGHT: registration.steps}[
+                rule
+            ](ids)
+        suites = self._of(keys)
+        return lambda: suites.run(keys)
+
+    def cases(self) -> dict[str, tuple[str, str]]:
+        """Return the device and the row of each case of every run."""
+        return self._every_run.cases()
+
+    def _of(self, keys: Sequence[str]) -> Suites:
+        """Return where cases are collected: those that only nightly runs have are so by rule, when they are needed."""
+        if set(keys) <= set(self.cases()):
+            return self._every_run
+        _, rule, _ = keys[0].split("/", 2)
+        if rule not in self._nightly:
+            self._nightly[rule] = Suites(self._devices, "--nightly", f"--rule={rule}")
+        return self._nightly[rule]
+
+    def close(self) -> None:
+        """Let the collected cases go."""
+        for suites in (self._every_run, *self._nightly.values()):
+            suites.close()
+
+
+class Remote:
+    """Run cases of a device in another process, for PrivateUse1 gets its name once in a process."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close
+        folders = (ROOT, ROOT / "tests/backends", ROOT / "tests/backends/register")
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults", "worker", device],
+            cwd=ROOT,
+            env={**env, "JAX_PLATFORMS": "cpu"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        self._cases: dict[str, tuple[str, str]] = {}
+
+    def run(self, mutant: Mutant | None, device: str, keys: Sequence[str]) -> list[Result]:
+        """Run cases as `Local.run` does."""
+        found: list[Result] = self._ask(["run", mutant.name if mutant else "", list(keys)])
+        return found
+
+    def cases(self) -> dict[str, tuple[str, str]]:
+        """Return the cases as `Local.cases` does."""
+        if not self._cases:
+            self._cases = {key: (device, row) for key, (device, row) in self._ask(["cases"]).items()}
+        return self._cases
+
+    def refused(self, mutant: Mutant) -> tuple[int, str]:
+        """Return the exit code of a run under a mutant, and what it said."""
+        code, said = self._ask(["refused", mutant.name])
+        return code, said
+
+    def close(self) -> None:
+        """End the process."""
+        self._child.communicate(timeout=LIMIT)
+        self._errors.close()
+
+    def _ask(self, what: object) -> Any:
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        timer = threading.Timer(LIMIT, self._child.kill)
+        timer.start()
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                print(json.dumps(what), file=self._child.stdin, flush=True)
+            line = self._child.stdout.readline()
+        finally:
+            timer.cancel()
+        if not line:
+            self._errors.seek(0)
+            said = self._errors.read().decode(errors="replace")[-3000:]
+            raise ChildProcessError(f"the process of {self._device} ended with {self._child.wait()}\n{said}")
+        return json.loads(line)
+
+
+class Runners:
+    """What runs the cases of each device, made when the first one is needed."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Local | Remote] = {}
+        self._unharmed: dict[tuple[str, str], Result] = {}
+
+    def of(self, device: str) -> Local | Remote:
+        """Return what runs the cases of a device."""
+        place = "" if device in HERE else device
+        if place not in self._made:
+            self._made[place] = Remote(place) if place else Local(HERE)
+        return self._made[place]
+
+    def run(self, mutant: Mutant | None, device: str, keys: Sequence[str]) -> dict[str, Result]:
+        """Return the result of each of some cases under a mutant; those without one are from their first run."""
+        try:
+            if mutant is not None:
+                return _by_key(self.of(device).run(mutant, device, keys))
+            missing = [key for key in keys if (device, key) not in self._unharmed]
+            if missing:
+                found = _by_key(self.of(device).run(None, device, missing))
+                self._unharmed.update({(device, key): result for key, result in found.items()})
+        except ChildProcessError:
+            self._made.pop(device, None)  # the process ended; the next mutant gets a new one
+            raise
+        return {key: self._unharmed[device, key] for key in keys}
+
+    def again(self, device: str, keys: Sequence[str]) -> dict[str, Result]:
+        """Return the results of cases now, without a mutant."""
+        return _by_key(self.of(device).run(None, device, keys))
+
+    def refused(self, mutant: Mutant, device: str) -> tuple[int, str]:
+        """Return the exit code of a run under a mutant that may end before its first case, and what it said."""
+        runner = self.of(device)
+        assert isinstance(runner, Remote)
+        return runner.refused(mutant)
+
+    def ran(self) -> list[tuple[str, str]]:
+        """Return the device and the key of each case that has run without a mutant."""
+        return list(self._unharmed)
+
+    def close(self) -> None:
+        """End every process, and let the cases of this one go."""
+        for runner in self._made.values():
+            runner.close()
+
+
+def _by_key(results: Iterable[Result]) -> dict[str, Result]:
+    return {f"{result['suite']}/{result['rule']}/{result['id']}": result for result in results}
+
+
+def work(device: str, known: Mapping[str, Mutant]) -> None:
+    """Answer for one device until there is nothing more to read."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # the output of cases is not an answer
+    if device == "jax":
+        import ampcheck.jax_device  # noqa: F401  # makes the device, in this process alone
+    runner = Local((device,))
+    for line in sys.stdin:
+        what, *given = json.loads(line)
+        if what == "run":
+            answer: object = runner.run(known[given[0]] if given[0] else None, device, given[1])
+        else:
+            answer = runner.cases() if what == "cases" else refused(known[given[0]], device)
+        print(json.dumps(answer), file=answers, flush=True)
+    os._exit(0)  # taking a device down takes long, and nothing is left to be written

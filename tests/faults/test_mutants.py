@@ -1,0 +1,148 @@
+"""Each mutant is killed by its own rule, and each scenario and each rule of ops kills a mutant.
+
+The pairs are those of `kills.csv`. Each run tries one of each mutant and a part of the others; a nightly one tries all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from zlib import crc32
+
+import pytest
+
+from ampcheck.runner.record import RED
+from tests.cli_support import ROOT
+from tests.faults import BY_NAME, MUTANTS, matrix
+from tests.faults.backends import BACKENDS, REFUSED, WARNINGS
+from tests.faults.kernels import cache
+from tests.faults.matrix import Kill
+from tests.faults.mutant import CPU, JAX, Mutant
+from tests.faults.suites import Runners
+
+KILLS = matrix.read()
+REPORTS = ROOT / "docs" / "coverage" / "upstream.md"
+OWN = {
+    (kill.mutant, kill.device): kill
+    for kill in reversed(KILLS)
+    if kill.mutant in BY_NAME and kill.rule == BY_NAME[kill.mutant].rule
+}
+"""The quickest kill of each mutant on each device by its own rule."""
+LONG = 3.0
+"""Seconds from which a case waits for the night."""
+PROGRAMS = ("eager", "autograd", "scaler", "jit")
+"""The suites whose red cases come with programs that reproduce them."""
+
+
+@pytest.fixture(scope="module")
+def runners() -> Iterator[Runners]:
+    made = Runners()
+    yield made
+    made.close()
+
+
+def _at_night(kill: Kill) -> bool:
+    """Return whether a kill is tried at night alone: a long one, and most beside that of each mutant's own rule."""
+    share = crc32(f"{kill.mutant} {kill.case}".encode())
+    if kill.when == "night" or kill.seconds >= LONG:
+        return True
+    if kill is OWN.get((kill.mutant, kill.device)):
+        return kill.device == JAX and share % 3 > 0  # compiles for each
+    return share % 16 > 0
+
+
+def _name(kill: Kill) -> str:
+    return f"{kill.mutant}-by-{kill.case.replace('/', '-')}"
+
+
+@pytest.mark.parametrize(
+    "kill", [pytest.param(kill, id=_name(kill), marks=[pytest.mark.nightly] * _at_night(kill)) for kill in KILLS]
+)
+def test_case_kills(kill: Kill, runners: Runners) -> None:
+    without = runners.run(None, kill.device, [kill.case])[kill.case]
+    assert without["status"] not in RED, f"without the mutant it is {without['status']}: {without['message']}"
+    under = runners.run(BY_NAME[kill.mutant], kill.device, [kill.case])[kill.case]
+    assert under["status"] == kill.status, f"{under['status']}: {under['message']}"
+    if kill.case.partition("/")[0] in PROGRAMS and kill.status != "fixed":
+        assert under["message"]
+        assert under["torch"], "nothing reproduces it in plain torch"
+        assert under["pytest"], "no command runs it"
+
+
+def test_every_mutant_is_killed_by_its_rule() -> None:
+    assert {(mutant.name, device) for mutant in MUTANTS for device in mutant.devices} - set(OWN) == set()
+    assert len(BY_NAME) == len(MUTANTS), "two mutants have one name"
+
+
+def test_reports_are_brought_back() -> None:
+    """A mutant that a row of the page on upstream's reports names is killed by a case that the row names."""
+    rows = [
+        line.strip("|").split("|") for line in REPORTS.read_text(encoding="utf-8").splitlines() if line.count("|") == 5
+    ]
+    found = [(row[0].strip(), re.findall(r"`([^`]+)`", row[1]), re.findall(r"`([^`]+)`", row[3])) for row in rows]
+    killed = {(kill.mutant, kill.case.partition("/")[2]) for kill in KILLS}
+    lacking = [
+        f"{report}: {mutant}"
+        for report, globs, mutants in found
+        for mutant in mutants
+        if not any(name == mutant and any(fnmatchcase(case, glob) for glob in globs) for name, case in killed)
+    ]
+    assert lacking == []
+    assert sum(bool(mutants) for _, _, mutants in found) >= 127
+
+
+@pytest.mark.parametrize("device", [CPU, JAX])
+def test_every_scenario_kills_a_mutant(device: str, runners: Runners) -> None:
+    """But those that no device here can run, which mutants cannot tell from others."""
+    cases = runners.of(device).cases()
+    killing = {kill.row for kill in KILLS}
+    others = {name: case for case, (_, name) in cases.items() if name not in killing}
+    results = runners.again(device, list(others.values())) if others else {}
+    assert {case for case, result in results.items() if result["status"] != "unsupported"} == set()
+
+
+@pytest.mark.nightly
+def test_nothing_is_left_behind(runners: Runners) -> None:
+    """The cases that were green before all mutants of this process are so after them."""
+    ran = [case for device, case in runners.ran() if device == CPU]
+    after = runners.again(CPU, ran)
+    assert {case: result["message"] for case, result in after.items() if result["status"] in RED} == {}
+
+
+def test_the_other_cache_is_right(runners: Runners) -> None:
+    """The cache that mutants of rule `cache` get wrong does what is promised as long as none of them does."""
+    right = Mutant("right", "eager/cache", cache())
+    cases = [kill.case for kill in KILLS if kill.mutant.startswith("cache-") and kill.device == CPU]
+    results = runners.run(right, CPU, [case for case in cases if case.startswith("eager/cache/")])
+    # Where PyTorch's own cache deviates this one may be right, which makes the deviation stale.
+    assert {case: r["message"] for case, r in results.items() if r["status"] in {*RED} - {"fixed"}} == {}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mutant", WARNINGS, ids=lambda mutant: mutant.name)
+def test_warnings_turn_nothing_red(mutant: Mutant, backend: str, runners: Runners) -> None:
+    suite, rule = mutant.rule.split("/")
+    cases = matrix.rows(mutant, backend, runners)[f"{suite}/{rule}"][:6]
+    assert {result["status"] for result in runners.run(mutant, backend, cases).values()} == {"pass"}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mutant", REFUSED, ids=lambda mutant: mutant.name)
+def test_a_wrong_declaration_is_refused(mutant: Mutant, backend: str, runners: Runners) -> None:
+    assert runners.refused(mutant, backend)[0] == 2
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_right_kernels_of_a_backend_pass(backend: str, runners: Runners) -> None:
+    """The main samples of all ops, and what a partial list of policies once turned red."""
+    scenarios = ("eager/cache/", "eager/eligibility/every_spelling_of_powers-", "eager/modules/layer-MSELoss-low-")
+    cases = [
+        case
+        for case in runners.of(backend).cases()
+        if case.startswith("eager/") and (("-fp32-fp16-" in case and "+" not in case) or case.startswith(scenarios))
+    ]
+    results = runners.again(backend, cases)
+    assert sum(result["status"] == "pass" for result in results.values()) > 300
+    assert {case: result["message"] for case, result in results.items() if result["status"] in RED} == {}
