@@ -7,31 +7,22 @@ measures which cases notice which mutants. To add one, add it to the module of i
 
 from __future__ import annotations
 
-from tests.faults import (
-    autograd,
-    backends,
-    compilers,
-    kernels,
-    modules,
-    ranks,
-    regions,
-    registration,
-    scaler,
-    state,
-    torchscript,
-)
+from tests.faults import autograd, backends, compilers, gradients, kernels, modules, ranks, regions, scaler, state
+from tests.register import mutants as register
+from tests.torchscript import mutants as torchscript
 
 MUTANTS = (
     *regions.MUTANTS,
     *state.MUTANTS,
     *kernels.MUTANTS,
+    *gradients.MUTANTS,
     *modules.MUTANTS,
     *autograd.MUTANTS,
     *scaler.MUTANTS,
     *compilers.MUTANTS,
     *ranks.MUTANTS,
     *backends.MUTANTS,
-    *registration.MUTANTS,
+    *register.MUTANTS,
     *torchscript.MUTANTS,
 )
 """Every mutant."""

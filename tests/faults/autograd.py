@@ -17,21 +17,9 @@ from torch.nn.utils import parametrizations, parametrize, stateless
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_map
 
-from tests.faults.kernels import cache as another_cache
-from tests.faults.kernels import (
-    cast_again,
-    complex_too,
-    computed,
-    detached,
-    doubled,
-    in_low,
-    kernel,
-    low,
-    low_doubles_too,
-    one_dtype_for_all,
-    passed,
-    wide,
-)
+from tests.faults.gradients import cache as another_cache
+from tests.faults.gradients import cast_again, computed, detached, doubled, one_dtype_for_all, passed
+from tests.faults.kernels import complex_too, in_low, kernel, low, low_doubles_too, wide
 from tests.faults.modules import low as in_regions_low
 from tests.faults.modules import off, outside
 from tests.faults.mutant import (

@@ -32,7 +32,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ampcheck.compilers import kinds
 from ampcheck.observe.recorder import map_tensors, tensors
 from ampcheck.tools.lint import cases, compare
-from tests.faults.kernels import Body, Call, as_given, changed, doubled, in_low, kernel
+from tests.faults.gradients import changed, doubled
+from tests.faults.kernels import Body, Call, as_given, in_low, kernel
 from tests.faults.mutant import CUDA, Inject, both, giving, mutants, on_error, put, wrap
 from tests.faults.regions import CACHE, DTYPE, INCREMENT, IS, SET, SET_CACHE, SET_DTYPE
 

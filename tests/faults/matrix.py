@@ -31,9 +31,9 @@ nothing.
     python -m tests.faults matrix --rule context   # measures a part of the matrix, and prints it
     python -m tests.faults matrix --update         # measures all of it, and writes it to kills.csv and here
 
-Of {mutants} mutants, {rows} scenarios and rules of ops notice some; {kills} pairs were measured. A mutant is tried on
-the rule that it breaks, and on those scenarios of other rules that were once seen to notice it. Each run of the tests
-tries one case for each mutant and some of the other pairs, a nightly one tries all pairs.
+{kills} pairs of {mutants} mutants and {rows} scenarios and rules of ops are known, so far as they were measured: a
+mutant may be noticed by more. Each run of the tests tries one pair of each mutant and some of the others, a nightly
+one tries all.
 
 ## Scenarios and rules of ops
 """

@@ -13,7 +13,7 @@ from torch.distributed import fsdp
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as Replicated
 
-from tests.faults.kernels import doubled
+from tests.faults.gradients import doubled
 from tests.faults.modules import outside
 from tests.faults.mutant import Inject, mutants, put, wrap
 from tests.faults.regions import vaguely

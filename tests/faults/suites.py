@@ -23,9 +23,10 @@ import torch
 from ampcheck.observe.isolation import reset
 from ampcheck.runner.collect import CASE
 from tests.cli_support import LIMIT, ROOT
-from tests.faults import registration, torchscript
 from tests.faults.collecting import OPTIONS, Result, collected
 from tests.faults.mutant import HERE, Mutant
+from tests.register import mutants as registration
+from tests.torchscript import mutants as torchscript
 
 MODULES = {"npy": "numpy_backend"}
 """The modules of devices that are called otherwise."""

@@ -16,7 +16,7 @@ from ampcheck.runner.record import RED
 from tests.cli_support import ROOT
 from tests.faults import BY_NAME, MUTANTS, matrix
 from tests.faults.backends import BACKENDS, REFUSED, WARNINGS
-from tests.faults.kernels import cache
+from tests.faults.gradients import cache
 from tests.faults.matrix import Kill
 from tests.faults.mutant import CPU, JAX, Mutant
 from tests.faults.suites import Runners
