@@ -32,8 +32,8 @@ nothing.
     python -m tests.faults matrix --update         # measures all of it, and writes it to kills.csv and here
 
 {kills} pairs of {mutants} mutants and {rows} scenarios and rules of ops are known, so far as they were measured: a
-mutant may be noticed by more. Each run of the tests tries one pair of each mutant and some of the others, a nightly
-one tries all.
+mutant may be noticed by more. Each run of the tests tries a part of the pairs, one of every other mutant; a nightly one
+tries all.
 
 ## Scenarios and rules of ops
 """
