@@ -616,7 +616,7 @@ LOOPS = {
     "disabled-scales": scaler(scale=scales_by(1 + 2.0**-10)),
     "tracker-not-loaded": scaler(load_state_dict=lambda own, self, saved: own(self, {**saved, "_growth_tracker": 0})),
     "on-cuda-alone": scaler(__init__=on_cuda_alone),
-    "factor-compiled-in": lambda device: handed_out(one_factor),
+    "factor-compiled-in": handed_out(one_factor),
     "sharded-steps-anyway": wrap(ShardedGradScaler, _maybe_opt_step=steps_in_any_case),
 }
 _ON_JAX = (

@@ -124,13 +124,8 @@ class Local:
     def _run(self, device: str, keys: Sequence[str]) -> Callable[[], list[Result]]:
         """Return what runs some cases of one rule, which are collected here."""
         ids = [key.split("/", 2)[2] for key in keys]
-        rule = keys[0].rsplit("/", 1)[0]
-        if rule == torchscript.AGREEMENT:
-            return lambda: torchscript.agreement(device, ids)
-        if rule in (registration.REGISTRATION, registration.PREFLIGHT):
-            return lambda: {registration.REGISTRATION: registration.checks, registration.PREFLIGHT: registration.steps}[
-                rule
-            ](ids)
+        if other := OTHERS.get(keys[0].rsplit("/", 1)[0]):
+            return lambda: other(device, ids)
         suites = self._of(keys)
         return lambda: suites.run(keys)
 
@@ -235,7 +230,7 @@ class Runners:
                 found = _by_key(self.of(device).run(None, device, missing))
                 self._unharmed.update({(device, key): result for key, result in found.items()})
         except ChildProcessError:
-            self._made.pop(device, None)  # the process ended; the next mutant gets a new one
+            self._made.pop(device).close()  # the process ended; the next mutant gets a new one
             raise
         return {key: self._unharmed[device, key] for key in keys}
 
