@@ -169,7 +169,7 @@ class Amp:
 
     def op_info(self, name: str) -> Any:
         """Return an op of PyTorch's own op database; None where this torch has none of the name."""
-        from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
+        from torch.testing._internal.common_methods_invocations import op_db  # noqa: PLC0415  # takes seconds
 
         return next((info for info in op_db if info.full_name == name), None)
 

@@ -21,8 +21,7 @@ pytestmark = pytest.mark.rule("programs")
 DRAWS = {"mixed": programs, "weights": weight_programs}
 
 
-@pytest.mark.parametrize("kind", list(DRAWS))
-@scenario(dtypes="default")
+@scenario(kind=DRAWS, dtypes="default")
 def test_random(amp: DeviceAmp, kind: str, request: pytest.FixtureRequest) -> None:
     """Random programs over this device and a second one (amp.html; the sources are those of ampcheck/spec/state.py)."""
     explorer = RegionExplorer(amp.device, Search.of(request.config.option))
