@@ -111,7 +111,7 @@ SCENARIOS = {
     ),
     "second-entry-disabled": (
         "eager/programs/known-decorated_calls-fp16-cpu",
-        "step 1: state of cpu inside the region is off in fp16 with the cache on, depth 2; expected on in fp16 with "
+        "line 7: state of cpu inside the region is off in fp16 with the cache on, depth 2; expected on in fp16 with "
         "the cache on, depth 2",
     ),
     "deviations-mended": (

@@ -34,7 +34,7 @@ from ampcheck.observe.recorder import map_tensors, tensors
 from ampcheck.tools.lint import cases, compare
 from tests.faults.gradients import changed, doubled
 from tests.faults.kernels import Body, Call, as_given, in_low, kernel
-from tests.faults.mutant import CUDA, Inject, both, giving, mutants, on_error, put, wrap
+from tests.faults.mutant import CUDA, JAX, Inject, both, giving, mutants, on_error, put, wrap
 from tests.faults.regions import CACHE, DTYPE, INCREMENT, IS, SET, SET_CACHE, SET_DTYPE
 
 Function = Callable[..., Any]
@@ -621,13 +621,17 @@ LIMITS = {
 }
 
 
+JITTED = {JAX: "jaxjit"}
+"""The compiler that is replaced on a device where it is not `traced`."""
+
+
 def compiler(change: Callable[[Function], Function]) -> Inject:
     """Make a compiler of a change of functions."""
 
     def make(function: Function, inputs: Sequence[Any]) -> kinds.Compiled:
         return kinds.Compiled(change(function))
 
-    return lambda device: patch.dict(kinds.COMPILERS, {"traced": kinds.Compiler(make)})
+    return lambda device: patch.dict(kinds.COMPILERS, {JITTED.get(device, "traced"): kinds.Compiler(make)})
 
 
 def dropping(some: Callable[[Any], bool] = lambda region: True) -> Callable[[Function], Function]:
