@@ -190,7 +190,9 @@ def uncast_mm(device: str) -> Iterator[None]:
 
 LACKING = {
     "without-autocast": without_autocast,
-    "only-fp16": lambda device: patch.object(torch.npy, "get_amp_supported_dtype", lambda: [torch.float16]),
+    "only-fp16": lambda device: patch.object(
+        torch.npy, "get_amp_supported_dtype", lambda: [torch.float16], create=True
+    ),
     "uncast-mm": uncast_mm,
     "no-scaler-kernels": refused("_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_"),
     "no-generator": refused("uniform_"),
