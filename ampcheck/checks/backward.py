@@ -20,7 +20,7 @@ from ampcheck.checks.base import Check, carrying
 from ampcheck.checks.call import CallPlan, because, plan
 from ampcheck.checks.comparisons import changed, far, same_bits, same_error, wrong_anyway
 from ampcheck.checks.forward import require_inputs
-from ampcheck.checks.program import call_blocks, cast_blocks, made_tensors, region, report, written
+from ampcheck.checks.program import PlainProgram, cast_blocks, region
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.virtual import graphs
@@ -111,10 +111,8 @@ class BackwardCheck(Check):
                 differences = _values(todo, device, places, got, want)
             return differences or backward_kernels(got.kernels, want.kernels, todo.name, why)
 
-    def program(
-        self, case: Case, device: Device, message: str = "", modules: Sequence[str] = (), *, ran: bool = True
-    ) -> str:
-        return backward_program(case, device, message, modules, ran=ran)
+    def write(self, case: Case, device: Device, message: str, modules: Sequence[str], *, ran: bool) -> str:
+        return BackwardProgram(case, device, ran=ran).written(message, modules, ran=ran)
 
 
 def why_back(rule: str) -> str:
@@ -409,80 +407,90 @@ def _hosted(done: Pass, device: Device) -> dict[int, torch.Tensor]:
     return {place: device.host(gradient) for place, gradient in done.gradients().items()}
 
 
-def backward_program(case: Case, device: Device, message: str, modules: Sequence[str], *, ran: bool) -> str:
-    """Write a gradient case as plain torch; see `ampcheck.checks.base.Check.program`."""
-    todo, why = planned(case, device), why_back(case.rule)
-    name = todo.name
-    needed, made = made_tensors(todo, device)
-    blocks = [*call_blocks(todo, made), *cast_blocks(todo, case.rule)]
-    call = "reference" if len(blocks) > 3 else "call"
-    with device.activate():
-        places = differentiable(todo, device) if ran else [n for n, leaf in enumerate(todo.given) if leaf.eligible]
-    options = "" if device.has_values else ", snapshot=None"
-    if not device.has_values and device.name.startswith("virtual:"):
-        needed += [graphs.allow, graphs.backward]
-        blocks.append(f"allow({device.type!r})")
-        options += ", backward=backward"
-    inside = region(device, case.amp)
-    needed += [run_passes, report, nullcontext]
-    passes = f"got = run_passes(call, inputs(), {places}, {inside}{options})"
-    if not ran:
-        return written(device, modules, needed, [*blocks, f"{passes}\nprint(got)"])
-    blocks.append(f"""\
-{passes}
-want = run_passes(lambda *given: {call}(*cast(given)), inputs(), {places}, nullcontext(){options})
-a, b = (dict(done.gradients()) for done in (got, want))""")
-    hosted = "a, b = ({place: x.detach().cpu() for place, x in side.items()} for side in (a, b))"
+class BackwardProgram(PlainProgram):
+    """A gradient case as plain torch: both passes, beside explicit casts in the graph."""
 
-    def say(what: str, found: str) -> str:
-        return f"report({what!r}, {found})"
-
-    if "raised" in message:
-        needed += [same_error, raises_in_a_pass]
-        found = f"same_error(got.error, want.error, {name!r})"
-        blocks.append(say("what was raised", f"{found} or [raises_in_a_pass(x, {name!r}) for x in [got.error] if x]"))
-        return written(device, modules, needed, blocks)
-    if "has no gradient on" in message:
-        told = NO_GRADIENT.format(name=name, device=device.name)
-        blocks.append(say("whether there is a gradient", f"[{told!r}] * (not a and not b)"))
-    elif "holds other values after the backward pass" in message:
-        found = f"[{SPOILED!r}.format(place=place, name={name!r}) for place in want.written]"
-        blocks.append(say("whether outputs are only read", found))
-    elif "float64" in message:
-        needed += [gradient_accuracy, wrong_anyway, mover, moved_by]
-        filled = ", dtype=torch.float64" if call == "reference" else ""
-        blocks[-1] += f"\n{hosted}"
+    def __init__(self, case: Case, device: Device, *, ran: bool) -> None:
+        todo = planned(case, device)
+        super().__init__(device, todo)
         with device.activate():
-            narrow = narrowest(todo, run(todo, device, places, forward_only=True).dtypes())
-        blocks.append(f"""\
+            asked = differentiable(todo, device) if ran else None
+        self.places = [n for n, leaf in enumerate(todo.given) if leaf.eligible] if asked is None else asked
+        self.options = "" if device.has_values else ", snapshot=None"
+        self.rule = case.rule
+        self.add([run_passes, nullcontext], *cast_blocks(todo, case.rule))
+        if not device.has_values and device.name.startswith("virtual:"):
+            self.add([graphs.allow, graphs.backward], f"allow({device.type!r})")
+            self.options += ", backward=backward"
+        self.first = f"got = run_passes(call, inputs(), {self.places}, {region(device, case.amp)}{self.options})"
+
+    def written(self, message: str, modules: Sequence[str], *, ran: bool) -> str:
+        """Return the program; see `Check.program`."""
+        if not ran:
+            self.add([], f"{self.first}\nprint(got)")
+            return self.text(modules)
+        call = f"lambda *given: {self.reference}(*cast(given))"
+        self.add(
+            [],
+            f"{self.first}\n"
+            f"want = run_passes({call}, inputs(), {self.places}, nullcontext(){self.options})\n"
+            "a, b = (dict(done.gradients()) for done in (got, want))",
+        )
+        name = self.todo.name
+        if "raised" in message:
+            found = f"same_error(got.error, want.error, {name!r})"
+            anyway = f"[raises_in_a_pass(x, {name!r}) for x in [got.error] if x]"
+            self.add([same_error, raises_in_a_pass], self.say("what was raised", f"{found} or {anyway}"))
+        elif "has no gradient on" in message:
+            told = NO_GRADIENT.format(name=name, device=self.device.name)
+            self.add([], self.say("whether there is a gradient", f"[{told!r}] * (not a and not b)"))
+        elif "holds other values after the backward pass" in message:
+            found = f"[{SPOILED!r}.format(place=place, name={name!r}) for place in want.written]"
+            self.add([], self.say("whether outputs are only read", found))
+        elif "float64" in message:
+            self._accuracy()
+        else:
+            self._compared(message)
+        return self.text(modules)
+
+    def _host(self) -> None:
+        self.blocks[-1] += "\na, b = ({place: x.detach().cpu() for place, x in side.items()} for side in (a, b))"
+
+    def _accuracy(self) -> None:
+        """Write the distance from the float64 gradients."""
+        filled = ", dtype=torch.float64" if self.reference == "reference" else ""
+        call = f"lambda *given: {self.reference}(*given{filled})"
+        with self.device.activate():
+            outputs = run(self.todo, self.device, self.places, forward_only=True).dtypes()
+        given = f"exact, {narrowest(self.todo, outputs)}, {self.todo.name!r}"
+        self._host()
+        self.add(
+            [gradient_accuracy, wrong_anyway, mover, moved_by],
+            f"""\
 def exact(draw=None):  # on the CPU in float64, of inputs that are half a rounding off if there is a draw
     given = [x.to(torch.float64) if x.is_floating_point() else x for x in cast(x.cpu() for x in inputs())]
-    given = given if draw is None else list(map(mover({todo.narrowest}, draw), given))
+    given = given if draw is None else list(map(mover({self.todo.narrowest}, draw), given))
     weights = [x.dtype for x in want.outputs]
-    done = run_passes(lambda *given: {call}(*given{filled}), given, {places}, nullcontext(), weights=weights)
-    return done.gradients()
+    return run_passes({call}, given, {self.places}, nullcontext(), weights=weights).gradients()
 
 in_float64 = exact()
 moved = moved_by(lambda draw: list(exact(draw).values()), list(in_float64.values()))
 exact = {{place: (x, far) for (place, x), far in zip(in_float64.items(), moved)}}
-wrong, outside = (gradient_accuracy(side, exact, {narrow}, {name!r}) for side in (a, b))
-{say("the distance from the float64 gradients", "wrong_anyway(wrong, outside)")}""")
-    else:
-        needed += [output_grads, gradient_dtypes, backward_kernels]
-        lines = [
-            say("outputs that require grad", f"output_grads(got.outputs, want.outputs, {name!r}, {why!r})"),
-            say("dtypes of the gradients", f"gradient_dtypes(got.leaves, a, b, {name!r}, {why!r})"),
-        ]
-        if (
-            device.has_values
-            and todo.op.values != "none"
-            and (not message or "same bits" in message or "shape" in message)
-        ):
-            needed.append(gradient_bits)
-            lines += [hosted, say("bits of the gradients", f"gradient_bits(a, b, {{}}, {name!r})")]
+wrong, outside = (gradient_accuracy(side, {given}) for side in (a, b))
+{self.say("the distance from the float64 gradients", "wrong_anyway(wrong, outside)")}""",
+        )
+
+    def _compared(self, message: str) -> None:
+        """Write the comparison with explicit casts: dtypes, bits, and what the kernels received."""
+        end = f"{self.todo.name!r}, {why_back(self.rule)!r})"
+        grads = self.say("outputs that require grad", f"output_grads(got.outputs, want.outputs, {end}")
+        dtypes = self.say("dtypes of the gradients", f"gradient_dtypes(got.leaves, a, b, {end}")
+        self.add([output_grads, gradient_dtypes], f"{grads}\n{dtypes}")
+        has_bits = self.device.has_values and self.todo.op.values != "none"
+        if has_bits and (not message or "same bits" in message or "shape" in message):
+            self._host()
+            bits = f"gradient_bits(a, b, {{}}, {self.todo.name!r})"
+            self.add([gradient_bits], self.say("bits of the gradients", bits))
         if not message or "the backward pass of" in message:
-            lines.append(
-                say("kernels of the backward pass", f"backward_kernels(got.kernels, want.kernels, {name!r}, {why!r})")
-            )
-        blocks.append("\n".join(lines))
-    return written(device, modules, needed, blocks)
+            found = f"backward_kernels(got.kernels, want.kernels, {end}"
+            self.add([backward_kernels], self.say("kernels of the backward pass", found))

@@ -14,7 +14,7 @@ from ampcheck.checks.base import Check, carrying
 from ampcheck.checks.call import CallPlan, plan
 from ampcheck.checks.comparisons import output_dtypes
 from ampcheck.checks.forward import judge_raise, run_reference
-from ampcheck.checks.program import call_blocks, made_tensors, region, report, written
+from ampcheck.checks.program import PlainProgram, region
 from ampcheck.compilers import source
 from ampcheck.compilers.kinds import COMPILERS, Compiler, Everything, quiet, source_of_making
 from ampcheck.devices.base import Device
@@ -59,10 +59,8 @@ class CompiledCheck(Check):
                 raise Unsupported(f"torch {torch.__version__} has no aten::{case.op}")
             return Parity(case, device, compiler).differences()
 
-    def program(
-        self, case: Case, device: Device, message: str = "", modules: Sequence[str] = (), *, ran: bool = True
-    ) -> str:
-        return compiled_program(case, device, message, modules, ran=ran)
+    def write(self, case: Case, device: Device, message: str, modules: Sequence[str], *, ran: bool) -> str:
+        return CompiledProgram(case, device).written(message, modules, ran=ran)
 
 
 @contextmanager
@@ -285,74 +283,81 @@ def same_kernels(seen: Observation, eager: Observation, overload: str, name: str
     return []
 
 
-def compiled_program(
-    case: Case,
-    device: Device,
-    message: str,
-    modules: Sequence[str],
-    *,
-    ran: bool,
-    mode: str = "",
-    layout: layouts.Layout | None = None,
-) -> str:
-    """Write a compiled op case as plain torch; see `ampcheck.checks.base.Check.program`.
+class CompiledProgram(PlainProgram):
+    """A compiled op case as plain torch: the program compiled, beside itself in eager mode.
 
     `mode`, `layout`: of a sweep, the gradient mode and what lays out each floating input.
     """
-    todo = plan(replace(case, sample=""), device)
-    needed, made = made_tensors(todo, device, layout)
-    name, compiler = f"{case.compiler}: aten::{case.op}", COMPILERS[case.compiler]
-    blocks = [call_blocks(todo, made)[0], source.text(case, device, todo.sample).rstrip()]
-    eager = "program"
-    if case.compiler == "script":  # in Python, a name without the overload may find another one
-        eager = "eager"
-        text = source.text(replace(case, compiler=""), device, todo.sample)
-        blocks.append(text.replace("def program", "def eager").rstrip())
-    around = region(device, case.amp) if case.sample == AROUND else "nullcontext()"
-    grads = mode == "grad" if mode else compiler.grads and device.has_values
-    modes = {"no_grad": "torch.no_grad()", "inference": "torch.inference_mode()"}
-    how, expression = source_of_making(case.compiler, "program", "inputs()")
-    blocks.append(
-        "def run(call, grads):\n"
-        f"    leaves = lambda: leaves_of(inputs(), grads{' or True' * (mode == 'no_grad')})\n"
-        f"    return run_program(call, leaves, {modes.get(mode, 'nullcontext()')}, {around}, {device.type!r}, grads)"
-    )
-    needed += [nullcontext, how, run_program, leaves_of, refusal, compare_programs, report]
-    make = f"with {around}:\n        compiled = {expression}"
-    if not ran:
-        blocks.append(f"if True:\n    {make}\nprint(run(compiled.call, {grads}))")
-        return written(device, modules, needed, blocks)
-    lines = [
-        f"want = run({eager}, {grads})",
-        *([f"if want.error:\n    want = run({eager}, False)"] if grads else []),
-        "try:",
-        f"    {make}",
-        "except Exception as error:",
-        f'    report("compiling", refusal(error, want.error, {name!r}))',
-        "    raise SystemExit",
-        'for turn in ("first", "second"):',
-        f"    got = run(compiled.call, {grads}{' and not want.error' * grads})",
-        f"    found = compare_programs(got, want, {name!r})",
-    ]
-    if device.has_values and todo.op.values != "none":
-        needed += [within, rounding_bound]
-        given = f"{kernel_dtypes(todo)}, {compiler.roundings}, {compiler.in_float32}"
-        lines += [
-            "    both = lambda *lists: [pair for pair in zip(*lists) if pair[0] is not None and pair[1] is not None]",
-            "    hosts = lambda *lists: [(a.detach().cpu(), b.detach().cpu()) for a, b in both(*lists)]",
-            f"    near = lambda want: rounding_bound(want, {given})",
-            f'    found = found or within("output", hosts(got.outputs, want.outputs), near, {name!r})',
-        ]
-        if todo.op.values == "exact" and grads:
-            lines.append(f'    found = found or within("gradient", hosts(got.grads, want.grads), near, {name!r})')
-    lines.append('    report(f"the {turn} call", found)')
-    if not message or "the kernel of" in message or "ran with dtype=" in message:
-        needed += [observe, same_kernels, Everything]
-        lines.append(f"""\
+
+    def __init__(self, case: Case, device: Device, mode: str = "", layout: layouts.Layout | None = None) -> None:
+        super().__init__(device, plan(replace(case, sample=""), device), layout)
+        self.case, self.compiler, self.name = case, COMPILERS[case.compiler], f"{case.compiler}: aten::{case.op}"
+        self.blocks[1] = source.text(case, device, self.todo.sample).rstrip()
+        self.eager = "program"
+        if case.compiler == "script":  # in Python, a name without the overload may find another one
+            self.eager = "eager"
+            text = source.text(replace(case, compiler=""), device, self.todo.sample)
+            self.add([], text.replace("def program", "def eager").rstrip())
+        self.around = region(device, case.amp) if case.sample == AROUND else "nullcontext()"
+        self.grads = mode == "grad" if mode else self.compiler.grads and device.has_values
+        modes = {"no_grad": "torch.no_grad()", "inference": "torch.inference_mode()"}
+        entered = f"{modes.get(mode, 'nullcontext()')}, {self.around}, {device.type!r}"
+        how, expression = source_of_making(case.compiler, "program", "inputs()")
+        self.make = f"with {self.around}:\n        compiled = {expression}"
+        self.add(
+            [nullcontext, how, run_program, leaves_of],
+            "def run(call, grads):\n"
+            f"    leaves = lambda: leaves_of(inputs(), grads{' or True' * (mode == 'no_grad')})\n"
+            f"    return run_program(call, leaves, {entered}, grads)",
+        )
+
+    def written(self, message: str, modules: Sequence[str], *, ran: bool) -> str:
+        """Return the program; see `Check.program`."""
+        if not ran:
+            self.add([], f"if True:\n    {self.make}\nprint(run(compiled.call, {self.grads}))")
+            return self.text(modules)
+        again = f"if want.error:\n    want = run({self.eager}, False)\n" * self.grads
+        self.add(
+            [refusal, compare_programs],
+            f"""\
+want = run({self.eager}, {self.grads})
+{again}try:
+    {self.make}
+except Exception as error:
+    report("compiling", refusal(error, want.error, {self.name!r}))
+    raise SystemExit
+for turn in ("first", "second"):
+    got = run(compiled.call, {self.grads}{" and not want.error" * self.grads})
+    found = compare_programs(got, want, {self.name!r})
+{self._values()}    report(f"the {{turn}} call", found)""",
+        )
+        if not message or "the kernel of" in message or "ran with dtype=" in message:
+            found = f"same_kernels(seen, eagerly, {self.todo.expected.overload!r}, {self.name!r})"
+            self.add(
+                [observe, same_kernels, Everything],
+                f"""\
 if compiled.observe and not want.error:
-    watch = lambda call, inputs: observe(call, {device.type!r}, Everything(), inputs)
+    watch = lambda call, inputs: observe(call, {self.device.type!r}, Everything(), inputs)
     given = inputs()
-    with {around}:
-        seen, eagerly = compiled.observe(watch, inputs()), watch(lambda: {eager}(*given), given)
-    report("what the kernel received", same_kernels(seen, eagerly, {todo.expected.overload!r}, {name!r}))""")
-    return written(device, modules, needed, [*blocks, "\n".join(lines)])
+    with {self.around}:
+        seen, eagerly = compiled.observe(watch, inputs()), watch(lambda: {self.eager}(*given), given)
+    {self.say("what the kernel received", found)}""",
+            )
+        return self.text(modules)
+
+    def _values(self) -> str:
+        """Return the lines that compare values, where there are some that can be compared."""
+        if not self.device.has_values or self.todo.op.values == "none":
+            return ""
+        self.needed += [within, rounding_bound]
+        given = f"{kernel_dtypes(self.todo)}, {self.compiler.roundings}, {self.compiler.in_float32}"
+        kinds = {"output": "outputs", "gradient": "grads"}
+        return f"""\
+    both = lambda *lists: [pair for pair in zip(*lists) if pair[0] is not None and pair[1] is not None]
+    hosts = lambda *lists: [(a.detach().cpu(), b.detach().cpu()) for a, b in both(*lists)]
+    near = lambda want: rounding_bound(want, {given})
+""" + "".join(
+            f'    found = found or within("{what}", hosts(got.{name}, want.{name}), near, {self.name!r})\n'
+            for what, name in kinds.items()
+            if what == "output" or (self.todo.op.values == "exact" and self.grads)
+        )

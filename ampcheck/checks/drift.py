@@ -13,7 +13,7 @@ from ampcheck.checks.call import plan
 from ampcheck.checks.cases import assignments, floating_count
 from ampcheck.checks.comparisons import kernel, refused, untouched_dtype
 from ampcheck.checks.forward import watch
-from ampcheck.checks.program import call_blocks, made_tensors, preamble, region, report, written
+from ampcheck.checks.program import Needed, PlainProgram, preamble, region, written
 from ampcheck.devices.base import Device
 from ampcheck.errors import Unsupported
 from ampcheck.observe.recorder import Observation, observe
@@ -46,23 +46,20 @@ class DriftCheck(Check):
                 possible = [policy for policy in possible if _explains(single, device, policy)]
         return [] if possible else [_none_explains(case, device)]
 
-    def program(
-        self, case: Case, device: Device, message: str = "", modules: Sequence[str] = (), *, ran: bool = True
-    ) -> str:
+    def write(self, case: Case, device: Device, message: str, modules: Sequence[str], *, ran: bool) -> str:
         if case.op not in samples.catalogue():
             lines = [*preamble(device, modules), f"# aten::{case.op} has no samples, so that there is nothing to call."]
             return "\n".join([*lines, f"with {region(device, case.amp)}:", "    pass"])
-        rows, needed = [], []
-        for single in _singles(case):
-            todo = plan(single, device)
-            functions, made = made_tensors(todo, device)
-            needed += functions
-            wanted = {policy: _promised(single, device, policy) for policy in _known(case)}
-            rows.append(f"    ([{', '.join(made)}], {wanted!r}),")
-        call = call_blocks(todo, made)[1]
+        plain = [PlainProgram(device, plan(single, device, "fallthrough")) for single in _singles(case)]
         run = f"with {region(device, case.amp)}:\n        "
         if not ran:
-            return written(device, modules, needed, [call, f"{run.strip()}\n    print(call({', '.join(made)}))"])
+            plain[0].add([], f"{run.strip()}\n    print(call(*inputs()))")
+            return plain[0].text(modules)
+        rows = []
+        for single, one in zip(_singles(case), plain, strict=True):
+            wanted = {policy: _promised(single, device, policy) for policy in _known(case)}
+            rows.append(f"    ([{', '.join(one.made)}], {wanted!r}),")
+        needed: list[Needed] = [observe, explains, *(function for one in plain for function in one.needed)]
         cases = "\n".join(["CASES = [  # the tensors of a call, and what each policy promises of it", *rows, "]"])
         loop = f"""\
 possible = {_known(case)!r}
@@ -70,7 +67,7 @@ for given, wanted in CASES:
     {run}seen = observe(lambda: call(*given), {device.type!r}, [{case.op!r}], given)
     possible = [policy for policy in possible if explains(seen, policy, *wanted[policy])]
 report("whether it does what one policy says", [{_none_explains(case, device)!r}] * (not possible))"""
-        return written(device, modules, [*needed, observe, explains, report], [call, cases, loop])
+        return written(device, modules, needed, [plain[0].blocks[1], cases, loop])
 
 
 def _singles(case: Case) -> list[Case]:

@@ -14,15 +14,12 @@ from ampcheck.checks.base import Check, carrying
 from ampcheck.checks.call import CallPlan, because, plan
 from ampcheck.checks.program import (
     Needed,
-    call_blocks,
+    PlainProgram,
     cast_blocks,
     cast_expression,
-    made_tensors,
     overload_path,
     reference_blocks,
     region,
-    report,
-    written,
     written_call,
 )
 from ampcheck.checks.reference import Reference, raised_by_cpu, reference
@@ -63,10 +60,7 @@ class ForwardCheck(Check):
         return case.op in catalogue() and not case.compiler and case.suite != "autograd" and case.rule != "drift"
 
     def describe(self, case: Case) -> str:
-        return (
-            f"In a region of {case.amp}, the kernel of aten::{case.op} receives what the rule {case.rule} says, and "
-            "what comes out has the dtypes and the bits of the same call on explicitly cast inputs, and is right."
-        )
+        return f"aten::{case.op} in a region of {case.amp}, by the {because(case.rule)}."
 
     def run(self, case: Case, device: Device) -> list[str]:
         with device.activate():
@@ -95,9 +89,7 @@ class ForwardCheck(Check):
                 return []
             return _results(case, device, todo) or _forms(case, device, todo)
 
-    def program(
-        self, case: Case, device: Device, message: str = "", modules: Sequence[str] = (), *, ran: bool = True
-    ) -> str:
+    def write(self, case: Case, device: Device, message: str, modules: Sequence[str], *, ran: bool) -> str:
         return ForwardProgram(case, device, message).written(modules, ran=ran)
 
 
@@ -412,36 +404,24 @@ _OF_KERNELS = re.compile(
 """How the differences read that only a recorder shows."""
 
 
-class ForwardProgram:
-    """An op case as plain torch: its call in a region, and the comparison that found its differences.
-
-    `layout`: lays out each floating input, for a sweep.
-    """
+class ForwardProgram(PlainProgram):
+    """An op case as plain torch: its call in a region, and the comparison that found its differences."""
 
     def __init__(self, case: Case, device: Device, message: str, layout: Callable[..., object] | None = None) -> None:
-        self.case, self.device, self.message = case, device, message
+        self.case, self.message = case, message
         self.form = next((form for form in FORMS if f"on {form} inputs" in message), "")
         planned = plan(case, device)
-        self.todo = (in_layout(planned, self.form) if self.form else None) or planned
-        self.needed, self.made = made_tensors(self.todo, device, layout)
-        self.blocks = call_blocks(self.todo, self.made)
+        super().__init__(device, (in_layout(planned, self.form) if self.form else None) or planned, layout)
         self.region = region(device, case.amp)
-        filled = self.todo.sample.call == "aten" and self.todo.expected.dtype_kwarg
-        self.reference = "reference" if filled else "call"
 
     def written(self, modules: Sequence[str], *, ran: bool) -> str:
         """Return the program; see `Check.program`."""
         if not ran:
-            self._add([], f"with {self.region}:\n    print(call(*inputs()))")
+            self.add([], f"with {self.region}:\n    print(call(*inputs()))")
         else:
-            self.needed.append(report)
             for compare in self._comparisons():
                 compare()
-        return written(self.device, modules, self.needed, self.blocks)
-
-    def _add(self, needed: Sequence[Needed], *blocks: str) -> None:
-        self.needed += needed
-        self.blocks += blocks
+        return self.text(modules)
 
     def _comparisons(self) -> list[Callable[[], None]]:
         """Return what writes the comparisons that found the differences of the message; of "" the usual ones."""
@@ -472,10 +452,8 @@ class ForwardProgram:
             return self._received
         return self._never_ran if re.search("never ran|before its kernel ran", self.message) else None
 
-    def _say(self, what: str, found: str) -> str:
-        """Return the line that reports differences, which an expression gives."""
-        named = f'[f"on {self.form} inputs: {{text}}" for text in {found}]' if self.form else found
-        return f"report({what!r}, {named})"
+    def say(self, what: str, found: str) -> str:
+        return super().say(what, f'[f"on {self.form} inputs: {{text}}" for text in {found}]' if self.form else found)
 
     # What the recorder shows.
 
@@ -484,9 +462,11 @@ class ForwardProgram:
         want, rule = self.todo.expected, because(self.case.rule)
         flat = all(isinstance(value, TensorArg) for value in self.todo.sample.args) and not self.todo.sample.kwargs
         given = "args" if flat else "tensors((args, kwargs))"
+        wanted = f"{self.todo.given_dtypes}, seen, {list(want.leaves)}"
+        found = f"received({wanted}, 'aten::{want.overload}', {rule!r})"
         names = source.names(self.todo.sample)
         self.blocks = ["\n".join(f"{name} = {text}" for name, text in zip(names, self.made, strict=True))]
-        self._add(
+        self.add(
             [AutoDispatchBelowAutograd, Recorder, comparisons.received, name_of, *([] if flat else [tensors])],
             f"""\
 seen = []
@@ -498,13 +478,12 @@ def run(func, args, kwargs):
             f"""\
 with {self.region}, _AutoDispatchBelowAutograd(), Recorder(run):
     {written_call(self.todo)}
-found = received({self.todo.given_dtypes}, seen, {list(want.leaves)}, "aten::{want.overload}", {rule!r})
-{self._say("what the kernel received", "found")}""",
+{self.say("what the kernel received", found)}""",
         )
 
     def _never_ran(self) -> None:
         want, rule = self.todo.expected, because(self.case.rule)
-        self._add(
+        self.add(
             [AutoDispatchBelowAutograd, Recorder, comparisons.never_ran, overload_name, attempt],
             """\
 ran = []
@@ -516,7 +495,7 @@ def run(func, args, kwargs):
 with {self.region}, _AutoDispatchBelowAutograd(), Recorder(run):
     _, error = attempt(lambda: call(*inputs()))
 found = [] if {want.overload!r} in ran else never_ran({want.overload!r}, ran, error, {rule!r})
-{self._say("whether the kernel ran", "found")}""",
+{self.say("whether the kernel ran", "found")}""",
         )
 
     def _observed(self, listed: Sequence[str], call: str = "call(*given)", *, inside: bool = True) -> str:
@@ -537,7 +516,7 @@ found = [] if {want.overload!r} in ran else never_ran({want.overload!r}, ran, er
         if want.dtype_kwarg is None and self.case.rule in ("optdtype", "append"):
             self.needed.append(comparisons.untouched_dtype)
             lines.append(f"found += untouched_dtype(seen, {want.overload!r}, {self.todo.dtype_given!r}, {rule!r})")
-        self._add([], "\n".join([*lines, self._say("what the kernel received", "found")]))
+        self.add([], "\n".join([*lines, self.say("what the kernel received", "found")]))
 
     def _parts(self) -> None:
         if f"of aten::{self.case.op} " in self.message:
@@ -548,7 +527,7 @@ found = [] if {want.overload!r} in ran else never_ran({want.overload!r}, ran, er
         listed = sorted({name.removeprefix("aten::") for _, name, _ in expected})
         rows = "".join(f"    {row!r},\n" for row in expected)
         nothing = comparisons.NOTHING_RAN.format(name=f"aten::{self.case.op}")
-        self._add(
+        self.add(
             [comparisons.received],
             f"EXPECTED = [\n{rows}]  # what each op with a policy must receive" if rows else "EXPECTED = []",
             f"""\
@@ -558,25 +537,25 @@ report("whether a kernel ran", [{nothing!r}] * (not seen.kernels and not seen.er
 listed = [kernel for kernel in seen.kernels if kernel.overload in {listed!r}]
 for kernel, wanted in zip(listed, EXPECTED):
     leaves = [leaf.given for leaf in kernel.leaves], [leaf.got for leaf in kernel.leaves]
-    {self._say("what a listed op received", "received(*leaves, *wanted)")}""",
+    {self.say("what a listed op received", "received(*leaves, *wanted)")}""",
         )
 
     # What comes out.
 
     def _refused(self) -> None:
         refused = f"refused(error, {self.case.op!r}, {self.todo.expected.error!r}, {because(self.case.rule)!r})"
-        self._add(
+        self.add(
             [attempt, comparisons.refused],
             f"with {self.region}:\n    _, error = attempt(lambda: call(*inputs()))\n"
-            + self._say("what was raised", refused),
+            + self.say("what was raised", refused),
         )
 
     def _unmade(self) -> None:
-        self._add(
+        self.add(
             [attempt, one_line],
             f"_, error = attempt(inputs)\n"
             f"told = {comparisons.NO_INPUTS!r}.format(name={self.todo.name!r}, device={self.device.name!r}, "
-            "error=one_line(error))\n" + self._say("whether the inputs can be made", "[told] * (error is not None)"),
+            "error=one_line(error))\n" + self.say("whether the inputs can be made", "[told] * (error is not None)"),
         )
 
     def _outputs(self, call: str) -> str:
@@ -624,35 +603,35 @@ want = {self._outputs(cast)}{rule}"""
         if "raises that without autocast" in self.message:
             found += f" or [raises_anyway(x, {name!r}) for x in [error] if x]"
             self.needed.append(comparisons.raises_anyway)
-        self._add([comparisons.same_error], f"{run}\n{self._say('what was raised', found)}")
+        self.add([comparisons.same_error], f"{run}\n{self.say('what was raised', found)}")
 
     def _dtypes(self) -> None:
         found = f"output_dtypes(got, [name_of(x.dtype) for x in want], {self.todo.name!r})"
         run = self._run()
-        self._add([comparisons.output_dtypes, name_of], f"{run}\n{self._say('the dtypes of the outputs', found)}")
+        self.add([comparisons.output_dtypes, name_of], f"{run}\n{self.say('the dtypes of the outputs', found)}")
 
     def _bits(self) -> None:
         run = [] if "\nwant = " in self.blocks[-1] else [self._run()]
         got, want = ("[x.detach().cpu() for x in got]", "[x.detach().cpu() for x in want]")
-        line = self._say("the bits of the outputs", f"bitwise({got}, {want}, {self.todo.name!r})")
+        line = self.say("the bits of the outputs", f"bitwise({got}, {want}, {self.todo.name!r})")
         if tensors in self.needed:
-            self._add([comparisons.bitwise], "\n".join([*run, line]))
+            self.add([comparisons.bitwise], "\n".join([*run, line]))
         else:  # there is one output
             pair = "got[0].detach().cpu(), want[0].detach().cpu()"
-            line = self._say("the bits of the output", f"same_bits({pair}, 'output 0 of {self.todo.name}')")
-            self._add([comparisons.same_bits], "\n".join([*run, line]))
+            line = self.say("the bits of the output", f"same_bits({pair}, 'output 0 of {self.todo.name}')")
+            self.add([comparisons.same_bits], "\n".join([*run, line]))
 
     def _unsteady(self) -> None:
         self.blocks += cast_blocks(self.todo, self.case.rule)
         again = f"[x.detach().cpu() for x in {self._outputs(f'{self.reference}(*cast(inputs()))')}]"
         told = comparisons.UNSTEADY.format(name=self.todo.name)
         found = f"[{told!r}] * bool(bitwise(first, second, {self.todo.name!r}))"
-        line = self._say("whether equal calls give the same bits", found)
-        self._add([comparisons.bitwise], f"first = {again}\nsecond = {again}\n{line}")
+        line = self.say("whether equal calls give the same bits", found)
+        self.add([comparisons.bitwise], f"first = {again}\nsecond = {again}\n{line}")
 
     def _overwritten(self) -> None:
         found = f"[{comparisons.OVERWRITTEN!r}.format(place=x, name={self.todo.name!r}) for x in changed(now, then)]"
-        self._add(
+        self.add(
             [comparisons.changed],
             f"""\
 with {self.region}:
@@ -662,7 +641,7 @@ for factor in range(2, 6):
     with {self.region}:
         call(*(x * factor if x.is_floating_point() else x for x in inputs()))
 now = [x.detach().cpu() for x in first]
-{self._say("whether the outputs are the call's own", found)}""",
+{self.say("whether the outputs are the call's own", found)}""",
         )
 
     def _wrong(self, what: str, needed: Sequence[Needed], found: str) -> None:
@@ -670,10 +649,10 @@ now = [x.detach().cpu() for x in first]
         run = self._run(inputs=True)
         body = f"    return [text for place, x in enumerate(got) for text in {found}]"
         both = "wrong_anyway(wrong(got, given), wrong(want, cast_inputs))"
-        self._add(
+        self.add(
             [*needed, comparisons.wrong_anyway],
             f"def wrong(got, given):\n{body}",
-            f"{run}\n{self._say(what, both)}",
+            f"{run}\n{self.say(what, both)}",
         )
 
     def _strides(self) -> None:
@@ -703,7 +682,7 @@ now = [x.detach().cpu() for x in first]
     def _inputs(self) -> None:
         allowed = sorted(reference(self.todo).changed)
         found = f"[{comparisons.WRITTEN!r}.format(place=place, name={self.todo.name!r})] * (place in written)"
-        self._add(
+        self.add(
             [comparisons.changed],
             f"""\
 def written_to(given):
@@ -716,7 +695,7 @@ def written_to(given):
     def _shared(self) -> None:
         aliases = sorted({out for out, _ in reference(self.todo).aliases})
         found = f"[{comparisons.SHARED!r}.format(place=place, name={self.todo.name!r})] * (place in shared)"
-        self._add(
+        self.add(
             [comparisons.changed, comparisons.zeroed],
             f"""\
 def shared_with(got, given):
@@ -735,7 +714,7 @@ def shared_with(got, given):
         wide, kernel = DTYPES[exact.dtype], self.todo.narrowest
         cpu = cast_expression(self.todo, "(x.cpu() for x in inputs())")
         filled = f", dtype={wide}" if self.todo.sample.call == "aten" and self.todo.expected.dtype_kwarg else ""
-        self._add(
+        self.add(
             [dense, mover, moved_by, comparisons.far],
             f"""\
 def exact(draw=None):  # on the CPU in {wide}, of inputs that are half a rounding off if there is a draw

@@ -101,9 +101,7 @@ class OpDatabaseCheck(Check):
             return [nothing]
         raise Unsupported(nothing)
 
-    def program(
-        self, case: Case, device: Device, message: str = "", modules: Sequence[str] = (), *, ran: bool = True
-    ) -> str:
+    def write(self, case: Case, device: Device, message: str, modules: Sequence[str], *, ran: bool) -> str:
         inside = region(device, case.amp)
         given = "op(sample.input, *sample.args, **sample.kwargs)"
         needed: list[Needed] = [islice, report]

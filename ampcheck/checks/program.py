@@ -190,30 +190,43 @@ def _inlined(function: Callable[..., object], arguments: Sequence[str]) -> str:
 _SIGNS = {"matmul": "@", "pow": "**", "truediv": "/", "add": "+", "sub": "-", "mul": "*", "eq": "=="}
 
 
-def made_tensors(
-    todo: CallPlan, device: Device, layout: Callable[..., object] | None = None
-) -> tuple[list[Needed], list[str]]:
-    """Return the functions that the tensors of a call are made by, and how each is made.
+class PlainProgram:
+    """A program in the making: `inputs`, which makes the tensors of a call, `call`, and what a check adds to them.
 
-    `layout`: lays out each floating tensor.
+    `needed`: the functions and classes that its blocks name. `made`: how each tensor is made. `layout`: lays out each
+    floating tensor.
     """
-    needed: list[Needed] = [layout] if layout else []
-    made = []
-    for place, (leaf, given) in enumerate(zip(leaves(todo.sample), todo.given, strict=True)):
-        text, functions = expression(leaf, given.dtype, place, device)
-        made.append(f"{layout.__name__}({text})" if layout and DTYPES[given.dtype].is_floating_point else text)
-        needed += functions
-    return needed, made
 
+    def __init__(self, device: Device, todo: CallPlan, layout: Callable[..., object] | None = None) -> None:
+        self.device, self.todo = device, todo
+        self.needed: list[Needed] = [report, *([layout] if layout else [])]
+        self.made: list[str] = []
+        for place, (leaf, given) in enumerate(zip(leaves(todo.sample), todo.given, strict=True)):
+            text, functions = expression(leaf, given.dtype, place, device)
+            laid_out = layout and DTYPES[given.dtype].is_floating_point
+            self.made.append(f"{layout.__name__}({text})" if layout and laid_out else text)
+            self.needed += functions
+        listed = "\n".join(["[", *(f"        {text}," for text in self.made), "    ]"])
+        listed = listed if len(self.made) > 1 else f"[{''.join(self.made)}]"
+        seeded = "" if todo.op.values == "exact" else "    torch.manual_seed(0)\n"
+        parameters = ", ".join(source.names(todo.sample))
+        inputs = f"def inputs():\n{seeded}    return {listed}"
+        self.blocks = [inputs, f"def call({parameters}):\n    return {written_call(todo)}"]
+        filled = todo.sample.call == "aten" and todo.expected.dtype_kwarg
+        self.reference = "reference" if filled else "call"
 
-def call_blocks(todo: CallPlan, made: Sequence[str]) -> list[str]:
-    """Write the functions `inputs`, which makes the tensors of a call, and `call`, which makes the call on them."""
-    listed = (
-        "\n".join(["[", *(f"        {text}," for text in made), "    ]"]) if len(made) > 1 else f"[{''.join(made)}]"
-    )
-    seeded = "" if todo.op.values == "exact" else "    torch.manual_seed(0)\n"
-    inputs = f"def inputs():\n{seeded}    return {listed}"
-    return [inputs, f"def call({', '.join(source.names(todo.sample))}):\n    return {written_call(todo)}"]
+    def add(self, needed: Sequence[Needed], *blocks: str) -> None:
+        """Add blocks, and what they need."""
+        self.needed += needed
+        self.blocks += blocks
+
+    def say(self, what: str, found: str) -> str:
+        """Return the line that reports the differences which an expression gives."""
+        return f"report({what!r}, {found})"
+
+    def text(self, modules: Sequence[str]) -> str:
+        """Return the program."""
+        return written(self.device, modules, self.needed, self.blocks)
 
 
 def cast_blocks(todo: CallPlan, rule: str) -> list[str]:

@@ -21,10 +21,10 @@ from ampcheck.checks.base import Check, carrying
 from ampcheck.checks.call import CallPlan, because, plan
 from ampcheck.checks.cases import MODES, assignments, compilers, floating_count, without_gradient
 from ampcheck.checks.comparisons import kernel, output_dtypes, refused, same_error
-from ampcheck.checks.compiled import Parity, compiled_program, simulate_cuda
+from ampcheck.checks.compiled import CompiledProgram, Parity, simulate_cuda
 from ampcheck.checks.layouts import channels_last, contiguous, strided, transposed
 from ampcheck.checks.product import Product
-from ampcheck.checks.program import call_blocks, cast_blocks, made_tensors, region, report, written
+from ampcheck.checks.program import PlainProgram, cast_blocks, region
 from ampcheck.checks.reference import raised_by_cpu
 from ampcheck.compilers import source
 from ampcheck.compilers.kinds import COMPILERS, quiet
@@ -216,16 +216,13 @@ class SweepCheck(Check):
                 return _compiled(case, device, calls)
             return [_named(call, text) for call in calls for text in call.differences()]
 
-    def program(
-        self, case: Case, device: Device, message: str = "", modules: Sequence[str] = (), *, ran: bool = True
-    ) -> str:
+    def write(self, case: Case, device: Device, message: str, modules: Sequence[str], *, ran: bool) -> str:
         """Write the first cell that the message names, or the op's first one; see `Check.program`."""
         found = mixes_of(samples.catalogue()[case.op].samples[0], case.amp)
         mix, layout = cell_of(message) or (next(iter(found)), "contiguous")
         single = replace(case, sample="", inputs=found[mix])
         if case.compiler:
-            change = FORMS[layout]
-            return compiled_program(single, device, message, modules, ran=ran, mode=case.inputs, layout=change)
+            return CompiledProgram(single, device, case.inputs, FORMS[layout]).written(message, modules, ran=ran)
         return _cell_program(SweepCall(single, device, case.inputs, layout, f"[{mix}, {layout}]"), modules, ran=ran)
 
 
@@ -372,55 +369,51 @@ def compare_cells(got: CellOutcome, want: CellOutcome, name: str) -> list[str]:
 def _cell_program(call: SweepCall, modules: Sequence[str], *, ran: bool) -> str:
     """Write a call of a sweep as plain torch: what the kernel receives, and what comes out beside explicit casts."""
     case, device, todo, want = call.case, call.device, call.todo, call.todo.expected
-    needed, made = made_tensors(todo, device, None if call.layout is contiguous else call.layout)
-    blocks = call_blocks(todo, made)
+    plain = PlainProgram(device, todo, None if call.layout is contiguous else call.layout)
     inside, rule = region(device, case.amp), because(case.rule)
     mode = {"no_grad": "torch.no_grad()", "inference": "torch.inference_mode()"}.get(call.mode, "nullcontext()")
-    needed += [report, leaf, nullcontext]
     with device.activate():
-        places = list(call.places) if ran else list(range(len(made)))
-    blocks.append(
+        places = list(call.places) if ran else list(range(len(plain.made)))
+    plain.add(
+        [leaf, nullcontext],
         "def given():\n"
         f"    wanted = [place in {places} and x.is_floating_point() for place, x in enumerate(inputs())]\n"
-        "    return [leaf(x) if grad else x for x, grad in zip(inputs(), wanted)]"
+        "    return [leaf(x) if grad else x for x, grad in zip(inputs(), wanted)]",
     )
     if not ran:
-        blocks.append(f"with {mode}, {inside}:\n    print(call(*given()))")
-        return written(device, modules, needed, blocks)
+        plain.add([], f"with {mode}, {inside}:\n    print(call(*given()))")
+        return plain.text(modules)
     listed = sorted(name for name in {*device.policies(), case.op} if exists(name) and is_composite(name))
     watch = f"""\
 with {mode}:
     made = given()
     with {inside}:
         seen = observe(lambda: call(*made), {device.type!r}, {listed!r}, made)"""
+
+    def say(what: str, found: str) -> str:
+        return plain.say(what, f'[f"{{text}} {call.name}" for text in {found}]')
+
     if want.error:
-        needed += [observe, refused]
         found = f"refused(seen.error, {case.op!r}, {want.error!r}, {rule!r})"
-        lines = [watch, f'report("what was raised", [f"{{text}} {call.name}" for text in {found}])']
-        return written(device, modules, needed, [*blocks, "\n".join(lines)])
-    blocks += cast_blocks(todo, case.rule)
-    reference = "reference" if len(blocks) > 4 else "call"
-    backward = "None"
+        plain.add([observe, refused], f"{watch}\n{say('what was raised', found)}")
+        return plain.text(modules)
+    backward = "torch.autograd.backward" if call.mode == "grad" else "None"
     if call.mode == "grad" and not device.has_values and device.name.startswith("virtual:"):
-        needed += [graphs.allow, graphs.backward]
-        blocks.append(f"allow({device.type!r})")
+        plain.add([graphs.allow, graphs.backward], f"allow({device.type!r})")
         backward = "backward"
-    elif call.mode == "grad":
-        backward = "torch.autograd.backward"
-    lines = [f"want = run_cell(lambda *x: {reference}(*cast(x)), given, {mode}, nullcontext(), {backward})"]
+    hand = f"lambda *x: {plain.reference}(*cast(x))"
+    plain.add(
+        [run_cell, compare_cells],
+        *cast_blocks(todo, case.rule),
+        f"want = run_cell({hand}, given, {mode}, nullcontext(), {backward})",
+    )
     if device.observes_composite_ops:
-        needed += [observe, kernel]
         wanted = f"{want.overload!r}, {todo.given_dtypes}, {list(want.leaves)}, {want.dtype_kwarg!r}, {rule!r}"
-        condition = f"seen.of({want.overload!r}) or not want.error"
-        found = f"kernel(seen, {wanted}) if {condition} else []"
-        lines += [watch, f'report("what the kernel received", [f"{{text}} {call.name}" for text in {found}])']
-    needed += [run_cell, compare_cells]
+        found = f"(kernel(seen, {wanted}) if seen.of({want.overload!r}) or not want.error else [])"
+        plain.add([observe, kernel], f"{watch}\n{say('what the kernel received', found)}")
     found = f"compare_cells(got, want, 'aten::{case.op}')"
-    lines += [
-        f"got = run_cell(call, given, {mode}, {inside}, {backward})",
-        f'report("what came out", [f"{{text}} {call.name}" for text in {found}])',
-    ]
-    return written(device, modules, needed, [*blocks, "\n".join(lines)])
+    plain.add([], f"got = run_cell(call, given, {mode}, {inside}, {backward})\n{say('what came out', found)}")
+    return plain.text(modules)
 
 
 def _compiled(case: Case, device: Device, calls: list[SweepCall]) -> list[str]:

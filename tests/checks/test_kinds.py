@@ -1,0 +1,66 @@
+"""Each case is of one kind, whose class describes it and writes a program that says what the case says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ampcheck.checks.kinds import check_of
+from ampcheck.devices.registry import known
+from ampcheck.spec.case import CELLS, Case
+from tests.cli_support import LIMIT
+from tests.reproduce import programs as runner
+
+CPU, CUDA = ("bf16", "cpu", "cpu"), ("fp16", "virtual:cuda", "vcu")
+CASES = {
+    Case("eager", "downcast", "mm", "", "fp32", *CPU): "ForwardCheck",
+    Case("eager", "downcast", "mm", "method", "fp32", *CUDA): "ForwardCheck",
+    Case("eager", "optdtype", "sum", "", "fp16", *CUDA): "ForwardCheck",
+    Case("eager", "append", "norm.Scalar", "", "fp16", *CUDA): "ForwardCheck",
+    Case("eager", "fallthrough", "tensordot", "", "fp32", *CPU): "ForwardCheck",
+    Case("eager", "fallthrough", "tanh", "", "bf16", *CPU): "ForwardCheck",
+    Case("autograd", "downcast", "mm", "", "fp32-grad", *CPU): "BackwardCheck",
+    Case("jit", "downcast", "mm", "", "fp32", *CPU, "export"): "CompiledCheck",
+    Case("eager", "downcast", "mm", CELLS, "grad", *CPU): "SweepCheck",
+    Case("eager", "downcast", "mm", CELLS, "inference", *CUDA): "SweepCheck",
+    Case("eager", "banned", "binary_cross_entropy", CELLS, "plain", *CUDA): "SweepCheck",
+    Case("jit", "downcast", "mm", CELLS, "grad", *CPU, "traced"): "SweepCheck",
+    Case("eager", "drift", "mm", "", "all", *CPU): "DriftCheck",
+    Case("eager", "fallthrough", "add", "database", "fp32", *CPU): ("OpDatabaseCheck"),
+    Case("eager", "context", "exit_restores", "", "", *CPU): "",
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.key)
+def test_a_case_is_of_one_kind(case: Case) -> None:
+    kind = check_of(case)
+    assert (type(kind).__name__ if kind else "") == CASES[case]
+    if kind:
+        told = kind.describe(case)
+        assert case.op in told
+        assert told.endswith(".")
+
+
+def test_what_is_right_runs_as_a_program(tmp_path: Path) -> None:
+    """All of them in one process where ampcheck cannot be imported; those of a case that ended its process, too."""
+    made = {}
+    for case in CASES:
+        if (kind := check_of(case)) is not None:
+            device = known()[case.device]
+            made[case.key] = {"program": kind.program(case, device)}
+            made[f"{case.key}, not run"] = {"program": kind.program(case, device, ran=False)}
+    given, got = tmp_path / "programs.json", tmp_path / "results.json"
+    given.write_text(json.dumps(made), encoding="utf-8")
+    command = [sys.executable, "-I", runner.__file__, str(given), str(got)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for name, ran in json.loads(got.read_text(encoding="utf-8")).items():
+        refused = "banned" in name and name.endswith("not run")
+        assert bool(ran["raised"]) == refused, f"{name}: {ran['raised']}"
+        lines = ran["printed"].splitlines()
+        assert refused or lines, name
+        assert name.endswith("not run") or all(line.startswith("ok   ") for line in lines), f"{name}: {lines}"
