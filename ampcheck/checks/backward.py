@@ -16,7 +16,7 @@ from zlib import crc32
 
 import torch
 
-from ampcheck.checks.base import Check, carrying
+from ampcheck.checks.base import OpCheck, carrying
 from ampcheck.checks.call import CallPlan, because, plan
 from ampcheck.checks.comparisons import changed, far, same_bits, same_error, wrong_anyway
 from ampcheck.checks.forward import require_inputs
@@ -75,7 +75,7 @@ class Pass:
         return {place: leaf.grad for place, leaf in self.leaves.items() if leaf.grad is not None}
 
 
-class BackwardCheck(Check):
+class BackwardCheck(OpCheck):
     """An op with a policy, and its gradient."""
 
     def takes(self, case: Case) -> bool:

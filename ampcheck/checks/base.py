@@ -28,10 +28,11 @@ class Check(ABC):
             Broken: the op raises or is wrong on this device without autocast, too.
         """
 
+    @abstractmethod
     def program(
         self, case: Case, device: Device, message: str = "", modules: Sequence[str] = (), *, ran: bool = True
     ) -> str:
-        """Write a case as a program that needs torch and the device alone, behind a comment that describes it.
+        """Write a case as a program that needs torch and the device alone.
 
         It makes the comparison that found a difference once more, and prints `FAIL` with each difference in the words
         of the check, or `ok` with what it compared.
@@ -41,16 +42,24 @@ class Check(ABC):
             modules: what `--device-module` named.
             ran: False for a case that ended its process: nothing of it is run here, nor compared with a reference.
         """
+
+    @abstractmethod
+    def describe(self, case: Case) -> str:
+        """Return what is checked of a case, in a sentence."""
+
+
+class OpCheck(Check):
+    """A kind of case about an op, whose program begins with a comment that describes the case."""
+
+    def program(
+        self, case: Case, device: Device, message: str = "", modules: Sequence[str] = (), *, ran: bool = True
+    ) -> str:
         comment = textwrap.fill(self.describe(case), 118, initial_indent="# ", subsequent_indent="# ")
         return f"{comment}\n{self.write(case, device, message, modules, ran=ran)}"
 
     @abstractmethod
     def write(self, case: Case, device: Device, message: str, modules: Sequence[str], *, ran: bool) -> str:
         """Write the program without its comment; see `program`."""
-
-    @abstractmethod
-    def describe(self, case: Case) -> str:
-        """Return what is checked of a case, in a sentence."""
 
 
 def carrying(error: BaseException | None, differences: Iterable[str]) -> list[str]:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 
 from ampcheck.checks import layouts
-from ampcheck.checks.base import Check, carrying
+from ampcheck.checks.base import OpCheck, carrying
 from ampcheck.checks.call import CallPlan, plan
 from ampcheck.checks.comparisons import output_dtypes
 from ampcheck.checks.forward import judge_raise, run_reference
@@ -39,7 +39,7 @@ class ProgramOutcome:
     state: State | None = None
 
 
-class CompiledCheck(Check):
+class CompiledCheck(OpCheck):
     """An op as a program of one of the compilers."""
 
     def takes(self, case: Case) -> bool:

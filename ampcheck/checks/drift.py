@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from ampcheck import samples
-from ampcheck.checks.base import Check
+from ampcheck.checks.base import OpCheck
 from ampcheck.checks.call import plan
 from ampcheck.checks.cases import assignments, floating_count
 from ampcheck.checks.comparisons import kernel, refused, untouched_dtype
@@ -24,7 +24,7 @@ Promise = tuple[str, str, list[str], list[str], str | None, str | None, str | No
 """What a policy promises of a call: the arguments of `explains` behind the policy."""
 
 
-class DriftCheck(Check):
+class DriftCheck(OpCheck):
     """An overload that is registered for autocast and is in no table."""
 
     def takes(self, case: Case) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from ampcheck.checks import comparisons
-from ampcheck.checks.base import Check, carrying
+from ampcheck.checks.base import OpCheck, carrying
 from ampcheck.checks.call import CallPlan, because, plan
 from ampcheck.checks.program import (
     Needed,
@@ -53,7 +53,7 @@ _OF_DTYPES = re.compile(r"dtype|scalar ?type|same type|not implemented for", re.
 """How kernels refuse a mixture of dtypes."""
 
 
-class ForwardCheck(Check):
+class ForwardCheck(OpCheck):
     """An op in a region: what its kernel receives, what comes out, and whether that is right."""
 
     def takes(self, case: Case) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.checks.base import Check, carrying
+from ampcheck.checks.base import OpCheck, carrying
 from ampcheck.checks.comparisons import raises_anyway, received
 from ampcheck.checks.forward import kernels_with_policy, received_by_parts
 from ampcheck.checks.program import Needed, region, report, written
@@ -57,7 +57,7 @@ class DatabaseOutcome:
     error: Exception | None = None
 
 
-class OpDatabaseCheck(Check):
+class OpDatabaseCheck(OpCheck):
     """An op of PyTorch's own op database that has no policy."""
 
     def takes(self, case: Case) -> bool:

@@ -17,7 +17,7 @@ import torch
 
 from ampcheck import samples
 from ampcheck.checks.backward import Backward, differentiable, leaf
-from ampcheck.checks.base import Check, carrying
+from ampcheck.checks.base import OpCheck, carrying
 from ampcheck.checks.call import CallPlan, because, plan
 from ampcheck.checks.cases import MODES, assignments, compilers, floating_count, without_gradient
 from ampcheck.checks.comparisons import kernel, output_dtypes, refused, same_error
@@ -188,7 +188,7 @@ def parts(case: Case) -> list[Case]:
     return [replace(single, inputs=inputs) for inputs in every]
 
 
-class SweepCheck(Check):
+class SweepCheck(OpCheck):
     """An op in every mix of dtypes and every layout, in one gradient mode, eagerly or through a compiler."""
 
     def takes(self, case: Case) -> bool:
