@@ -60,7 +60,7 @@ class CompiledCheck(OpCheck):
             return Parity(case, device, compiler).differences()
 
     def write(self, case: Case, device: Device, message: str, modules: Sequence[str], *, ran: bool) -> str:
-        return CompiledProgram(case, device).written(message, modules, ran=ran)
+        return CompiledOpProgram(case, device).written(message, modules, ran=ran)
 
 
 @contextmanager
@@ -283,7 +283,7 @@ def same_kernels(seen: Observation, eager: Observation, overload: str, name: str
     return []
 
 
-class CompiledProgram(PlainProgram):
+class CompiledOpProgram(PlainProgram):
     """A compiled op case as plain torch: the program compiled, beside itself in eager mode.
 
     `mode`, `layout`: of a sweep, the gradient mode and what lays out each floating input.

@@ -21,7 +21,7 @@ from ampcheck.checks.base import OpCheck, carrying
 from ampcheck.checks.call import CallPlan, because, plan
 from ampcheck.checks.cases import MODES, assignments, compilers, floating_count, without_gradient
 from ampcheck.checks.comparisons import kernel, output_dtypes, refused, same_error
-from ampcheck.checks.compiled import CompiledProgram, Parity, simulate_cuda
+from ampcheck.checks.compiled import CompiledOpProgram, Parity, simulate_cuda
 from ampcheck.checks.layouts import channels_last, contiguous, strided, transposed
 from ampcheck.checks.product import Product
 from ampcheck.checks.program import PlainProgram, cast_blocks, region
@@ -222,7 +222,7 @@ class SweepCheck(OpCheck):
         mix, layout = cell_of(message) or (next(iter(found)), "contiguous")
         single = replace(case, sample="", inputs=found[mix])
         if case.compiler:
-            return CompiledProgram(single, device, case.inputs, FORMS[layout]).written(message, modules, ran=ran)
+            return CompiledOpProgram(single, device, case.inputs, FORMS[layout]).written(message, modules, ran=ran)
         return _cell_program(SweepCall(single, device, case.inputs, layout, f"[{mix}, {layout}]"), modules, ran=ran)
 
 
