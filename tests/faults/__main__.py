@@ -45,9 +45,17 @@ def _measure(chosen: argparse.Namespace) -> None:
         runners.close()
     print(matrix.text(found))
     if chosen.update:
-        new = {(kill.mutant, kill.device) for kill in found}
-        kept = [kill for kill in matrix.read() if (kill.mutant, kill.device) not in new and kill.mutant in BY_NAME]
-        matrix.write([*kept, *found], list(BY_NAME))
+        tried = {(mutant.name, device) for mutant, device in selection.of(MUTANTS)}
+        killed = {(kill.mutant, kill.device, kill.row) for kill in found}
+        kept = [
+            kill
+            for kill in matrix.read()
+            if kill.mutant in BY_NAME
+            and ((kill.mutant, kill.device) not in tried or (kill.mutant, kill.device, kill.row) in killed)
+        ]
+        known = {(kill.mutant, kill.device, kill.row) for kill in kept}
+        new = [kill for kill in found if (kill.mutant, kill.device, kill.row) not in known]
+        matrix.write([*kept, *new], list(BY_NAME))
         chosen.results.unlink()
 
 
