@@ -670,7 +670,7 @@ INTEROP = {
         "j2t_autograd", lambda own: lambda fn, cast_inputs=None: own(fn, cast_inputs=cast_inputs or torch.float16)
     ),
     "j2t-doubles-cast": interop("_cast", casting_doubles),
-    "j2t-gradient-of-largest-lost": interop("_Call.backward", gradient_lost),
+    "j2t-gradient-of-largest-lost": interop("_FormCall.backward", gradient_lost),
 }
 
 MUTANTS = (
