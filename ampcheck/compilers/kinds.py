@@ -122,7 +122,7 @@ def _backend(function: Function, inputs: Sequence[torch.Tensor], *, backend: str
 
 
 def _jaxcompile(function: Function, inputs: Sequence[torch.Tensor], **options: Any) -> Compiled:
-    import ampcheck.jax_device.compile  # noqa: F401  # imports JAX, and registers the backend
+    import ampcheck.jax_device.compile  # noqa: F401, PLC0415  # imports JAX, and registers the backend
 
     return _backend(function, inputs, backend="jax", **options)
 
@@ -151,7 +151,7 @@ def _packaged(function: Function, inputs: Sequence[torch.Tensor], **options: Any
 
 
 def _jaxjit(function: Function, inputs: Sequence[torch.Tensor], **_: Any) -> Compiled:
-    from ampcheck.jax_device import jit  # imports JAX
+    from ampcheck.jax_device import jit  # noqa: PLC0415  # imports JAX
 
     return Compiled(jit(function, fullgraph=True))
 

@@ -13,7 +13,9 @@ import torch
 from torch.library import Library
 
 from ampcheck.checks import comparisons
+from ampcheck.checks.base import carrying
 from ampcheck.checks.scenario import Amp
+from ampcheck.compilers import source
 from ampcheck.devices.registry import known
 from ampcheck.errors import MOST, Broken, CheckFailure, Difference, one_line
 from ampcheck.observe import blame
@@ -109,7 +111,7 @@ def test_a_runtime_error_below_ampcheck_is_pytorchs() -> None:
         lambda: observe.overload_name(None),  # type: ignore[arg-type]
         lambda: ids.assign(None, 2),  # type: ignore[arg-type]
         lambda: Amp(known()["cpu"], "bf16").finish(),
-        lambda: observe.map_tensors(_circle(), lambda tensor: tensor),
+        lambda: source.written(_circle(), iter(())),
     ],
     ids=["its own raise", "an attribute that is not there", "a call of Python's own", "misuse", "a recursion"],
 )
@@ -151,7 +153,7 @@ def test_the_frame_is_that_of_a_cause_where_the_last_exception_has_none() -> Non
 
 def test_a_failure_carries_the_exception_that_it_speaks_of() -> None:
     error = raised_from(lambda: kernel("mm"), 1)
-    (difference,) = comparisons.same_error(error, None, "aten::mm")  # type: ignore[arg-type]
+    (difference,) = carrying(error, comparisons.same_error(error, None, "aten::mm"))  # type: ignore[arg-type]
     failure = CheckFailure(["first", difference])
     assert failure.error is error
     assert failure.__cause__ is error
@@ -198,8 +200,8 @@ def test_without_a_backends_frame_the_harness_shows_its_own() -> None:
 
 
 def test_the_line_of_a_scenario_that_made_the_call_is_kept() -> None:
-    code = "def test_x():\n    observe.map_tensors(torch.ones(2), lambda _: kernel('mm'))\n"
-    names: dict[str, Any] = {"observe": observe, "torch": torch, "kernel": kernel}
+    code = "def test_x():\n    blame.under_test(lambda: kernel('mm'))\n"
+    names: dict[str, Any] = {"blame": blame, "kernel": kernel}
     exec(compile(code, str(ROOT / "suites" / "eager" / "test_x.py"), "exec"), names)
     lines = blame.trimmed(raised_from(names["test_x"], 1)).splitlines()
     frames = [line.partition(" in ")[2] for line in lines if line.startswith("  File")]
