@@ -333,7 +333,7 @@ class SupervisedRun(Channel):
 
     def __init__(self) -> None:
         super().__init__()
-        # pytest put an object that refuses to be read in the place of sys.stdin.
+        # pytest put an object that refuses to be read in the place of sys.stdin; --capture=sys leaves file 0 alone.
         self._plan = RunPlan(**json.loads((sys.__stdin__ or sys.stdin).readline()))
         self._processes = self._plan.shares
 

@@ -102,7 +102,6 @@ def pytest_command(args: argparse.Namespace) -> list[str]:
         Shard.parse(args.shard)
     out = [sys.executable, "-m", "pytest", "-c", str(_PACKAGE / "pytest.ini"), f"--rootdir={root.parent}"]
     out += [f"--confcutdir={root}", "-p", "ampcheck.runner.plugin", "-q", "--no-header", "--tb=no"]
-    out += ["--capture=sys"]  # what a dying process says below Python stays in its log
     for name, option in {**SELECTION, **JUDGING}.items():
         value = getattr(args, name.removeprefix("--").replace("-", "_"), None)  # an old name has none of its own
         if option.get("action") == "append":
@@ -245,7 +244,8 @@ class Supervisor:
         max_red: int = 0,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
-        self._command = [*arguments, "--supervised"]
+        # The child reads its plan from file 0, and what it says below Python as it dies stays in its log.
+        self._command = [*arguments, "--capture=sys", "--supervised"]
         self._env = env
         self._recorder = recorder
         self._processes = processes
