@@ -118,13 +118,15 @@ def test_what_raises_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 WORKER = """
 import json, os, sys, time
+from ampcheck.runner.worker import answers
+channel = answers()
 name, dtype, *ways = sys.argv[1:]
 for way in ways:
     if way == "jit":
         os._exit(3)
     if way == "compile":
         time.sleep(1000)
-    print(json.dumps({"model": name, "dtype": dtype, "way": way, "verdict": "agrees"}), flush=True)
+    print(json.dumps({"model": name, "dtype": dtype, "way": way, "verdict": "agrees"}), file=channel)
 """
 
 
