@@ -17,10 +17,9 @@ TWICE = {
 """Names that two classes still have. No name joins them."""
 
 ANY = {
-    "ampcheck/bench": 22,
+    "ampcheck/bench": 18,
     "ampcheck/compilers": 97,
     "ampcheck/observe": 39,
-    "ampcheck/report": 23,
     "ampcheck/reproduce": 27,
     "ampcheck/runner": 16,
     "ampcheck/checks": 16,

@@ -113,7 +113,7 @@ def is_red(run: Run) -> bool:
     return interrupted(run) or bool(stale(run)) or any(run.counts()[status] for status in RED)
 
 
-def header_of(path: Path) -> dict[str, Any]:
+def header_of(path: Path) -> dict[str, object]:
     """Return a run file's first line alone; {} where it is unreadable, which `read` then says."""
     try:
         with path.open(encoding="utf-8") as file:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -59,7 +58,7 @@ def render(
     history: History | None,
     entries: Sequence[Deviation],
     bench: BenchHistory | None = None,
-    states: dict[str, Any] | None = None,
+    states: dict[str, object] | None = None,
 ) -> dict[str, str]:
     """Return the text of every file of the site, by name.
 
@@ -79,7 +78,7 @@ def render(
         keep_trailing_newline=True,
     )
     environment.filters.update(pages.FILTERS)
-    shared: dict[str, Any] = {
+    shared: dict[str, object] = {
         "nav": pages.NAV.items(),
         "bench_nav": bench_pages.NAV.items(),
         "bench": bench_pages.summary(bench),
@@ -99,11 +98,11 @@ def render(
     return files | (_data(history) if history else {})
 
 
-Page = tuple[str, str, list[str], dict[str, Any]]
+Page = tuple[str, str, list[str], dict[str, object]]
 """A page's template, title, scripts and values."""
 
 
-def _filled(history: History, entries: Sequence[Deviation], states: dict[str, Any] | None) -> dict[str, Page]:
+def _filled(history: History, entries: Sequence[Deviation], states: dict[str, object] | None) -> dict[str, Page]:
     return {
         "index.html": ("index.html", "Health", [], {**pages.health(history), "states": states}),
         "matrix.html": ("matrix.html", "Matrix", [*_SHARED_SCRIPTS, "matrix.js"], {}),
@@ -122,7 +121,12 @@ def _filled(history: History, entries: Sequence[Deviation], states: dict[str, An
 def _empty() -> dict[str, Page]:
     """Return the pages of conformance where nothing of it is here."""
     names = {**{file: title for title, file in pages.NAV.items()}, "case.html": "Case"}
-    values = {"what": "conformance run", "command": "ampcheck run", "other": "bench.html", "there": "benchmarks"}
+    values: dict[str, object] = {
+        "what": "conformance run",
+        "command": "ampcheck run",
+        "other": "bench.html",
+        "there": "benchmarks",
+    }
     return {file: ("nothing.html", title, [], values) for file, title in names.items()}
 
 

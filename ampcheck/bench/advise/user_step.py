@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,7 @@ _RATE = 1e-6
 _SETTLING = 30
 """Steps after which a GradScaler that still skips updates is left at that: it has halved its scale as often."""
 
-Make = TypeVar("Make", bound=Callable[[], Any])
+Make = TypeVar("Make", bound=Callable[[], object])
 
 
 class StepSpec(NamedTuple):
@@ -192,7 +193,7 @@ def reference(spec: StepSpec) -> torch.Tensor:
     return UserStep(spec, Precision("fp64", convert=torch.float64), "cpu").output()
 
 
-def _inference(region: Callable[[], Any], forward: Callable[..., Any]) -> Callable[..., Any]:
+def _inference(region: Callable[[], AbstractContextManager[object]], forward: Callable[..., Any]) -> Callable[..., Any]:
     def inference(*inputs: torch.Tensor) -> Any:
         with torch.no_grad(), region():
             return forward(*inputs)
@@ -239,7 +240,7 @@ def _imported(name: str) -> ModuleType:
         raise UsageError(f"module {name} cannot be imported: {one_line(error)}") from error
 
 
-def _named(module: ModuleType, head: str, name: str) -> Callable[[], Any]:
+def _named(module: ModuleType, head: str, name: str) -> Callable[[], object]:
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
@@ -250,8 +251,8 @@ def _named(module: ModuleType, head: str, name: str) -> Callable[[], Any]:
     return found  # type: ignore[no-any-return]  # it is callable, and what it returns is checked
 
 
-def _marked(module: ModuleType, target: str) -> tuple[Callable[[], Any], str]:
-    found: dict[int, tuple[Callable[[], Any], str]] = {}
+def _marked(module: ModuleType, target: str) -> tuple[Callable[[], object], str]:
+    found: dict[int, tuple[Callable[[], object], str]] = {}
     for name, value in vars(module).items():
         if getattr(value, _MARK, False) is True:
             found.setdefault(id(value), (value, name))

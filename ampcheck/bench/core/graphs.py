@@ -18,7 +18,7 @@ class TooLong(RuntimeError):
     """An op whose launch is not what it waits for."""
 
 
-def graphed(call: Callable[[], Any]) -> Callable[[], Any]:
+def graphed(call: Callable[[], object]) -> Callable[[], object]:
     """Return a call's kernels as a CUDA graph, captured at the first call; it returns the same tensors each time.
 
     Raises TooLong at the first call where a launched one takes `LIMIT` or longer, RuntimeError where CUDA cannot
@@ -36,7 +36,7 @@ def graphed(call: Callable[[], Any]) -> Callable[[], Any]:
     return replay
 
 
-def _capture(call: Callable[[], Any]) -> tuple[Any, Any]:
+def _capture(call: Callable[[], object]) -> tuple[Any, Any]:
     """Return a graph of the call and its outputs. What a first call makes, as a library's handle, must exist."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -96,7 +96,7 @@ def _is_view(name: str) -> bool:
 
 
 def observed(
-    call: Callable[[], Any], device: Device, region: torch.dtype | None, whole: Collection[str]
+    call: Callable[[], object], device: Device, region: torch.dtype | None, whole: Collection[str]
 ) -> list[BenchKernel]:
     """Return the kernels of a call without backward, through the device's own recorder.
 
@@ -123,14 +123,14 @@ class _Watch(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def enters(call: Callable[[], Any], device_type: str, region: torch.dtype) -> bool:
+def enters(call: Callable[[], object], device_type: str, region: torch.dtype) -> bool:
     """Return whether a call makes torch calls within an autocast region of that dtype which it enters itself."""
     with torch.autocast(device_type, enabled=False), _Watch(device_type) as watch:
         call()
     return region in watch.seen
 
 
-def observed_step(call: Callable[[], Any], device: Device, whole: Collection[str]) -> list[BenchKernel]:
+def observed_step(call: Callable[[], object], device: Device, whole: Collection[str]) -> list[BenchKernel]:
     """Return the kernels of a training step, without the update, below autograd: composite ops are taken apart."""
     recorder = KernelRecorder(device.type, whole)
     update: list[int] = []  # where an optimizer's update began and ended
@@ -158,7 +158,7 @@ def _of(seen: KernelCall) -> BenchKernel:
     )
 
 
-def compiled(make: Callable[[Any], Callable[[], Any]]) -> list[BenchKernel]:
+def compiled(make: Callable[[Any], Callable[[], object]]) -> list[BenchKernel]:
     """Return the kernels in the graphs that `torch.compile` makes of a call, forward and backward.
 
     `make`: gives the call compiled with a backend. It is run once, op by op.

@@ -148,7 +148,7 @@ class StepWorkload(Workload):
 class OverheadWorkload(Workload):
     """The overhead of autocast: variants of a call by name, the first the baseline. `make` gets the device type."""
 
-    make: Callable[[str], Mapping[str, Callable[[], Any]]]
+    make: Callable[[str], Mapping[str, Callable[[], object]]]
 
 
 @dataclass(slots=True)

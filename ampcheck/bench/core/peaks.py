@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -101,7 +100,7 @@ class Load:
 
     kind: str
     amount: float
-    call: Callable[[], Any]
+    call: Callable[[], object]
 
 
 def measure(clock: Clock, loads: Iterable[Load], device: str, seconds: float = 2.0) -> Peaks:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -27,8 +27,8 @@ class Prepared:
     they began. With compiler "jit", `jitted(*arguments)` is the call, and `jitted.lower(*arguments)` its program.
     """
 
-    call: Callable[[], Any]
-    eager: Callable[[], Any]
+    call: Callable[[], object]
+    eager: Callable[[], object]
     jitted: Any = None
     arguments: tuple[torch.Tensor, ...]
 
@@ -36,7 +36,7 @@ class Prepared:
         self._device, self._precision = device, precision
         self._begun: dict[torch.Tensor, torch.Tensor] = {}
 
-    def compiled_with(self, backend: Any) -> Callable[[], Any]:
+    def compiled_with(self, backend: Any) -> Callable[[], object]:
         """Return the same call through `torch.compile` with that backend."""
         raise NotImplementedError
 
@@ -58,7 +58,7 @@ class Prepared:
         setting = _matmul(self._device, self._precision.matmul)
         arguments = self.arguments
 
-        def within(run: Callable[..., Any]) -> Callable[[], Any]:
+        def within(run: Callable[..., Any]) -> Callable[[], object]:
             def call() -> Any:
                 with setting():
                     return run(*arguments)
@@ -94,7 +94,7 @@ class _Op(Prepared):
         self._run = run
         self._executed(run, compiler)
 
-    def compiled_with(self, backend: Any) -> Callable[[], Any]:
+    def compiled_with(self, backend: Any) -> Callable[[], object]:
         compiled = torch.compile(self._run, backend=backend, dynamic=False)
         return lambda: compiled(*self.arguments)
 
@@ -110,7 +110,7 @@ class Trained(Prepared):
         self._begun = {t: t.detach().clone() for t in (*model.parameters(), *model.buffers())}
         self._executed(stepping(model), to)
 
-    def compiled_with(self, backend: Any) -> Callable[[], Any]:
+    def compiled_with(self, backend: Any) -> Callable[[], object]:
         run = self._stepping(torch.compile(self._model, backend=backend, dynamic=False))
         return lambda: run(*self.arguments)
 
@@ -160,7 +160,7 @@ class _StepCall(Trained):
 
     def output(self) -> torch.Tensor:
         self.restore()
-        loss = self.call()
+        loss = cast(torch.Tensor, self.call())
         grads = [] if self._overflows else [p.grad for p in self._model.parameters() if p.grad is not None]
         found = vector([loss, *grads])
         self.restore()

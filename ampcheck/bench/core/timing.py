@@ -25,7 +25,7 @@ class Clock:
         self.device = device
         self.last: Any = None
 
-    def sample(self, call: Callable[[], Any], count: int) -> tuple[float, float]:
+    def sample(self, call: Callable[[], object], count: int) -> tuple[float, float]:
         """Seconds of wall time and of this process's CPU time that one call takes, the mean of `count` in a row."""
         self.wait(None)
         cpu, started = time.process_time(), time.perf_counter()
@@ -73,7 +73,7 @@ class CudaClock(Clock):
         size = torch.cuda.get_device_properties().L2_cache_size if cold else 0
         self._flush = torch.empty(2 * size, dtype=torch.int8, device="cuda") if size else None
 
-    def sample(self, call: Callable[[], Any], count: int) -> tuple[float, float]:
+    def sample(self, call: Callable[[], object], count: int) -> tuple[float, float]:
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
         self.device.synchronize()
         cpu = time.process_time()
@@ -103,12 +103,12 @@ _MOST = 20_000
 class Timed:
     """Something to time: a call, and what to do before each sample (outside of the clock)."""
 
-    call: Callable[[], Any]
+    call: Callable[[], object]
     before: Callable[[], None] | None = None
     count: int = 1
 
 
-def warm_up(clock: Clock, call: Callable[[], Any], times: int = _WARM) -> float:
+def warm_up(clock: Clock, call: Callable[[], object], times: int = _WARM) -> float:
     """Call until nothing is compiled any more. Returns the seconds of the first call."""
     started = time.perf_counter()
     clock.wait(call())
@@ -118,7 +118,7 @@ def warm_up(clock: Clock, call: Callable[[], Any], times: int = _WARM) -> float:
     return first
 
 
-def calibrate(clock: Clock, call: Callable[[], Any], target: float) -> int:
+def calibrate(clock: Clock, call: Callable[[], object], target: float) -> int:
     """Find the number of calls in a row that take about `target` seconds; at least one."""
     count = 1
     while True:

@@ -14,7 +14,7 @@ from ampcheck.bench.core.model import OverheadWorkload, Workload
 from ampcheck.bench.torch_private import parse_key
 from ampcheck.register.torch_private import DispatchKeySet, ExcludeDispatchKeyGuard, backend_name
 
-Variants = Mapping[str, Callable[[], Any]]
+Variants = Mapping[str, Callable[[], object]]
 
 OPS = 50
 """The ops in a region of the `op-…` workloads, so many that entering it is a small part: 2 µs beside 50 ops."""
@@ -66,7 +66,7 @@ def _enter(device: str) -> Variants:
     }
 
 
-def _repeated(region: Callable[[], AbstractContextManager[Any]], op: Callable[[], Any]) -> Callable[[], Any]:
+def _repeated(region: Callable[[], AbstractContextManager[Any]], op: Callable[[], object]) -> Callable[[], object]:
     def run() -> Any:
         with torch.no_grad(), region():
             for _ in range(OPS):
@@ -76,7 +76,7 @@ def _repeated(region: Callable[[], AbstractContextManager[Any]], op: Callable[[]
     return run
 
 
-def _around(device: str, op: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
+def _around(device: str, op: Callable[[], object]) -> dict[str, Callable[[], object]]:
     """`OPS` calls of an op outside of a region, and inside of one."""
     return {"outside": _repeated(nullcontext, op), "inside": _repeated(lambda: _region(device), op)}
 
@@ -130,7 +130,7 @@ def _op_python_kernel(device: str) -> Variants:
     _library(key)
     x = _square(device, torch.float32)
 
-    def calling(variant: str) -> Callable[[], Any]:
+    def calling(variant: str) -> Callable[[], object]:
         op = getattr(torch.ops.ampcheck_bench, f"{key}_{variant}").default
         return _repeated(lambda: _region(device), lambda: op(x))
 
@@ -173,7 +173,7 @@ def _weight_cache(device: str) -> Variants:
     weight = torch.ones(256, 256, device=device, requires_grad=True)
     x = torch.ones(16, 256, dtype=LOW, device=device)
 
-    def using(cached: bool) -> Callable[[], Any]:
+    def using(cached: bool) -> Callable[[], object]:
         def run() -> Any:
             with _region(device, cache_enabled=cached):
                 for _ in range(USES):

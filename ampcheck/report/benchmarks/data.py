@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any
 
 from ampcheck.bench.core import statistics
 from ampcheck.bench.core.model import AA, PRECISIONS, VERDICTS, Group, VariantResult
@@ -73,7 +72,7 @@ def pack(values: Iterable[int | None]) -> str:
     return "".join(out)
 
 
-def data(history: BenchHistory, tested: Sequence[SpeedChange]) -> dict[str, Any]:
+def data(history: BenchHistory, tested: Sequence[SpeedChange]) -> dict[str, object]:
     """Return the content of `bench_data.js`, run groups in the order of time.
 
     `tested`: the results of the two-run test of the newest run group and the one it is compared with.
@@ -126,7 +125,7 @@ def data(history: BenchHistory, tested: Sequence[SpeedChange]) -> dict[str, Any]
     }
 
 
-def _run_group(run_group: RunGroup, machines: Interner) -> dict[str, Any]:
+def _run_group(run_group: RunGroup, machines: Interner) -> dict[str, object]:
     header = run_group.runs[0].header
     source = {group.device: run_group.source[key].header for key, group in run_group.groups.items()}
     return {
@@ -139,7 +138,7 @@ def _run_group(run_group: RunGroup, machines: Interner) -> dict[str, Any]:
     }
 
 
-def _group(group: Group) -> dict[str, Any]:
+def _group(group: Group) -> dict[str, object]:
     names = ("key", "workload", "family", "kind", "device", "compiler", "estimate")
     return {name: getattr(group, name) for name in names}
 

@@ -38,7 +38,7 @@ EXPORTS = {
 Row = dict[str, Any]
 
 
-def results(history: BenchHistory, changed: Sequence[SpeedChange]) -> dict[str, Any]:
+def results(history: BenchHistory, changed: Sequence[SpeedChange]) -> dict[str, object]:
     """Return the first page: what changed, alerts, then every workload with its variants side by side."""
     run_group, before, newest = history.latest, history.previous, history.newest
     assert run_group is not None
@@ -65,7 +65,7 @@ def results(history: BenchHistory, changed: Sequence[SpeedChange]) -> dict[str, 
     }
 
 
-def scaling(history: BenchHistory) -> dict[str, Any]:
+def scaling(history: BenchHistory) -> dict[str, object]:
     """Per base the curves over size, with where autocast starts to pay."""
     run_group = history.latest
     assert run_group is not None
@@ -86,7 +86,7 @@ def scaling(history: BenchHistory) -> dict[str, Any]:
     return {"axes": shown, **_choices(axes)}
 
 
-def devices(history: BenchHistory) -> dict[str, Any]:
+def devices(history: BenchHistory) -> dict[str, object]:
     """Return a row for each workload, compiler and variant, a column for each device in the order of the alphabet."""
     run_group = history.latest
     assert run_group is not None
@@ -112,7 +112,7 @@ def devices(history: BenchHistory) -> dict[str, Any]:
     }
 
 
-def summary(history: BenchHistory) -> dict[str, Any] | None:
+def summary(history: BenchHistory) -> dict[str, object] | None:
     """Return the figures about benchmarks on other pages, None without any."""
     run_group, latest = history.newest, history.latest
     if run_group is None or latest is None:
@@ -197,7 +197,7 @@ def _sentence(change: SpeedChange) -> str:
     return f"{change.words}{ratio} of the speed before{p}" if ratio else change.words
 
 
-def _choices(groups: Iterable[Group | Axis]) -> dict[str, Any]:
+def _choices(groups: Iterable[Group | Axis]) -> dict[str, object]:
     """Return the choices of a page's filters."""
     groups = list(groups)
     return {

@@ -17,17 +17,17 @@ Dots = Callable[[Sequence[Group], Sequence[str]], tuple[list[Row], int]]
 """From a device's groups and the names of variants to rows with a dot each, and how many variants have no place."""
 
 
-def accuracy(history: BenchHistory) -> dict[str, Any]:
+def accuracy(history: BenchHistory) -> dict[str, object]:
     """Speed against error: a plot a device, and the same numbers as a table."""
     return _plotted(history, _accuracy_dots, "accuracy", "Speed beside the baseline against the error")
 
 
-def roofline(history: BenchHistory) -> dict[str, Any]:
+def roofline(history: BenchHistory) -> dict[str, object]:
     """Flops per second against flops per byte: a plot a device, and the same numbers as a table."""
     return _plotted(history, _roofline_dots, "roofline", "Flops per second against flops per byte")
 
 
-def _plotted(history: BenchHistory, dots: Dots, name: str, what: str) -> dict[str, Any]:
+def _plotted(history: BenchHistory, dots: Dots, name: str, what: str) -> dict[str, object]:
     """Return a section for each device: its plot, the rows behind it, the number of variants that are not in it."""
     run_group = history.latest
     assert run_group is not None

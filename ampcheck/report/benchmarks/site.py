@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ampcheck.bench.run import exports
 from ampcheck.report.benchmarks import data as bench_data
@@ -26,13 +25,18 @@ def changed(history: BenchHistory) -> list[SpeedChange]:
 
 def pages(
     history: BenchHistory, changed: Sequence[SpeedChange]
-) -> dict[str, tuple[str, str, list[str], dict[str, Any]]]:
+) -> dict[str, tuple[str, str, list[str], dict[str, object]]]:
     """Each page's template, title, scripts and values, by file; where nothing was measured, pages that say so."""
     titles = {file: f"Benchmarks: {name.lower()}" for name, file in bench_pages.NAV.items()}
     if history.newest is None:
-        values = {"what": "benchmark", "command": "ampcheck bench", "other": "index.html", "there": "conformance"}
+        values: dict[str, object] = {
+            "what": "benchmark",
+            "command": "ampcheck bench",
+            "other": "index.html",
+            "there": "conformance",
+        }
         return {file: ("nothing.html", title, [], values) for file, title in titles.items()}
-    filled: dict[str, tuple[list[str], dict[str, Any]]] = {
+    filled: dict[str, tuple[list[str], dict[str, object]]] = {
         "bench.html": (_FILTER, bench_pages.results(history, changed)),
         "bench_accuracy.html": (_FILTER, sections.accuracy(history)),
         "bench_roofline.html": (_FILTER, sections.roofline(history)),

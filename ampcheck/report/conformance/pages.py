@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, urlencode
 
 from ampcheck.errors import UsageError
@@ -71,7 +70,7 @@ FILTERS: Mapping[str, Callable[..., str]] = {
 }
 
 
-def common(history: History) -> dict[str, Any]:
+def common(history: History) -> dict[str, object]:
     """Return the values of every page."""
     return {
         "run": _summary(history.newest, run_names(history)[0]),
@@ -84,7 +83,7 @@ def common(history: History) -> dict[str, Any]:
     }
 
 
-def health(history: History) -> dict[str, Any]:
+def health(history: History) -> dict[str, object]:
     """Return the first page: what changed, how much ran, what needs a person."""
     newest, previous = history.newest, history.previous
     rows = [
@@ -119,7 +118,7 @@ def health(history: History) -> dict[str, Any]:
     }
 
 
-def states(path: Path) -> dict[str, Any]:
+def states(path: Path) -> dict[str, object]:
     """Read what `ampcheck coverage --json` wrote. Raises UsageError where it is no such file."""
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
@@ -130,7 +129,7 @@ def states(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is no file of counts; write one with ampcheck coverage --json {path}") from error
 
 
-def deviations(history: History, entries: Sequence[Deviation]) -> dict[str, Any]:
+def deviations(history: History, entries: Sequence[Deviation]) -> dict[str, object]:
     """Every deviation with the newest run's cases that hit it; those that no entry here explains come last."""
     hits: dict[str, list[Result]] = {}
     for result in history.newest.results.values():
@@ -150,7 +149,7 @@ def deviations(history: History, entries: Sequence[Deviation]) -> dict[str, Any]
     return {"entries": rows}
 
 
-def about(history: History) -> dict[str, Any]:
+def about(history: History) -> dict[str, object]:
     """Versions, devices, machine and command of the newest run, file by file."""
     run = history.newest
     alone = {**run.header, "file": run.path.name, "note": run.note, "ran": ran(run)}
@@ -201,7 +200,7 @@ def judged(run: Run) -> tuple[str, str]:
     return "red", "; ".join(parts) + "."
 
 
-def _cause(cause: Cause, said: Mapping[str, str]) -> dict[str, Any]:
+def _cause(cause: Cause, said: Mapping[str, str]) -> dict[str, object]:
     return {
         "text": cause.line().removeprefix(f"{cause.example.status}: "),
         "status": cause.example.status,
@@ -218,7 +217,7 @@ def used(counts: Counter[str]) -> list[Status]:
     return [status for name, status in SHOWN.items() if counts[name]]
 
 
-def _summary(run: Run, name: str) -> dict[str, Any]:
+def _summary(run: Run, name: str) -> dict[str, object]:
     return {
         "name": name,
         "started": str(run.header.get("started", "")),
@@ -257,7 +256,7 @@ def _by_rule(run: Run) -> list[Tally]:
     ]
 
 
-def _hit(results: Sequence[Result]) -> dict[str, Any]:
+def _hit(results: Sequence[Result]) -> dict[str, object]:
     rows = [row for row in _by_device(results, ()) if row.total]
     return {
         "hits": sorted(result.key for result in results),
