@@ -16,6 +16,7 @@ from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.virtual import DEVICES
 from ampcheck.errors import one_line
 from ampcheck.observe import isolation
+from ampcheck.observe.recorder import Recorder
 from ampcheck.programs.regions import plain
 from ampcheck.programs.regions.draw import Texts
 from ampcheck.programs.regions.sides import Model, OnDevices, compare
@@ -100,7 +101,7 @@ class RegionExplorer:
             return f"# A dispatch mode does not see the kernels of {self.devices[0].name}: run it with the pytest line."
         virtual = [device for device in self.devices if not device.has_values]
         defaults = ", ".join(f"{name!r}: {dtype}" for name, dtype in Model(self.devices).defaults.items())
-        parts = (plain.PlannedError, plain.Kernel, plain.KernelMode, plain.LookedAt, plain.Side, plain.Torch)
+        parts = (plain.PlannedError, plain.Kernel, Recorder, plain.LookedAt, plain.Side, plain.Torch)
         return "\n".join(
             (
                 _IMPORTS,

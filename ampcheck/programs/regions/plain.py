@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ampcheck.observe.torch_private import AutoDispatchBelowAutograd, TorchDispatchMode
+from ampcheck.observe.recorder import Recorder
+from ampcheck.observe.torch_private import AutoDispatchBelowAutograd
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
 Body = Callable[[], None]
@@ -43,31 +44,6 @@ class Kernel(NamedTuple):
     casts: int
     dtype_kwarg: str | None
     result: str
-
-
-class KernelMode(TorchDispatchMode):
-    """Records what reaches the kernels, the casts that autocast makes among it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kernels: list[tuple[str, tuple[str, ...], torch.dtype | None]] = []
-        self.casts = 0
-
-    def __torch_dispatch__(
-        self,
-        func: torch._ops.OpOverload,
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> object:
-        kwargs = kwargs or {}
-        dtypes = [name_of(x.dtype) for x in torch.utils._pytree.tree_leaves(args) if isinstance(x, torch.Tensor)]
-        name = str(func).removeprefix("aten.").removesuffix(".default")
-        self.kernels.append((name, tuple(dtypes), kwargs.get("dtype")))
-        out = func(*args, **kwargs)
-        casts = func in (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
-        self.casts += casts and out.dtype != args[0].dtype
-        return out
 
 
 class LookedAt:
@@ -228,13 +204,24 @@ class Torch(Side):
     def observe(
         self, device: str, overload: str, call: Callable[[], torch.Tensor], inputs: Sequence[torch.Tensor]
     ) -> Kernel:
-        recorder = KernelMode()
+        kernels: list[tuple[str, tuple[str, ...], torch.dtype | None]] = []
+        casts = 0
+
+        def record(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            nonlocal casts
+            dtypes = [name_of(x.dtype) for x in torch.utils._pytree.tree_leaves(args) if isinstance(x, torch.Tensor)]
+            name = str(func).removeprefix("aten.").removesuffix(".default")
+            kernels.append((name, tuple(dtypes), kwargs.get("dtype")))
+            out = func(*args, **kwargs)
+            casts += func in (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype) and out.dtype != args[0].dtype
+            return out
+
         try:
-            with AutoDispatchBelowAutograd(), recorder:
+            with AutoDispatchBelowAutograd(), Recorder(record):
                 result = name_of(call().dtype)
         except RuntimeError as error:
             result = repr(error)
-        kernel = next((kernel for kernel in recorder.kernels if kernel[0] == overload), None)
+        kernel = next((kernel for kernel in kernels if kernel[0] == overload), None)
         if kernel is None:
             return Kernel(None, 0, None, result)
-        return Kernel(kernel[1], recorder.casts, name_of(kernel[2]) if kernel[2] else None, result)
+        return Kernel(kernel[1], casts, name_of(kernel[2]) if kernel[2] else None, result)
