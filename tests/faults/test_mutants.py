@@ -66,7 +66,9 @@ def _name(kill: Kill) -> str:
 )
 def test_case_kills(kill: Kill, runners: Runners) -> None:
     without = runners.run(None, kill.device, [kill.case])[kill.case]
-    assert without["status"] not in (*RED, "failed", "failed, the run ends"), f"without the mutant it is {without['status']}: {without.get('message')}"
+    assert without["status"] not in (*RED, "failed", "failed, the run ends"), (
+        f"without the mutant it is {without['status']}: {without.get('message')}"
+    )
     under = runners.run(BY_NAME[kill.mutant], kill.device, [kill.case])[kill.case]
     assert under["status"] == kill.status, f"{under['status']}: {under.get('message')}"
     if kill.case.partition("/")[0] in PROGRAMS and kill.status != "fixed":
