@@ -440,6 +440,8 @@ class ForwardProgram(PlainProgram):
         bits = self.device.has_values and has_comparable_bits(self.todo)
         outputs = [self._dtypes, *([self._bits] if bits else [])]
         if not self.message:
+            with self.device.activate():  # kernels refuse some mixtures of dtypes, with and without autocast
+                outputs = outputs if run_reference(self.device, self.todo).error is None else [self._error]
             return [*([self._kernel] if self.device.observes_composite_ops else []), *outputs]
         return outputs[1:] if re.search("differs from the same op|has shape", self.message) else outputs[:1]
 
