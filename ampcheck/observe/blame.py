@@ -8,17 +8,13 @@ from __future__ import annotations
 import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import ParamSpec, TypeVar
 
 from ampcheck.errors import HarnessError
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 # ---- whose a frame is
 
@@ -105,20 +101,12 @@ def frame(error: BaseException) -> str:
     return ""
 
 
-def under_test(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function under test, so that what PyTorch's C++ raises in it is told from what ampcheck raises.
-
-    C++ has no frame of its own, so the frame of this function is then the last one.
-    """
-    return function(*args, **kwargs)
-
-
 def raised_by(error: BaseException) -> str:
     """Return who raised an exception: "backend", "torch", "case", "runner" (pytest), or "ampcheck" by itself.
 
     A backend is to blame wherever it has a frame, even if it called ampcheck's recorder back and that raised. Where
-    the last frame is ampcheck's, PyTorch's C++ may have raised below it. It did in `under_test`. Elsewhere it is to
-    blame for each RuntimeError, as ampcheck raises none: its own mistakes are HarnessErrors, or what Python raises.
+    the last frame is ampcheck's, PyTorch's C++, which has no frames, may have raised below it. It is to blame for each
+    RuntimeError, as ampcheck raises none: its own mistakes are HarnessErrors, or what Python raises.
     """
     frames = list(_frames(error))
     if any(whose == "backend" for whose, _ in frames):
@@ -128,11 +116,10 @@ def raised_by(error: BaseException) -> str:
         frames.pop()
     if not frames:
         return "ampcheck"
-    whose, last = frames[-1]
+    whose = frames[-1][0]
     if whose != "ampcheck" or called_library or isinstance(error, (HarnessError, RecursionError)):
         return whose
-    below = last.tb_frame.f_code is under_test.__code__
-    return "torch" if below or isinstance(error, RuntimeError) else whose
+    return "torch" if isinstance(error, RuntimeError) else whose
 
 
 # ---- tracebacks

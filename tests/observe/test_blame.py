@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sysconfig
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -18,8 +20,9 @@ from ampcheck.checks.scenario import Amp
 from ampcheck.compilers import source
 from ampcheck.devices.registry import known
 from ampcheck.errors import MOST, Broken, CheckFailure, Difference, one_line
-from ampcheck.observe import blame
+from ampcheck.observe import blame, closeness
 from ampcheck.observe import recorder as observe
+from ampcheck.observe.threads import in_thread
 from ampcheck.runner.judge import raised, status_of
 from ampcheck.spec import ids
 from tests.cli_support import ROOT
@@ -92,16 +95,20 @@ def test_a_backend_is_to_blame_even_where_ampchecks_recorder_raised_for_it() -> 
 
 
 @pytest.mark.parametrize(
-    ("call", "arguments"),
-    [(torch.linalg.inv, ()), (torch.select, (5, 0)), (torch.mm, ("no tensor",))],
+    "change",
+    [
+        torch.linalg.inv,
+        functools.partial(torch.select, dim=5, index=0),
+        functools.partial(torch.mm, mat2="no tensor"),
+    ],
     ids=["RuntimeError", "IndexError", "TypeError"],
 )
-def test_pytorchs_cpp_is_to_blame_for_a_call_under_test(call: Any, arguments: tuple[Any, ...]) -> None:
-    assert blamed(lambda: blame.under_test(call, torch.ones(2, 3), *arguments)) == "torch"
+def test_pytorchs_cpp_is_to_blame_for_a_call_that_ampcheck_made(change: Any) -> None:
+    assert blamed(lambda: observe.map_tensors(torch.ones(2, 3), change)) == "torch"
 
 
-def test_a_runtime_error_below_ampcheck_is_pytorchs() -> None:
-    assert blamed(lambda: observe.map_tensors(torch.ones(2, 3), torch.linalg.inv)) == "torch"
+def test_a_runtime_error_directly_below_ampcheck_is_pytorchs() -> None:
+    assert blamed(lambda: closeness.identical(torch.ones(2), torch.ones(2, device="meta"))) == "torch"
 
 
 @pytest.mark.parametrize(
@@ -200,8 +207,8 @@ def test_without_a_backends_frame_the_harness_shows_its_own() -> None:
 
 
 def test_the_line_of_a_scenario_that_made_the_call_is_kept() -> None:
-    code = "def test_x():\n    blame.under_test(lambda: kernel('mm'))\n"
-    names: dict[str, Any] = {"blame": blame, "kernel": kernel}
+    code = "def test_x():\n    in_thread(lambda: kernel('mm'), nullcontext)\n"
+    names: dict[str, Any] = {"in_thread": in_thread, "kernel": kernel, "nullcontext": nullcontext}
     exec(compile(code, str(ROOT / "suites" / "eager" / "test_x.py"), "exec"), names)
     lines = blame.trimmed(raised_from(names["test_x"], 1)).splitlines()
     frames = [line.partition(" in ")[2] for line in lines if line.startswith("  File")]
