@@ -292,6 +292,17 @@ def test_a_process_that_ends_or_hangs_costs_one_variant() -> None:
     assert (late.verdict, late.reason) == ("not measured", "took more than 0 s to compile")
 
 
+def test_programs_for_which_no_time_is_left_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "available", lambda: None)  # also where libtpu is not installed
+    begun: list[str] = []
+    (group,) = command.groups([catalogue()["mm-16"]], "v5e", begun.append, until=0.0)
+    assert begun == []
+    assert [variant.name for variant in group.variants] == list(command.VARIANTS)
+    assert {(variant.verdict, variant.reason) for variant in group.variants} == {
+        ("not measured", "left out, as the run had to end")
+    }
+
+
 def test_estimates_are_compared_with_the_default() -> None:
     seconds = {"fp32": 6.0, "fp32-default": 1.0, "bf16": 2.0, "fp16": 1.01, "bf16-native": 0.5}
     variants = [VariantResult(name, "", seconds=value) for name, value in seconds.items()]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ampcheck.programs.regions.draw import programs
+from ampcheck.programs.search import Search
 from ampcheck.runner.record import FIXED_SEED, read, seed_of_programs
 from tests.cli_support import ROOT, run, run_pytest
 
@@ -21,6 +23,21 @@ def test_which_seed_a_run_has() -> None:
     assert seed_of_programs(True, "12") == seed_of_programs(True, 12) == 12
     assert seed_of_programs(True, "night") == seed_of_programs(True, "night") != seed_of_programs(True, "day")
     assert seed_of_programs(True) in (_today(), _today() - 1)
+
+
+def drawn(search: Search) -> list[str]:
+    """The programs that a search draws, none of them run."""
+    found: list[str] = []
+    assert search.first_difference(found.append, programs(["cpu"]), examples=20, nightly=20) is None
+    return found
+
+
+def test_a_seed_decides_what_is_drawn() -> None:
+    usual = drawn(Search())
+    assert len(usual) > 10
+    assert usual == drawn(Search(given=7))  # only a nightly run takes one
+    assert usual == drawn(Search(nightly=True, given=FIXED_SEED))
+    assert usual != drawn(Search(nightly=True, given=7))
 
 
 @pytest.mark.parametrize(
