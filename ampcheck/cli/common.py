@@ -26,7 +26,7 @@ def add_device_module(parser: argparse.ArgumentParser) -> None:
 
 
 def add_compiler(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add `--compiler`, and `--executor`, its name until 0.3, which no help lists."""
+    """Add `--compiler`, and its old name `--executor`, which no help lists."""
     add = parser.add_argument
     add("--compiler", action="append", default=[], metavar="NAME", help=what)
     add("--executor", action="append", dest="compiler", help=argparse.SUPPRESS)
