@@ -225,7 +225,7 @@ def load(path: Path, names: Collection[str] | None = None, *, what: str = "devia
     Args:
         path: the file.
         names: every device that an entry may name. Without it, no name is refused.
-        what: "baseline" for a file that may be a plain list, as `ampcheck deviations baseline` wrote until 0.3.
+        what: "baseline" for a file that may be a plain list, as `ampcheck waivers baseline` wrote before.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -73,7 +73,7 @@ SELECTION: dict[str, dict[str, Any]] = {
     "--rule": {**_MANY, "metavar": "RULE", "help": "run the cases of this rule alone"},
     "--amp-dtype": {**_MANY, "metavar": "DTYPE", "help": "run the cases of this region dtype alone"},
     "--compiler": {**_MANY, "metavar": "NAME", "help": "run the cases of this compiler alone"},
-    "--executor": {"action": "append", "dest": "compiler", "help": argparse.SUPPRESS},  # its name until 0.3
+    "--executor": {"action": "append", "dest": "compiler", "help": argparse.SUPPRESS},  # its old name
     "--deviations": {**_MANY, "metavar": "FILE", "type": Path, "help": "a further deviations file"},
     "--smoke": {"action": "store_true", "help": "run a small choice: some of each suite, rule, policy and compiler"},
     "--shard": {"metavar": "N/COUNT", "help": "run share N of COUNT; all shares together have every case once"},
