@@ -62,7 +62,7 @@ def _gradients(device: Device, rule: str, suite: str, op: Op) -> Iterator[Case]:
         pairs = [(low, "fp32")]
         if number == 0:
             pairs += [(amp, "fp32") for amp in device.amp_dtypes if amp != low]
-            pairs.append((low, one_off("fp32", low, count - 1, count)))
+            pairs += [(low, one_off("fp32", low, place, count)) for place in dict.fromkeys((count - 1, 0))]
         name = sample.name if number else ""
         for amp, inputs in pairs:
             yield Case(suite, rule, op.overload, name, f"{inputs}{GRADIENT}", amp, device.name, device.token)

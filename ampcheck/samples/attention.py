@@ -13,8 +13,8 @@ OPS = (
     op(
         "_native_multi_head_attention",
         at("masked", *_MHA, b(2, 3), True, True, _PADDING_MASK),
-        at("nomask", *_MHA),
-        at("noweights", *_MHA, None, False),
+        at("nomask", *_MHA, average_attn_weights=False),
+        at("noweights", *_MHA[:4], 4, *_MHA[5:], None, False),
         also=("torch._native_multi_head_attention",),
     ),
     op(
@@ -26,10 +26,12 @@ OPS = (
     op(
         "scaled_dot_product_attention",
         at("biased", _QUERY, _KEY, _VALUE, f(3, 5)),
+        at("large", f(1, 2, 130, 20), f(1, 2, 9, 20), f(1, 2, 9, 40), f(130, 9)),
         at("masked", _QUERY, _KEY, _VALUE, b(2, 1, 3, 5)),
         at("causal", _SAME, _SAME, _SAME, None, 0.0, True, scale=0.5),
         at("grouped", f(2, 4, 3, 4), _KEY, _VALUE, enable_gqa=True),
         at("unbatched", f(3, 4), f(5, 4), f(5, 6)),
+        at("dropped", _SAME, _SAME, _SAME, None, 1.0),  # all of it, which no random number decides
         via("torch.nn.functional.scaled_dot_product_attention", _QUERY, _KEY, _VALUE),
         via("torch.nn.functional.scaled_dot_product_attention", _QUERY, _KEY, _VALUE, attn_mask=f(2, 2, 3, 5)),
     ),

@@ -4,34 +4,35 @@ from ampcheck.samples.describe import at, f, op, via
 
 # The flags benchmark, deterministic and cudnn_enabled. A benchmark picks an algorithm anew, so bits would differ.
 _CUDNN = (False, True, True)
-_NATIVE = (False, True, False)
+_NATIVE = (False, False, False)
 
 OPS = (
     op(
         "_convolution",
         at("bias", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1, *_CUDNN, False),
-        at("nobias", f(2, 3, 5, 4), f(4, 3, 3, 2), None, [2, 1], [1, 1], [1, 1], False, [0, 0], 1, *_NATIVE, True),
-        at("transposed", f(2, 3, 5), f(3, 2, 3), f(2), [2], [0], [1], True, [1], 1, *_CUDNN, False),
+        at("nobias", f(2, 3, 5, 4), f(6, 1, 3, 2), None, [2, 1], [2, 1], [1, 2], False, [0, 0], 3, *_NATIVE, True),
+        at("transposed", f(2, 4, 5), f(4, 1, 3), f(2), [3], [0], [2], True, [2], 2, *_CUDNN, False),
         also=("torch._convolution",),
     ),
     op(
         "_convolution.deprecated",
         at("bias", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1, *_CUDNN),
-        at("nobias", f(2, 3, 5, 4), f(4, 3, 3, 2), None, [2, 1], [1, 1], [1, 1], False, [0, 0], 1, *_NATIVE),
-        at("transposed", f(2, 3, 5), f(3, 2, 3), f(2), [2], [0], [1], True, [1], 1, *_CUDNN),
+        at("nobias", f(2, 3, 5, 4), f(6, 1, 3, 2), None, [2, 1], [2, 1], [1, 2], False, [0, 0], 3, *_NATIVE),
+        at("transposed", f(2, 4, 5), f(4, 1, 3), f(2), [3], [0], [2], True, [2], 2, *_CUDNN),
         also=("torch._convolution",),
     ),
     op(
         "_mps_convolution",
         at("bias", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [0, 0], [1, 1], [1, 1], 1),
-        at("nobias", f(2, 3, 5, 4), f(4, 3, 3, 2), None, [1, 1], [2, 1], [1, 1], 1),
+        at("nobias", f(2, 3, 5, 4), f(6, 1, 3, 2), None, [2, 1], [2, 1], [1, 2], 3),
         also=("torch._mps_convolution",),
     ),
     op(
         "conv1d",
         at("bias", f(2, 3, 6), f(4, 3, 3), f(4)),
+        at("large", f(2, 16, 130), f(24, 16, 5), f(24)),
         at("nobias", f(2, 3, 6), f(4, 3, 3)),
-        at("unbatched", f(4, 6), f(6, 2, 3), f(6), [2], [1], [1], 2),
+        at("unbatched", f(4, 6), f(6, 2, 3), f(6), [2], [1], [2], 2),
         at("empty", f(0, 3, 6), f(4, 3, 3), f(4)),
         via("torch.conv1d", f(2, 3, 6), f(4, 3, 3), bias=f(4), stride=2, padding=1),
         also=("torch.nn.functional.conv1d",),
@@ -39,7 +40,7 @@ OPS = (
     op(
         "conv1d.padding",
         at("same", f(2, 3, 6), f(4, 3, 3), f(4), [1], "same"),
-        at("valid", f(2, 3, 6), f(4, 3, 3), None, [2], "valid"),
+        at("valid", f(2, 3, 6), f(6, 1, 3), None, [2], "valid", [2], 3),
         # An even kernel pads one side more than the other, in a separate step.
         at("uneven", f(2, 3, 6), f(4, 3, 2), f(4), [1], "same"),
         via("torch.conv1d", f(2, 3, 6), f(4, 3, 3), f(4), padding="same"),
@@ -58,7 +59,7 @@ OPS = (
     op(
         "conv2d.padding",
         at("same", f(2, 3, 5, 4), f(4, 3, 3, 1), f(4), [1, 1], "same"),
-        at("valid", f(2, 3, 5, 4), f(4, 3, 3, 2), None, [2, 1], "valid"),
+        at("valid", f(2, 3, 5, 4), f(6, 1, 3, 2), None, [2, 1], "valid", [1, 2], 3),
         at("uneven", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [1, 1], "same"),
         via("torch.conv2d", f(2, 3, 5, 4), f(4, 3, 3, 1), f(4), padding="same"),
         via("torch.nn.functional.conv2d", f(2, 3, 5, 4), f(4, 3, 3, 1), f(4), padding="same"),
@@ -74,7 +75,7 @@ OPS = (
     op(
         "conv3d.padding",
         at("same", f(2, 2, 3, 4, 3), f(3, 2, 1, 3, 1), f(3), [1, 1, 1], "same"),
-        at("valid", f(2, 2, 3, 4, 3), f(3, 2, 2, 3, 1), None, [1, 2, 1], "valid"),
+        at("valid", f(2, 2, 3, 4, 3), f(4, 1, 2, 3, 1), None, [1, 2, 1], "valid", [2, 1, 1], 2),
         at("uneven", f(2, 2, 3, 4, 3), f(3, 2, 2, 3, 1), f(3), [1, 1, 1], "same"),
         via("torch.conv3d", f(2, 2, 3, 4, 3), f(3, 2, 1, 3, 1), f(3), padding="same"),
         via("torch.nn.functional.conv3d", f(2, 2, 3, 4, 3), f(3, 2, 1, 3, 1), f(3), padding="same"),
@@ -89,7 +90,7 @@ OPS = (
         "conv_transpose1d",
         at("bias", f(2, 3, 5), f(3, 2, 3), f(2)),
         at("nobias", f(2, 3, 5), f(3, 2, 3)),
-        at("unbatched", f(4, 5), f(4, 3, 3), f(6), [2], [1], [1], 2, [1]),
+        at("unbatched", f(4, 5), f(4, 3, 3), f(6), [2], [1], [1], 2, [2]),
         via("torch.conv_transpose1d", f(2, 3, 5), f(3, 2, 3), bias=f(2), stride=2),
         also=("torch.nn.functional.conv_transpose1d",),
     ),
@@ -112,20 +113,20 @@ OPS = (
     op(
         "convolution",
         at("bias", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
-        at("nobias", f(2, 3, 5, 4), f(4, 3, 3, 2), None, [2, 1], [1, 1], [1, 1], False, [0, 0], 1),
-        at("transposed", f(2, 3, 5), f(3, 2, 3), f(2), [2], [0], [1], True, [1], 1),
+        at("nobias", f(2, 3, 5, 4), f(6, 1, 3, 2), None, [2, 1], [2, 1], [1, 2], False, [0, 0], 3),
+        at("transposed", f(2, 4, 5), f(4, 1, 3), f(2), [3], [0], [2], True, [2], 2),
         also=("torch.convolution",),
     ),
     op(
         "cudnn_convolution",
         at("2d", f(2, 3, 5, 4), f(4, 3, 3, 2), [0, 0], [1, 1], [1, 1], 1, False, True, False),
-        at("groups", f(2, 4, 5, 4), f(6, 2, 3, 2), [1, 0], [2, 1], [1, 1], 2, False, True, True),
+        at("groups", f(2, 4, 5, 4), f(6, 2, 3, 2), [1, 0], [2, 1], [1, 2], 2, False, True, True),
         also=("torch.cudnn_convolution",),
     ),
     op(
         "cudnn_convolution_transpose",
         at("2d", f(2, 3, 5, 4), f(3, 2, 3, 2), [0, 0], [0, 0], [1, 1], [1, 1], 1, False, True, False),
-        at("groups", f(2, 4, 5, 4), f(4, 3, 3, 2), [1, 0], [1, 0], [2, 1], [1, 1], 2, False, True, True),
+        at("groups", f(2, 4, 5, 4), f(4, 3, 3, 2), [1, 0], [1, 0], [2, 1], [1, 2], 2, False, True, True),
         also=("torch.cudnn_convolution_transpose",),
     ),
     op(

@@ -24,12 +24,13 @@ OPS = (
     _fft("irfft2", f(2, 4, 5), at("cropped", f(4, 5), (3, 6), (0, 1), "forward"), _complex(4, 5)),
     _fft("irfftn", f(2, 3, 5), at("cropped", f(2, 3, 5), (2, 6), (0, 2), "ortho"), _complex(2, 3, 5)),
     _fft("rfft", f(3, 8), at("padded", f(8, 3), 10, 0, "ortho")),
-    _fft("rfft2", f(2, 4, 6), at("cropped", f(4, 6), (3, 5), (0, 1))),
-    _fft("rfftn", f(2, 3, 4), at("cropped", f(2, 3, 4), (2, 2), (0, 2))),
+    _fft("rfft2", f(2, 4, 6), at("cropped", f(4, 6), (3, 5), (0, 1), "forward")),
+    _fft("rfftn", f(2, 3, 4), at("cropped", f(2, 3, 4), (2, 2), (0, 2), "ortho")),
     op(
         "stft",
         at("window", f(2, 16), 8, 4, 6, f(6, fill="positive"), False, True, True),
-        at("bare", f(16), 8, return_complex=True),
+        at("bare", f(16), 6, return_complex=True),
+        at("aligned", f(2, 16), 8, 4, 6, f(6, fill="positive"), False, True, True, True),
         at("twosided", f(16), 8, 4, 8, f(8, fill="positive"), True, False, True),
         via("torch.stft", f(2, 16), 8, window=f(8, fill="positive"), center=False, return_complex=True),
         via("torch.Tensor.stft", f(2, 16), 8, window=f(8, fill="positive"), center=False, return_complex=True),
@@ -37,8 +38,8 @@ OPS = (
     op(
         "stft.center",
         at("window", f(2, 16), 8, 4, 6, f(6, fill="positive"), True, "reflect", False, True, True),
-        at("bare", f(16), 8, return_complex=True),
-        at("uncentred", f(16), 8, 4, 8, f(8, fill="positive"), False, "constant", True, False, True),
+        at("bare", f(16), 6, return_complex=True),
+        at("uncentred", f(16), 8, 4, 6, f(6, fill="positive"), False, "constant", True, False, True, True),
     ),
     op(
         "view_as_complex",

@@ -9,7 +9,7 @@ OPS = (
     op(
         "cat",
         at("three", _THREE),
-        at("large", [f(40, 33), f(50, 33)]),
+        at("large", [f(900, 33), f(1100, 33)]),
         at("one", [f(2, 3)]),
         at("dim", [f(2, 3), f(2, 1)], -1),
         at("empty", [f(2, 3), f(0)]),
@@ -20,6 +20,7 @@ OPS = (
     op(
         "stack",
         at("three", _EQUAL),
+        at("large", [f(40, 70), f(40, 70)]),
         at("one", [f(2, 3)]),
         at("dim", [f(2, 3), f(2, 3)], -1),
         at("zerodim", [f(), f()]),
@@ -28,6 +29,7 @@ OPS = (
     op(
         "index_copy",
         at("rows", f(4, 3), 0, i(2, fill="arange"), f(2, 3)),
+        at("large", f(40, 130), 0, i(30, fill="arange"), f(30, 130)),
         at("columns", f(2, 5), -1, i(3, fill="arange"), f(2, 3)),
         at("zerodim", f(), 0, i(fill="arange"), f()),
         at("empty", f(4, 3), 0, i(0), f(0, 3)),
@@ -44,6 +46,7 @@ OPS = (
     op(
         "scatter_add",
         at("rows", f(3, 4), 0, i(2, 4, high=3), f(2, 4)),
+        at("large", f(40, 130), 0, i(5, 130, high=40), f(5, 130)),
         at("columns", f(3, 4), -1, i(3, 5, high=4), f(3, 6)),
         at("zerodim", f(), 0, i(fill="arange"), f()),
         at("empty", f(3, 4), 0, i(0, 4), f(0, 4)),

@@ -136,7 +136,7 @@ OPS = (
     op(
         "linalg_matrix_rank",
         at("2d", f(4, 3, fill="regular"), 0.25),
-        at("hermitian", f(2, 3, 3, fill="spd"), 0.25, True),
+        at("hermitian", f(2, 3, 3, fill="spd"), 0.5, True),
         also=("torch.linalg.matrix_rank",),
     ),
     op(
@@ -148,7 +148,7 @@ OPS = (
     op(
         "linalg_matrix_rank.atol_rtol_tensor",
         at("2d", f(4, 3, fill="regular"), atol=f(fill="unit"), rtol=f(fill="unit")),
-        at("batched", f(2, 4, 3, fill="regular"), atol=f(2, fill="unit")),
+        at("batched", f(2, 3, 3, fill="spd"), atol=f(2, fill="unit"), hermitian=True),
         also=("torch.linalg.matrix_rank",),
     ),
     op(
@@ -249,7 +249,7 @@ OPS = (
     op(
         "triangular_solve",
         at("2d", f(3, 2), f(3, 3, fill="upper")),
-        at("transposed", f(2, 3, 2), f(2, 3, 3, fill="lower"), False, True),
+        at("transposed", f(2, 3, 2), f(2, 3, 3, fill="lower"), False, True, True),
         also=("torch.triangular_solve", "torch.Tensor.triangular_solve"),
     ),
 )

@@ -37,6 +37,7 @@ OPS = (
     op(
         "cross_entropy_loss",
         at("weight", f(3, 5), i(3, high=5), f(5, fill="positive")),
+        at("large", f(40, 130), i(40, high=130), f(130, fill="positive")),
         at("probabilities", f(3, 5), f(3, 5, fill="unit"), f(5, fill="positive"), 0),
         at("smoothing", f(2, 5, 3), i(2, 3, high=5), None, 1, 0, 0.125),
         at("single", f(5), i(high=5)),
@@ -123,6 +124,7 @@ OPS = (
     op(
         "mse_loss",
         at("mean", f(3, 4), f(3, 4)),
+        at("large", f(65, 1030), f(65, 1030)),
         at("broadcast", f(3, 4), f(4), 0),
         at("scalar", f(), f(), 2),
         at("empty", f(0, 4), f(0, 4)),
@@ -208,7 +210,7 @@ OPS = (
     op(
         "triplet_margin_loss",
         at("mean", f(3, 5), f(3, 5), f(3, 5)),
-        at("swapped", f(3, 5), f(3, 5), f(3, 5), 0.5, 1.0, 1e-6, True, 0),
+        at("swapped", f(3, 5), f(3, 5), f(3, 5), 0.5, 1.0, 0.25, True, 0),
         at("single", f(5), f(5), f(5)),
         via("torch.nn.functional.triplet_margin_loss", f(3, 5), f(3, 5), f(3, 5), margin=0.5, reduction="sum"),
         also=("torch.triplet_margin_loss",),

@@ -43,6 +43,7 @@ OPS = (
     op(
         "baddbmm",
         at("batched", f(2, 3, 5), f(2, 3, 4), f(2, 4, 5)),
+        at("large", f(2, 70, 40), f(2, 70, 65), f(2, 65, 40)),
         at("broadcast", f(5), f(2, 3, 4), f(2, 4, 5), beta=0.5, alpha=2),
         at("empty", f(0, 3, 5), f(0, 3, 4), f(0, 4, 5)),
         also=("torch.baddbmm", "torch.Tensor.baddbmm"),

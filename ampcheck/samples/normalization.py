@@ -29,7 +29,7 @@ OPS = (
             1e-5,
             False,
         ),
-        at("bare", f(4, 3), None, None, None, None, True, 0.125, 1e-5, False),
+        at("bare", f(4, 3), None, None, None, None, True, 0.25, 0.125, True),
         via(
             "torch.nn.functional.batch_norm",
             f(2, 3, 4),
@@ -44,7 +44,7 @@ OPS = (
         "group_norm",
         at("affine", f(2, 4, 3), 2, f(4, fill="positive"), f(4)),
         at("bare", f(2, 4), 4),
-        at("weight", f(2, 4, 2, 3), 1, f(4, fill="positive"), None, 1e-3),
+        at("weight", f(2, 4, 2, 3), 1, f(4, fill="positive"), None, 0.125, False),
         also=("torch.group_norm", "torch.nn.functional.group_norm"),
     ),
     op(
@@ -52,7 +52,7 @@ OPS = (
         at("affine", f(2, 3, 4), (3, 4), f(3, 4, fill="positive"), f(3, 4)),
         at("large", f(40, 130), (130,), f(130, fill="positive"), f(130)),
         at("bare", f(3, 4), (4,)),
-        at("weight", f(3, 4), (4,), f(4, fill="positive"), None, 1e-3),
+        at("weight", f(3, 4), (4,), f(4, fill="positive"), None, 0.125, False),
         at("empty", f(0, 4), (4,), f(4), f(4)),
         also=("torch.layer_norm", "torch.nn.functional.layer_norm"),
     ),

@@ -48,6 +48,7 @@ OPS = (
     op(
         "atan2",
         at("2d", f(3, 4), f(3, 4)),
+        at("large", f(40, 130), f(40, 130)),
         at("broadcast", f(2, 1, 4), f(3, 1)),
         at("zerodim", f(3, 4), f()),
         at("empty", f(0, 4), f(4)),
@@ -63,6 +64,7 @@ OPS = (
     op(
         "addcmul",
         at("2d", f(3, 4), f(3, 4), f(3, 4)),
+        at("large", f(65, 1030), f(65, 1030), f(1030)),
         at("broadcast", f(2, 1, 4), f(3, 1), f(4), value=0.5),
         at("zerodim", f(3, 4), f(), f()),
         also=("torch.addcmul", "torch.Tensor.addcmul"),

@@ -72,7 +72,7 @@ OPS = (
     op(
         "max_unpool3d",
         at("batched", f(1, 2, 2, 2, 3), i(1, 2, 2, 2, 3, fill="arange"), (4, 4, 6), (2, 2, 2), (0, 0, 0)),
-        at("unbatched", f(2, 2, 2, 3), i(2, 2, 2, 3, fill="arange"), (4, 4, 5), (2, 2, 2), (0, 0, 0)),
+        at("unbatched", f(2, 2, 2, 3), i(2, 2, 2, 3, fill="arange"), (4, 4, 5), (2, 2, 1), (1, 0, 0)),
         via("torch.nn.functional.max_unpool3d", f(1, 2, 2, 2, 3), i(1, 2, 2, 2, 3, fill="arange"), (2, 2, 2)),
         also=("torch._C._nn.max_unpool3d",),
     ),

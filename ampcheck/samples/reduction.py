@@ -20,6 +20,7 @@ OPS = (
     op(
         "cumsum",
         at("dim", f(3, 4), 1),
+        at("large", f(600, 9), 1),
         at("double", f(3, 4), -1, dtype=torch.float64),
         at("low", f(3, 4), 0, dtype=torch.bfloat16),
         at("zerodim", f(), 0),
@@ -45,6 +46,7 @@ OPS = (
     op(
         "linalg_vector_norm",
         at("all", f(3, 4)),
+        at("large", f(40, 130)),
         at("double", f(3, 4), dtype=torch.float64),
         at("dim", f(3, 4), 3, [1], True),
         at("empty", f(0, 3), 2, [0]),
@@ -58,6 +60,7 @@ OPS = (
     op(
         "log_softmax.int",
         at("dim", f(3, 4), 1),
+        at("large", f(40, 130), 1),
         at("double", f(3, 4), 0, torch.float64),
         at("low", f(3, 4), 1, torch.bfloat16),
         at("zerodim", f(), 0),
@@ -103,6 +106,7 @@ OPS = (
     op(
         "sum.dim_IntList",
         at("dim", f(3, 4), [1]),
+        at("large", f(40, 130), [1]),
         at("double", f(3, 4), [0], True, dtype=torch.float64),
         at("low", f(3, 4), [0, 1], dtype=torch.bfloat16),
         at("none", f(3, 4), None),
@@ -183,7 +187,7 @@ OPS = (
         "cosine_similarity",
         at("dim", f(3, 4), f(3, 4)),
         at("broadcast", f(2, 1, 4), f(3, 4), -1),
-        at("vectors", f(4), f(4), 0),
+        at("vectors", f(4), f(4), 0, 4.0),
         also=("torch.cosine_similarity", "torch.nn.functional.cosine_similarity"),
     ),
     op("trace", at("2d", f(3, 4)), at("empty", f(0, 0)), also=("torch.trace", "torch.Tensor.trace")),

@@ -1,0 +1,65 @@
+"""The samples of an op with a policy vary each of its arguments but tensors, so that one that is lost shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ampcheck.devices.registry import known
+from ampcheck.observe.recorder import exists, overload
+from ampcheck.samples import catalogue
+from ampcheck.samples.describe import Sample, TensorArg
+
+LISTED = sorted({name for device in known().values() for name in device.policies()} & set(catalogue()))
+
+_ONE_LSTM = "oneDNN's layer takes one kind of cell and sizes that the weights decide, and has forward kernels alone"
+_BENCHMARK = "a benchmark picks an algorithm anew, so the bits of two calls would differ"
+FIXED = {
+    ("_convolution", "benchmark"): _BENCHMARK,
+    ("_convolution.deprecated", "benchmark"): _BENCHMARK,
+    ("_lu_with_info", "pivot"): "PyTorch has no factorization without pivots on the CPU",
+    ("_native_multi_head_attention", "embed_dim"): "the shapes of the weights decide it",
+    ("_scaled_dot_product_flash_attention", "dropout_p"): "it draws random numbers, which no float64 result has",
+    ("_scaled_dot_product_flash_attention", "return_debug_mask"): "CUDA takes it with dropout alone",
+    ("cudnn_convolution", "benchmark"): _BENCHMARK,
+    ("cudnn_convolution", "deterministic"): "the bits of two calls would differ",
+    ("cudnn_convolution_transpose", "benchmark"): _BENCHMARK,
+    ("cudnn_convolution_transpose", "deterministic"): "the bits of two calls would differ",
+    ("linalg_svd", "driver"): "PyTorch takes it on CUDA alone",
+    ("linalg_svdvals", "driver"): "PyTorch takes it on CUDA alone",
+    ("mkldnn_rnn_layer", "batch_first"): _ONE_LSTM,
+    ("mkldnn_rnn_layer", "batch_sizes"): _ONE_LSTM,
+    ("mkldnn_rnn_layer", "has_biases"): _ONE_LSTM,
+    ("mkldnn_rnn_layer", "hidden_size"): _ONE_LSTM,
+    ("mkldnn_rnn_layer", "mode"): _ONE_LSTM,
+    ("mkldnn_rnn_layer", "num_layers"): _ONE_LSTM,
+    ("mkldnn_rnn_layer", "train"): _ONE_LSTM,
+}
+"""Arguments that have one value in all samples, and why."""
+
+
+def _given(sample: Sample, place: int, argument: Any) -> Any:
+    """Return the value that a sample gives an argument, by default the argument's own."""
+    if sample.call == "aten" and place < len(sample.args) and not argument.kwarg_only:
+        return sample.args[place]
+    return sample.kwargs.get(argument.name, argument.default_value)
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_no_argument_has_one_value_alone(name: str) -> None:
+    if not exists(name):
+        pytest.skip(f"this torch has no aten::{name}")
+    schema = overload(name)._schema
+    fixed = set()
+    for place, argument in enumerate(schema.arguments):
+        optional = argument.has_default_value()
+        if not optional and "Tensor" in str(argument.type):
+            continue
+        samples = [sample for sample in catalogue()[name].samples if optional or sample.call == "aten"]
+        values: list[Any] = [argument.default_value] if optional else []
+        for sample in samples:
+            value = _given(sample, place, argument)
+            values += [value] * (isinstance(value, TensorArg) or value not in values)
+        fixed |= {argument.name} if len(values) < 2 else set()
+    assert fixed == {argument for op, argument in FIXED if op == name}, "name the exception and its reason in FIXED"
