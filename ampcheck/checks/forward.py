@@ -49,6 +49,15 @@ from ampcheck.spec.case import Case
 from ampcheck.spec.casting import APPENDED, POLICIES, Leaf, expect
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
+MODES = {
+    ("fp32", "small"): "no_grad",
+    ("fp32", "strided"): "inference_mode",
+    ("low", "large"): "inference_mode",
+    ("low", "positive"): "no_grad",
+}
+"""In which of torch's gradient modes an op is run in a form, by the dtype of its inputs; all others in none. So each op
+sees each mode with and without a cast, and each form in some mode and in none."""
+
 _OF_DTYPES = re.compile(r"dtype|scalar ?type|same type|not implemented for", re.IGNORECASE)
 """How kernels refuse a mixture of dtypes."""
 
@@ -117,7 +126,7 @@ def _results(case: Case, device: Device, todo: CallPlan) -> list[str]:
 
 
 def _forms(case: Case, device: Device, todo: CallPlan) -> list[str]:
-    """Check an op on other values than its sample's, and on tensors that are not contiguous."""
+    """Check an op on other values than its sample's, on tensors that are not contiguous, and without gradients."""
     if case.sample or todo.op.values != "exact" or case.inputs not in ("fp32", case.amp):
         return []
     if case.inputs == "fp32" and not device.database:  # such a device compiles each op for each dtype
@@ -129,13 +138,16 @@ def _forms(case: Case, device: Device, todo: CallPlan) -> list[str]:
         other = in_layout(todo, form)
         if other is None or reference(other).error is not None:  # PyTorch refuses these values
             continue
+        mode = MODES.get(("fp32" if case.inputs == "fp32" else "low", form), "")
+        where = f"on {form} inputs, in torch.{mode}()" if mode else f"on {form} inputs"
         try:
-            require_inputs(other, device)
-            differences = _results(case, device, other)
+            require_inputs(other, device)  # outside of the mode, since their values are kept for other cases
+            with getattr(torch, mode or "enable_grad")():
+                differences = _results(case, device, other)
         except Broken as broken:
-            raise Broken([f"on {form} inputs: {text}" for text in broken.differences], broken.error) from None
+            raise Broken([f"{where}: {text}" for text in broken.differences], broken.error) from None
         if differences:
-            return [Difference(f"on {form} inputs: {text}", error_of(text)) for text in differences]
+            return [Difference(f"{where}: {text}", error_of(text)) for text in differences]
         # After each form, for the last one has the values of the first call again.
         now = [device.host(x) for x in first.outputs]
         with device.native_ops():
@@ -409,10 +421,13 @@ class ForwardProgram(PlainProgram):
 
     def __init__(self, case: Case, device: Device, message: str, layout: Callable[..., object] | None = None) -> None:
         self.case, self.message = case, message
-        self.form = next((form for form in FORMS if f"on {form} inputs" in message), "")
+        found = re.search(rf"on ({'|'.join(FORMS)}) inputs(?:, in torch\.(\w+)\(\))?", message)
+        self.where, self.form, mode = (found[0], found[1], found[2]) if found else ("", "", "")
         planned = plan(case, device)
         super().__init__(device, (in_layout(planned, self.form) if self.form else None) or planned, layout)
         self.region = region(device, case.amp)
+        if mode:
+            self.blocks.append(f"mode = torch.{mode}()\nmode.__enter__()  # for all that follows")
 
     def written(self, modules: Sequence[str], *, ran: bool) -> str:
         """Return the program; see `Check.program`."""
@@ -455,7 +470,7 @@ class ForwardProgram(PlainProgram):
         return self._never_ran if re.search("never ran|before its kernel ran", self.message) else None
 
     def say(self, what: str, found: str) -> str:
-        return super().say(what, f'[f"on {self.form} inputs: {{text}}" for text in {found}]' if self.form else found)
+        return super().say(what, f'[f"{self.where}: {{text}}" for text in {found}]' if self.where else found)
 
     # What the recorder shows.
 

@@ -146,7 +146,7 @@ def expression(arg: TensorArg, dtype: str, position: int, device: Device) -> tup
         if not wanted.is_floating_point and own is None:
             made = f"(3 * ({made})).round()"
     if arg.strided and len(arg.shape) > 1:  # as ampcheck.samples.tensors makes one that is not contiguous
-        made = f"({made}).mT.clone(memory_format=torch.contiguous_format).mT"
+        made = f"({made}).transpose(-2, -1).clone(memory_format=torch.contiguous_format).transpose(-2, -1)"
     elif arg.strided:
         made = f"torch.stack([{made}] * 2, -1)[..., 0]"
     if not isinstance(ast.parse(made, mode="eval").body, (ast.Call, ast.Attribute, ast.Subscript)):

@@ -149,7 +149,7 @@ def host_tensor(arg: TensorArg, dtype: str, position: int) -> torch.Tensor:
 def _strided(tensor: torch.Tensor) -> torch.Tensor:
     """Return a view of the same values that is not contiguous: transposed, or with gaps where it has one dimension."""
     if tensor.dim() > 1:
-        return tensor.mT.clone(memory_format=torch.contiguous_format).mT
+        return tensor.transpose(-2, -1).clone(memory_format=torch.contiguous_format).transpose(-2, -1)
     return torch.stack([tensor, tensor], -1)[..., 0]
 
 

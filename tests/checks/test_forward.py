@@ -24,6 +24,10 @@ mm = torch.ops.aten.mm.default
 CASE = Case("eager", "downcast", "mm", "", "bf16", "bf16", "cpu", "cpu")
 
 
+def grads() -> bool:
+    return torch.is_grad_enabled() or torch.is_inference_mode_enabled()
+
+
 def in_region() -> bool:
     return torch.is_autocast_enabled("cpu")
 
@@ -87,12 +91,22 @@ KERNELS: dict[str, tuple[Kernel, str, str]] = {
     "wrong for large values": (
         lambda x, y: mm(x, y).clamp(-10, 10),
         "broken",
-        "on large inputs: output 0 of aten::mm is",
+        "on large inputs, in torch.inference_mode(): output 0 of aten::mm is",
     ),
     "wrong for what is not contiguous": (
         lambda x, y: mm(x if x.is_contiguous() else x.reshape(-1).view(x.shape) * 2, y),
         "broken",
         "on strided inputs: output 0",
+    ),
+    "uncast without gradients": (
+        lambda x, y: mm(x, y).float() if in_region() and not grads() else mm(x, y),
+        "fail",
+        "on positive inputs, in torch.no_grad(): output 0 of aten::mm is fp32; expected bf16",
+    ),
+    "uncast in inference mode": (
+        lambda x, y: mm(x, y).float() if in_region() and torch.is_inference_mode_enabled() else mm(x, y),
+        "fail",
+        "on large inputs, in torch.inference_mode(): output 0 of aten::mm is fp32; expected bf16",
     ),
     "writes to its input": (zeroing, "broken", "argument 0 of aten::mm holds other values after the call; it is only"),
     "of another shape": (lambda x, y: mm(x, y)[:1], "broken", "has shape (1, 5); expected (3, 5)"),
