@@ -3,9 +3,7 @@
 It uses that call and the device class, as another backend would. NumPy computes the ops of `FUNCTIONS`; the others run
 in PyTorch's CPU kernels on the arrays' own memory.
 
-The environment variable NPY_BASE is the base of the registration, "cuda" unless it says "cpu". NPY_FAULT plants a
-mistake in it: "drop" gives linear no kernel, "policy" sends exp to the lower precision, "uncached" keeps no casts,
-"stale" keeps them whatever happens to the weight.
+The environment variable NPY_BASE is the base of the registration, "cuda" unless it says "cpu".
 """
 
 from __future__ import annotations
@@ -18,12 +16,10 @@ import numpy as np
 import torch
 from engine import Arrays, Backend, Tested
 
-from ampcheck.register import weight_cache
 from ampcheck.spec.policies import closest, table
 
 NAME = "npy"
 BASE = os.environ.get("NPY_BASE", "cuda")
-FAULT = os.environ.get("NPY_FAULT", "")
 
 FUNCTIONS = {
     "exp": np.exp,
@@ -38,13 +34,7 @@ FUNCTIONS = {
 """Ops NumPy computes, where all tensors are float32: it rounds the lower precisions its own way."""
 
 BACKEND = Backend(NAME, Arrays(), fallback=True, functions=FUNCTIONS)
-AUTOCAST = BACKEND.register(
-    {"drop": {"aten::linear": "fallthrough"}, "policy": {"aten::exp": "downcast"}}.get(FAULT), base=BASE
-)
-if FAULT == "uncached":
-    weight_cache._foreign = lambda weight: True
-if FAULT == "stale":
-    weight_cache.Cache._fresh = lambda self, found, weight: found.weight() is weight
+AUTOCAST = BACKEND.register(base=BASE)
 
 
 class Npy(Tested):

@@ -1,8 +1,7 @@
 """A PrivateUse1 backend of a third party: CPU tensors in a wrapper, autocast registered kernel by kernel.
 
-It uses nothing of ampcheck but the device class and the policy table. The environment
-variable SLOWPOKE_FAULT plants a mistake: "linear" forgets to register linear, "doubles" casts float64 too, "lazy" never
-fills in a dtype.
+It uses nothing of ampcheck but the device class and the policy table. The environment variable SLOWPOKE_FAULT plants
+a mistake: "linear" forgets to register linear.
 """
 
 from __future__ import annotations
@@ -79,8 +78,9 @@ _aten = Library("aten", "IMPL")
 
 
 def _eligible(x: Any) -> bool:
-    double = x.dtype == torch.float64 and FAULT != "doubles" if isinstance(x, torch.Tensor) else False
-    return isinstance(x, torch.Tensor) and x.device.type == NAME and x.is_floating_point() and not double
+    if not isinstance(x, torch.Tensor) or x.device.type != NAME:
+        return False
+    return x.is_floating_point() and x.dtype is not torch.float64
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -114,7 +114,7 @@ def _kernel(op: Any, policy: str) -> Any:
                 if found:
                     widest = found[0] if len(set(found)) == 1 else torch.float32
                     args, kwargs = _cast((args, kwargs), widest)
-            elif policy == "optdtype" and _eligible(args[0]) and FAULT != "lazy":
+            elif policy == "optdtype" and _eligible(args[0]):
                 place = names.index("dtype")
                 given = args[place] if place < len(args) else kwargs.get("dtype")
                 if given is None:

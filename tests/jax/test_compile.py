@@ -1,14 +1,11 @@
-"""`torch.compile(backend="jax")`: values and gradients equal to eager ones, whatever the graph has in it."""
+"""`torch.compile(backend="jax")`: what the suites of compiled functions do not run: buffers, writes, `jit` around."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -21,44 +18,10 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # PyTorch's own, while Dynamo is imported
     import ampcheck.jax_device.compile  # noqa: F401  # registers the backend
 
-# Dynamo's own slips, which say nothing of the device.
-pytestmark = [
+pytestmark = [  # Dynamo's own slips, which say nothing of the device, and Inductor's imports
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
-    pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-
-
-def data(rows: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
-    torch.manual_seed(0)
-    return torch.randn(rows, 4).to("jax"), torch.randn(rows, 3).to("jax")
-
-
-def layers(*between: torch.nn.Module) -> torch.nn.Module:
-    torch.manual_seed(1)
-    return torch.nn.Sequential(torch.nn.Linear(4, 16), *between, torch.nn.Linear(16, 3)).to("jax")
-
-
-def one(call: Callable[..., Any], module: torch.nn.Module, amp: Any, rows: int) -> dict[str, torch.Tensor]:
-    """Loss, gradients and buffers of one step."""
-    x, y = data(rows)
-    with torch.autocast("jax", dtype=amp) if amp else contextlib.nullcontext():
-        loss = F.mse_loss(call(x), y)
-    loss.backward()
-    grads = {name: p.grad.cpu() for name, p in module.named_parameters()}
-    return {"loss": loss.detach().cpu(), **grads, **{name: b.cpu() for name, b in module.named_buffers()}}
-
-
-def same(module: torch.nn.Module, amp: Any = None, rows: int = 8, **bounds: float) -> Any:
-    """Compares a module with its compiled self over two steps; returns the compiled one."""
-    torch._dynamo.reset()
-    twin = copy.deepcopy(module)
-    compiled = torch.compile(module, backend="jax")
-    for _ in range(2):
-        torch.testing.assert_close(one(compiled, module, amp, rows), one(twin, twin, amp, rows), **bounds)
-    return compiled
-
-
-LOW = {"rtol": 2e-2, "atol": 5e-3}  # two roundings to bfloat16, which XLA may leave out inside of one program
 
 
 def test_the_entry_point_is_enough() -> None:
@@ -72,32 +35,28 @@ def test_the_entry_point_is_enough() -> None:
     assert done.stdout == "[0.0, 0.0]\n", done.stderr
 
 
-def test_forward_and_backward() -> None:
-    same(layers(torch.nn.Tanh()), rtol=1e-5, atol=1e-6)
-
-
-def test_autocast_outside_and_inside() -> None:
-    same(layers(torch.nn.Tanh()), torch.bfloat16, **LOW)
-
-    class Inside(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = layers()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with torch.autocast("jax", dtype=torch.bfloat16):
-                hidden = self.first(x)
-            assert hidden.dtype is torch.bfloat16
-            return self.second(hidden.float())
-
-    same(Inside().to("jax"), **LOW)
-
-
-def test_buffers_are_written() -> None:
-    module = layers(torch.nn.BatchNorm1d(16), torch.nn.ReLU())
-    same(module, rtol=1e-5, atol=1e-6)
-    assert module[1].num_batches_tracked.item() == 2
-    assert (module[1].running_mean != 0).all()
+@pytest.mark.parametrize("amp", [False, True])
+def test_steps_of_several_sizes_are_those_of_the_module_itself(amp: bool) -> None:
+    """Losses, gradients and running statistics; under autocast XLA may leave out a rounding inside of one program."""
+    torch._dynamo.reset()
+    torch.manual_seed(1)
+    middle = [torch.nn.Tanh()] if amp else [torch.nn.BatchNorm1d(16), torch.nn.ReLU()]
+    module = torch.nn.Sequential(torch.nn.Linear(4, 16), *middle, torch.nn.Linear(16, 3)).to("jax")
+    twin = copy.deepcopy(module)
+    seen = []
+    for call, owner in ((torch.compile(module, backend="jax"), module), (twin, twin)):
+        torch.manual_seed(0)
+        losses = []
+        for rows in (8, 8, 5):
+            x, y = torch.randn(rows, 4).to("jax"), torch.randn(rows, 3).to("jax")
+            with torch.autocast("jax", dtype=torch.bfloat16, enabled=amp):
+                loss = F.mse_loss(call(x), y)
+            loss.backward()
+            losses.append(loss.detach())
+        seen.append([t.cpu() for t in (*losses, *(p.grad for p in owner.parameters()), *owner.buffers())])
+    bounds = {"rtol": 2e-2, "atol": 5e-3} if amp else {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(seen[0], seen[1], **bounds)
+    assert amp or module[1].num_batches_tracked.item() == 3
 
 
 def test_random_masks_are_the_same_in_backward() -> None:
@@ -111,30 +70,6 @@ def test_random_masks_are_the_same_in_backward() -> None:
     assert not torch.equal(first, drop(ones))
 
 
-def test_other_shapes() -> None:
-    module = layers(torch.nn.Tanh())
-    compiled = same(module, rtol=1e-5, atol=1e-6)
-    module.zero_grad()
-    twin = copy.deepcopy(module)
-    for rows in (2, 5, 7):
-        torch.testing.assert_close(one(compiled, module, None, rows), one(twin, twin, None, rows), rtol=1e-5, atol=1e-6)
-
-
-def test_a_graph_break() -> None:
-    class Branches(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = torch.nn.Linear(4, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            hidden = self.linear(x)
-            hidden = hidden * 2 if hidden.sum() > 0 else hidden * 3
-            return hidden.tanh()
-
-    torch.manual_seed(1)
-    same(Branches().to("jax"), rtol=1e-5, atol=1e-6)
-
-
 def test_inputs_that_are_written() -> None:
     torch._dynamo.reset()
     x = torch.zeros(3, device="jax")
@@ -144,34 +79,10 @@ def test_inputs_that_are_written() -> None:
     assert x.tolist() == [2.0] * 3
 
 
-def test_a_wrong_gradient_is_seen() -> None:
-    class Wrong(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
-            return a * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            return grad * (3 if torch.compiler.is_compiling() else 2)
-
-    class Module(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = torch.nn.Linear(4, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return Wrong.apply(self.linear(x))
-
-    with pytest.raises(AssertionError, match="not close"):
-        same(Module().to("jax"), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Inductor's imports
-@pytest.mark.parametrize("fullgraph", [False, True])
-def test_a_compiled_function_inside_of_a_jitted_one_is_part_of_its_program(fullgraph: bool) -> None:
+def test_a_compiled_function_inside_of_a_jitted_one_is_part_of_its_program() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.Linear(4, 2)).to("jax")
-    compiled = torch.compile(model, fullgraph=fullgraph)
+    compiled = torch.compile(model, fullgraph=True)
     x = torch.randn(5, 3, device="jax")
     expected = compiled(x)
 
@@ -190,13 +101,9 @@ def test_a_compiled_function_inside_of_a_jitted_one_is_part_of_its_program(fullg
     torch.testing.assert_close(found, [p.grad for p in model.parameters()])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_condition_inside_of_a_jitted_function_has_a_program_for_each_outcome() -> None:
-    def branch(x: torch.Tensor) -> torch.Tensor:
-        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
-
-    run = jit(branch)
-    with pytest.warns(UserWarning, match="a program of .*branch for each outcome of .*torch.cond"):
+    run = jit(lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)))
+    with pytest.warns(UserWarning, match="a program of .* for each outcome of .*torch.cond"):
         run(torch.ones(2, device="jax"))
     for sign in (1, -1, 1):
         x = torch.full((2,), float(sign), device="jax")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import pickle
 import re
 import time
 import warnings
@@ -75,21 +74,6 @@ def test_fills_refuse_what_the_dtype_cannot_hold_as_the_cpu_does(dtype: torch.dt
             fill()
 
 
-@pytest.mark.parametrize(("dtype", "value"), [(torch.uint8, -130), (torch.float16, math.inf), (torch.int8, 101.9)])
-def test_fills_take_what_the_cpu_takes(dtype: torch.dtype, value: float) -> None:
-    found = torch.full((2,), value, dtype=dtype, device="jax")
-    expected = torch.full((2,), value, dtype=dtype)
-    assert torch.equal(found.cpu(), expected)
-    assert torch.equal(torch.zeros_like(found).fill_(value).cpu(), expected)
-
-
-@pytest.mark.parametrize("layer", [torch.nn.Embedding, torch.nn.EmbeddingBag])
-def test_sparse_gradients_of_embeddings_are_refused(layer: type[torch.nn.Module]) -> None:
-    embedding = layer(4, 2, sparse=True, device="jax")
-    with pytest.raises(NotImplementedError, match=r"the jax device has no sparse tensors.* sparse=False"):
-        embedding(torch.tensor([[1, 2]], device="jax")).sum().backward()
-
-
 def test_storages_say_whether_they_are_of_the_device() -> None:
     for device in ("jax", "cpu"):
         untyped = torch.ones(2, device=device).untyped_storage()
@@ -126,17 +110,11 @@ def test_events_time_and_wait_for_the_work_before_them() -> None:
     assert 150 < first.elapsed_time(last) < 5000
     assert held.tolist() == [1, 1, 1]
     assert 0 < first.event_id < last.event_id
-
-
-@pytest.mark.parametrize("record", [(True, False), (False, True)])
-def test_elapsed_time_wants_two_timed_and_recorded_events(record: tuple[bool, bool]) -> None:
-    timed, recorded = record
-    first, last = (torch.Event("jax", enable_timing=timed) for _ in range(2))
-    if recorded:
-        first.record()
-        last.record()
-    with pytest.raises(ValueError, match="two recorded events made with enable_timing=True"):
-        first.elapsed_time(last)
+    untimed, never = torch.Event("jax"), torch.Event("jax", enable_timing=True)
+    untimed.record()
+    for event in (untimed, never):
+        with pytest.raises(ValueError, match="two recorded events made with enable_timing=True"):
+            first.elapsed_time(event)
 
 
 def test_streams_are_one_and_wait() -> None:
@@ -174,40 +152,6 @@ def test_classes_that_are_derived_from_torch_event_and_generator_are_their_own()
     assert isinstance(Drawn(), torch.Generator)
     assert not isinstance(torch.Generator(), Drawn)
     assert torch.Generator().device.type == "cpu"
-
-
-DRAWS: dict[str, Callable[[torch.Generator], torch.Tensor]] = {
-    "rand": lambda g: torch.rand(4, device="jax", generator=g),
-    "normal": lambda g: torch.normal(torch.zeros(4, device="jax"), 1.0, generator=g),
-    "normal_": lambda g: torch.empty(4, device="jax").normal_(generator=g),
-    "randperm": lambda g: torch.randperm(16, device="jax", generator=g),
-    "randint": lambda g: torch.randint(1000, (4,), device="jax", generator=g),
-    "bernoulli": lambda g: torch.bernoulli(torch.full((32,), 0.5, device="jax"), generator=g),
-    "multinomial": lambda g: torch.multinomial(torch.ones(16, device="jax"), 8, generator=g),
-    "poisson": lambda g: torch.poisson(torch.full((16,), 9.0, device="jax"), generator=g),
-    "binomial": lambda g: torch.binomial(
-        torch.full((16,), 20.0, device="jax"), torch.full((16,), 0.5, device="jax"), generator=g
-    ),
-    "rrelu_with_noise": lambda g: torch.ops.aten.rrelu_with_noise(
-        -torch.ones(8, device="jax"), torch.zeros(8, device="jax"), 0.1, 0.3, True, g
-    ),
-    "init": lambda g: torch.nn.init.kaiming_uniform_(torch.empty(3, 3, device="jax"), generator=g),
-}
-
-
-@pytest.mark.parametrize("name", DRAWS)
-def test_generators_fix_what_ops_draw(name: str) -> None:
-    draw = DRAWS[name]
-    generator = torch.Generator("jax").manual_seed(3)
-    first, state = draw(generator), generator.get_state()
-    copies = generator.clone_state(), pickle.loads(pickle.dumps(generator))
-    second = draw(generator)
-    assert not torch.equal(first, second)
-    generator.set_state(state)
-    assert all(torch.equal(draw(g), second) for g in (generator, *copies))
-    assert all(g.device == torch.device("jax:0") for g in copies)
-    assert torch.equal(draw(generator.manual_seed(3)), first)
-    assert generator.initial_seed() == 3
 
 
 def test_metadata_of_a_backend_is_saved_with_a_tensor() -> None:
@@ -306,7 +250,9 @@ FAKED = {
 }
 
 
-@pytest.mark.parametrize("name", FAKED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.nightly] * n.startswith("cudnn_convolution_")) for n in FAKED]
+)
 def test_ops_that_pytorch_has_no_meta_kernel_for_can_be_compiled(name: str) -> None:
     op, tensors = FAKED[name]()
     expected = op(*tensors)

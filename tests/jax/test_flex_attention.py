@@ -1,4 +1,4 @@
-"""`flex_attention` on the jax device: eagerly, compiled and in `jit`, against attention written out."""
+"""`flex_attention` on the jax device, eagerly and in `jit`, against attention written out; jit/hops has it compiled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ LENGTH = 16
 WAYS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "eager": lambda fn: fn,
     "compile": lambda fn: torch.compile(fn, fullgraph=True),
-    "backend": lambda fn: torch.compile(fn, backend="jax"),
 }
 
 
@@ -62,14 +61,6 @@ def test_results_and_gradients(way: str) -> None:
         torch.testing.assert_close(tensor.grad, other.grad, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_autocast(way: str) -> None:
-    with torch.autocast("jax", dtype=torch.bfloat16), torch.no_grad():
-        out = WAYS[way](flexible)(*inputs())
-    assert out.dtype is torch.bfloat16
-    torch.testing.assert_close(out.float(), written_out(*inputs(False)), rtol=0.02, atol=0.02)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_jitted_step_trains_what_the_score_reads(dtype: torch.dtype) -> None:
     """Weights, bias and loss are those of an eager step."""
@@ -77,20 +68,18 @@ def test_a_jitted_step_trains_what_the_score_reads(dtype: torch.dtype) -> None:
     for compiled in (False, True):
         weight, bias = nn.Parameter(torch.ones(8, device="jax")), nn.Parameter(inputs(False)[3])
         optimizer = torch.optim.SGD([weight, bias], lr=0.1)
-        query, key, value, _ = inputs(False)
+        given = [*inputs(False)[:3], weight, bias, optimizer]
 
-        def step(
-            optimizer: Any = optimizer, q: Any = query, k: Any = key, v: Any = value, w: Any = weight, b: Any = bias
-        ) -> torch.Tensor:
+        def step(query: Any, key: Any, value: Any, weight: Any, bias: Any, optimizer: Any) -> torch.Tensor:
             optimizer.zero_grad()
             with torch.autocast("jax", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
-                loss = flexible(q * w, k, v, b).float().square().mean()
+                loss = flexible(query * weight, key, value, bias).float().square().mean()
             loss.backward()
             optimizer.step()
             return loss
 
         run = jit(step, fullgraph=True) if compiled else step
-        losses = [run().item() for _ in range(3)]
+        losses = [run(*given).item() for _ in range(3)]
         seen.append([torch.tensor(losses), weight.detach().cpu(), bias.detach().cpu()])
     bound = 1e-5 if dtype is torch.float32 else 4e-3
     torch.testing.assert_close(seen[1], seen[0], rtol=bound, atol=bound)
@@ -98,24 +87,17 @@ def test_a_jitted_step_trains_what_the_score_reads(dtype: torch.dtype) -> None:
     assert not torch.equal(seen[1][2], inputs(False)[3].cpu())
 
 
-def test_grouped_heads_and_what_is_returned_besides() -> None:
+def test_grouped_heads_layouts_and_what_is_returned_besides() -> None:
     query, key, value, _ = inputs(False)
-    out, aux = flex_attention(
-        query, key[:, :2], value[:, :2], enable_gqa=True, return_aux=AuxRequest(lse=True, max_scores=True)
-    )
+    besides = AuxRequest(lse=True, max_scores=True)
+    out, aux = flex_attention(query, key[:, :2], value[:, :2], enable_gqa=True, return_aux=besides)
     whole = [t[:, :2].repeat_interleave(2, 1) for t in (key, value)]
     scores = query @ whole[0].mT / math.sqrt(8)
     torch.testing.assert_close(out, scores.softmax(-1) @ whole[1])
     torch.testing.assert_close(aux.lse, scores.logsumexp(-1))
     torch.testing.assert_close(aux.max_scores, scores.amax(-1))
-
-
-def test_results_have_the_layout_of_the_query() -> None:
-    query = inputs(False)[0].transpose(1, 2).contiguous().transpose(1, 2)
-    expected = flex_attention(query, query, query)
-    found = jit(lambda x: flex_attention(x, x, x))(query)
-    assert found.stride() == expected.stride() == query.stride()
-    torch.testing.assert_close(found, expected)
+    turned = query.transpose(1, 2).contiguous().transpose(1, 2)
+    assert jit(lambda x: flex_attention(x, x, x))(turned).stride() == turned.stride()
 
 
 def test_other_devices_are_checked_as_before() -> None:

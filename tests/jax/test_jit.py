@@ -137,21 +137,6 @@ def test_what_makes_a_new_program() -> None:
     assert run.compiles == 4
 
 
-def test_autocast_state() -> None:
-    linear = torch.nn.Linear(3, 3).to("jax")
-    run = jit(lambda a: linear(a).detach())
-    found = [run(x()).dtype]
-    for dtype, kept in ((torch.bfloat16, True), (torch.bfloat16, True), (torch.float16, True), (torch.float16, False)):
-        with torch.autocast("jax", dtype=dtype, cache_enabled=kept):
-            found.append(run(x()).dtype)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found.append(run(x()).dtype)
-    found.append(run(x()).dtype)
-    half, full = torch.float16, torch.float32
-    assert found == [full, torch.bfloat16, torch.bfloat16, half, half, full, full]
-    assert run.compiles == 5
-
-
 def test_structures_and_keywords() -> None:
     run = jit(lambda d, *, k: {"a": d["x"] + k, "b": (d["x"], 3)})
     given = x()
@@ -201,42 +186,6 @@ def test_a_call_unlike_the_last_takes_no_short_way() -> None:
         assert double(given).dtype is given.dtype
     assert torch.vmap(double)(ones).tolist() == [[2.0] * 3] * 2
     assert torch.func.grad(lambda a: double(a).sum())(ones).tolist() == [[2.0] * 3] * 2
-
-
-def test_settings_between_calls() -> None:
-    def region(a: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("jax"):
-            return torch.mm(a, a)
-
-    run, ones = jit(region), torch.ones(2, 2, device="jax")
-    before = torch.get_autocast_dtype("jax")
-    try:
-        for dtype in (torch.bfloat16, torch.float16) * 2:
-            torch.set_autocast_dtype("jax", dtype)
-            assert [run(ones).dtype, run(ones).dtype] == [dtype] * 2
-    finally:
-        torch.set_autocast_dtype("jax", before)
-    assert run.compiles == 2
-
-    def settings(a: torch.Tensor) -> tuple[torch.dtype, bool, bool]:
-        return torch.ones(2, device="jax").dtype, torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()
-
-    run, want = jit(settings), (torch.float32, True, False)
-    try:
-        for change, expected in (
-            (lambda: None, want),
-            (lambda: torch.set_default_dtype(torch.float64), (torch.float64, True, False)),
-            (lambda: torch.set_default_dtype(torch.float32), want),
-            (lambda: torch.set_grad_enabled(False), (torch.float32, False, False)),
-            (lambda: torch.set_grad_enabled(True), want),
-            (lambda: torch.use_deterministic_algorithms(True), (torch.float32, True, True)),
-        ):
-            change()
-            assert [run(ones), run(ones)] == [expected] * 2
-    finally:
-        torch.use_deterministic_algorithms(False)
-        torch.set_grad_enabled(True)
-        torch.set_default_dtype(torch.float32)
 
 
 def test_random_numbers() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,17 +23,12 @@ def ones() -> torch.Tensor:
     return torch.ones(2, 3, device="jax")
 
 
-def by_transformers(name: str) -> Callable[[], bool]:
-    found: Callable[[], bool] = getattr(transformers().utils.import_utils, name)
-    return found
-
-
-YES: dict[str, Callable[[], Callable[[], bool]]] = {
+YES: dict[str, Any] = {
     "torch.compiler.is_compiling": lambda: lambda: torch.compiler.is_compiling(),
     "taken before": lambda: is_compiling,
     "torch._dynamo.external_utils.is_compiling": lambda: torch._dynamo.external_utils.is_compiling,
-    "transformers is_torchdynamo_compiling": lambda: by_transformers("is_torchdynamo_compiling"),
-    "transformers is_tracing": lambda: by_transformers("is_tracing"),
+    "transformers is_torchdynamo_compiling": lambda: transformers().utils.import_utils.is_torchdynamo_compiling,
+    "transformers is_tracing": lambda: transformers().utils.import_utils.is_tracing,
 }
 
 
@@ -57,7 +51,7 @@ def test_what_says_that_it_is_traced(way: str) -> None:
     optimizer = torch.optim.Adam([weight])
     optimizer.register_step_pre_hook(lambda *_: heard.update(step=asked()))
 
-    def step(a: torch.Tensor) -> torch.Tensor:
+    def step(a: torch.Tensor, fails: bool = False) -> torch.Tensor:
         heard["forward"] = asked()
         other = threading.Thread(target=lambda: heard.update(other=asked()))
         other.start()
@@ -67,6 +61,8 @@ def test_what_says_that_it_is_traced(way: str) -> None:
         loss.backward()
         optimizer.step()
         heard["nested"] = jit(lambda: asked())()
+        if fails:
+            raise ValueError("planted")
         return loss.detach()
 
     run = jit(step, fullgraph=True)
@@ -78,47 +74,27 @@ def test_what_says_that_it_is_traced(way: str) -> None:
     heard.clear()
     run(ones())
     assert not heard  # the program runs, and asks nothing
-
-
-@pytest.mark.parametrize("way", YES)
-def test_nothing_says_so_after_an_error(way: str) -> None:
-    asked = YES[way]()
-    heard = list[bool]()
-
-    def fails(a: torch.Tensor) -> None:
-        heard.append(asked())
-        raise ValueError("planted")
-
     with pytest.raises(ValueError, match="planted"):
-        jit(fails)(ones())
+        run(ones(), fails=True)
     assert asked() is False
-    assert heard == []  # taken back
-
-    def needs(a: torch.Tensor) -> bool:
-        float(a.sum())
-        return asked()
-
     with pytest.warns(UserWarning, match="eagerly"):
-        assert jit(needs)(ones()) is False
-
-
-def test_what_asks_after_another_compiler() -> None:
-    """Sizes are Python's numbers, and neither Dynamo nor TorchScript is at work, so these answer as they do eagerly."""
-
-    def answers() -> list[bool]:
-        return [
-            torch.jit.is_tracing(),
-            torch.jit.is_scripting(),
-            torch.compiler.is_dynamo_compiling(),
-            torch.compiler.is_exporting(),
-        ]
-
-    assert jit(lambda a: (a * 2, answers()), fullgraph=True)(ones())[1] == [False] * 4
+        assert jit(lambda a: [float(a.sum()), asked()])(ones())[1] is False
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated:DeprecationWarning")
 def test_other_compilers_get_the_answers_that_they_had() -> None:
-    jit(lambda a: a + 1)(ones())
+    """In a trace sizes are Python's numbers, and neither Dynamo nor TorchScript is at work."""
+
+    def answers() -> list[bool]:
+        compiler = torch.compiler
+        return [
+            torch.jit.is_tracing(),
+            torch.jit.is_scripting(),
+            compiler.is_dynamo_compiling(),
+            compiler.is_exporting(),
+        ]
+
+    assert jit(lambda a: (a * 2, answers()), fullgraph=True)(ones())[1] == [False] * 4
 
     def asks(a: torch.Tensor) -> torch.Tensor:
         return a + 1 if torch.compiler.is_compiling() else a
@@ -137,7 +113,6 @@ def test_a_model_gives_its_own_kind_of_output() -> None:
     config = package.LlamaConfig(**settings, vocab_size=64, max_position_embeddings=8, num_key_value_heads=2)
     model, given = package.LlamaForCausalLM(config).to("jax").eval(), torch.arange(16, device="jax").view(2, 8)
     with torch.no_grad():
-        run = jit(model, fullgraph=True)
-        expected, found = (call(input_ids=given, use_cache=False) for call in (model, run))
+        expected, found = (call(input_ids=given, use_cache=False) for call in (model, jit(model, fullgraph=True)))
     assert type(found) is type(expected)
     assert torch.allclose(found.logits, expected.logits, atol=1e-5)

@@ -90,6 +90,10 @@ def test_a_step_that_runs_eagerly_gets_padded_arguments_too() -> None:
         assert value(torch.ones(3, device="jax")) == 7
 
 
+def called(name: str, argument: Any) -> Any:
+    return lambda: jit(lambda x: x, buckets={name: SIZES})(argument)
+
+
 @pytest.mark.parametrize(
     ("made", "kind", "says"),
     [
@@ -98,28 +102,15 @@ def test_a_step_that_runs_eagerly_gets_padded_arguments_too() -> None:
         (lambda: jit(lambda x: x, buckets={"y": SIZES}), ValueError, "buckets name 'y'; the parameters are x"),
         (lambda: jit(lambda x: x, buckets={"x": ()}), TypeError, r"buckets of 'x' are no Bucket: \(\)"),
         (lambda: jit(lambda x: x, buckets={"x": (4, 8)}), TypeError, r"buckets of 'x' are no Bucket: \(4, 8\)"),
+        (called("x", torch.zeros(9)), ValueError, "dimension 0 of x has size 9, its largest bucket 8"),
+        (called("x", torch.zeros(())), ValueError, r"pad dimension 0 of x, which has shape \[\]"),
+        (called("x", torch.zeros(2, requires_grad=True)), ValueError, "pad x, which requires grad"),
+        (called("x", [1, 2]), TypeError, "pad x, which is no tensor but a list"),
+        (called("x.a", torch.zeros(2)), TypeError, "x is no dictionary with that key"),
+        (called("x.a", {"b": torch.zeros(2)}), TypeError, "x is no dictionary with that key"),
     ],
+    ids=["no size", "size 0", "name", "none", "numbers", "larger", "shape", "grad", "list", "no dictionary", "key"],
 )
-def test_what_are_no_buckets_is_refused(made: Any, kind: type[Exception], says: str) -> None:
+def test_what_are_no_buckets_or_cannot_be_padded_is_an_error(made: Any, kind: type[Exception], says: str) -> None:
     with pytest.raises(kind, match=says):
         made()
-
-
-@pytest.mark.parametrize(
-    ("name", "argument", "kind", "says"),
-    [
-        ("x", torch.zeros(9), ValueError, "dimension 0 of x has size 9, its largest bucket 8"),
-        ("x", torch.zeros(()), ValueError, r"pad dimension 0 of x, which has shape \[\]"),
-        ("x", torch.zeros(2, requires_grad=True), ValueError, "pad x, which requires grad"),
-        ("x", [1, 2], TypeError, "pad x, which is no tensor but a list"),
-        ("x.a", torch.zeros(2), TypeError, "x is no dictionary with that key"),
-        ("x.a", {"b": torch.zeros(2)}, TypeError, "x is no dictionary with that key"),
-    ],
-)
-def test_an_argument_that_cannot_be_padded_is_an_error(
-    name: str, argument: Any, kind: type[Exception], says: str
-) -> None:
-    same = jit(lambda x: x, buckets={name: SIZES})
-    with pytest.raises(kind, match=says):
-        same(argument)
-    assert same.compiles == 0

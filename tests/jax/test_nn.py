@@ -1,7 +1,7 @@
-"""torch.nn.functional on the jax device: CPU's values and gradients, its edges, and what is written in place.
+"""torch.nn.functional on the jax device beside the CPU: its edges, and what is written in place.
 
-The op database, which `python -m scripts.jax_coverage` sweeps, has plain values; here are gradients, which PyTorch
-takes by overloads of their own, and what the database lacks: infinities, ties, empty tensors, lower precision, state.
+test_op_database.py has the plain samples of PyTorch's ops and modules, with gradients, and test_ops.py the edges of
+functions of one tensor. Here is what these lack: infinities, ties, empty tensors, ignored classes, state.
 """
 
 from __future__ import annotations
@@ -21,11 +21,8 @@ from tests.jax.agreement import INF, NAN, close, same
 
 EDGES = torch.tensor([-INF, -30.0, -6.0, -3.0, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 3.0, 6.0, 30.0, INF, NAN])
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    **{f.__name__: f for f in (F.relu, F.leaky_relu, F.elu, F.celu, F.selu, F.gelu, F.silu, F.mish, F.hardtanh)},
-    **{f.__name__: f for f in (F.hardsigmoid, F.hardswish, F.softplus, F.softshrink, F.hardshrink, F.logsigmoid)},
+    **{f.__name__: f for f in (F.leaky_relu, F.gelu, F.hardswish)},
     "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "threshold": lambda x: F.threshold(x, 0.5, -2.0),
-    "prelu": lambda x: F.prelu(x, torch.tensor([0.25], dtype=x.dtype, device=x.device)),
     "rrelu": lambda x: F.rrelu(x, training=False),
 }
 
@@ -45,7 +42,6 @@ def test_activations(name: str) -> None:
     for edges in EDGES.split(1) if name == "gelu" else (EDGES,):
         same(activation, edges, loose=4)
     same(activation, data(5, 7, dtype=torch.bfloat16), loose=2)
-    same(activation, leaf(4, 6), loose=4)
 
 
 # A check for each call: values, and gradients of what requires them.
@@ -55,15 +51,12 @@ HOLES[0, 0, 0, 0], HOLES[0, 1, 2, 2], HOLES[1, 2] = NAN, INF, -INF
 ROW = torch.tensor([[0.0, -INF, 1.0], [-INF, -INF, -INF], [NAN, 0.0, 1.0]])
 WORDS, OFFSETS = torch.tensor([1, 2, 4, 5, 4, 3, 2, 9]), torch.tensor([0, 4, 4, 7])
 SCORES, CLASSES = leaf(5, 4), torch.tensor([0, 3, -100, 1, 2])
-WEIGHT, OTHER = torch.tensor([0.5, 1.0, 2.0, 0.0]), data(5, 4, seed=1)
+WEIGHT = torch.tensor([0.5, 1.0, 2.0, 0.0])
 LABELS = torch.tensor([[1, 2, -1, 0], [-1, 0, 0, 0], [3, 0, 1, 2], [0, -1, 1, 1], [2, 2, -1, 0]])
-GRID = (1.3 * data(2, 4, 3, 2, seed=1).tanh()).requires_grad_()
 CHANCES = torch.tensor([1.0, 0.0, 1.0, 0.3])
-REDUCTIONS = ("none", "mean", "sum")
 CALLS: dict[str, list[Callable[[], Any]]] = {
     "softmax": [
         *(check(f, ROW, dim) for f in (torch.softmax, torch.log_softmax) for dim in (0, -1)),
-        *(check(f, leaf(4, 6), 1, loose=4) for f in (torch.softmax, torch.log_softmax, F.glu)),
         *(check(f, torch.tensor(3.0), 0) for f in (torch.softmax, torch.log_softmax)),
         *(check(f, torch.zeros(0, 3), 1) for f in (torch.softmax, torch.log_softmax)),
         check(torch.softmax, ROW.bfloat16(), 1, dtype=torch.float32),
@@ -72,72 +65,41 @@ CALLS: dict[str, list[Callable[[], Any]]] = {
         check(F.max_pool2d, HOLES, 3, 2, 1, 1, True, True),
         check(F.max_pool2d, HOLES, 2, 1, 0, 2, False, True),
         check(F.max_pool2d, torch.ones(1, 1, 4, 4), 2, 1, return_indices=True),  # the first of equal elements
-        check(F.max_pool3d, leaf(1, 2, 5, 4, 6), 2, 2, 1, ceil_mode=True),
-        check(F.max_pool2d, IMAGE, 3, 2, 1),
-        check(F.avg_pool2d, IMAGE, 3, 2, 1, True, False),
         check(F.avg_pool2d, HOLES, 3, 2, 1, True, True),
         check(F.avg_pool2d, data(2, 3, 7, 8, dtype=torch.bfloat16), 2, divisor_override=3),
-        check(F.avg_pool3d, leaf(2, 4, 5, 6), 2, 2, 1, True, False),
-        *(check(F.adaptive_avg_pool2d, IMAGE, size) for size in (1, (7, 5), (3, 2))),
-        *(check(F.adaptive_max_pool2d, IMAGE, size) for size in (1, (7, 5), (3, 2))),
-        *(check(f, leaf(2, 5, 7, 4), (2, 3, 2)) for f in (F.adaptive_avg_pool3d, F.adaptive_max_pool3d)),
-        check(F.fractional_max_pool2d, leaf(1, 3, 7, 9), (2, 3), (3, 4), None, False, torch.rand(1, 3, 2)),
-        check(F.fractional_max_pool3d, leaf(1, 2, 6, 7, 9), 2, (3, 4, 2), None, False, torch.rand(1, 2, 3)),
+        check(F.adaptive_max_pool2d, IMAGE, (7, 5)),
         check(F.max_unpool2d, *F.max_pool2d(data(1, 2, 6, 6), 2, return_indices=True), 2),
     ],
-    "padding": [
-        *(check(F.pad, IMAGE, (2, 1, 0, 3), mode) for mode in ("reflect", "replicate", "circular", "constant")),
+    "windows": [
         check(F.pad, HOLES, (-1, 2, 1, -2), value=1.5),
         check(F.unfold, IMAGE, (2, 3), 2, 1, (1, 2)),
         check(F.fold, leaf(2, 12, 20), (5, 6), 2),
-        check(F.pixel_shuffle, leaf(2, 8, 3, 2), 2),
-        check(F.pixel_unshuffle, data(2, 3, 4, 6), 2),
-        check(F.channel_shuffle, data(2, 6, 3, 2), 3),
-    ],
-    "resizing": [
-        *(check(F.interpolate, IMAGE, (8, 4), mode=m, loose=16) for m in ("nearest", "nearest-exact", "bilinear")),
         *(check(F.interpolate, HOLES, (8, 3), mode=mode) for mode in ("nearest", "nearest-exact")),
-        *(check(F.interpolate, IMAGE, (8, 4), mode="bicubic", align_corners=a, loose=16) for a in (True, False)),
         *(check(F.interpolate, IMAGE, (2, 9), mode=m, antialias=True, loose=16) for m in ("bilinear", "bicubic")),
-        check(F.interpolate, data(1, 2, 3, 4, 5), scale_factor=2.0, mode="trilinear", loose=8),
-        *(check(F.grid_sample, IMAGE, GRID, "bilinear", p, False, loose=64) for p in ("zeros", "border", "reflection")),
-        check(F.grid_sample, IMAGE, GRID, "bicubic", "border", False, loose=64),
-        check(F.grid_sample, HOLES[:1, :2], GRID[:1].detach(), "nearest", "reflection", True),
+        check(F.grid_sample, HOLES[:1, :2], 1.3 * data(1, 4, 3, 2, seed=1).tanh(), "nearest", "reflection", True),
     ],
     "losses": [
         *(
-            check(f, SCORES, OTHER, reduction=reduction, loose=4)
-            for f in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.soft_margin_loss)
-            for reduction in REDUCTIONS
-        ),
-        *(
             check(F.cross_entropy, SCORES, CLASSES, WEIGHT, reduction=r, label_smoothing=0.1, loose=4)
-            for r in REDUCTIONS
+            for r in ("none", "mean", "sum")
         ),
-        *(check(F.multi_margin_loss, SCORES, CLASSES.abs() % 4, 2, 0.5, WEIGHT, reduction=r) for r in REDUCTIONS),
-        *(check(F.multilabel_margin_loss, SCORES, LABELS, reduction=r) for r in REDUCTIONS),
-        check(F.binary_cross_entropy, data(5, 4).sigmoid().requires_grad_(), OTHER.sigmoid(), loose=4),
+        check(F.multi_margin_loss, SCORES, CLASSES.abs() % 4, 2, 0.5, WEIGHT),
+        check(F.multilabel_margin_loss, SCORES, LABELS, reduction="none"),
         check(F.binary_cross_entropy, torch.tensor([0.0, 1.0, 0.5, 0.2]), CHANCES, reduction="none"),
         check(F.binary_cross_entropy_with_logits, torch.tensor([-200.0, 200.0, 0.0, 3.0]), CHANCES, pos_weight=CHANCES),
-        check(F.nll_loss, leaf(2, 4, 3, 2), torch.tensor([[[0, 1], [2, 3], [1, -100]]] * 2), WEIGHT),
         check(F.cross_entropy, SCORES, torch.full((5,), -100)),
         check(F.cross_entropy, data(0, 4), torch.zeros(0, dtype=torch.int64)),
         check(F.mse_loss, data(0), data(0)),
+        check(F.huber_loss, torch.tensor([INF, -INF, 1.0, NAN], requires_grad=True), torch.zeros(4)),
     ],
     "norms": [
-        check(F.layer_norm, leaf(3, 4, 6), (6,), leaf(6, seed=1), leaf(6, seed=2), loose=8),
-        check(F.layer_norm, leaf(3, 4, 6), (4, 6), loose=8),
-        check(F.rms_norm, leaf(3, 4, 6), (6,), leaf(6, seed=1), loose=8),
-        check(F.group_norm, leaf(3, 4, 6), 2, leaf(4), leaf(4), loose=16),
         check(F.batch_norm, leaf(3, 4, 6), data(4), data(4).exp(), leaf(4), leaf(4), False, loose=16),
-        check(F.batch_norm, leaf(3, 4, 6), None, None, leaf(4), leaf(4), True, loose=16),
         check(lambda v, g: torch._weight_norm(v, g, 0), leaf(5, 3), leaf(5, 1), loose=8),
     ],
     "embeddings": [
         check(F.embedding, WORDS, leaf(10, 4), 2, scale_grad_by_freq=True),
         *(check(F.embedding_bag, WORDS, leaf(10, 4), OFFSETS, mode=m, padding_idx=2) for m in ("sum", "mean", "max")),
         check(F.embedding_bag, WORDS, leaf(10, 4), torch.tensor([0, 4, 8]), mode="mean", include_last_offset=True),
-        check(F.embedding_bag, WORDS, leaf(10, 4), OFFSETS, mode="sum", per_sample_weights=leaf(8), loose=4),
     ],
 }
 

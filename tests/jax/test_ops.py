@@ -1,7 +1,7 @@
-"""Ops of the jax device beside the CPU: dtypes, shapes, values and gradients, at edges above all.
+"""Ops of the jax device beside the CPU, at edges above all: dtypes, shapes, values and gradients.
 
-The op database, which `python -m scripts.jax_coverage` sweeps, has plain float32 values. Here are gradients,
-infinities, nan, ties, integers, lower precision, promotion, numbers, errors, and what several calls share.
+test_op_database.py has the plain samples of PyTorch's op database, with gradients. Here are infinities, nan, ties,
+integers, lower precision, promotion, numbers, errors, and what several calls share.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from zlib import crc32
 
 import jax
 import pytest
 import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import BinaryUfuncInfo, OpInfo, UnaryUfuncInfo
 
 from ampcheck.jax_device import t2j, to_jax
 from tests.jax.agreement import INF, NAN, close, moved, same
@@ -22,7 +25,7 @@ Calls = dict[str, list[Callable[[], Any]]]
 check = partial(partial, same)
 REALS = [0.0, -0.0, 0.25, -0.75, 1.0, -1.0, 2.5, -3.5, 7.0, INF, -INF, NAN]
 INTEGERS = [0, 1, -1, 2, -3, 5, 7, -8, 11, 100]
-FLOATING = (torch.float32, torch.bfloat16, torch.float64)
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool)
 
 
 def grown(values: torch.Tensor) -> torch.Tensor:
@@ -36,75 +39,61 @@ def inputs(dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor([v % 200 for v in values] if dtype is torch.uint8 else values, dtype=dtype)
 
 
-def as_far_as_the_cpu(function: Callable[..., Any], *args: torch.Tensor) -> None:
-    """Compare where the CPU has a kernel of the dtype; of a floating dtype it has one."""
-    try:
-        function(*args)
-    except RuntimeError:
-        assert not args[0].is_floating_point()
-        return
-    same(function, *args, loose=16)
-
-
-# fmt: off
-UNARY = [
-    "abs", "acos", "acosh", "angle", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "digamma", "erf",
-    "erfc", "erfinv", "exp", "exp2", "expm1", "floor", "frac", "i0", "lgamma", "log", "log10", "log1p", "log2",
-    "logit", "neg", "reciprocal", "round", "rsqrt", "sgn", "sigmoid", "sign", "signbit", "sin", "sinc", "sinh",
-    "sqrt", "tan", "tanh", "trunc", "isnan", "isinf", "isposinf", "nan_to_num", "logical_not",
-]
-# fmt: on
-
-
-@pytest.mark.parametrize("name", UNARY)
-def test_unary(name: str) -> None:
-    for dtype in (*FLOATING, torch.int64, torch.uint8, torch.bool):
-        as_far_as_the_cpu(getattr(torch, name), inputs(dtype))
-
-
-BINARY: dict[str, Callable[..., Any]] = {
-    "add": lambda a, b: torch.add(a, b, alpha=2),
-    "rsub": torch.rsub,
-    "mul": torch.mul,
-    "div": torch.div,
-    "div-floor": lambda a, b: torch.div(a, b, rounding_mode="floor"),
-    "div-trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
-    "floor_divide": torch.floor_divide,
-    "remainder": torch.remainder,
-    "fmod": torch.fmod,
-    "pow": torch.pow,
-    "maximum": torch.maximum,
-    "fmin": torch.fmin,
-    "atan2": torch.atan2,
-    "copysign": torch.copysign,
-    "logaddexp": torch.logaddexp,
-    "logaddexp2": torch.logaddexp2,
-    "eq": torch.eq,
-    "lt": torch.lt,
-    "logical_xor": torch.logical_xor,
-    # torch 2.11 writes the comparison of NaNs into the first operand's shape.
-    "isclose": lambda a, b: torch.isclose(*torch.broadcast_tensors(a, b), equal_nan=True),
-    "xlogy": torch.xlogy,
-    "heaviside": torch.heaviside,
-    "where": lambda a, b: torch.where(a > 0, a, b),
-    "lerp": lambda a, b: torch.lerp(a, b, 0.7),
-    "clamp": lambda a, b: torch.clamp(a, min=b),
+# What PyTorch does not promise, or draws; and what is computed otherwise at edges, where the CPU's kernels differ too.
+OTHER = {
+    *("byte", "char", "short", "int", "long"),  # of what the integer does not hold
+    *("chalf", "jiterator_unary", "jiterator_binary", "jiterator_binary_return_by_ref", "nn.functional.rrelu"),
+    *("special.scaled_modified_bessel_k0", "special.scaled_modified_bessel_k1", "igamma", "igammac", "special.zeta"),
+    "complex",  # assert_close compares no infinite parts
+    "nn.functional.gelu",  # below, element by element
 }
 
 
-@pytest.mark.parametrize("name", BINARY)
-def test_binary(name: str) -> None:
-    for dtype in (*FLOATING, torch.int64):
-        x = inputs(dtype)
-        a, b = x[:, None], x
-        if dtype is torch.int64:  # without what CPU refuses: zero divisors and overflowing powers
-            a, b = torch.tensor([0, 1, -1, 2, -3, 7])[:, None], torch.tensor([1, 2, 3, 5])
-        if name in ("fmod", "atan2") and dtype is torch.bfloat16:
-            a, b = a[:9], b[:9]  # finite numbers: CPU's bfloat16 kernels differ among themselves on the others
-        as_far_as_the_cpu(BINARY[name], a, b)
+def ufuncs(kind: type[OpInfo]) -> dict[str, OpInfo]:
+    """Return the ops of a kind by name; not polynomials, which of nan are 0 on the CPU."""
+    found = {op.full_name: op for op in op_db if isinstance(op, kind) and "_polynomial_" not in op.full_name}
+    return {name: op for name, op in found.items() if name not in OTHER}
 
 
-@pytest.mark.parametrize("name", ["add", "mul", "div", "pow", "remainder", "maximum", "eq", "where", "clamp"])
+UNARY, BINARY = ufuncs(UnaryUfuncInfo), ufuncs(BinaryUfuncInfo)
+
+
+def shared(names: dict[str, OpInfo]) -> list[Any]:
+    """Return each op with each of its dtypes, of which each run takes a third."""
+    pairs = [(name, dtype) for name, op in names.items() for dtype in DTYPES if dtype in op.dtypes]
+    return [
+        pytest.param(name, dtype, marks=[pytest.mark.nightly] * (crc32(f"{name} {dtype}".encode()) % 3 > 0))
+        for name, dtype in pairs
+    ]
+
+
+def as_far_as_the_cpu(op: OpInfo, *args: torch.Tensor, **kwargs: Any) -> None:
+    """Compare unless the CPU refuses these numbers, as it does of integers alone."""
+    try:
+        op(*args, **kwargs)
+    except RuntimeError:
+        assert not args[0].is_floating_point()
+        return
+    same(op, *args, **kwargs, loose=16)
+
+
+@pytest.mark.parametrize(("name", "dtype"), shared(UNARY))
+def test_unary(name: str, dtype: torch.dtype) -> None:
+    x = inputs(dtype)
+    as_far_as_the_cpu(UNARY[name], x, **UNARY[name].sample_kwargs("cpu", dtype, x)[0])
+
+
+@pytest.mark.parametrize(("name", "dtype"), shared(BINARY))
+def test_binary(name: str, dtype: torch.dtype) -> None:
+    x = inputs(dtype)
+    a, b = x[:, None], x
+    if dtype in (torch.int64, torch.uint8):  # without what CPU refuses: zero divisors and overflowing powers
+        a, b = torch.tensor([0, 1, 2, 3, 7], dtype=dtype)[:, None], torch.tensor([1, 2, 3, 5], dtype=dtype)
+        a = a if dtype is torch.uint8 else a - 3
+    as_far_as_the_cpu(BINARY[name], a, b)
+
+
+@pytest.mark.parametrize("name", ["add", "true_divide", "pow", "remainder", "maximum", "eq", "where"])
 @pytest.mark.parametrize(
     ("left", "right"),
     [
@@ -116,9 +105,10 @@ def test_binary(name: str) -> None:
     ],
 )
 def test_promotion(name: str, left: torch.dtype, right: torch.dtype) -> None:
+    function = (lambda a, b: torch.where(a > 0, a, b)) if name == "where" else getattr(torch, name)
     a, b = torch.tensor([1, 2, 3]).to(left), torch.tensor([[2], [1]]).to(right)
     for x, y in ((a, b), (a, b[0, 0]), (a[0], b)):  # a tensor without dimensions counts less
-        same(BINARY[name], x, y)
+        same(function, x, y)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64, torch.bool, torch.complex64])
@@ -212,9 +202,18 @@ COUNTS = torch.tensor([[3, 1, 3], [0, 7, 7]])
 SUMS = (torch.sum, torch.nansum, torch.mean, torch.prod, torch.var, torch.std, torch.amax, torch.logsumexp)
 LINE, WANTED = torch.tensor([1.0, 3.0, 3.0, 7.0]), torch.tensor([[3.0, 0.0], [NAN, 8.0]])
 REDUCTIONS: Calls = {
+    "elementwise": [
+        check(function, inputs(dtype)[:, None], inputs(dtype))
+        for dtype in DTYPES[:2]
+        for function in (
+            torch.logaddexp2,
+            lambda a, b: torch.where(a > 0, a, b),
+            lambda a, b: torch.lerp(a, b, 0.7),
+            lambda a, b: torch.clamp(a, min=b),
+        )
+    ],
     "sums": [
         *(check(f, HOLES, dim=1, keepdim=True) for f in SUMS),
-        *(check(f, grown(PLAIN), dim=-1) for f in SUMS),
         check(torch.sum, PLAIN, dim=[]),
         check(torch.mean, torch.zeros(0, 3)),
         check(torch.logsumexp, torch.zeros(2, 0), dim=1),
@@ -228,7 +227,6 @@ REDUCTIONS: Calls = {
     ],
     "variance": [
         *(check(torch.var, PLAIN, dim=1, correction=c) for c in (0, 2, 0.5)),
-        check(torch.var_mean, grown(PLAIN), dim=(0, 2), correction=0, keepdim=True),
         check(torch.std_mean, torch.complex(PLAIN, PLAIN.flip(0)), dim=1),
         check(torch.var, torch.linspace(100, 101, 50).half(), dim=0),
     ],
@@ -239,43 +237,33 @@ REDUCTIONS: Calls = {
             for values in (HOLES, COUNTS, torch.tensor(3.0))
         ),
         *(check(f, values) for f in (torch.argmax, torch.argmin) for values in (HOLES, COUNTS)),
-        check(torch.max, grown(PLAIN), dim=1),
         check(torch.aminmax, HOLES, dim=0),
         check(torch.any, HOLES, dim=1),
     ],
     "running": [
-        *(check(f, grown(PLAIN), 1) for f in (torch.cumsum, torch.cumprod, torch.logcumsumexp)),
         *(check(f, HOLES, 1) for f in (torch.cumsum, torch.cumprod, torch.logcumsumexp)),
         check(torch.logcumsumexp, torch.complex(PLAIN, 3 * PLAIN.flip(1)), 1),
     ],
     "norms": [
-        *(check(torch.linalg.vector_norm, grown(PLAIN), o, dim=(0, 2), loose=4) for o in (0, 0.5, 1, 2, 3, INF, -INF)),
+        *(check(torch.linalg.vector_norm, grown(PLAIN), o, dim=(0, 2), loose=4) for o in (0, 0.5, 1, 2, INF, -INF)),
         *(check(torch.linalg.vector_norm, torch.complex(PLAIN, PLAIN), order, loose=4) for order in (1, 2, INF)),
         *(check(torch.cdist, grown(PLAIN), grown(PLAIN + 0.3), p, loose=10) for p in (0.5, 1.0, 1.5, 2.0, INF)),
         *(check(torch.pdist, grown(PLAIN[0]), p, loose=10) for p in (0.5, 2.0, INF)),
         check(torch.cdist, torch.ones(2, 3, requires_grad=True), torch.ones(2, 3), 2.0),  # a gradient at distance 0
         check(torch.linalg.vector_norm, PLAIN.half(), dtype=torch.float32),
-        check(torch.renorm, PLAIN, 2, 0, 1.5),
     ],
     "sorting": [
         *(
             check(torch.sort, values, dim=1, descending=descending, stable=True)
-            for values in (HOLES, COUNTS > 2, HOLES.bfloat16(), grown(PLAIN))
+            for values in (HOLES, COUNTS > 2, HOLES.bfloat16())
             for descending in (False, True)
         ),
-        *(check(torch.topk, PLAIN, 2, dim=1, largest=largest) for largest in (False, True)),
-        *(check(f, grown(PLAIN), dim=1) for f in (torch.median, torch.nanmedian)),
         *(check(f, HOLES) for f in (torch.median, torch.nanmedian)),
-        check(torch.kthvalue, PLAIN, 2, dim=2),
         check(torch.mode, COUNTS, dim=1),
         *(
             check(f, values, return_inverse=True, return_counts=True)
             for f in (torch.unique, torch.unique_consecutive)
             for values in (COUNTS, HOLES, torch.zeros(0))
-        ),
-        *(
-            check(f, torch.tensor([[1, 2], [0, 9], [1, 2], [1, 2]]), dim=0, return_inverse=True, return_counts=True)
-            for f in (torch.unique, torch.unique_consecutive)
         ),
     ],
     "searching": [
@@ -284,11 +272,6 @@ REDUCTIONS: Calls = {
         check(torch.histc, torch.tensor([0.0, 1.0, NAN, 4.0, 9.0]), 4, 0, 4),
         check(torch.histc, torch.full((3,), 2.0), 4),
         check(torch.bincount, COUNTS.reshape(-1), torch.linspace(0, 1, 6)),
-        check(torch.histogram, PLAIN, torch.tensor([-1.0, 0.0, 2.5]), weight=PLAIN),
-    ],
-    "transforms": [
-        *(check(torch.fft.rfft, grown(PLAIN), norm=norm, loose=20) for norm in ("backward", "ortho", "forward")),
-        check(lambda v: torch.fft.irfft(torch.fft.fft(v, dim=1), 6), grown(PLAIN), loose=20),
     ],
 }
 BASE = torch.linspace(0, 1, 60).reshape(3, 4, 5)
@@ -316,7 +299,6 @@ INDEXING: Calls = {
         *(
             check(read, grown(BASE), where)
             for where in (
-                (ROWS,),
                 (ROWS, COLUMNS),
                 (ROWS, slice(None), COLUMNS),
                 (MASK,),
@@ -344,18 +326,11 @@ INDEXING: Calls = {
         check(assigned, grown(BASE)),
     ],
     "slices": [
-        check(torch.index_add, grown(BASE), 0, WHERE, grown(SOURCE), alpha=2.5),
         check(torch.index_add, torch.arange(3), 0, WHERE, torch.tensor([5, 6, 7]), alpha=2),
-        check(torch.index_copy, grown(BASE), 0, torch.tensor([2, 0, 1]), grown(SOURCE)),
-        check(torch.index_fill, grown(BASE), -2, WHERE, 3),
         check(torch.index_select, torch.tensor(3.0), 0, torch.tensor([0])),
         *(check(torch.index_reduce, BASE, 0, WHERE, SOURCE, r, include_self=r > "amin") for r in COMBINED[1:]),
     ],
     "scattering": [
-        *(check(torch.gather, grown(FLAT), dim, PLACES) for dim in (0, -1)),
-        check(torch.scatter_add, grown(FLAT), 0, PLACES, grown(GIVEN[:2, :3])),
-        check(torch.scatter, grown(FLAT), 0, torch.tensor([[0, 2], [1, 0]]), grown(GIVEN[:2, :2])),
-        check(torch.scatter, FLAT, 1, PLACES, 9),
         check(torch.scatter, FLAT, 1, PLACES, 2, reduce="multiply"),
         *(
             check(torch.scatter_reduce, FLAT, 1, PLACES, GIVEN, reduce, include_self=own)
@@ -368,36 +343,24 @@ INDEXING: Calls = {
     "masks": [
         check(torch.masked_fill, BASE.half(), BASE[0, 0] > 0.04, torch.tensor(1.5)),
         check(torch.masked_select, grown(BASE), BASE[0] > 0.1),
-        check(torch.masked_scatter, grown(BASE), BASE > 0.4, grown(torch.arange(60.0))),
         *(check(torch.nonzero_static, BASE > 0.4, size=size) for size in (3, 50)),
         check(torch.nonzero, torch.tensor(4)),
-        check(torch.take, grown(BASE), ROWS),
-        check(torch.put, grown(BASE), ROWS, grown(torch.ones(2, 2)), accumulate=True),
-        check(torch.repeat_interleave, grown(BASE), torch.tensor([2, 0, 1]), dim=0),
     ],
     "putting together": [
         check(torch.cat, [torch.zeros(0), BASE, BASE.half()], dim=-1),
         check(torch.cat, [torch.ones(2, dtype=torch.int32), torch.ones(2)]),
         check(torch.stack, [grown(BASE), BASE.double()], dim=-1),
-        check(torch.roll, grown(BASE), (1, -2), (0, 2)),
-        check(torch.rot90, grown(BASE), 3, (0, 2)),
-        check(torch.Tensor.repeat, grown(BASE), 2, 1, 3, 1),
-        check(torch.diag_embed, grown(BASE), offset=-1, dim1=0, dim2=2),
         check(lambda t: t.clone().transpose_(0, 1).unsqueeze_(0).squeeze_(0), grown(BASE)),
     ],
     "parts": [
         *(check(f, grown(BASE)) for f in (lambda t: t[1:, ::2, 3], lambda t: t[:, 5:], lambda t: t.diagonal(1, 1, 2))),
-        check(lambda t: t.unfold(2, 3, 1), grown(BASE)),
         check(lambda t: t.unfold(1, 2, 2), grown(BASE.bfloat16())),
         check(torch.slice_scatter, grown(BASE), grown(torch.ones(3, 2, 5)), 1, 0, 4, 2),
-        check(torch.select_scatter, grown(BASE), grown(torch.ones(3, 5)), 1, -1),
-        check(torch.as_strided_scatter, grown(BASE), grown(torch.ones(2, 2)), (2, 2), (20, 3), 1),
-        check(torch.as_strided_copy, BASE, (2, 2), (1, 7), 3),
     ],
     "segments": [
         *(
             check(torch.segment_reduce, grown(PLAIN[0]), r, lengths=torch.tensor([2, 0, 1]), unsafe=True, initial=start)
-            for r in ("max", "min", "sum", "mean", "prod")
+            for r in ("max", "mean", "prod")
             for start in (None, 1.5)
         ),
         check(torch.segment_reduce, grown(HOLES[2:].T), "prod", offsets=torch.tensor([0, 3, 4]), unsafe=True),
@@ -411,38 +374,24 @@ COMPLEX = torch.complex(SQUARE, SQUARE.mT)
 HALVES = (False, True)
 LINALG: Calls = {
     "solving": [
-        check(torch.linalg.solve, grown(SQUARE), grown(RIGHT)),
         check(torch.linalg.solve, COMPLEX, RIGHT.mT.to(COMPLEX.dtype), left=False),
-        check(torch.linalg.inv, grown(SQUARE)),
         *(check(lambda a: torch.linalg.det(a.mT), grown(values)) for values in (SQUARE, SQUARE.mT)),
-        *(check(torch.linalg.slogdet, grown(values)) for values in (SQUARE, COMPLEX, COMPLEX.mT)),
+        *(check(torch.linalg.slogdet, grown(values)) for values in (SQUARE, COMPLEX)),
         check(torch.linalg.slogdet, torch.zeros(2, 2)),
-        check(torch.linalg.pinv, grown(TALL)),
-        *(
-            check(torch.linalg.solve_triangular, grown(SQUARE.tril()), grown(r), upper=False, left=left)
-            for left, r in ((True, RIGHT), (False, RIGHT.mT))
-        ),
+        check(torch.linalg.solve_triangular, grown(SQUARE.tril()), grown(RIGHT.mT), upper=False, left=False),
     ],
     "factors": [
-        *(check(f, v) for f in (torch.linalg.lu_factor, torch.linalg.lu) for v in (SQUARE, TALL, TALL.mT, COMPLEX)),
-        check(torch.linalg.lu, grown(SQUARE)),
+        *(check(torch.linalg.lu, v) for v in (TALL, TALL.mT, COMPLEX)),
         *(check(torch.linalg.cholesky, grown(POSITIVE), upper=upper) for upper in HALVES),
         *(check(torch.cholesky_inverse, torch.linalg.cholesky(POSITIVE, upper=u), upper=u) for u in HALVES),
-        *(
-            check(torch.linalg.qr, v, m)
-            for m in ("reduced", "complete", "r")
-            for v in (TALL, COMPLEX, torch.zeros(3, 0))
-        ),
-        check(torch.linalg.qr, grown(TALL)),
+        *(check(torch.linalg.qr, v, m) for m in ("reduced", "complete", "r") for v in (COMPLEX, torch.zeros(3, 0))),
         *(check(torch.ormqr, *torch.geqrf(TALL), TALL, transpose=transpose) for transpose in HALVES),
         *(check(torch.linalg.eigvalsh, grown(POSITIVE), half, loose=10) for half in "LU"),
-        check(torch.linalg.svdvals, grown(TALL), loose=10),
     ],
     "other": [
         *(check(torch.linalg.lstsq, TALL, TALL[..., :2], driver=d, loose=10) for d in (None, "gels", "gelsd", "gelss")),
         check(torch.linalg.matrix_exp, grown(SQUARE), loose=100),
         check(torch.linalg.matrix_exp, torch.zeros(2, 0, 0)),
-        check(torch.linalg.cross, grown(TALL), grown(TALL.flip(1))),
     ],
 }
 CALLS = REDUCTIONS | INDEXING | LINALG
@@ -538,7 +487,9 @@ def test_decompositions_that_are_not_unique() -> None:
 
 @pytest.mark.parametrize("hermitian", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex128])
-@pytest.mark.parametrize(("n", "batch"), [(2, ()), (5, ()), (8, (2, 3)), (0, ())], ids=str)
+@pytest.mark.parametrize(
+    ("n", "batch"), [(5, ()), (0, ()), pytest.param(8, (2, 3), marks=pytest.mark.nightly)], ids=str
+)
 def test_ldl_solutions(n: int, batch: tuple[int, ...], dtype: torch.dtype, hermitian: bool) -> None:
     """Solve indefinite systems with a zero diagonal, whose factors have two by two blocks."""
     torch.manual_seed(n)

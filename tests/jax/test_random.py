@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 import torch.utils.checkpoint
 
-N = 20_000
+N, TIMES = 1000, 20
+"""How many numbers a call draws, which a program of few elements compiles quickly for; and how often it is called."""
 JAX = "jax"
 
 
@@ -72,12 +74,11 @@ def _check_moments(drawn: torch.Tensor, mean: float, variance: float) -> None:
 def test_moments_and_seed(name: str) -> None:
     draw, mean, variance = _DRAWS[name]
     torch.manual_seed(7)
-    first, second = draw().cpu(), draw().cpu()
+    first = [draw().cpu() for _ in range(TIMES)]
     torch.manual_seed(7)
-    again = draw().cpu()
-    assert torch.equal(first, again)
-    assert not torch.equal(first, second)
-    _check_moments(first, mean, variance)
+    assert torch.equal(first[0], draw().cpu())
+    assert not torch.equal(first[0], first[1])
+    _check_moments(torch.cat(first), mean, variance)
 
 
 def test_bounds() -> None:
@@ -154,6 +155,34 @@ def test_the_device_generator_says_its_device() -> None:
     assert torch.Generator().device == torch.Generator(device="cpu").device == torch.device("cpu")
     assert isinstance(torch.default_generator, torch.Generator)
     assert not isinstance(JAX, torch.Generator)
+
+
+WITH_GENERATOR: dict[str, Callable[[torch.Generator], torch.Tensor]] = {
+    "rand": lambda g: torch.rand(4, device=JAX, generator=g),
+    "normal": lambda g: torch.normal(torch.zeros(4, device=JAX), 1.0, generator=g),
+    "normal_": lambda g: torch.empty(4, device=JAX).normal_(generator=g),
+    "randperm": lambda g: torch.randperm(16, device=JAX, generator=g),
+    "multinomial": lambda g: torch.multinomial(torch.ones(16, device=JAX), 8, generator=g),
+    "rrelu_with_noise": lambda g: torch.ops.aten.rrelu_with_noise(
+        -torch.ones(8, device=JAX), torch.zeros(8, device=JAX), 0.1, 0.3, True, g
+    ),
+    "init": lambda g: torch.nn.init.kaiming_uniform_(torch.empty(3, 3, device=JAX), generator=g),
+}
+
+
+@pytest.mark.parametrize("name", WITH_GENERATOR)
+def test_generators_fix_what_ops_draw(name: str) -> None:
+    draw = WITH_GENERATOR[name]
+    generator = torch.Generator(JAX).manual_seed(3)
+    first, state = draw(generator), generator.get_state()
+    copies = generator.clone_state(), pickle.loads(pickle.dumps(generator))
+    second = draw(generator)
+    assert not torch.equal(first, second)
+    generator.set_state(state)
+    assert all(torch.equal(draw(g), second) for g in (generator, *copies))
+    assert all(g.device == torch.device("jax:0") for g in copies)
+    assert torch.equal(draw(generator.manual_seed(3)), first)
+    assert generator.initial_seed() == 3
 
 
 def test_states_and_forks() -> None:

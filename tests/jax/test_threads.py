@@ -80,9 +80,14 @@ def _alive() -> int:
 def _left(make: Callable[[], Any]) -> int:
     """How many more arrays live after a call than before it."""
     make()  # what is compiled and shared is made the first time
-    before = _alive()
-    make()
-    return _alive() - before
+    gc.collect()
+    gc.freeze()  # what other tests left behind need not be looked at again and again
+    try:
+        before = _alive()
+        make()
+        return _alive() - before
+    finally:
+        gc.unfreeze()
 
 
 def _many() -> None:

@@ -1,7 +1,7 @@
-"""`register_autocast`: what it refuses, what it puts back, and a backend that has its autocast from it.
+"""`register_autocast`: what it refuses and what it puts back; tests/backends runs the suites on a backend that has it.
 
-What needs a PrivateUse1 device, whose name a process can set once, runs in other processes: the checks of
-tests/backends/register, and `ampcheck run` on tests/backends/numpy_backend.py.
+What needs a PrivateUse1 device, whose name a process can set once, runs in another process: the checks of
+tests/backends/register.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.runner.record import RED, Result, read
 from tests.cli_support import ROOT
 
 BACKENDS = ROOT / "tests" / "backends"
@@ -61,99 +60,6 @@ def test_every_check_ran(checked: dict[str, str]) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_registration(checked: dict[str, str], name: str) -> None:
     assert not checked[name], checked[name]
-
-
-# ---- a backend of NumPy arrays
-
-
-def run_suite(folder: Path, fault: str, *selection: str, base: str = "cuda") -> dict[str, Result]:
-    """The results of the eager suite on the NumPy backend, with a mistake planted in its registration."""
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{BACKENDS}", "OMP_NUM_THREADS": "1"}
-    env |= {"NPY_FAULT": fault, "NPY_BASE": base}
-    command = [
-        sys.executable,
-        "-m",
-        "ampcheck",
-        "run",
-        "--device=npy",
-        "--device-module=numpy_backend",
-        "--suite=eager",
-    ]
-    done = subprocess.run(
-        [*command, *selection, f"--reports={folder}"], cwd=folder, env=env, capture_output=True, text=True, check=False
-    )
-    files = list((folder / "runs").glob("*.jsonl"))
-    assert len(files) == 1, done.stdout + done.stderr
-    return read(files[0]).results
-
-
-def red(results: dict[str, Result]) -> list[Result]:
-    return [result for result in results.values() if result.status in RED]
-
-
-POLICIES = ("downcast", "upcast", "optdtype", "append", "promote", "banned", "fallthrough")
-STATES = (
-    "nesting",
-    "cache",
-    "context",
-    "state",
-    "defaults",
-    "errors",
-    "decorator",
-    "threads",
-    "eligibility",
-    "exceptions",
-)
-
-
-@pytest.fixture(scope="module")
-def registered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
-    """Every op case, and the scenarios of regions, on a backend that has the lists of CUDA."""
-    return run_suite(tmp_path_factory.mktemp("cuda"), "", *(f"--rule={rule}" for rule in (*POLICIES, *STATES)))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("rules", "least"), [(POLICIES, 4700), (STATES, 480)], ids=["policies", "states"])
-def test_one_call_gives_a_backend_its_autocast(
-    registered: dict[str, Result], rules: tuple[str, ...], least: int
-) -> None:
-    results = {key: result for key, result in registered.items() if result.rule in rules}
-    assert red(results) == []
-    assert {result.rule for result in results.values() if result.status == "pass"} == set(rules)
-    assert sum(result.status == "pass" for result in results.values()) > least
-
-
-@pytest.mark.nightly
-def test_the_lists_of_another_key(tmp_path: Path) -> None:
-    """One dtype has a case of every overload; the lists alone differ from those above."""
-    rules = ("downcast", "upcast", "promote")
-    results = run_suite(tmp_path, "", *(f"--rule={rule}" for rule in rules), "--amp-dtype=bf16", base="cpu")
-    assert red(results) == []
-    assert {result.rule for result in results.values() if result.status == "pass"} == set(rules)
-    assert sum(result.status == "pass" for result in results.values()) > 850
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("fault", "selection", "rule", "words"),
-    [
-        (
-            "drop",
-            "--op=linear",
-            "downcast",
-            "argument 0 of aten::linear was given as fp32 and reached the kernel as fp32",
-        ),
-        ("policy", "--op=exp", "upcast", "argument 0 of aten::exp was given as fp16 and reached the kernel as fp16"),
-        ("uncached", "--rule=cache", "cache", "casts of a leaf used by three products: got 3; expected 1"),
-        ("stale", "--rule=cache", "cache", "product after the change: got [[2.0, 2.0]]; expected [[18.0, 18.0]]"),
-    ],
-)
-def test_a_planted_mistake_in_a_registration_is_named(
-    tmp_path: Path, fault: str, selection: str, rule: str, words: str
-) -> None:
-    found = red(run_suite(tmp_path, fault, selection))
-    assert {result.rule for result in found} == {rule}
-    assert any(words in result.message for result in found), [result.message for result in found]
 
 
 # ---- the door

@@ -113,7 +113,7 @@ class Call:
         self._shapes.append(array.shape)
         # Most tensors are all of their storage: no layout is then part of the key, nor read in the program.
         natural = array.shape == value.shape and value.is_contiguous()
-        layout = None if natural else Layout(tuple(value.shape), value.stride(), int(value.storage_offset()))
+        layout = None if natural else Layout.of(value)
         return Slot(len(self.arrays) - 1, layout, value.dtype, value.is_conj(), value.is_neg())
 
 

@@ -5,12 +5,11 @@ Other ops without a Meta kernel are run on zeros by PyTorch's fake tensors, whic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch.library import Library
 
-from ampcheck.jax_device.annotations import Kernel, Tree
+from ampcheck.jax_device.annotations import Kernel
+from ampcheck.jax_device.dispatch.cudnn import by_convolution
 from ampcheck.register.torch_private import has_kernel
 
 _library = Library("aten", "IMPL")
@@ -31,49 +30,10 @@ def _gru_cell_backward(
     return *gates, torch.empty_like(grad_hy), *biases
 
 
-def _convolution(
-    self: torch.Tensor,
-    weight: torch.Tensor,
-    padding: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    *_: bool,
-) -> torch.Tensor:
-    return torch.convolution(self, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)
-
-
-def _transposed(
-    self: torch.Tensor,
-    weight: torch.Tensor,
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    *_: bool,
-) -> torch.Tensor:
-    return torch.convolution(self, weight, None, stride, padding, dilation, True, output_padding, groups)
-
-
-def _relu(self: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *given: Tree) -> torch.Tensor:
-    stride, padding, dilation, groups = given
-    return _convolution(self, weight, padding, stride, dilation, groups)
-
-
-def _add_relu(
-    self: torch.Tensor, weight: torch.Tensor, z: torch.Tensor, alpha: complex | None, *given: Tree
-) -> torch.Tensor:
-    return _relu(self, weight, *given)
-
-
 _META: dict[str, Kernel] = {
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
-    "cudnn_convolution": _convolution,
-    "cudnn_convolution_transpose": _transposed,
-    "cudnn_convolution_relu": _relu,
-    "cudnn_convolution_add_relu": _add_relu,
+    **by_convolution(torch.convolution),
 }
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import torch
 
 from ampcheck.jax_device import random
 from ampcheck.jax_device.annotations import Kernel, Kwargs, Tree
@@ -28,7 +29,6 @@ from ampcheck.jax_device.dispatch.results import (
     made,
     plain,
     promised,
-    read_back,
     single,
     structure,
 )
@@ -36,6 +36,7 @@ from ampcheck.jax_device.dispatch.schema import Kind, arguments
 from ampcheck.jax_device.dispatch.shapes import varying
 from ampcheck.jax_device.lowering import Lowering, compiled, short_name
 from ampcheck.jax_device.random import RawKey
+from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import wrap
 from ampcheck.jax_device.storage.layout import Columns, by_columns, read, settled
 from ampcheck.jax_device.torch_private import DisableTorchFunction, disable_current_modes, pytree
@@ -239,7 +240,7 @@ def build(op: Functional, call: Call) -> tuple[Kernel, Kernel]:
             len(o) if isinstance(o, (list, tuple)) else 1 for o in (out if isinstance(out, (list, tuple)) else ())
         ]
         if lowering.torch_code:
-            flat = [read_back(o) for o in flat]
+            flat = [transfer.values(o) if isinstance(o, torch.Tensor) else o for o in flat]
         return conform(op.name, flat, results)
 
     run = compute if lowering.concrete else compiled(compute, _largest(call, results))

@@ -13,8 +13,8 @@ from ampcheck.jax_device.annotations import Args, Kernel, Kwargs, Tree
 from ampcheck.jax_device.dispatch import promotion
 from ampcheck.jax_device.dispatch.schema import Kind, arguments
 from ampcheck.jax_device.dtypes import jax_dtype
-from ampcheck.jax_device.storage.arrays import alias, contents, create, storage_of, wrap
-from ampcheck.jax_device.storage.layout import Layout, contiguous, order, physical, read
+from ampcheck.jax_device.storage.arrays import alias, create, storage_of, wrap
+from ampcheck.jax_device.storage.layout import Layout, contiguous, order, physical
 from ampcheck.jax_device.torch_private import pytree
 from ampcheck.register.torch_private import OpOverload
 
@@ -92,14 +92,6 @@ def made(array: jax.Array, result: PromisedResult | None) -> torch.Tensor:
     tensor: torch.Tensor = create(array.shape, result.dtype)
     storage_of(tensor).array = array
     return tensor if plain(result) else alias(tensor, result.size, result.stride, 0)
-
-
-def read_back(out: Tree) -> Tree:
-    if not isinstance(out, torch.Tensor):
-        return out
-    array = contents(out)
-    natural = array.shape == tuple(out.shape) and out.is_contiguous()
-    return array if natural else read(array, Layout(tuple(out.shape), out.stride(), int(out.storage_offset())))
 
 
 def conform(name: str, flat: list[Tree], wanted: list[PromisedResult | None] | None) -> list[Tree]:

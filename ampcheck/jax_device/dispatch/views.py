@@ -11,7 +11,7 @@ from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import kernel, zeros
 from ampcheck.jax_device.dispatch.writing import Overlap, assign, elements, place, resize
 from ampcheck.jax_device.storage.arrays import alias, storage_of, wrap
-from ampcheck.jax_device.storage.layout import contiguous
+from ampcheck.jax_device.storage.layout import Layout, contiguous, expanded
 
 
 @kernel("resize_")
@@ -59,7 +59,8 @@ def _set_storage(self: torch.Tensor, source: DeviceStorage) -> torch.Tensor:
 def _set_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     if self.dtype is not source.dtype:
         raise RuntimeError(f"Could not set tensor of type {source.dtype} to a tensor of type {self.dtype}")
-    return _set(self, storage_of(source), int(source.storage_offset()), source.shape, source.stride())
+    size, stride, offset = Layout.of(source)
+    return _set(self, storage_of(source), offset, size, stride)
 
 
 @kernel("set_")
@@ -104,8 +105,7 @@ def _as_strided_(
 
 def _distinct(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor without what is repeated: a dimension of stride 0 has one element."""
-    size = [1 if n and not step else n for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
-    return alias(tensor, size, tensor.stride(), int(tensor.storage_offset()))
+    return alias(tensor, *expanded(Layout.of(tensor)))
 
 
 def _filler(name: str) -> Kernel:
@@ -129,12 +129,7 @@ kernel("zero_")(_filler("zero"))
 @kernel("is_set_to")
 def _is_set_to(self: torch.Tensor, tensor: torch.Tensor) -> bool:
     """Return whether both lie on one storage with the same sizes, strides and offset."""
-    same = (self.shape, self.stride(), self.storage_offset()) == (
-        tensor.shape,
-        tensor.stride(),
-        tensor.storage_offset(),
-    )
-    return same and storage_of(self) is storage_of(tensor)
+    return Layout.of(self) == Layout.of(tensor) and storage_of(self) is storage_of(tensor)
 
 
 @kernel("record_stream")

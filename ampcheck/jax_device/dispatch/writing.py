@@ -65,7 +65,7 @@ def check_cast(given: torch.dtype, wanted: torch.dtype) -> None:
 
 def put(target: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Write the values of a device tensor of the same shape to `target`, converted to its dtype."""
-    source, layout = _layout(values), _layout(target)
+    source, layout = Layout.of(values), Layout.of(target)
     if 0 in layout.stride and any(n > 1 and not step for n, step in zip(layout.size, layout.stride, strict=True)):
         raise Overlap(
             "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
@@ -76,10 +76,6 @@ def put(target: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     program = _writer(layout, source, jax_dtype(target.dtype), conj, values.is_neg(), target.is_neg())
     store(target, program(held, contents(values)))
     return target
-
-
-def _layout(tensor: torch.Tensor) -> Layout:
-    return Layout(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
 
 @cache

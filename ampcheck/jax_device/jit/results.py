@@ -16,6 +16,7 @@ from ampcheck.jax_device.jit.state import Reached, Size
 from ampcheck.jax_device.jit.values import deferred
 from ampcheck.jax_device.jit.watch import OpWatch, raw
 from ampcheck.jax_device.storage.arrays import Bytes, alias, create, storage_of
+from ampcheck.jax_device.storage.layout import Layout
 from ampcheck.jax_device.torch_private import conj, neg_view, pytree
 
 
@@ -140,7 +141,7 @@ class _Collector:
         if value.device.type != "jax":
             return Constant(value.detach())
         storage = storage_of(value)
-        size, stride, offset = tuple(value.shape), value.stride(), int(value.storage_offset())
+        size, stride, offset = Layout.of(value)
         bits = (value.is_conj(), value.is_neg())
         if id(storage) in self._storages:
             if value.dtype is not self.attempt.tensors[self._storages[id(storage)]].dtype:

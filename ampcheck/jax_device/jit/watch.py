@@ -27,6 +27,7 @@ from ampcheck.jax_device.jit.optim import TracedNumber
 from ampcheck.jax_device.jit.values import Asking, DeferredNumber, Value, array_of, as_number
 from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import Bytes, alias, storage_of, wrap
+from ampcheck.jax_device.storage.layout import Layout
 from ampcheck.jax_device.torch_private import (
     DisableTorchFunction,
     include_key,
@@ -146,7 +147,7 @@ def raw(found: Tree) -> jax.Array:
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor without its graph."""
-    return alias(tensor, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+    return alias(tensor, *Layout.of(tensor))
 
 
 _DECIDING = 4096  # elements of a tensor whose values may be part of a program

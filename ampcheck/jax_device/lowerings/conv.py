@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ampcheck.jax_device.lowering import Number, lower
+from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.accumulate import asked
 from ampcheck.jax_device.lowerings.pooling import each
 
@@ -140,61 +140,3 @@ def conv_tbc(self: Array, weight: Array, bias: Array, pad: int = 0) -> Array:
         preferred_element_type=asked(self.dtype),
     )
     return (out + bias).astype(self.dtype)
-
-
-# cuDNN's own overloads take their options in another order, and end in flags that choose among its algorithms.
-@lower("cudnn_convolution")
-def _cudnn(
-    self: Array,
-    weight: Array,
-    padding: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    *_: bool,
-) -> Array:
-    return convolution(self, weight, None, stride, padding, dilation, False, (0,), groups)
-
-
-@lower("cudnn_convolution_transpose")
-def _cudnn_transpose(
-    self: Array,
-    weight: Array,
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    *_: bool,
-) -> Array:
-    return convolution(self, weight, None, stride, padding, dilation, True, output_padding, groups)
-
-
-@lower("cudnn_convolution_relu")
-def _cudnn_relu(
-    self: Array,
-    weight: Array,
-    bias: Array | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Array:
-    return jax.nn.relu(convolution(self, weight, bias, stride, padding, dilation, False, (0,), groups))
-
-
-@lower("cudnn_convolution_add_relu")
-def _cudnn_add_relu(
-    self: Array,
-    weight: Array,
-    z: Array,
-    alpha: Number | None,
-    bias: Array | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Array:
-    """Compute relu of `convolution` plus `alpha * z`, where None is 1."""
-    out = convolution(self, weight, bias, stride, padding, dilation, False, (0,), groups)
-    return jax.nn.relu(out + (z if alpha is None else alpha * z)).astype(self.dtype)

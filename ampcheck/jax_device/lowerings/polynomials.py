@@ -68,7 +68,8 @@ def evaluate(family: Family, x: Array, n: Array) -> Array:
 def _lowering(family: Family, shifted: bool) -> Computation:
     def compute(x: Array, n: Array) -> Array:
         x, n = jnp.broadcast_arrays(floating(jnp.asarray(x)), jnp.asarray(n))
-        return evaluate(family, 2 * x - 1 if shifted else x, jnp.nan_to_num(n).astype(jnp.int64))
+        degree = jnp.where(jnp.isfinite(n), n, -1).astype(jnp.int64)  # an infinite loop would be as long
+        return evaluate(family, 2 * x - 1 if shifted else x, degree)
 
     return compute
 

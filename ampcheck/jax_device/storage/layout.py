@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 
 
 class Layout(NamedTuple):
@@ -17,6 +18,11 @@ class Layout(NamedTuple):
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Layout:
+        """Return where the elements of a tensor lie."""
+        return cls(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
 
 @dataclass(frozen=True)
@@ -86,9 +92,9 @@ def _indices(layout: Layout) -> jax.Array:
     return out
 
 
-def _expanded(layout: Layout) -> Layout:
+def expanded(layout: Layout) -> Layout:
     """Return the layout without what is repeated: a dimension of stride 0 has one element."""
-    size = tuple(1 if step == 0 else n for n, step in zip(layout.size, layout.stride, strict=True))
+    size = tuple(1 if n and not step else n for n, step in zip(layout.size, layout.stride, strict=True))
     return layout._replace(size=size)
 
 
@@ -96,7 +102,7 @@ def read(array: jax.Array, layout: Layout) -> jax.Array:
     """Return the tensor's values, in its own shape, from the array of its storage."""
     if 0 in layout.size:
         return jnp.zeros(layout.size, array.dtype)
-    if 0 in layout.stride and (narrow := _expanded(layout)) != layout:
+    if 0 in layout.stride and (narrow := expanded(layout)) != layout:
         return jnp.broadcast_to(read(array, narrow), layout.size)
     if (dims := order(layout, array.size)) is not None:
         physical = array.reshape([layout.size[d] for d in dims])

@@ -44,9 +44,8 @@ def from_numpy(array: np.ndarray) -> torch.Tensor:
 def values(tensor: torch.Tensor) -> jax.Array:
     """Return a device tensor's values as an array of its shape; the storage's own if the tensor is all of it."""
     array = contents(tensor)
-    size = tuple(tensor.shape)
-    if array.shape != size or not tensor.is_contiguous():
-        array = read(array, Layout(size, tensor.stride(), int(tensor.storage_offset())))
+    if array.shape != tensor.shape or not tensor.is_contiguous():
+        array = read(array, Layout.of(tensor))
     return settled(array, tensor.is_conj(), tensor.is_neg())
 
 

@@ -1,0 +1,106 @@
+"""PyTorch's own databases of ops and modules on the device beside the CPU: values, a second call, gradients, state.
+
+Each run takes every twelfth op and every sixth module; a nightly one takes all.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+from zlib import crc32
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_modules import module_db
+
+from scripts.jax_coverage import measure, samples
+from scripts.jax_coverage.ways import Device
+from tests.cli_support import ROOT
+from tests.jax.agreement import close, moved, tensors
+
+PAGE = ROOT / "docs" / "jax_ops.md"
+SAMPLES = 2
+
+
+def shared(names: Iterable[str], every: int) -> list[Any]:
+    """Return the names, of which each run takes one of `every`."""
+    return [pytest.param(n, marks=[pytest.mark.nightly] * (crc32(n.encode()) % every > 0)) for n in names]
+
+
+def disagreeing() -> set[str]:
+    """Return the ops that docs/jax_ops.md says have samples that do not agree."""
+    section = PAGE.read_text(encoding="utf-8").partition("## Ops that do not fully agree")[2].partition("\n## ")[0]
+    return set(re.findall(r"^\| (\S+) \| \d", section, re.MULTILINE))
+
+
+OPS = {samples.name_of(op): op for op in op_db if torch.float32 in op.supported_dtypes("cpu")}
+DRAWN = ("nn.FractionalMaxPool", "nn.Lazy")
+"""What draws random numbers, which are the device's own: windows, and parameters that are made at the first call."""
+MODULES = {info.name: info for info in module_db if not info.name.startswith(DRAWN)}
+# A gradient by the elements of a storage that a sample's view leaves out; PyTorch's depends on the base being whole.
+UNDEFINED = {"as_strided.partial_views"}
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Deprecated and experimental ops are called too, and warn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.parametrize("name", shared(OPS, 12))
+def test_values_are_as_the_page_of_ops_says(name: str) -> None:
+    row = measure.row(samples.ops()[name], "jax", Device(), SAMPLES)
+    reasons = [sample.reason for sample in row.samples if sample.reason]
+    assert not reasons or name in disagreeing(), reasons
+
+
+def gradients(op: Any, sample: Any, given: Any) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of the tensors in a sample's arguments, by what of the result is unique."""
+    out = sample.output_process_fn_grad(op(given[0], *given[1], **given[2]))
+    outs = [t for t in tensors(out) if t.requires_grad]
+    ins = [t for t in tensors(given) if t.requires_grad]
+    seeds = [torch.linspace(0.5, 1.5, t.numel()).reshape(t.shape).to(t.device, t.dtype) for t in outs]
+    return torch.autograd.grad(outs, ins, seeds, allow_unused=True) if outs and ins else ()
+
+
+DIFFERENTIABLE = [name for name, op in OPS.items() if op.supports_autograd and not name.startswith("sparse.")]
+
+
+@pytest.mark.parametrize("name", shared(DIFFERENTIABLE, 12))
+def test_gradients(name: str) -> None:
+    op = samples.ops()[name]
+    every = list(op.sample_inputs("cpu", torch.float32, requires_grad=True))
+    for index in samples.spread(len(every), SAMPLES):
+        given = (every[index].input, every[index].args, every[index].kwargs)
+        expected, found = (gradients(op, every[index], g) for g in (given, moved(given)))
+        assert [g is None for g in found] == [g is None for g in expected]
+        if name not in UNDEFINED:
+            close(found, expected, loose=64)
+
+
+@pytest.mark.parametrize("name", shared(MODULES, 6))
+def test_modules(name: str) -> None:
+    """In training and in evaluation: outputs, gradients of parameters, and buffers."""
+    info = MODULES[name]
+    for training in (True, False):
+        for given in info.module_inputs_func(info, "cpu", torch.float32, True, training)[:SAMPLES]:
+            torch.manual_seed(0)
+            arguments = given.constructor_input
+            here = info.module_cls(*arguments.args, **arguments.kwargs).train(training)
+            there = copy.deepcopy(here).to("jax")
+            seen = []
+            for module, (args, kwargs) in (
+                (here, (given.forward_input.args, given.forward_input.kwargs)),
+                (there, moved((given.forward_input.args, given.forward_input.kwargs))),
+            ):
+                out = tensors(module(*args, **kwargs))
+                sum(t.float().square().sum() for t in out if t.requires_grad).backward()
+                grads = [p.grad for p in module.parameters() if p.grad is not None]
+                seen.append([*out, *grads, *module.buffers()])
+            close(seen[1], seen[0], loose=64)
