@@ -5,6 +5,9 @@ TORCH ?= torch>=2.11,<2.14
 RUN := .venv-run
 TEST := .venv-test
 
+# A run and its tests start many processes, each of which would compile the whole package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test check docs clean
 
 # The main job: the suites on every device this machine has, then the report. DEVICES="cpu virtual:cuda" chooses.

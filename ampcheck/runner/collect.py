@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
@@ -104,8 +105,9 @@ class Collector:
         """The cases of this run and of a nightly one, as deviations call them."""
         self._nodes: dict[str, str] = {}
         """The node id of each case, by key."""
-        self._nightly_names: list[str] = []
-        """What deviations call the cells of products that a nightly run takes."""
+        self._products: list[tuple[Product, Case, list[tuple[Device, str]]]] = []
+        """The products of which a nightly run takes more cells, each with a case without cell, device and dtype, and
+        the devices and dtypes."""
 
     # ---- making cases
 
@@ -138,16 +140,22 @@ class Collector:
     ) -> None:
         """Parametrize a scenario over the cells of a product: those of each run, or all of them in a nightly one."""
         names = list(product.dimensions)
-        cells = product.reachable if self._nightly else product.chosen
+        # Of a scenario that other options leave out, no cell is chosen, which takes long for a large product.
+        cells = [] if not amps else product.reachable if self._nightly else product.chosen
         metafunc.parametrize(names, cells, ids=[label(cell) for cell in cells])
         scenario = metafunc.function.__name__.removeprefix("test_")
-        for cell in [] if self._nightly else product.reachable:
-            compiler = dict(zip(names, cell, strict=True)).get("compiler", "")
-            variant = label(tuple(value for value in cell if value != compiler))
-            self._nightly_names += [
-                Case(suite, rule, scenario, "", variant, dtype, device.name, device.token, compiler).name
-                for device, dtype in amps
-            ]
+        if not self._nightly:
+            self._products.append((product, Case(suite, rule, scenario, "", "", "", "", ""), amps))
+
+    def _nightly_cells(self) -> Iterator[str]:
+        """Yield what deviations call the cells of products that a nightly run takes."""
+        for product, case, amps in self._products:
+            for cell in product.reachable:
+                compiler = dict(zip(product.dimensions, cell, strict=True)).get("compiler", "")
+                inputs = label(tuple(value for value in cell if value != compiler))
+                for device, amp in amps:
+                    about = {"device": device.name, "token": device.token, "compiler": compiler}
+                    yield replace(case, inputs=inputs, amp=amp, **about).name
 
     def _cases(self, device: Device, suite: str, marker: pytest.Mark) -> Iterator[Case]:
         if self._nightly and suite != "autograd":
@@ -245,7 +253,7 @@ class Collector:
         nightly += [c.name for d in devices for rule in RULES for c in compiled_cases(d, rule, nightly=True)]
         nightly += [c.name for d in devices for rule in RULES for s in ("eager", "jit") for c in cell_cases(d, rule, s)]
         unjudged = [*files, SHARED, JIT, KERNELS] if self._device_option else files
-        return self.deviations.stale([*self._names, *self._nightly_names, *nightly], unjudged=unjudged)
+        return self.deviations.stale([*self._names, *self._nightly_cells(), *nightly], unjudged=unjudged)
 
 
 def _suite(path: Path) -> Path:

@@ -5,6 +5,7 @@ Importing it imports neither torch nor jax; both wait until a suite is collected
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from argparse import SUPPRESS
@@ -165,6 +166,9 @@ class Plugin:
         self._deselected += len(items)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
+        # All that is loaded by now lives to the end, so no look for garbage need go through it. pytest's own looks at the
+        # end of a session take half a second otherwise, in each process of a run.
+        gc.freeze()
         if self.collector is None or self.judge is None or session.testsfailed:  # pytest says what cannot be collected
             return
         collector, judge = self.collector, self.judge
@@ -268,7 +272,7 @@ class Plugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self.collector is not None:
+        if self.collector is not None and self.child is None:  # a child said so as it began
             self._stale, self._chosen = self.collector.stale(), self.collector.chosen
         if self.is_worker:
             output: dict[str, Any] = self.config.workeroutput  # type: ignore[attr-defined]  # xdist's own

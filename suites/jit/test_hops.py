@@ -24,7 +24,6 @@ from typing import Any
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -591,6 +590,7 @@ def test_random_numbers(amp: Amp, op: str, place: str, calls: str) -> None:
     (`functionalize_rng_ops` of torch/_functorch/partitioners.py; pytorch#107934, #166106). The reference is the
     function with explicit casts outside of any region, times the mask that the result shows.
     """
+    from functorch.compile import make_boxed_func  # imports Dynamo, which every run would wait for
     from torch._dynamo.backends.debugging import aot_eager
 
     seen: list[str] = []
