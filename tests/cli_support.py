@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
@@ -10,8 +11,11 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
+from types import ModuleType
+from unittest import mock
 
 import pytest
 
@@ -72,6 +76,13 @@ class Swapped(Cpu):
 
 DEVICES = (Dying(), Swapped())
 '''
+
+
+_PLUGINS_OFF = [
+    word for name in ("benchmark", "faulthandler", "threadexception", "unraisableexception", "xdist")
+    for word in ("-p", f"no:{name}")
+]  # fmt: skip
+"""Plugins of the tests' own session that a second one in its process would disturb."""
 
 
 def workflow(name: str) -> str:
@@ -143,6 +154,30 @@ def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
         *arguments,
     ]
     return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=LIMIT)
+
+
+def pytest_here(folder: Path, *arguments: str) -> tuple[int, str]:
+    """Plain pytest as `run_pytest`, in this process, which has torch. Returns its exit code and what it printed.
+
+    What it imports of suites, which may be others than the repository's, is forgotten at the end.
+    """
+    before, printed = Path.cwd(), io.StringIO()
+    settings = (f"--rootdir={folder}", "-c", str(ROOT / "pyproject.toml"), "--import-mode=importlib", "--capture=no")
+    kept = _forget_suites()
+    os.chdir(folder)
+    try:
+        with redirect_stdout(printed), redirect_stderr(printed), mock.patch("sys.path", [*sys.path]):
+            code = pytest.main(["-q", *settings, *_PLUGINS_OFF, "-p", "ampcheck.runner.plugin", *arguments])
+    finally:
+        os.chdir(before)
+        _forget_suites()
+        sys.modules.update(kept)
+    return int(code), printed.getvalue()
+
+
+def _forget_suites() -> dict[str, ModuleType]:
+    """Take the modules of suites out of those that are imported, and return them."""
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "suites"}
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -166,8 +166,8 @@ class Plugin:
         self._deselected += len(items)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        # All that is loaded by now lives to the end, so no look for garbage need go through it. pytest's own looks at the
-        # end of a session take half a second otherwise, in each process of a run.
+        # All that is loaded by now lives to the end, so no look for garbage need go through it. pytest's own looks at
+        # the end of a session take half a second otherwise, in each process of a run.
         gc.freeze()
         if self.collector is None or self.judge is None or session.testsfailed:  # pytest says what cannot be collected
             return

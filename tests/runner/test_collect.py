@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.cli_support import run_pytest
+from tests.cli_support import pytest_here
 
 MARK = 'pytestmark = pytest.mark.rule("promote")\n'
 SCENARIO = """
@@ -19,40 +18,38 @@ def test_one(amp):
 """
 
 
-def collect(folder: Path, files: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+def collect(folder: Path, files: dict[str, str], *options: str) -> tuple[int, str]:
     """Collect suite files of those texts, on the CPU."""
     for name, text in files.items():
         path = folder / "suites" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"import pytest\n{text}", encoding="utf-8")
     (folder / "suites" / "__init__.py").touch()
-    chosen = ("--import-mode=importlib", f"--rootdir={folder}", "--device=cpu", "-p", "ampcheck.runner.plugin")
-    return run_pytest(folder, "suites", *chosen, "--collect-only", *options)
+    return pytest_here(folder, "suites", "--device=cpu", "--collect-only", *options)
 
 
-@pytest.mark.nightly
 def test_a_rule_is_chosen_by_its_name_whatever_the_file_is_called(tmp_path: Path) -> None:
     files = {"eager/test_a.py": MARK + SCENARIO, "eager/b/test_c.py": MARK.replace("promote", "cache") + SCENARIO}
     manifest = tmp_path / "manifest"
-    done = collect(tmp_path, files, "-k", "promote", f"--write-manifest={manifest}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, out = collect(tmp_path, files, "-k", "promote", f"--write-manifest={manifest}")
+    assert code == 0, out
     assert [line.split("\t")[0] for line in manifest.read_text().splitlines()] == ["eager/promote/one-bf16-cpu"]
-    done = collect(tmp_path, files, "--rule=cache", f"--write-manifest={manifest}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, out = collect(tmp_path, files, "--rule=cache", f"--write-manifest={manifest}")
+    assert code == 0, out
     assert [line.split("\t")[0] for line in manifest.read_text().splitlines()] == ["eager/cache/one-bf16-cpu"]
 
 
 def test_a_scenario_without_a_rule_is_refused(tmp_path: Path) -> None:
-    done = collect(tmp_path, {"eager/test_a.py": SCENARIO})
-    assert done.returncode == 2
-    assert "test_a.py::test_one has no rule: its file needs pytestmark = pytest.mark.rule(NAME)" in done.stdout
+    code, out = collect(tmp_path, {"eager/test_a.py": SCENARIO})
+    assert code == 2, out
+    assert "test_a.py::test_one has no rule: its file needs pytestmark = pytest.mark.rule(NAME)" in out
 
 
 def test_two_files_with_one_case_are_refused(tmp_path: Path) -> None:
-    done = collect(tmp_path, {name: MARK + SCENARIO for name in ("eager/test_a.py", "eager/test_b.py")})
-    assert done.returncode == 2
+    code, out = collect(tmp_path, {name: MARK + SCENARIO for name in ("eager/test_a.py", "eager/test_b.py")})
+    assert code == 2, out
     one, other = ("suites/eager/test_b.py::test_one[bf16-cpu]", "suites/eager/test_a.py::test_one[bf16-cpu]")
-    assert f"{one} and {other} are both eager/promote/one-bf16-cpu" in done.stdout + done.stderr
+    assert f"{one} and {other} are both eager/promote/one-bf16-cpu" in out
 
 
 PRODUCT = """
@@ -71,8 +68,8 @@ def test_one(amp, policy, mode, at):
 def test_a_product_makes_a_case_per_cell(tmp_path: Path, options: tuple[str, ...], cells: list[str] | None) -> None:
     text = MARK + (PRODUCT if cells else PRODUCT.replace(', {"no": lambda cell: cell["at"] == "f"}', ""))
     manifest = tmp_path / "manifest"
-    done = collect(tmp_path, {"eager/test_a.py": text}, f"--write-manifest={manifest}", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, out = collect(tmp_path, {"eager/test_a.py": text}, f"--write-manifest={manifest}", *options)
+    assert code == 0, out
     wanted = cells or [f"{a}-{b}-{c}" for a in "ab" for b in "cd" for c in "ef"]
     names = [line.split("\t")[0] for line in manifest.read_text().splitlines()]
     assert sorted(names) == [f"eager/promote/one-{cell}-bf16-cpu" for cell in wanted]
