@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
-import time
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +90,7 @@ def test_accelerator() -> None:
     assert torch.accelerator.current_accelerator() == torch.device("jax")
     torch.accelerator.synchronize()
     assert torch.float32 in torch.accelerator.get_device_capability()["supported_dtypes"]
+    gc.collect()  # what other tests left in circles would be freed meanwhile
     before = torch.accelerator.memory_allocated()
     kept = torch.ones(1000, 1000, device="jax") + 1
     assert torch.accelerator.memory_allocated() - before >= kept.nbytes
@@ -109,21 +109,6 @@ def test_accelerator() -> None:
     with pytest.raises(RuntimeError, match="cannot be reset"):
         torch.accelerator.reset_peak_memory_stats()
     torch.accelerator.empty_cache()
-
-
-def test_synchronize_waits() -> None:
-    done = []
-
-    def slow(x: Any) -> Any:
-        time.sleep(0.3)
-        done.append(True)
-        return np.asarray(x)
-
-    call = jax.jit(lambda x: jax.pure_callback(slow, jax.ShapeDtypeStruct(x.shape, x.dtype), x))
-    held = device.from_jax(call(jnp.ones(3)))
-    torch.jax.synchronize()
-    assert done
-    assert held.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_to_and_from_jax() -> None:

@@ -35,54 +35,45 @@ def _all_reduce(rank: int) -> Any:
     return [given, *work.get_future().value()]
 
 
-def _broadcast(rank: int) -> Any:
-    given = _mine(rank).bfloat16()
-    dist.broadcast(given, 1)
-    return given
+def _into(collective: Callable[[Any, Any], Any], made: Callable[[], Any], given: Callable[[int], Any]) -> Any:
+    """Return a call of a collective, and what it wrote and read."""
+
+    def call(rank: int) -> Any:
+        out, mine = made(), given(rank)
+        collective(out, mine)
+        return [*out, *mine] if isinstance(mine, list) else out
+
+    return call
 
 
-def _all_gather(rank: int) -> Any:
-    out = [torch.zeros(2, device="jax") for _ in range(WORLD)]
-    dist.all_gather(out, _mine(rank))
-    return out
-
-
-def _reduce_scatter(rank: int) -> Any:
-    out, given = torch.zeros(2, device="jax"), [_mine(rank), _mine(rank) + 1]
-    dist.reduce_scatter(out, given)
-    return [out, *given]
-
-
-def _all_to_all(rank: int) -> Any:
-    out = torch.zeros(2, device="jax")
-    dist.all_to_all_single(out, _mine(rank))
-    return out
-
-
-def _send(rank: int) -> Any:
-    given = _mine(rank)
-    dist.recv(given, 0) if rank else dist.send(given, 1)
-    return given
-
-
-def _objects(rank: int) -> Any:
-    dist.barrier()
-    out: list[Any] = [None] * WORLD
-    dist.all_gather_object(out, rank)
-    return out
+def _zeros() -> torch.Tensor:
+    return torch.zeros(2, device="jax")
 
 
 COLLECTIVES: dict[str, tuple[Callable[[int], Any], Callable[[int], Any]]] = {
     "all_reduce": (_all_reduce, lambda rank: [torch.tensor([10.0, 12.0])] * 2),
-    "broadcast": (_broadcast, lambda rank: torch.tensor([10.0, 11.0]).bfloat16()),
-    "all_gather": (_all_gather, lambda rank: [torch.tensor([0.0, 1.0]), torch.tensor([10.0, 11.0])]),
+    "broadcast": (
+        lambda rank: (given := _mine(rank).bfloat16(), dist.broadcast(given, 1))[0],
+        lambda rank: torch.tensor([10.0, 11.0]).bfloat16(),
+    ),
+    "all_gather": (
+        _into(dist.all_gather, lambda: [_zeros() for _ in range(WORLD)], _mine),
+        lambda rank: [torch.tensor([0.0, 1.0]), torch.tensor([10.0, 11.0])],
+    ),
     "reduce_scatter": (
-        _reduce_scatter,
+        _into(
+            lambda out, given: dist.reduce_scatter(out[0], given),
+            lambda: [_zeros()],
+            lambda r: [_mine(r), _mine(r) + 1],
+        ),
         lambda rank: [torch.tensor([10.0, 12.0]) + 2 * rank, _mine(rank).cpu(), _mine(rank).cpu() + 1],
     ),
-    "all_to_all": (_all_to_all, lambda rank: torch.tensor([0.0, 10.0]) + rank),
-    "send": (_send, lambda rank: torch.tensor([0.0, 1.0])),
-    "objects": (_objects, lambda rank: [0, 1]),
+    "all_to_all": (_into(dist.all_to_all_single, _zeros, _mine), lambda rank: torch.tensor([0.0, 10.0]) + rank),
+    "send": (
+        lambda rank: (given := _mine(rank), dist.recv(given, 0) if rank else dist.send(given, 1))[0],
+        lambda rank: torch.tensor([0.0, 1.0]),
+    ),
+    "objects": (_into(dist.all_gather_object, lambda: [None] * WORLD, int), lambda rank: [0, 1]),
 }
 
 
@@ -130,6 +121,7 @@ def _main(rank: int, store: str, results: str) -> None:
     dist.init_process_group("cpu:gloo,jax:gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
     seen = {name: collective(rank) for name, (collective, _) in COLLECTIVES.items()}
     parallel = torch.nn.parallel.DistributedDataParallel
+    dist.barrier()
     seen["ddp"] = _train(range(rank, rank + 1), parallel)
     seen["buckets"] = _train(range(rank, rank + 1), lambda m: parallel(m, gradient_as_bucket_view=True))
     seen["fsdp"] = _train(range(rank, rank + 1), _sharded(None))

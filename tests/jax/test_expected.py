@@ -124,9 +124,10 @@ def test_streams_are_one_and_wait() -> None:
         torch.device("jax:0"),
         "torch.Stream device_type=jax, device_index=0, stream_id=0",
     )
-    held = slow(0.1)
-    torch.accelerator.current_stream().synchronize()
-    assert storage_of(held).array.is_ready()
+    for wait in (torch.accelerator.current_stream().synchronize, torch.jax.synchronize):
+        held = slow(0.1)
+        wait()
+        assert storage_of(held).array.is_ready()
     with torch.accelerator.current_stream() as entered:
         event = entered.record_event()
         stream.wait_event(event)

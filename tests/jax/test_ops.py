@@ -149,19 +149,14 @@ def test_lazy_conjugates_and_negatives() -> None:
 FACTORIES: dict[str, Callable[[str], torch.Tensor]] = {
     "arange-step": lambda d: torch.arange(1.0, -2.0, -0.3, device=d),
     "arange-uint8": lambda d: torch.arange(2, 250, 17, dtype=torch.uint8, device=d),
-    "arange-empty": lambda d: torch.arange(0, device=d),
     "arange-out": lambda d: torch.arange(5, out=torch.empty(0, dtype=torch.int64, device=d)),
-    "linspace": lambda d: torch.linspace(4.3, -3, 50, device=d),
     "linspace-bf16": lambda d: torch.linspace(0, 8, 17, dtype=torch.bfloat16, device=d),
     "linspace-int": lambda d: torch.linspace(-10, 10, 7, dtype=torch.int32, device=d),
     "linspace-one": lambda d: torch.linspace(2, 9, 1, device=d),
     "linspace-complex": lambda d: torch.linspace(1j, 2, 4, device=d),
-    "logspace": lambda d: torch.logspace(-1, 2, 6, base=2, device=d),
     "eye-out": lambda d: torch.eye(3, out=torch.empty(3, 3, dtype=torch.float64, device=d)),
-    "tril_indices": lambda d: torch.tril_indices(3, 4, -1, device=d),
     "triu_indices": lambda d: torch.triu_indices(4, 3, 1, dtype=torch.int32, device=d),
     "full-complex": lambda d: torch.full((2,), 1j, device=d),
-    "full_like": lambda d: torch.full_like(torch.ones(2, dtype=torch.int64, device=d), 3.0),
     "window": lambda d: torch.hann_window(6, device=d),
 }
 
@@ -247,8 +242,6 @@ REDUCTIONS: Calls = {
     "norms": [
         *(check(torch.linalg.vector_norm, grown(PLAIN), o, dim=(0, 2), loose=4) for o in (0, 0.5, 1, 2, INF, -INF)),
         *(check(torch.linalg.vector_norm, torch.complex(PLAIN, PLAIN), order, loose=4) for order in (1, 2, INF)),
-        *(check(torch.cdist, grown(PLAIN), grown(PLAIN + 0.3), p, loose=10) for p in (0.5, 1.0, 1.5, 2.0, INF)),
-        *(check(torch.pdist, grown(PLAIN[0]), p, loose=10) for p in (0.5, 2.0, INF)),
         check(torch.cdist, torch.ones(2, 3, requires_grad=True), torch.ones(2, 3), 2.0),  # a gradient at distance 0
         check(torch.linalg.vector_norm, PLAIN.half(), dtype=torch.float32),
     ],
@@ -350,12 +343,7 @@ INDEXING: Calls = {
         check(torch.cat, [torch.zeros(0), BASE, BASE.half()], dim=-1),
         check(torch.cat, [torch.ones(2, dtype=torch.int32), torch.ones(2)]),
         check(torch.stack, [grown(BASE), BASE.double()], dim=-1),
-        check(lambda t: t.clone().transpose_(0, 1).unsqueeze_(0).squeeze_(0), grown(BASE)),
-    ],
-    "parts": [
-        *(check(f, grown(BASE)) for f in (lambda t: t[1:, ::2, 3], lambda t: t[:, 5:], lambda t: t.diagonal(1, 1, 2))),
         check(lambda t: t.unfold(1, 2, 2), grown(BASE.bfloat16())),
-        check(torch.slice_scatter, grown(BASE), grown(torch.ones(3, 2, 5)), 1, 0, 4, 2),
     ],
     "segments": [
         *(
@@ -378,7 +366,7 @@ LINALG: Calls = {
         *(check(lambda a: torch.linalg.det(a.mT), grown(values)) for values in (SQUARE, SQUARE.mT)),
         *(check(torch.linalg.slogdet, grown(values)) for values in (SQUARE, COMPLEX)),
         check(torch.linalg.slogdet, torch.zeros(2, 2)),
-        check(torch.linalg.solve_triangular, grown(SQUARE.tril()), grown(RIGHT.mT), upper=False, left=False),
+        check(torch.linalg.matrix_exp, torch.zeros(2, 0, 0)),
     ],
     "factors": [
         *(check(torch.linalg.lu, v) for v in (TALL, TALL.mT, COMPLEX)),
@@ -387,11 +375,6 @@ LINALG: Calls = {
         *(check(torch.linalg.qr, v, m) for m in ("reduced", "complete", "r") for v in (COMPLEX, torch.zeros(3, 0))),
         *(check(torch.ormqr, *torch.geqrf(TALL), TALL, transpose=transpose) for transpose in HALVES),
         *(check(torch.linalg.eigvalsh, grown(POSITIVE), half, loose=10) for half in "LU"),
-    ],
-    "other": [
-        *(check(torch.linalg.lstsq, TALL, TALL[..., :2], driver=d, loose=10) for d in (None, "gels", "gelsd", "gelss")),
-        check(torch.linalg.matrix_exp, grown(SQUARE), loose=100),
-        check(torch.linalg.matrix_exp, torch.zeros(2, 0, 0)),
     ],
 }
 CALLS = REDUCTIONS | INDEXING | LINALG
@@ -467,21 +450,9 @@ def test_matrices_that_cannot_be_decomposed() -> None:
         torch.linalg.cholesky(torch.stack([bad.abs(), bad]).to("jax"))
 
 
-def test_decompositions_that_are_not_unique() -> None:
-    for full in (False, True):
-        for values in (SQUARE, TALL, COMPLEX, torch.zeros(2, 0, 3)):
-            left, sizes, right = torch.linalg.svd(moved(values), full_matrices=full)
-            close(sizes, torch.linalg.svdvals(values), 10)
-            least = min(values.shape[-2:])
-            close((left[..., :least] * sizes.unsqueeze(-2)) @ right[..., :least, :], values, 100)
-    for half in ("L", "U"):
-        values, vectors = torch.linalg.eigh(moved(COMPLEX), half)
-        triangle = COMPLEX.tril(-1) if half == "L" else COMPLEX.triu(1)
-        whole = triangle + triangle.mH + torch.diag_embed(COMPLEX.diagonal(dim1=-2, dim2=-1).real).to(COMPLEX.dtype)
-        close((vectors * values.unsqueeze(-2)) @ vectors.mH, whole, 100)
-    values, vectors = torch.linalg.eig(moved(SQUARE))
-    close(vectors @ torch.diag_embed(values) @ torch.linalg.inv(vectors), SQUARE.to(torch.complex128), 1000)
-    packed, _ = torch.linalg.lu_factor(moved(SQUARE), pivot=False)  # the CPU has no such decomposition
+def test_a_decomposition_without_pivots() -> None:
+    """The CPU has none. Those that are not unique are compared by what they multiply to (test_op_database.py)."""
+    packed, _ = torch.linalg.lu_factor(moved(SQUARE), pivot=False)
     close((packed.tril(-1) + torch.eye(4, dtype=torch.float64, device="jax")) @ packed.triu(), SQUARE, 100)
 
 

@@ -1,5 +1,6 @@
 """Activations and their backward passes: the gradient of the input from the gradient of the output.
 
+Here are those that are wanted most, or of which neither torchax nor PyTorch's decompositions have the CPU's results.
 A formula's arguments are those of the overload, in its order. What says "wide" is computed in float32 for float16 and
 bfloat16 and rounded once, as PyTorch's kernels do.
 """
@@ -18,7 +19,6 @@ from ampcheck.jax_device.lowerings.wide import pullback, rounded, widened
 _SQRT_HALF = math.sqrt(0.5)
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715  # of the tanh form of gelu
-_PEAK = 1 / math.sqrt(2 * math.pi)  # of the normal density
 
 
 def _softplus(x: Array) -> Array:
@@ -33,40 +33,16 @@ def _zero(array: Array) -> Array:
 # Comparisons are written so that nan comes through as PyTorch's kernels let it.
 _EXACT: dict[str, Computation] = {
     "relu": lambda x: jnp.maximum(x, _zero(x)),
-    "threshold": lambda x, threshold, value: jnp.where(x <= threshold, value, x),
     "threshold_backward": lambda grad, x, threshold: jnp.where(x <= threshold, _zero(grad), grad),
-    "hardtanh": lambda x, low=-1, high=1: jnp.minimum(jnp.maximum(x, low), high),
-    "hardtanh_backward": lambda grad, x, low, high: jnp.where((x <= low) | (x >= high), _zero(grad), grad),
     "softshrink_backward": lambda grad, x, lambd: jnp.where((x >= -lambd) & (x <= lambd), _zero(grad), grad),
     "hardshrink_backward": lambda grad, x, lambd: jnp.where((x >= -lambd) & (x <= lambd), _zero(grad), grad),
 }
 _WIDE: dict[str, Computation] = {
     "leaky_relu": lambda x, slope=0.01: jnp.where(x > 0, x, x * slope),
     "leaky_relu_backward": lambda grad, x, slope, _: jnp.where(x > 0, grad, grad * slope),
-    "_prelu_kernel": lambda x, weight: jnp.where(x > 0, x, x * weight),  # the caller has broadcast the weight
-    "_prelu_kernel_backward": lambda grad, x, weight: (
-        jnp.where(x > 0, grad, weight * grad),
-        jnp.where(x > 0, 0, x * grad),  # the caller sums it over what was broadcast
-    ),
-    "elu": lambda x, alpha=1, scale=1, input_scale=1: jnp.where(
-        x > 0, x * scale, jnp.expm1(x * input_scale) * (alpha * scale)
-    ),
     "silu": lambda x: x / (1 + jnp.exp(-x)),
     "silu_backward": lambda grad, x: grad * jax.nn.sigmoid(x) * (1 + x * (1 - jax.nn.sigmoid(x))),
     "mish": lambda x: x * jnp.tanh(_softplus(x)),
-    "hardsigmoid": lambda x: jnp.clip(x + 3, 0, 6) / 6,
-    "hardsigmoid_backward": lambda grad, x: jnp.where((x > -3) & (x < 3), grad / 6, 0),
-    "hardswish": lambda x: x * jnp.clip(x + 3, 0, 6) / 6,
-    "hardswish_backward": lambda grad, x: jnp.where(x <= -3, 0, jnp.where(x < 3, grad * (x / 3 + 0.5), grad)),
-    "softplus": lambda x, beta=1, threshold=20: jnp.where(x * beta > threshold, x, jnp.log1p(jnp.exp(x * beta)) / beta),
-    "softplus_backward": lambda grad, x, beta, threshold: jnp.where(
-        x * beta > threshold, grad, grad * jax.nn.sigmoid(x * beta)
-    ),
-    "softshrink": lambda x, lambd=0.5: jnp.where(x > lambd, x - lambd, jnp.where(x < -lambd, x + lambd, x * 0)),
-    "hardshrink": lambda x, lambd=0.5: jnp.where((x >= -lambd) & (x <= lambd), 0, x),
-    # The forward pass gives exp(-|x|) to the backward pass, which needs it on the CPU only.
-    "log_sigmoid_forward": lambda x: (jnp.minimum(x, 0) - jnp.log1p(jnp.exp(-jnp.abs(x))), jnp.exp(-jnp.abs(x))),
-    "log_sigmoid_backward": lambda grad, x, _: grad * jax.nn.sigmoid(-x),
     # Without elements, or of one number, jax.nn has no axis to go along.
     "_softmax": lambda x, dim, _: jax.nn.softmax(x, axis=dim) if x.size and x.ndim else x * 0 + 1,
     "_log_softmax": lambda x, dim, _: jax.nn.log_softmax(x, axis=dim) if x.size and x.ndim else x - x,
@@ -80,16 +56,6 @@ for _name, _formula in _WIDE.items():
 
 def _summed(array: Array, dim: int) -> Array:
     return jnp.sum(array, axis=dim, keepdims=True) if array.ndim else array
-
-
-@lower("elu_backward")
-@widened
-def _elu_backward(
-    grad: Array, alpha: float, scale: float, input_scale: float, is_result: bool, self_or_result: Array
-) -> Array:
-    slope = alpha * scale
-    rising = self_or_result + slope if is_result else slope * jnp.exp(self_or_result * input_scale)
-    return jnp.where(self_or_result <= 0, grad * input_scale * rising, grad * scale)
 
 
 @lower("mish_backward")
@@ -106,14 +72,6 @@ def gelu(x: Array, *, approximate: str = "none") -> Array:
     if approximate == "tanh":
         return 0.5 * x * (1 + jnp.tanh(_SQRT_2_OVER_PI * (x + _CUBIC * x * x * x)))
     return x * 0.5 * (1 + jax.lax.erf(x * _SQRT_HALF))
-
-
-@lower("gelu_backward")
-@widened
-def _gelu_backward(grad: Array, x: Array, *, approximate: str = "none") -> Array:
-    if approximate == "tanh":
-        return pullback(lambda y: gelu(y, approximate="tanh"), grad, x)[0]
-    return grad * (0.5 * (1 + jax.lax.erf(x * _SQRT_HALF)) + x * (_PEAK * jnp.exp(-0.5 * x * x)))
 
 
 @lower("glu")

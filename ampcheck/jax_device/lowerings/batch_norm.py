@@ -1,9 +1,8 @@
-"""Batch norm, its running statistics and its backward pass."""
+"""Batch norm and its running statistics."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import kernel
 from ampcheck.jax_device.dispatch.writing import assign
 from ampcheck.jax_device.lowering import lower
-from ampcheck.jax_device.lowerings.wide import wanted, widened
+from ampcheck.jax_device.lowerings.wide import widened
 
 
 def _channels(input: Array, per_channel: Array) -> Array:
@@ -117,40 +116,3 @@ def native_batch_norm(
         assign(running_mean, mean)
         assign(running_var, variance)
     return tuple(out)
-
-
-@lower("native_batch_norm_backward")
-@widened
-def batch_norm_backward(
-    grad_out: Array,
-    input: Array,
-    weight: Array | None,
-    running_mean: Array | None,
-    running_var: Array | None,
-    save_mean: Array | None,
-    save_invstd: Array | None,
-    train: bool,
-    eps: float,
-    output_mask: Sequence[bool],
-) -> tuple[Array | None, ...]:
-    """Return the gradients of input, weight and bias that the mask asks for."""
-    mean, scale = (save_mean, save_invstd) if train else (running_mean, running_var)
-    assert mean is not None  # that of the batch in training, else the running one
-    assert scale is not None
-    rstd = scale if train else jax.lax.rsqrt(scale + eps)
-    centred = input - _channels(input, mean)
-    along = jnp.sum(grad_out * centred, axis=_axes(input))
-    by_weight, by_bias = along * rstd, jnp.sum(grad_out, axis=_axes(input))
-    factor = rstd if weight is None else rstd * weight
-    if not train:
-        return wanted(output_mask, grad_out * _channels(input, factor), by_weight, by_bias)
-    # The statistics depend on the input as well: what of the gradient is along 1 and along `centred` drops out.
-    seen = max(math.prod(input.shape[d] for d in _axes(input)), 1)
-    straight = (grad_out - _channels(input, by_bias / seen)) * _channels(input, factor)
-    by_input = straight - centred * _channels(input, factor * along * rstd * rstd / seen)
-    return wanted(output_mask, by_input, by_weight, by_bias)
-
-
-@lower("batch_norm_backward")
-def _batch_norm_backward_with_reserve(grad_out: Array, *given: Array | None) -> tuple[Array | None, ...]:
-    return batch_norm_backward(grad_out, *given[:-1])  # type: ignore[arg-type]  # the last, `reserve`, is cuDNN's

@@ -20,20 +20,6 @@ def embedding(
     return jnp.take(weight, indices, axis=0)
 
 
-@lower("embedding_dense_backward")
-@widened
-def embedding_dense_backward(
-    grad_output: Array, indices: Array, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
-) -> Array:
-    """Return each row's gradients summed; none for the padding row."""
-    flat = indices.reshape(-1)
-    grad = grad_output.reshape(flat.size, grad_output.shape[-1])
-    if scale_grad_by_freq:
-        grad = grad / jnp.bincount(flat, length=num_weights)[flat][:, None].astype(grad.dtype)
-    grad = jnp.where((flat != padding_idx)[:, None], grad, 0)
-    return jnp.zeros((num_weights, grad.shape[1]), grad.dtype).at[flat].add(grad)
-
-
 @lower("embedding_renorm")
 @widened
 def embedding_renorm(self: Array, indices: Array, max_norm: float, norm_type: float) -> Array:

@@ -102,36 +102,8 @@ def index_put(
     return wide(self).at[target].add(wide(values), mode="drop")
 
 
-@lower("index_select")
-def index_select(self: Array, dim: int, index: Array) -> Array:
-    """Return the slices along `dim` at the places in `index`."""
-    return jnp.take(self, index.reshape(-1), dim) if self.ndim else self
-
-
 def _along(self: Array, dim: int, index: Array) -> Places:
     return (*(slice(None),) * (dim % self.ndim), index.reshape(-1))
-
-
-def _shaped(self: Array, source: Array, index: Array) -> tuple[Array, Array]:
-    """Return `self` and `source` with at least one dimension."""
-    return (self, source) if self.ndim else (self.reshape(1), source.reshape(index.size))
-
-
-@lower("index_add")
-def index_add(self: Array, dim: int, index: Array, source: Array, *, alpha: Number | None = None) -> Array:
-    """Return `self` with `alpha` times the slices of `source` added at the places in `index`."""
-    flat, slices = _shaped(self, source, index)
-    if self.dtype == jnp.bool_:
-        return flat.at[_along(flat, dim, index)].max(slices, mode="drop").reshape(self.shape)
-    slices = wide(slices) if alpha is None else wide(slices) * alpha
-    return wide(flat).at[_along(flat, dim, index)].add(slices, mode="drop").reshape(self.shape)
-
-
-@lower("index_copy")
-def index_copy(self: Array, dim: int, index: Array, source: Array) -> Array:
-    """Return `self` with the slices of `source` at the places in `index`."""
-    flat, slices = _shaped(self, source, index)
-    return flat.at[_along(flat, dim, index)].set(slices, mode="drop").reshape(self.shape)
 
 
 @lower("index_fill.int_Scalar", "index_fill.int_Tensor")
@@ -155,17 +127,6 @@ def masked_select(self: Array, mask: Array) -> Array:
     return jnp.broadcast_to(self, shape)[jnp.broadcast_to(mask, shape)].reshape(-1)
 
 
-@lower("masked_scatter")
-def masked_scatter(self: Array, mask: Array, source: Array) -> Array:
-    """Return `self` with the elements of `source`, in order, where the broadcast mask is true."""
-    shape = jnp.broadcast_shapes(self.shape, mask.shape)
-    mask, self = jnp.broadcast_to(mask, shape), jnp.broadcast_to(self, shape)
-    if not source.size or not mask.size:
-        return self
-    order = jnp.cumsum(mask.reshape(-1).astype(jnp.int64)).reshape(shape) - 1
-    return jnp.where(mask, source.reshape(-1)[order].astype(self.dtype), self)
-
-
 @lower("masked_scatter_backward")
 def masked_scatter_backward(grad_output: Array, mask: Array, sizes: Sequence[int]) -> Array:
     """Return the gradient of `masked_scatter` by a source of these sizes: the gradients under the mask, then zeros."""
@@ -175,12 +136,6 @@ def masked_scatter_backward(grad_output: Array, mask: Array, sizes: Sequence[int
     place = jnp.where(mask, jnp.cumsum(mask.astype(jnp.int64)) - 1, out.size)
     taken = jnp.broadcast_to(grad_output, shape).reshape(-1)
     return out.reshape(-1).at[place].set(taken, mode="drop").reshape(out.shape)
-
-
-@lower("take")
-def take(self: Array, index: Array) -> Array:
-    """Return the elements at places counted over all of `self`."""
-    return self.reshape(-1)[index]
 
 
 @lower("put")

@@ -131,12 +131,6 @@ def geqrf(self: Array) -> tuple[Array, Array]:
     return jnp.swapaxes(packed, -1, -2), factors
 
 
-@lower("linalg_householder_product")
-def householder_product(input: Array, tau: Array) -> Array:
-    """Return the first columns of the product of the Householder reflections."""
-    return jax.lax.linalg.householder_product(input, tau) if input.size else input
-
-
 @lower("ormqr")
 def ormqr(self: Array, input2: Array, input3: Array, left: bool = True, transpose: bool = False) -> Array:
     """Multiply `input3` from either side by the whole orthogonal matrix of Householder reflections."""
@@ -212,10 +206,3 @@ def matrix_exp(self: Array) -> Array:
         return self
     values = wide(self)
     return jax.scipy.linalg.expm(values, max_squarings=64) if self.shape[-1] > 1 else jnp.exp(values)
-
-
-@lower("linalg_cross", promotes=True)
-def cross(self: Array, other: Array, *, dim: int = -1) -> Array:
-    """Return the cross product along `dim`, which has three elements."""
-    self, other = jnp.broadcast_arrays(wide(self), wide(other))
-    return jnp.cross(self, other, axis=dim)

@@ -1,4 +1,4 @@
-"""Losses and their backward passes, which give the gradient of the input."""
+"""Losses that PyTorch's decompositions take apart at a loss of speed, or whose backward passes they lack."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from jax import Array
 
 from ampcheck.jax_device.lowering import Computation, Number, lower
 from ampcheck.jax_device.lowerings.wide import MEAN, pullback, reduced, rounded, spread, widened
-
-_LOG_FLOOR = -100.0  # what binary_cross_entropy takes for the logarithm of zero
-_LEAST = 1e-12  # its least denominator in the backward pass
 
 
 def _smooth_l1(difference: Array, beta: float = 1.0) -> Array:
@@ -57,37 +54,6 @@ for _name, (_losses, _slopes) in _OF_DIFFERENCES.items():
     _register(_name, _losses, _slopes)
 
 
-@lower("soft_margin_loss", promotes=True)
-@widened
-def _soft_margin_loss(self: Array, target: Array, reduction: int = MEAN) -> Array:
-    return reduced(jnp.log1p(jnp.exp(-target * self)), reduction)
-
-
-@lower("soft_margin_loss_backward", promotes=True)
-@widened
-def _soft_margin_loss_backward(grad_output: Array, self: Array, target: Array, reduction: int) -> Array:
-    power = jnp.exp(-target * self)
-    return spread(grad_output, reduction, power.size) * -target * power / (power + 1)
-
-
-@lower("binary_cross_entropy")
-@widened
-def _binary_cross_entropy(self: Array, target: Array, weight: Array | None = None, reduction: int = MEAN) -> Array:
-    yes = jnp.maximum(jnp.log(self), _LOG_FLOOR)
-    no = jnp.maximum(jnp.log1p(-self), _LOG_FLOOR)
-    losses = (target - 1) * no - target * yes
-    return reduced(losses if weight is None else losses * weight, reduction)
-
-
-@lower("binary_cross_entropy_backward")
-@widened
-def _binary_cross_entropy_backward(
-    grad_output: Array, self: Array, target: Array, weight: Array | None = None, reduction: int = MEAN
-) -> Array:
-    grad = grad_output * (self - target) / jnp.maximum((1 - self) * self, _LEAST)
-    return spread(grad if weight is None else grad * weight, reduction, self.size)
-
-
 @lower("binary_cross_entropy_with_logits")
 @widened
 def _binary_cross_entropy_with_logits(
@@ -97,52 +63,6 @@ def _binary_cross_entropy_with_logits(
     scale = 1 if pos_weight is None else 1 + (pos_weight - 1) * target
     losses = (1 - target) * self + scale * softened
     return reduced(losses if weight is None else losses * weight, reduction)
-
-
-def _picked(self: Array, target: Array, weight: Array | None, ignore_index: int) -> tuple[Array, Array, Array]:
-    """Return the index of each target, made valid, the value there, and its weight, zero where ignored."""
-    axis = 1 if self.ndim > 1 else 0
-    kept = target != ignore_index
-    index = jnp.expand_dims(jnp.where(kept, target, 0).astype(jnp.int64), axis)
-    weights = jnp.ones((), self.dtype) if weight is None else weight[index.squeeze(axis)].astype(self.dtype)
-    value = jnp.take_along_axis(self, index, axis=axis).squeeze(axis)
-    return index, value, jnp.where(kept, weights, 0)
-
-
-@lower("nll_loss_forward", "nll_loss2d_forward")
-@widened
-def _nll_loss(
-    self: Array, target: Array, weight: Array | None, reduction: int, ignore_index: int
-) -> tuple[Array, Array]:
-    """Return -self at each target class, weighted, and the sum of the weights, for (C), (N, C) or (N, C, H, W)."""
-    _, value, weights = _picked(self, target, weight, ignore_index)
-    losses = jnp.where(target == ignore_index, 0, -value * weights)
-    if reduction == 0 and self.ndim > 1:
-        return losses, jnp.zeros((), self.dtype)
-    total = jnp.sum(weights)
-    if reduction == MEAN:
-        return jnp.sum(losses) / total, total
-    return jnp.sum(losses), total
-
-
-@lower("nll_loss_backward", "nll_loss2d_backward")
-@widened
-def _nll_loss_backward(
-    grad_output: Array,
-    self: Array,
-    target: Array,
-    weight: Array | None,
-    reduction: int,
-    ignore_index: int,
-    total_weight: Array,
-) -> Array:
-    axis = 1 if self.ndim > 1 else 0
-    index, _, weights = _picked(self, target, weight, ignore_index)
-    grad = grad_output / total_weight if reduction == MEAN else grad_output
-    grad = jnp.where(target == ignore_index, 0, -weights * grad)
-    # By comparison, not by a scatter, which XLA runs one element after the other on a CPU.
-    classes = jnp.arange(self.shape[axis]).reshape([-1 if i == axis else 1 for i in range(self.ndim)])
-    return jnp.where(classes == index, jnp.expand_dims(grad, axis), 0).astype(self.dtype)
 
 
 @lower("multi_margin_loss")

@@ -7,9 +7,6 @@ it gives float32 in any case.
 
 from __future__ import annotations
 
-import string
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,12 +24,6 @@ from ampcheck.jax_device.lowerings.wide import wide
 def matmul(self: Matrix, other: Matrix) -> Array:
     """Return the product of matrices, batches of them, or vectors."""
     return accumulate.product(self, other)
-
-
-@lower("vdot", one_dtype=True)
-def vdot(self: Array, other: Array) -> Array:
-    """Return the product of two vectors, the first conjugated."""
-    return accumulate.product(jnp.conj(self), other)
 
 
 @lower("mm.dtype", "bmm.dtype", columns=True)
@@ -140,29 +131,3 @@ def addmm_activation(
     """Apply relu or gelu to addmm; PyTorch approximates gelu by tanh on CUDA alone."""
     out = addmm(self, mat1, mat2, beta=beta, alpha=alpha)
     return jax.nn.gelu(wide(out), approximate=False) if use_gelu else jnp.maximum(out, 0)
-
-
-@lower("_trilinear")
-def trilinear(
-    i1: Array,
-    i2: Array,
-    i3: Array,
-    expand1: Sequence[int],
-    expand2: Sequence[int],
-    expand3: Sequence[int],
-    sumdim: Sequence[int],
-    unroll_dim: int = 1,
-) -> Array:
-    """Return the product of three tensors, each lacking the dimensions it is expanded in, summed over `sumdim`."""
-    total = i1.ndim + len(expand1)
-    labels = [
-        "".join(letter for d, letter in enumerate(string.ascii_letters[:total]) if d not in {e % total for e in expand})
-        for expand in (expand1, expand2, expand3)
-    ]
-    summed = {d % total for d in sumdim}
-    out = "".join(letter for d, letter in enumerate(string.ascii_letters[:total]) if d not in summed)
-    given = "".join(letter for letter in out if any(letter in label for label in labels))
-    # The first of its two dots has a result in float32, so the second has one such operand: no case for a CPU's kernel.
-    parts = [wide(i) if accumulate.widens(i.dtype) else i for i in (i1, i2, i3)]
-    product = jnp.einsum(f"{','.join(labels)}->{given}", *parts, preferred_element_type=opmath_dtype(i1.dtype))
-    return jnp.expand_dims(product, [out.index(letter) for letter in out if letter not in given])

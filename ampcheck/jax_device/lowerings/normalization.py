@@ -118,33 +118,6 @@ def _column(per_channel: Array | None) -> Array | None:
     return None if per_channel is None else per_channel.reshape(1, -1, 1)
 
 
-@lower("native_group_norm_backward")
-@widened
-def group_norm_backward(
-    grad_out: Array,
-    input: Array,
-    mean: Array,
-    rstd: Array,
-    weight: Array | None,
-    N: int,
-    C: int,
-    HxW: int,
-    group: int,
-    output_mask: Sequence[bool],
-) -> tuple[Array | None, ...]:
-    """Return the gradients of input, weight and bias that the mask asks for."""
-    mean, rstd = mean.reshape(N, group, 1), rstd.reshape(N, group, 1)
-    normal = (input.reshape(N, group, C // group * HxW) - mean) * rstd
-    grad = grad_out.reshape(N, C, HxW)
-    scaled = _affine(grad, _column(weight), None).reshape(normal.shape)
-    return wanted(
-        output_mask,
-        _through(scaled, normal, rstd, 2).reshape(input.shape),
-        jnp.sum(grad * normal.reshape(grad.shape), axis=(0, 2)),
-        jnp.sum(grad, axis=(0, 2)),
-    )
-
-
 def _norms(v: Array, dim: int) -> Array:
     return jnp.sqrt(jnp.sum(jnp.square(v), axis=tuple(d for d in range(v.ndim) if d != dim), keepdims=True))
 

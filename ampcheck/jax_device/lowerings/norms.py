@@ -75,14 +75,6 @@ def dist(self: Array, other: Array, p: float = 2) -> Array:
     return vector_norm(apart, p, tuple(range(apart.ndim)))
 
 
-@lower("renorm", static=True)
-def renorm(self: Array, p: float, dim: int, maxnorm: float) -> Array:
-    """Return each slice along `dim` scaled down to the norm `maxnorm` where it has a greater one."""
-    values = wide(self)
-    norms = vector_norm(values, p, tuple(d for d in range(self.ndim) if d != dim % self.ndim), keepdim=True)
-    return jnp.where(norms > maxnorm, values * (maxnorm / (norms + 1e-7)).astype(norms.dtype), values)
-
-
 @lower("_cdist_forward")
 def cdist_forward(x1: Array, x2: Array, p: float, compute_mode: int | None = None) -> Array:
     """Return the norm of each row of x1 minus each row of x2."""

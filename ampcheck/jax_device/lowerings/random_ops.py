@@ -189,12 +189,6 @@ def native_dropout(key: Array, input: Array, p: float | Array, train: bool | Non
     return (input * kept.astype(input.dtype)) * scale.astype(input.dtype), kept
 
 
-@lower("native_dropout_backward", traced=("scale",))
-def native_dropout_backward(grad_output: Array, mask: Array, scale: float | Array) -> Array:
-    """Return the gradient of what was kept, scaled as the input was."""
-    return grad_output * mask.astype(grad_output.dtype) * scale
-
-
 @lower("rrelu_with_noise_functional", random=True)
 def rrelu_with_noise(
     key: Array, self: Array, noise: Array, lower_: Number = 0.125, upper: Number = 1 / 3, training: bool = False

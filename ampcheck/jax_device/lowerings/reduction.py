@@ -40,13 +40,6 @@ def sum_(self: Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.d
     return jnp.sum(summand(self, dtype), axes(self, dim), keepdims=keepdim)
 
 
-@lower("nansum")
-def nansum(self: Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Array:
-    """Return the sum of what is not nan."""
-    values = summand(self, dtype)
-    return jnp.sum(jnp.where(jnp.isnan(values), jnp.zeros_like(values), values), axes(self, dim), keepdims=keepdim)
-
-
 @lower("mean", "mean.dim")
 def mean(self: Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Array:
     """Return the mean; nan of nothing."""
@@ -121,11 +114,6 @@ def _aminmax(self: Array, dim: int | None = None, keepdim: bool = False) -> tupl
     return jnp.min(self, reduced, keepdims=keepdim), jnp.max(self, reduced, keepdims=keepdim)
 
 
-@lower("aminmax")
-def _aminmax_by_name(self: Array, *, dim: int | None = None, keepdim: bool = False) -> tuple[Array, Array]:
-    return _aminmax(self, dim, keepdim)
-
-
 @lower("any", "any.dim", "any.dims")
 def any_(self: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     """Return whether some element is not zero; nan is not zero. An empty list of dimensions reduces nothing."""
@@ -154,12 +142,6 @@ def logsumexp(self: Array, dim: Dims, keepdim: bool = False) -> Array:
     top = jnp.where(jnp.isinf(top), jnp.zeros_like(top), top)
     total = jnp.log(jnp.sum(jnp.exp(values - top), reduced, keepdims=True)) + top
     return total if keepdim else jnp.squeeze(total, reduced)
-
-
-@lower("trace")
-def trace(self: Array) -> Array:
-    """Return the sum of the diagonal; of integers in int64."""
-    return jnp.sum(summand(jnp.diagonal(self), None))
 
 
 @lower("hash_tensor")

@@ -1,4 +1,4 @@
-"""Copying and filling tensors, putting them together, turning them round, and the gradients of their parts."""
+"""Copying and filling tensors, putting them together, and the gradients of their parts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from ampcheck.jax_device.lowering import Number, lower
-from ampcheck.jax_device.lowerings.wide import wide
-from ampcheck.jax_device.storage.layout import Layout, write
 
 
 @lower("_to_copy", "clone")
@@ -47,54 +45,8 @@ def stack(tensors: Sequence[Array], dim: int = 0) -> Array:
     return jnp.stack(tensors, dim)
 
 
-@lower("roll")
-def roll(self: Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> Array:
-    """Return the elements moved round along `dims`, or along the flattened tensor."""
-    if not self.size or not self.ndim:
-        return self
-    if not dims:
-        return jnp.roll(self.reshape(-1), shifts[0]).reshape(self.shape)
-    return jnp.roll(self, shifts, dims)
-
-
-@lower("flip")
-def flip(self: Array, dims: Sequence[int]) -> Array:
-    """Return the elements in reverse along `dims`."""
-    return jnp.flip(self, tuple(dims)) if self.ndim and dims else self
-
-
-@lower("rot90")
-def rot90(self: Array, k: int = 1, dims: Sequence[int] = (0, 1)) -> Array:
-    """Return the plane of `dims` turned by `k` right angles."""
-    return jnp.rot90(self, k, (dims[0], dims[1]))
-
-
-@lower("repeat")
-def repeat(self: Array, repeats: Sequence[int]) -> Array:
-    """Return the tensor that often along each dimension, new ones in front."""
-    return jnp.tile(self, tuple(repeats)) if repeats else self
-
-
-def _part(ndim: int, dim: int, index: int | slice) -> tuple[int | slice, ...]:
-    return (slice(None),) * (dim % ndim) + (index,)
-
-
 def _slice(length: int, start: int | None, end: int | None, step: int) -> slice:
     return slice(*slice(start, end, step).indices(length))
-
-
-@lower("slice_scatter")
-def slice_scatter(
-    self: Array, src: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Array:
-    """Return `self` with `src` in place of a slice."""
-    return self.at[_part(self.ndim, dim, _slice(self.shape[dim], start, end, step))].set(src)
-
-
-@lower("select_scatter")
-def select_scatter(self: Array, src: Array, dim: int, index: int) -> Array:
-    """Return `self` with `src` at one place along `dim`."""
-    return self.at[_part(self.ndim, dim, index)].set(src)
 
 
 def _on_diagonal(base: Array, src: Array, offset: int, dim1: int, dim2: int) -> Array:
@@ -109,31 +61,6 @@ def _on_diagonal(base: Array, src: Array, offset: int, dim1: int, dim2: int) -> 
 def diagonal_scatter(self: Array, src: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
     """Return `self` with `src` on a diagonal."""
     return _on_diagonal(self, src, offset, dim1, dim2)
-
-
-@lower("diag_embed")
-def diag_embed(self: Array, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Array:
-    """Return zeros with the last dimension of `self` on the diagonal of two new dimensions."""
-    side, ndim = self.shape[-1] + abs(offset), self.ndim + 1
-    first, second = sorted((dim1 % ndim, dim2 % ndim))
-    size = list(self.shape[:-1])
-    size.insert(first, side)
-    size.insert(second, side)
-    return _on_diagonal(jnp.zeros(size, self.dtype), self, offset, dim1, dim2)
-
-
-@lower("as_strided_scatter")
-def as_strided_scatter(
-    self: Array, src: Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> Array:
-    """Return `self`, taken as contiguous, with `src` at the places that size, strides and offset name."""
-    return write(self, Layout(tuple(size), tuple(stride), storage_offset or 0), src)
-
-
-@lower("select_backward")
-def select_backward(grad_output: Array, input_sizes: Sequence[int], dim: int, index: int) -> Array:
-    """Return the gradient of one place along `dim`: zeros elsewhere."""
-    return select_scatter(jnp.zeros(tuple(input_sizes), grad_output.dtype), grad_output, dim, index)
 
 
 @lower("slice_backward")
@@ -151,15 +78,3 @@ def slice_backward(grad_output: Array, input_sizes: Sequence[int], dim: int, sta
 def diagonal_backward(grad_output: Array, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> Array:
     """Return the gradient of a diagonal: zeros elsewhere."""
     return _on_diagonal(jnp.zeros(tuple(input_sizes), grad_output.dtype), grad_output, offset, dim1, dim2)
-
-
-@lower("unfold_backward")
-def unfold_backward(grad_in: Array, input_sizes: Sequence[int], dim: int, size: int, step: int) -> Array:
-    """Sum, in float32 at least, the gradients of an element's windows of `size` every `step` along `dim`."""
-    if not input_sizes:
-        return grad_in.reshape(())
-    dim %= len(input_sizes)
-    windows = jnp.moveaxis(jnp.moveaxis(wide(grad_in), -1, 0), dim + 1, 0)  # [window, place in it, the rest]
-    places = jnp.arange(windows.shape[0])[:, None] * step + jnp.arange(size)[None, :]
-    out = jnp.zeros((input_sizes[dim], *windows.shape[2:]), windows.dtype).at[places].add(windows)
-    return jnp.moveaxis(out, 0, dim)

@@ -123,15 +123,6 @@ def _solved(lu: Array, order: Array, b: Array, adjoint: bool = False) -> Array:
     return _triangular(lu, y, upper=True)
 
 
-@lower("linalg_lu_solve")
-def lu_solve(LU: Array, pivots: Array, B: Array, *, left: bool = True, adjoint: bool = False) -> Array:
-    """Return X of A X = B, or X A = B, from the decomposition of A; or of its adjoint."""
-    order = _order(pivots, LU.shape[-2])
-    if left:
-        return _solved(LU, order, B, adjoint)
-    return transposed(_solved(LU, order, transposed(B), not adjoint))
-
-
 @lower("_linalg_solve_ex")
 def solve_ex(A: Array, B: Array, *, left: bool = True, check_errors: bool = False) -> tuple[Array, Array, Array, Array]:
     """Return X of A X = B, or X A = B, with the decomposition of A and its first zero pivot."""
@@ -178,15 +169,6 @@ def _decomposed(name: str, A: torch.Tensor) -> Tree:
 
 for _name in ("_linalg_det", "_linalg_slogdet"):
     kernel(_name)(partial(_decomposed, _name))
-
-
-@lower("linalg_solve_triangular")
-def solve_triangular(self: Array, B: Array, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Array:
-    """Return X of A X = B, or X A = B, for a triangular A."""
-    a, b = _batched(self, B)
-    if not b.size or not a.size:
-        return jnp.zeros(b.shape, b.dtype)
-    return jax.lax.linalg.triangular_solve(a, b, left_side=left, lower=not upper, unit_diagonal=unitriangular)
 
 
 @lower("triangular_solve")

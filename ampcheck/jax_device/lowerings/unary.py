@@ -78,13 +78,11 @@ _FUNCTIONS: dict[str, Computation] = {
     "tanh": jnp.tanh,
     "reciprocal": jnp.reciprocal,
     "special_erfcx": _erfcx,
-    "special_log_ndtr": special.log_ndtr,
     "special_ndtri": special.ndtri,
     "i0": special.i0,
     "special_i0e": special.i0e,
     "special_i1": special.i1,
     "special_i1e": special.i1e,
-    "special_entr": special.entr,
 }
 for _name, _function in _FUNCTIONS.items():
     lower(_name)(once(_function))
@@ -130,16 +128,6 @@ def sgn(self: Array) -> Array:
     return jnp.where(size == 0, jnp.zeros_like(self), self / jnp.where(size == 0, 1, size))
 
 
-@lower("round.decimals")
-def round_decimals(self: Array, *, decimals: int) -> Array:
-    """Round to that many decimal places, halves to even, as PyTorch scales: by a power of ten, and back."""
-    if not jnp.issubdtype(self.dtype, jnp.inexact):
-        return self
-    x = wide(self)
-    ten = 10.0 ** abs(decimals)
-    return jnp.round(x * ten) / ten if decimals >= 0 else jnp.round(x / ten) * ten
-
-
 @lower("angle")
 def angle(self: Array) -> Array:
     """Return the angle of a complex number; of a real one 0 or pi, and nan of nan."""
@@ -148,28 +136,3 @@ def angle(self: Array) -> Array:
     x = wide(floating(self))
     out = jnp.where(x < 0, jnp.asarray(jnp.pi, x.dtype), jnp.zeros_like(x))
     return jnp.where(jnp.isnan(x), x, out)
-
-
-@lower("signbit")
-def signbit(self: Array) -> Array:
-    """Return whether the sign bit is set."""
-    if jnp.issubdtype(self.dtype, jnp.floating):
-        return jnp.signbit(self)
-    return self < 0 if self.dtype != jnp.bool_ else jnp.zeros_like(self)
-
-
-@lower("logit")
-def logit(self: Array, eps: float | None = None) -> Array:
-    """Compute log(x / (1 - x)), x kept within [eps, 1 - eps]."""
-    x = wide(floating(self))
-    x = x if eps is None else jnp.clip(x, eps, 1 - eps)
-    return jnp.log(x / (1 - x))
-
-
-@lower("frexp.Tensor")
-def frexp(self: Array) -> tuple[Array, Array]:
-    """Return mantissa of [0.5, 1) and exponent; of 0, infinity and nan the number and 0."""
-    x = wide(self)
-    mantissa, exponent = jnp.frexp(x)
-    plain = jnp.isfinite(x)
-    return jnp.where(plain, mantissa, x), jnp.where(plain, exponent, 0).astype(jnp.int32)
