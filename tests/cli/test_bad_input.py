@@ -11,7 +11,7 @@ from ampcheck.devices.registry import known
 from ampcheck.errors import UsageError
 from ampcheck.runner import record as results
 from ampcheck.runner.deviations import load
-from tests.cli_support import ROOT, refused, run, run_pytest
+from tests.cli_support import ROOT, pytest_here, refused, run, run_pytest
 
 _ENTRY = {
     "id": "one",
@@ -33,7 +33,7 @@ def toml(*entries: dict[str, object]) -> str:
     )
 
 
-# ---- options, by a child of ampcheck run and by pytest
+# ---- options, which pytest refuses in the child of `ampcheck run` too
 
 
 @pytest.mark.parametrize(
@@ -49,23 +49,18 @@ def toml(*entries: dict[str, object]) -> str:
         ("--manifest=no.txt", "the manifest no.txt cannot be read:"),
     ],
 )
-@pytest.mark.parametrize("how", ["run", pytest.param("pytest", marks=pytest.mark.nightly)])
-def test_run_refuses(tmp_path: Path, option: str, sentence: str, how: str) -> None:
-    if how == "run":
-        done = run(tmp_path, "run", "--device=cpu", option)
-    else:
-        done = run_pytest(tmp_path, str(ROOT / "suites"), option)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert sentence in done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
+def test_an_option_is_refused(tmp_path: Path, option: str, sentence: str) -> None:
+    code, said = pytest_here(tmp_path, str(ROOT / "suites"), option, f"--reports={tmp_path}")
+    assert code == 2
+    assert sentence in said
+    assert "Traceback" not in said
     assert not list(tmp_path.rglob("*.jsonl"))
 
 
-def test_run_says_one_sentence(tmp_path: Path) -> None:
-    done = run(tmp_path, "run", "--device=nope")
-    assert done.stdout == ""
-    assert done.stderr.startswith("ampcheck: there is no device named 'nope'")
-    assert done.stderr.count("\n") == 1
+def test_run_says_what_its_child_refuses_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "run", "--device=nope", f"--reports={tmp_path}")
+    assert said.startswith("there is no device named 'nope'; there are cpu, ")
+    assert not list(tmp_path.rglob("*.jsonl"))
 
 
 @pytest.mark.nightly
@@ -76,7 +71,7 @@ def test_a_malformed_selection_is_refused_before_anything_runs(tmp_path: Path) -
 
 
 def test_a_selection_without_cases_is_refused(tmp_path: Path) -> None:
-    done = run(tmp_path, "run", "--device=cpu", "--rule=banned")
+    done = run(tmp_path, "run", "--device=cpu", "--suite=scaler", "--rule=banned")
     assert done.returncode == 2
     assert done.stderr == "ampcheck: no case was selected\n"
 
@@ -97,9 +92,9 @@ def test_an_absent_device_is_said_with_its_reason(tmp_path: Path) -> None:
     reason = known()["cuda"].unavailable()
     if reason is None:
         pytest.skip("this machine has CUDA")
-    done = run(tmp_path, "run", "--device=cuda")
-    assert done.returncode == 2
-    assert done.stderr == f"ampcheck: device 'cuda' cannot be used here: {reason}\n"
+    code, said = pytest_here(tmp_path, str(ROOT / "suites"), "--device=cuda")
+    assert code == 2
+    assert f"device 'cuda' cannot be used here: {reason}\n" in said
 
 
 # ---- files that are written
@@ -111,9 +106,9 @@ def test_an_existing_run_file_is_kept(tmp_path: Path, capsys: pytest.CaptureFixt
     sentence = f"the run file {path} cannot be written: it exists, and run files are never overwritten"
     assert refused(capsys, "run", f"--run-file={path}") == sentence
     assert path.read_text() == "precious"
-    done = run_pytest(tmp_path, str(ROOT / "suites" / "eager"), "--device=cpu", "--op=mm", f"--run-file={path}")
-    assert done.returncode == 2
-    assert f"the run file {path} cannot be written: File exists" in done.stderr
+    code, said = pytest_here(tmp_path, str(ROOT / "suites" / "eager"), "--device=cpu", "--op=mm", f"--run-file={path}")
+    assert code == 2
+    assert f"the run file {path} cannot be written: File exists" in said
     assert path.read_text() == "precious"
 
 
@@ -128,24 +123,23 @@ def test_an_unwritable_folder(
     assert sentence.endswith("cannot be written: Not a directory") or sentence.endswith("File exists")
 
 
-def test_an_unwritable_manifest(tmp_path: Path) -> None:
-    done = run(tmp_path, "manifest", "--device=cpu", "--rule=promote", "--out=gone/all.txt")
-    assert done.returncode == 2
-    assert done.stderr == "ampcheck: the manifest gone/all.txt cannot be written: No such file or directory\n"
+def test_an_unwritable_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = refused(capsys, "manifest", "--device=cpu", "--suite=scaler", f"--out={tmp_path}/gone/all.txt")
+    assert sentence == f"the manifest {tmp_path}/gone/all.txt cannot be written: No such file or directory"
 
 
-def test_a_malformed_manifest(tmp_path: Path) -> None:
-    (tmp_path / "all.txt").write_text("eager/downcast/mm-fp32-bf16-cpu\nnonsense\n")
-    for done in (
-        run(tmp_path, "run", "--device=cpu", "--op=mm", "--manifest=all.txt"),
-        run_pytest(tmp_path, str(ROOT / "suites"), "--device=cpu", "--op=mm", "--manifest=all.txt"),
-    ):
-        assert done.returncode == 2
-        assert "'nonsense' is not a case; a case is written suite/rule/id" in done.stderr
-    (tmp_path / "all.txt").write_text('eager/downcast/mm-fp32-bf16-cpu\t{"ops": "mm"}\n')
-    done = run(tmp_path, "run", "--device=cpu", "--op=mm", "--manifest=all.txt")
-    assert done.returncode == 2
-    assert 'all.txt, line 1: \'{"ops": "mm"}\' are no fields of a case' in done.stderr
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("nonsense", "'nonsense' is not a case; a case is written suite/rule/id"),
+        ('eager/downcast/a-fp32-bf16-cpu\t{"ops": "mm"}', 'all.txt, line 2: \'{"ops": "mm"}\' are no fields of a case'),
+    ],
+)
+def test_a_malformed_manifest(line: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "all.txt").write_text(f"eager/downcast/mm-fp32-bf16-cpu\n{line}\n")
+    code, said = pytest_here(tmp_path, str(ROOT / "suites"), "--device=cpu", "--op=mm", "--manifest=all.txt")
+    assert code == 2
+    assert sentence in said
     assert not list(tmp_path.rglob("*.jsonl"))
 
 
@@ -208,26 +202,21 @@ def test_a_package_that_another_asks_for_is_known(tmp_path: Path) -> None:
     assert load(path) == []
 
 
-def test_run_refuses_an_unknown_device(tmp_path: Path) -> None:
-    (tmp_path / "a.toml").write_text(toml({**_ENTRY, "devices": ["gpu"]}))
-    done = run(tmp_path, "run", "--device=cpu", "--op=mm", "--deviations=a.toml")
-    assert done.returncode == 2
-    assert done.stderr.startswith("ampcheck: a.toml: deviation 'one': there is no device named 'gpu'; there are cpu, ")
-    assert done.stderr.count("\n") == 1
-
-
-def test_run_refuses_a_reasonless_deviation_and_an_id_of_another_file(tmp_path: Path) -> None:
-    (tmp_path / "a.toml").write_text(toml({**_ENTRY, "reason": ""}))
-    done = run(tmp_path, "run", "--device=cpu", "--op=mm", "--deviations=a.toml")
-    assert done.returncode == 2
-    assert done.stderr == "ampcheck: a.toml: deviation 'one' has no reason\n"
-    (tmp_path / "a.toml").write_text(toml(_ENTRY))
-    (tmp_path / "b.toml").write_text(toml(_ENTRY))
-    done = run_pytest(
-        tmp_path, str(ROOT / "suites"), "--device=cpu", "--op=mm", "--deviations=a.toml", "--deviations=b.toml"
-    )
-    assert done.returncode == 2
-    assert "b.toml: deviation 'one' is in a.toml already" in done.stderr
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ([{**_ENTRY, "devices": ["gpu"]}], "a.toml: deviation 'one': there is no device named 'gpu'; there are cpu, "),
+        ([{**_ENTRY, "reason": ""}], "a.toml: deviation 'one' has no reason"),
+        ([_ENTRY, _ENTRY], "b.toml: deviation 'one' is in a.toml already"),
+    ],
+)
+def test_a_run_refuses_deviations(files: list[dict[str, object]], sentence: str, tmp_path: Path) -> None:
+    options = [f"--deviations={name}.toml" for name, _ in zip("ab", files, strict=False)]
+    for name, entry in zip("ab", files, strict=False):
+        (tmp_path / f"{name}.toml").write_text(toml(entry))
+    code, said = pytest_here(tmp_path, str(ROOT / "suites"), "--device=cpu", "--op=mm", *options)
+    assert code == 2
+    assert sentence in said
 
 
 @pytest.fixture
@@ -243,14 +232,19 @@ def rule_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("parallel", [(), pytest.param(("-n2",), marks=pytest.mark.nightly)], ids=["one", "xdist"])
-def test_a_stale_deviation_is_red(rule_folder: Path, parallel: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("parallel", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["one", "xdist"])
+def test_a_stale_deviation_is_red(rule_folder: Path, parallel: bool) -> None:
     (rule_folder / "mine.toml").write_text(toml({**_ENTRY, "cases": ["append/nothing-*"]}))
-    options = ("--device=virtual:xpu", "--deviations=mine.toml", "--run-file=run.jsonl", "-p", "ampcheck.runner.plugin")
-    done = run_pytest(rule_folder, "suites", "--import-mode=importlib", f"--rootdir={rule_folder}", *options, *parallel)
-    assert done.returncode == 1, done.stdout + done.stderr
+    options = ("--device=virtual:xpu", "--deviations=mine.toml", "--run-file=run.jsonl")
+    if parallel:
+        more = ("--import-mode=importlib", f"--rootdir={rule_folder}", "-p", "ampcheck.runner.plugin", "-n2")
+        done = run_pytest(rule_folder, "suites", *options, *more)
+        code, said = done.returncode, done.stdout
+    else:
+        code, said = pytest_here(rule_folder, "suites", *options)
+    assert code == 1, said
     sentence = "mine.toml: deviation 'one': no case matches 'append/nothing-*'"
-    assert f"stale: {sentence}" in done.stdout
+    assert f"stale: {sentence}" in said
     footer = results.read(rule_folder / "run.jsonl").footer
     assert footer is not None
     assert footer["stale"] == [sentence]
@@ -258,7 +252,6 @@ def test_a_stale_deviation_is_red(rule_folder: Path, parallel: tuple[str, ...]) 
 
 def test_a_selection_does_not_judge_deviations_stale(rule_folder: Path) -> None:
     (rule_folder / "mine.toml").write_text(toml({**_ENTRY, "cases": ["append/nothing-*"]}))
-    options = ("--device=virtual:xpu", "--deviations=mine.toml", "--no-run-file", "-p", "ampcheck.runner.plugin")
-    one = "suites/eager/test_append.py"
-    done = run_pytest(rule_folder, one, "--import-mode=importlib", f"--rootdir={rule_folder}", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
+    options = ("--device=virtual:xpu", "--deviations=mine.toml", "--no-run-file")
+    code, said = pytest_here(rule_folder, "suites/eager/test_append.py", *options)
+    assert code == 0, said

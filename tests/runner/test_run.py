@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,17 @@ from ampcheck.runner.run import Supervisor, suites_folder
 from ampcheck.runner.run import environment as child_environment
 from ampcheck.runner.summarize import RunRecorder, merge
 from ampcheck.spec.ids import Shard
-from tests.cli_support import LIMIT, MODULE, ROOT, environment, interrupted, refused, run, run_pytest
+from tests.cli_support import (
+    LIMIT,
+    MODULE,
+    ROOT,
+    environment,
+    interrupted,
+    pytest_here,
+    refused,
+    run,
+    run_pytest,
+)
 
 SUITE = ROOT / "suites" / "eager"
 EAGER = ("run", "--suite=eager")  # one suite shows the same as all, and is collected sooner
@@ -143,16 +152,6 @@ def test_the_fault_of_a_third_party_is_found(
     first = failed[0]  # of the one cause; it is printed as soon as it fails
     assert first_line(f"fail: {first.key}: {first.message}") in done.stdout
     assert (folder / "out" / "swapped.xml").exists()
-
-
-def test_the_reproducing_line_reproduces(folder: Path, whole: Run) -> None:
-    line = whole.results["eager/downcast/mm-fp32-fp16-swapped"].pytest
-    program, *arguments = shlex.split(line)
-    assert program == "pytest"
-    command = [sys.executable, "-m", "pytest", *arguments, "--rootdir=.", "-c", os.devnull, "--no-run-file"]
-    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=LIMIT)
-    assert "1 failed" in done.stdout, done.stdout + done.stderr
-    assert "reached the kernel as bf16; expected fp16" in done.stdout
 
 
 def test_green_ends_with_0_and_absent_devices_are_said(tmp_path: Path) -> None:
@@ -302,9 +301,9 @@ def test_a_bad_shard(text: str, capsys: pytest.CaptureFixture[str], tmp_path: Pa
 
 
 def test_a_bad_shard_of_pytest(tmp_path: Path) -> None:
-    done = run_pytest(tmp_path, str(ROOT / "suites"), "--device=cpu", "--shard=3/2")
-    assert done.returncode == 2
-    assert "'3/2' is not a shard; write NUMBER/COUNT" in done.stderr
+    code, said = pytest_here(tmp_path, str(ROOT / "suites"), "--device=cpu", "--shard=3/2")
+    assert code == 2
+    assert "'3/2' is not a shard; write NUMBER/COUNT" in said
 
 
 def test_a_shard_without_cases_is_refused(tmp_path: Path) -> None:
@@ -338,9 +337,9 @@ def test_last_failed_with_nothing_red(tmp_path: Path, whole: Run) -> None:
     path.write_text(
         "".join(f"{line}\n" for line in whole.path.read_text().splitlines() if '"status":"fail"' not in line)
     )
-    done = run(tmp_path, "run", "--device=cpu", f"--last-failed={path}")
-    assert done.returncode == 2
-    assert done.stderr == f"ampcheck: the run file {path} has no red case, so there is none to run again\n"
+    code, said = pytest_here(tmp_path, str(SUITE), "--device=cpu", f"--red-in={path}")
+    assert code == 2
+    assert f"the run file {path} has no red case, so there is none to run again" in said
 
 
 def test_a_run_ends_after_so_many_red_cases(folder: Path) -> None:
@@ -410,21 +409,15 @@ def test_a_baseline_excuses_what_it_lists_alone(folder: Path, whole: Run) -> Non
     assert f"1 case is not red any more, to be taken out of it: eager/downcast/{mended}-swapped" in done.stdout
 
 
-def test_the_pytest_line_finds_the_module_in_the_current_folder(whole: Run, tmp_path: Path) -> None:
-    (tmp_path / "dying_device.py").write_text(MODULE)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "pytest").symlink_to(Path(sys.executable).with_name("pytest"))
+def test_the_pytest_line_reproduces_where_the_module_is(whole: Run, folder: Path) -> None:
+    (folder / "bin").mkdir()
+    (folder / "bin" / "pytest").symlink_to(Path(sys.executable).with_name("pytest"))
     line = whole.results["eager/downcast/mm-fp32-fp16-swapped"].pytest
     assert line.startswith("pytest ")
-    env = {**environment(), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    env = {**environment(), "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
     done = subprocess.run(
-        line, shell=True, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT, check=False
+        line, shell=True, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT, check=False
     )
     assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 failed" in done.stdout
     assert "reached the kernel as bf16; expected fp16" in done.stdout
-    (tmp_path / "dying_device.py").unlink()
-    done = subprocess.run(
-        line, shell=True, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT, check=False
-    )
-    assert done.returncode == 2
-    assert "dying_device cannot be loaded as a device: ModuleNotFoundError" in done.stderr
