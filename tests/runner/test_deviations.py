@@ -28,7 +28,7 @@ from ampcheck.runner.record import read
 from ampcheck.spec.case import deviation_name
 from scripts.findings import OUTSIDE, Finding
 from scripts.findings import load as load_findings
-from tests.cli_support import LIMIT, ROOT, run_pytest
+from tests.cli_support import LIMIT, ROOT, pytest_here
 
 SECTIONS = {one.id: one for one in load_findings() if one.area != OUTSIDE}
 FILES = list(dict.fromkeys([SHARED, JIT, KERNELS, *(d.deviations for d in known().values() if d.deviations)]))
@@ -224,10 +224,9 @@ def test_a_run_holds_every_difference_against_the_entries(tmp_path: Path, raises
     (folder.parent / "__init__.py").touch()
     (folder / "test_state.py").write_text(SUITE.replace("\\\\", "\\"), encoding="utf-8")
     (tmp_path / "mine.toml").write_text(as_toml(entry(raises=raises)), encoding="utf-8")
-    options = ("--device=cpu", "--deviations=mine.toml", "--run-file=run.jsonl", "-p", "ampcheck.runner.plugin")
-    done = run_pytest(tmp_path, "suites", "--import-mode=importlib", f"--rootdir={tmp_path}", *options)
+    _, said = pytest_here(tmp_path, "suites", "--device=cpu", "--deviations=mine.toml", "--run-file=run.jsonl")
     found = {result.op: result for result in read(tmp_path / "run.jsonl").results.values()}
-    assert [found[name].status for name in NAMES] == statuses, done.stdout
+    assert [found[name].status for name in NAMES] == statuses, said
     assert "first: got 1; expected 2" in found["noted_before_it_raised"].message
     assert "ValueError: second" in found["noted_before_it_raised"].message
 

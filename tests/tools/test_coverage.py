@@ -177,6 +177,7 @@ def test_an_op_missing_from_the_catalogue_is_reported(
     assert missed == sorted({"mm", other} & set(known()[device].policies()))
 
 
+@pytest.mark.usefixtures("few_ops")
 @pytest.mark.parametrize("name", ["virtual:mps", "virtual:mtia"])
 def test_nothing_is_entered_where_autocast_stays_off(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device = known()[name]
@@ -195,6 +196,7 @@ def test_the_recorder_changes_nothing_and_is_taken_away() -> None:
     assert entered == {("AutocastCPU", "mm")}
 
 
+@pytest.mark.nightly
 def test_the_output_is_clean(tmp_path: Path) -> None:
     done = run(tmp_path, "entered", "--device", "cpu")
     assert (done.returncode, done.stderr) == (0, "")

@@ -11,7 +11,8 @@ from ampcheck.observe.dispatcher import live_registrations
 from ampcheck.torchscript.agreement import OURS, PYTORCH, WAYS, measure
 
 
-@pytest.mark.parametrize("name", ["cpu", pytest.param("virtual:cuda", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["cpu", "virtual:cuda"])
 def test_every_overload_agrees(name: str) -> None:
     """Every dtype assignment of every overload, in each of the device's lower precisions."""
     device = select([name], [])[0]
@@ -19,6 +20,17 @@ def test_every_overload_agrees(name: str) -> None:
     assert {one.overload: one.differences for one in found if not one.agrees(OURS)} == {}
     assert {one.overload for one in found} == live_registrations()[device.key]
     assert sum(one.cases for one in found) > 1500
+
+
+A_FEW = ("linear", "conv2d", "mkldnn_rnn_layer", "avg_pool3d", "linalg_svd", "nll_loss", "cat", "stack", "index_copy")
+"""Overloads of the CPU, of each policy: with lists, optional arguments, several outputs, one number for a list."""
+
+
+@pytest.mark.parametrize("op", A_FEW)
+def test_an_overload_agrees(op: str) -> None:
+    (one,) = measure(select(["cpu"], [])[0], {OURS: torchscript.autocast}, op)
+    assert one.differences == {}
+    assert one.cases > 5
 
 
 @pytest.mark.parametrize("op", ["mm", "conv_transpose2d.input", "cat"])
