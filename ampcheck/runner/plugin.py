@@ -133,6 +133,20 @@ class Plugin:
             if self.child is not None:
                 self.child.preflight("")
 
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection(self) -> Generator[None, object, object]:
+        """Look for garbage neither while cases are made nor, later, in what is there by then."""
+        # Tens of thousands of items live to the end, as all of torch does. To go through them again and again takes a
+        # quarter of the time of collecting, and half a second in each look of pytest's at the end of a process.
+        looked = gc.isenabled()
+        gc.disable()
+        try:
+            return (yield)
+        finally:
+            gc.freeze()
+            if looked:
+                gc.enable()
+
     @pytest.hookimpl(trylast=True)  # after pytest's own, so that a scenario's own parameters come first in its id
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if marker := _marker(metafunc.definition):
@@ -166,9 +180,6 @@ class Plugin:
         self._deselected += len(items)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        # All that is loaded by now lives to the end, so no look for garbage need go through it. pytest's own looks at
-        # the end of a session take half a second otherwise, in each process of a run.
-        gc.freeze()
         if self.collector is None or self.judge is None or session.testsfailed:  # pytest says what cannot be collected
             return
         collector, judge = self.collector, self.judge
