@@ -128,7 +128,9 @@ class Plugin:
             if self.child is not None:
                 modules = self.config.option.device_module
                 self.child.preflight(f"device module {', '.join(modules)}: load" if modules else "devices: load")
-            self._or_exit(lambda: _check_files(self.config))
+            from ampcheck.runner.collect import check_files  # noqa: PLC0415  # imports torch
+
+            self._or_exit(lambda: check_files(self.config))
             self._new_collector()
             if self.child is not None:
                 self.child.preflight("")
@@ -151,8 +153,10 @@ class Plugin:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if marker := _marker(metafunc.definition):
             if self.collector is None:
+                from ampcheck.runner.judge import Judge  # noqa: PLC0415  # imports torch
+
                 self.collector = self._new_collector()
-                self.judge = _new_judge(self.config, self.collector)
+                self.judge = Judge(self.config, self.collector.devices, self.collector.deviations)
             self.collector.generate(metafunc, marker)
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
@@ -184,8 +188,10 @@ class Plugin:
             return
         collector, judge = self.collector, self.judge
         found = collector.found(self._selected)
-        if self.config.option.write_manifest:
-            self._or_exit(lambda: _write_manifest(self.config.option.write_manifest, found))
+        if path := self.config.option.write_manifest:
+            from ampcheck.runner.collect import write_manifest  # noqa: PLC0415  # imports torch
+
+            self._or_exit(lambda: write_manifest(path, found))
         if (child := self.child) is not None:
             self._preflight(found)
             self._or_exit(lambda: child.begin(collector, self.config, found, self._deselected))
@@ -400,24 +406,6 @@ class SupervisedRun(Channel):
 def _marker(definition: Any) -> pytest.Mark | None:
     found: pytest.Mark | None = definition.get_closest_marker("op_cases") or definition.get_closest_marker("scenario")
     return found
-
-
-def _check_files(config: pytest.Config) -> None:
-    from ampcheck.runner.collect import check_files  # noqa: PLC0415  # imports torch
-
-    check_files(config)
-
-
-def _new_judge(config: pytest.Config, collector: Collector) -> Judge:
-    from ampcheck.runner.judge import Judge  # noqa: PLC0415  # imports torch
-
-    return Judge(config, collector.devices, collector.deviations)
-
-
-def _write_manifest(path: Path, found: Found) -> None:
-    from ampcheck.runner.collect import write_manifest  # noqa: PLC0415  # imports torch
-
-    write_manifest(path, found)
 
 
 def _examine(config: pytest.Config, found: Found, child: SupervisedRun | None) -> list[str]:

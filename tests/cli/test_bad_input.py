@@ -80,7 +80,7 @@ def test_unknown_suite(capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, "run", "--suite=nope").startswith("there is no suite named 'nope'; there are ")
 
 
-@pytest.mark.parametrize("option", ["--timeout=0", "--timeout=soon", "-n0", "-nmany"])
+@pytest.mark.parametrize("option", ["--timeout=0", "--timeout=soon", "-n0", "-nmany", "--max-red=0", "--max-red=some"])
 def test_numbers(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         refused(capsys, "run", option)

@@ -348,14 +348,6 @@ def test_a_run_ends_after_so_many_red_cases(folder: Path) -> None:
     assert xml.parse(folder / "few.xml").getroot()[0].attrib["tests"] == str(len(found.results))
 
 
-@pytest.mark.parametrize("option", ["--max-red=0", "--max-red=some"])
-def test_a_bad_limit(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        refused(capsys, "run", option)
-    assert ended.value.code == 2
-    assert "--max-red: invalid" in capsys.readouterr().err
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize(("least", "processes"), [(20, 2), (200, 1)])
 def test_further_processes_start_where_there_are_cases_for_them(
