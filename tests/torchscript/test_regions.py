@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -49,14 +49,6 @@ def same(got: Any, want: Any) -> None:
     assert [t.dtype for t in got] == [t.dtype for t in want]
     for place, (g, w) in enumerate(zip(got, want, strict=True)):
         assert torch.equal(g, w), f"result {place} differs by {(g.double() - w.double()).abs().max()}"
-
-
-@pytest.fixture(autouse=True)
-def state_is_kept() -> Iterator[None]:
-    """Nothing that a test runs leaves autocast's state changed."""
-    before = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
-    yield
-    assert before == [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
 
 
 @pytest.mark.parametrize("ambient", AMBIENT)
