@@ -327,6 +327,10 @@ class Amp:
         print("\n".join(f"FAIL {difference}" for difference in differences) or f"ok   {what}")
         self.differences += differences
 
+    def note_error(self, what: str, error: Exception) -> None:
+        """Note an exception that a call raises where it must not."""
+        self.check(False, what, f"raised {one_line(error)}", error)
+
     def unsupported(self, reason: str) -> NoReturn:
         """End the scenario: the device cannot do what it is about."""
         raise SystemExit(reason)

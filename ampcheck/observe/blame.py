@@ -5,6 +5,8 @@ Needs no torch, so that the parent process of `ampcheck run` can use it.
 
 from __future__ import annotations
 
+import ast
+import linecache
 import re
 import sysconfig
 import traceback
@@ -106,7 +108,9 @@ def raised_by(error: BaseException) -> str:
 
     A backend is to blame wherever it has a frame, even if it called ampcheck's recorder back and that raised. Where
     the last frame is ampcheck's, PyTorch's C++, which has no frames, may have raised below it. It is to blame for each
-    RuntimeError, as ampcheck raises none: its own mistakes are HarnessErrors, or what Python raises.
+    RuntimeError, as ampcheck raises none: its own mistakes are HarnessErrors, or what Python raises. It is to blame for
+    any other exception, such as an IndexError, where the expression that raised calls a function of PyTorch that is not
+    written in Python, or indexes or computes with a tensor.
     """
     frames = list(_frames(error))
     if any(whose == "backend" for whose, _ in frames):
@@ -119,7 +123,47 @@ def raised_by(error: BaseException) -> str:
     whose = frames[-1][0]
     if whose != "ampcheck" or called_library or isinstance(error, (HarnessError, RecursionError)):
         return whose
-    return "torch" if isinstance(error, RuntimeError) else whose
+    return "torch" if isinstance(error, RuntimeError) or _asks_torch(frames[-1][1]) else whose
+
+
+def _asks_torch(at: TracebackType) -> bool:
+    """Return whether the expression that a frame was in the middle of is evaluated by PyTorch's C++."""
+    (last,) = traceback.extract_tb(at, limit=1)
+    lines = [line.encode() for line in linecache.getlines(last.filename)[(last.lineno or 1) - 1 : last.end_lineno]]
+    if not lines:
+        return False
+    lines[-1] = lines[-1][: last.end_colno]  # columns are those of bytes
+    lines[0] = lines[0][last.colno or 0 :]
+    try:
+        tree = ast.parse(b"(" + b"".join(lines) + b")", mode="eval").body
+    except SyntaxError:  # a statement, such as `raise`
+        return False
+    match tree:
+        case ast.Call(func=function):
+            found = _value(function, at)
+            return _of_torch(found) and not hasattr(found, "__code__")
+        case ast.Subscript(value=value) | ast.UnaryOp(operand=value):
+            return _of_torch(_value(value, at))
+        case ast.BinOp(left=left, right=right):
+            return _of_torch(_value(left, at)) or _of_torch(_value(right, at))
+    return False
+
+
+def _value(tree: ast.expr, at: TracebackType) -> object:
+    """Return what a name, or an attribute of one, is in a frame; None for what would have to be computed."""
+    match tree:
+        case ast.Name(id=name):
+            return at.tb_frame.f_locals.get(name, at.tb_frame.f_globals.get(name))
+        case ast.Attribute(value=value, attr=name):
+            return getattr(_value(value, at), name, None)
+    return None
+
+
+def _of_torch(found: object) -> bool:
+    """Return whether an object is of a class of PyTorch's, or a method of one."""
+    classes = (*type(found).__mro__, *type(getattr(found, "__self__", None)).__mro__)
+    modules = (getattr(found, "__module__", None), *(kind.__module__ for kind in classes))
+    return any(str(module).partition(".")[0] == "torch" for module in modules)
 
 
 # ---- tracebacks

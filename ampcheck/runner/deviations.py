@@ -11,6 +11,7 @@ Each entry has its reason and a link:
     reason = "promote refuses a lower precision other than the region's dtype."
     link = "https://github.com/pytorch/pytorch/pull/191125"
     raises = "Unexpected floating ScalarType"
+    most = { off = 0.02 }
     torch = ">=2.11"
     libraries = { jax = ">=0.10" }
     lacks = "mkldnn_rnn_layer bf16"
@@ -19,7 +20,10 @@ Each entry has its reason and a link:
 `cases` are globs over `rule/id`, or `jit/rule/id` for cases that a compiler runs; `but`, which may be left out, are
 globs of those that are not meant. `kind`: "deviation" (expected to fail), "fault" (the same, and the fault is the
 device's own), "unsupported" (the device lacks it) or "flaky". `raises` is a regular expression. Every difference of a
-case must match that of an entry, and every entry that speaks of a case must describe one of its differences.
+case must match that of an entry, and every entry that speaks of a case must describe one of its differences. It names
+the wrong dtype, state or exception exactly, so that another one is not excused: in it `{low}` is the dtype of the
+case's region, in any spelling, and `{other}` the other lower precision. An amount is a named group of it, as in
+`differs by (?P<off>\\S+);`, and `most` says how large it may be.
 
 `devices`, `libraries` and `lacks` may be left out. The entry then applies on the devices of those names alone, where
 these packages are installed in these versions, and on processors that have no kernel for this op and dtype
@@ -40,6 +44,7 @@ no reason and no conditions, and `cases` are keys, `suite/rule/id`:
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections import Counter, defaultdict
@@ -85,6 +90,12 @@ KINDS = ("deviation", "fault", "unsupported", "flaky", "baseline")
 EXCUSED_BY_BASELINE = tuple(status for status in RED if status != "missing")
 """What a case of a baseline can be: a case that did not run was not seen to fail in any way."""
 
+_SPELLINGS = {
+    "fp16": r"(?:torch\.float16|fp16|(?:c10::)?Half)",
+    "bf16": r"(?:torch\.bfloat16|bf16|(?:c10::)?BFloat16)",
+}
+"""What messages call the lower precisions."""
+
 Text = Annotated[str, Meta(pattern=r"\S", description="a text")]
 Globs = Annotated[
     tuple[Annotated[str, Meta(pattern="/")], ...],
@@ -116,6 +127,10 @@ class Deviation:
         tuple[tuple[str, str], ...], Meta(description='a table of version ranges, as in { jax = ">=0.10" }')
     ] = ()
     lacks: Annotated[str, Meta(description='an op and a dtype, as in "mkldnn_rnn_layer bf16"')] = ""
+    most: Annotated[
+        tuple[tuple[str, Annotated[float, Meta(ge=0)]], ...],
+        Meta(description="a table of numbers from 0 on for named groups of raises, as in { off = 0.02 }"),
+    ] = ()
     file: str = field(default="", compare=False)
     inherited: bool = field(default=False, compare=False)
     status: str = ""
@@ -137,9 +152,26 @@ class Deviation:
         """Tell whether it speaks of the case `rule/id`."""
         return self._pattern.match(name) is not None and not (self.but and self._left_out.match(name))
 
+    def in_region(self, amp: str) -> Deviation:
+        """Return the entry as it is for cases in regions of a dtype, which `{low}` and `{other}` then name."""
+        low, other = _SPELLINGS.get(amp, amp), _SPELLINGS["bf16" if amp == "fp16" else "fp16"]
+        raises = self.raises.replace("{low}", low).replace("{other}", other)
+        return self if raises == self.raises else replace(self, raises=raises)
+
     def explains(self, difference: str) -> bool:
-        """Tell whether a difference is one that it describes."""
-        return re.search(self.raises, difference) is not None
+        """Tell whether a difference is one that it describes, with no amount that is larger than it says."""
+        found = list(re.finditer(self.raises, difference))
+        return bool(found) and all(map(self._allows, found))
+
+    def _allows(self, match: re.Match[str]) -> bool:
+        found = match.groupdict()
+        return all(found[name] is None or abs(number(found[name])) <= limit for name, limit in self.most)
+
+    def exceeded(self, difference: str) -> str:
+        """Say which amounts it allows, where a difference is as it describes but for these; else ""."""
+        if self.explains(difference) or not re.search(self.raises, difference):
+            return ""
+        return f" (deviation {self.id!r}: at most {', '.join(f'{name} = {limit:g}' for name, limit in self.most)})"
 
     def applies(self) -> bool:
         """Tell whether its conditions hold here: the versions of torch and of other packages, and the processor."""
@@ -181,13 +213,22 @@ def _described_by(
         return status, "", ()
     for difference in differences:
         if not any(entry.explains(difference) for entry in entries):
-            return status, f"no deviation of this case ({_ids(entries)}) describes: {difference}", tuple(entries)
+            more = "".join(entry.exceeded(difference) for entry in entries)
+            return status, f"no deviation of this case ({_ids(entries)}) describes: {difference}{more}", tuple(entries)
     found = tuple(entry for entry in entries if any(map(entry.explains, differences)))
     shown = "unsupported" if all(entry.kind == "unsupported" for entry in found) else "deviation"
     stale = tuple(entry for entry in strict if entry not in found)
     if stale and shown == "deviation":  # what the device lacks cannot show whether the rest is still so
         return "fixed", _stale(stale, "the case fails in other ways alone"), stale
     return shown, " ".join(f"{entry.reason} {entry.link}" for entry in found), found
+
+
+def number(text: str) -> float:
+    """Return the number that a text is; nan, which is within no bound, where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 _VARIES = re.compile(
@@ -306,8 +347,8 @@ def _entry(path: Path, number: int, raw: object) -> Deviation:
         return _baseline_entry(path, where, raw)
     if extra := set(raw) - set(_EXPECTED):
         raise UsageError(f"{where} has unknown fields: {', '.join(sorted(extra))}")
-    libraries = raw.get("libraries", {})
-    given = {**raw, "libraries": [*libraries.items()] if isinstance(libraries, dict) else libraries}
+    tables = {name: [*raw[name].items()] for name in ("libraries", "most") if isinstance(raw.get(name), dict)}
+    given = {**raw, **tables}
     try:
         entry = convert({**given, "file": _shown(path)}, Deviation)
     except ValidationError as error:
@@ -319,6 +360,8 @@ def _entry(path: Path, number: int, raw: object) -> Deviation:
         re.compile(entry.raises)
     except re.error as error:
         raise UsageError(f"{where}: raises is not a regular expression: {error}") from error
+    if unnamed := [name for name, _ in entry.most if name not in re.compile(entry.raises).groupindex]:
+        raise UsageError(f"{where}: most names {unnamed[0]!r}, and raises has no group (?P<{unnamed[0]}>...)")
     for field_name, wanted in (("torch", entry.torch), *((f"libraries.{n}", wanted) for n, wanted in entry.libraries)):
         try:
             SpecifierSet(wanted)

@@ -162,7 +162,8 @@ class Judge:
         entries = self._deviations.baseline(case.key)
         if not self._without_deviations:
             swept = [part.name for part in parts(case)] if case.sample == CELLS else ()
-            entries = [*self._deviations.of(case.device, case.name, swept), *entries]
+            known = self._deviations.of(case.device, case.name, swept)
+            entries = [*(entry.in_region(case.amp) for entry in known), *entries]
         return after_deviations(status, differences, entries, message)
 
     def _details(self, item: pytest.Function, case: Case, message: str, *, ran: bool) -> dict[str, str]:

@@ -355,7 +355,7 @@ def _check(amp: Amp, way: str, operator: str, op: str, place: str, gradient: str
             run(same, False)
         except Exception as outside:  # the operator does not take such a function, with autocast or without
             amp.refused(outside, operator)
-        amp.check(False, "what it raises in a region alone", " ".join(str(error).split())[:1000], error)
+        amp.note_error("a call in a region alone", error)
         return
     amp.assert_equal("state and depth afterwards", (*amp.state(), amp.depth()), before)
     amp.assert_equal("dtype of the result", got.dtype, want.dtype)

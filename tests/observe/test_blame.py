@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import linecache
 import os
 import sysconfig
 import traceback
@@ -105,6 +106,30 @@ def test_a_backend_is_to_blame_even_where_ampchecks_recorder_raised_for_it() -> 
 )
 def test_pytorchs_cpp_is_to_blame_for_a_call_that_ampcheck_made(change: Any) -> None:
     assert blamed(lambda: observe.map_tensors(torch.ones(2, 3), change)) == "torch"
+
+
+@pytest.mark.parametrize(
+    ("code", "whose"),
+    [
+        ("x[5]", "torch"),
+        ("x.select(7, 0)", "torch"),
+        ("x + 'text'", "torch"),
+        ("torch.mm(\n    x, 'text')", "torch"),
+        ("(lambda *given: torch.select(*given, 5, 0))(x)", "torch"),
+        ("[1][3]", "ampcheck"),
+        ("x.no_such_name", "ampcheck"),
+        ("int('text')", "ampcheck"),
+        ("torch.nn.functional.relu(1, 2, 3, 4)", "ampcheck"),  # Python's own, of a function that Python has the code of
+    ],
+)
+def test_an_expression_that_pytorchs_cpp_evaluates_is_its_own(
+    code: str, whose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, text = str(ROOT / "ampcheck" / "checks" / "made.py"), f"def run(x):\n    return ({code})\n"
+    monkeypatch.setitem(linecache.cache, file, (len(text), None, text.splitlines(keepends=True), file))
+    names: dict[str, Any] = {"torch": torch}
+    exec(compile(text, file, "exec"), names)
+    assert blamed(lambda: names["run"](torch.ones(2, 3))) == whose
 
 
 def test_a_runtime_error_directly_below_ampcheck_is_pytorchs() -> None:

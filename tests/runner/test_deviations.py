@@ -45,6 +45,11 @@ _LINK = re.compile(
 _CASE = re.compile(r"\*\*Case\.\*\*\s(?P<text>.*?)(?=\*\*Upstream\.\*\*|\Z)", re.DOTALL)
 
 
+def finding_of(deviation: Deviation) -> str:
+    """The finding of an entry, which entries NAME and NAME/PART share."""
+    return deviation.id.partition("/")[0]
+
+
 def wrong_cases(deviations: Iterable[Deviation], sections: Mapping[str, Finding]) -> list[str]:
     """A sentence for each section that names a case of another deviation than its own, or has neither case nor reason.
 
@@ -52,7 +57,7 @@ def wrong_cases(deviations: Iterable[Deviation], sections: Mapping[str, Finding]
     """
     own: dict[str, set[str]] = {}
     for deviation in deviations:
-        own.setdefault(deviation.id, set()).update(deviation.cases)
+        own.setdefault(finding_of(deviation), set()).update(deviation.cases)
     everybody = set().union(*own.values())
     out = []
     for name, finding in sections.items():
@@ -98,7 +103,7 @@ def test_no_glob_is_stale(names: list[str]) -> None:
 
 def test_every_link_is_one_and_every_unreported_one_has_its_page() -> None:
     assert [deviation.id for deviation in DEVIATIONS if not _LINK.fullmatch(deviation.link)] == []
-    assert {deviation.id for deviation in DEVIATIONS if deviation.link == "unreported"} <= set(SECTIONS)
+    assert {finding_of(deviation) for deviation in DEVIATIONS if deviation.link == "unreported"} <= set(SECTIONS)
 
 
 def test_every_page_names_cases_of_its_deviation() -> None:
@@ -171,6 +176,33 @@ def test_a_case_is_excused_where_each_difference_is_described(
     assert (found, ", ".join(entry.id for entry in named)) == (shown, about)
     if shown in ("deviation", "unsupported"):
         assert why == " ".join(f"{entry.reason} unreported" for entry in named)
+
+
+@pytest.mark.parametrize(
+    ("raises", "difference", "explains"),
+    [
+        (r"x: differs by (?P<off>\S+);", "x: differs by 0.02; at most 0", True),
+        (r"x: differs by (?P<off>\S+);", "x: differs by 0.0201; at most 0", False),
+        (r"x: differs by (?P<off>\S+);", "x: differs by -1; at most 0", False),
+        (r"x: differs by (?P<off>\S+);", "x: differs by nan; at most 0", False),
+        (r"x: differs by (?P<off>\S+);", "x: differs by nothing; at most 0", False),
+        (r"x: differs by (?P<off>\S+);", "x: differs by 0.01; x: differs by 3;", False),
+        (r"x: differs by (?P<off>\S+);|y", "y: got 3", True),
+        (r"got {low}; expected {other}$", "got fp16; expected bf16", True),
+        (r"got {low}; expected {other}$", "got torch.float16; expected c10::BFloat16", True),
+        (r"got {low}; expected {other}$", "got bf16; expected fp16", False),
+        (r"got {low}; expected {other}$", "got fp32; expected bf16", False),
+    ],
+)
+def test_an_entry_names_dtypes_and_the_largest_amount(raises: str, difference: str, explains: bool) -> None:
+    one = entry(raises=raises, most=(("off", 0.02),) if "off" in raises else ()).in_region("fp16")
+    assert one.explains(difference) is explains
+
+
+def test_an_amount_that_is_too_large_is_told_with_its_bound() -> None:
+    one = entry(raises=r"differs by (?P<off>\S+);", most=(("off", 0.02),))
+    _, why, _ = after_deviations("fail", ["x: differs by 3;"], [one])
+    assert why.endswith("describes: x: differs by 3; (deviation 'one': at most off = 0.02)")
 
 
 def test_what_no_entry_describes_is_named() -> None:

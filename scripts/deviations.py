@@ -1,0 +1,388 @@
+"""Show that each known deviation excuses what it names and no more: `python -m scripts.deviations`.
+
+Cases that deviate are run again and again, each time with one of their deviating results changed where the check sees
+it: a value doubled, another dtype, another state, another exception. Each such run must be red. An entry that excuses a
+change is too wide; one none of whose results can be changed is named, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import wraps
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from _pytest.runner import runtestprotocol
+
+from ampcheck.checks import backward, comparisons, compiled, sweep
+from ampcheck.checks.scenario import DeviceAmp
+from ampcheck.errors import CheckFailure, HarnessError, Unsupported
+from ampcheck.programs.regions import sides
+from ampcheck.runner.collect import CASE
+from ampcheck.runner.deviations import Deviation, KnownDeviations
+from ampcheck.runner.record import RED
+from ampcheck.spec.torch_dtypes import DTYPES, name_of
+
+ROOT = Path(__file__).parents[1]
+
+# ---- another result
+
+
+class AnotherError(Exception):
+    """What is raised in place of an exception."""
+
+
+_RAISED = re.compile(r"(?s)(?P<kind>[A-Za-z_.]*(?:Error|Exception|Unsupported|Warning|Failed))(?P<text>: .*)")
+_NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+Kind = str
+"""What of a result is changed: "value", "dtype", "low", "flag", "text" or "error"."""
+KINDS: tuple[Kind, ...] = ("value", "dtype", "low", "flag", "text", "error")
+
+
+def changed(value: Any, kind: Kind) -> Any:
+    """Return a result with every part of one kind changed: numbers doubled, another dtype, another text or class."""
+    if isinstance(value, torch.Tensor):
+        return _changed_tensor(value, kind)
+    if isinstance(value, BaseException):
+        return _changed_error(value, kind)
+    if isinstance(value, bool):
+        return not value if kind == "flag" else value
+    if isinstance(value, (int, float)):
+        return (value * 2 or 1) if kind == "value" else value
+    if isinstance(value, torch.dtype):
+        return _changed_dtype(value, kind)
+    if isinstance(value, str):
+        return _changed_text(value, kind)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(changed(part, kind) for part in value))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return type(value)(changed(part, kind) for part in value)
+    if isinstance(value, dict):
+        return {name: changed(part, kind) for name, part in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {name: changed(getattr(value, name), kind) for name in _RESULTS if hasattr(value, name)}
+        return replace(value, **parts)
+    return value
+
+
+_RESULTS = ("kernels", "leaves", "got", "outputs", "grads", "values", "error", "state", "dtype_kwarg")
+"""The fields of what the recorder and a program leave that say what happened; `leaves` are those of a kernel."""
+
+
+def _changed_tensor(value: torch.Tensor, kind: Kind) -> torch.Tensor:
+    if kind == "value":
+        with torch.no_grad():
+            return value if value.dtype == torch.bool else value * 2
+    return value.detach().to(_changed_dtype(value.dtype, kind)) if kind in ("dtype", "low") else value
+
+
+def _changed_dtype(value: torch.dtype, kind: Kind) -> torch.dtype:
+    """Return float64 for "dtype", and for "low" the next lower precision."""
+    if kind == "dtype":
+        return torch.float64 if value != torch.float64 else torch.float32
+    return {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}.get(value, value) if kind == "low" else value
+
+
+def _changed_error(value: BaseException, kind: Kind) -> BaseException:
+    if kind == "error":
+        return AnotherError(*value.args)
+    if kind == "text":
+        try:
+            return type(value)("something else")
+        except TypeError:  # its class takes other arguments
+            return Exception.__new__(type(type(value).__name__, (Exception,), {}), "something else")
+    return value
+
+
+def _changed_text(value: str, kind: Kind) -> str:
+    if value in DTYPES:
+        return name_of(_changed_dtype(DTYPES[value], kind))
+    if match := _RAISED.match(value):
+        return {"error": f"AnotherError{match['text']}", "text": f"{match['kind']}: something else"}.get(kind, value)
+    return "something else" if kind == "text" else value
+
+
+# ---- where a check sees results
+
+SEEN: Mapping[Any, Mapping[str, int]] = {
+    comparisons: {
+        "received": 1,
+        "never_ran": 2,
+        "kernel": 0,
+        "untouched_dtype": 0,
+        "refused": 0,
+        "same_error": 0,
+        "output_dtypes": 0,
+        "same_bits": 0,
+        "far": 0,
+        "pytorch_dtype": 0,
+    },
+    compiled: {"refusal": 0, "compare_programs": 0, "within": 1, "same_kernels": 0},
+    backward: {"output_grads": 0, "gradient_dtypes": 1, "backward_kernels": 0},
+    sweep: {"compare_cells": 0},
+    sides: {"compare": 0},
+    DeviceAmp: {
+        "note_error": 2,
+        "assert_equal": 2,
+        "assert_close": 2,
+        "assert_raises": 4,
+        "assert_warns": 4,
+        "assert_no_warning": 2,
+    },
+}
+"""The functions that compare, by module or class, and at which place each is given what was seen."""
+_CALLS = ("assert_raises", "assert_warns", "assert_no_warning")
+"""Those that are given a call, whose exception or warning is what they look at."""
+
+
+def _calling(call: Callable[[], object], kind: Kind) -> Callable[[], object]:
+    def instead() -> object:
+        try:
+            made = call()
+        except Exception as error:
+            raise changed(error, kind) from None
+        if kind == "error":
+            raise AnotherError("something else")
+        return made
+
+    return instead
+
+
+@dataclass
+class Changes:
+    """The places at which a case deviates, in the order in which they are reached, and the one that is changed now."""
+
+    seen: list[str] = field(default_factory=list)
+    place: int = -1
+    kind: Kind = ""
+    different: bool = False
+    """Whether the change made another difference of it than there was."""
+    _inside: bool = False
+
+    def start(self, place: int = -1, kind: Kind = "") -> None:
+        """Begin a run of a case, in which the result at a place is changed; -1 for none."""
+        self.seen, self.place, self.kind, self.different = [], place, kind, False
+
+    def now(self, name: str) -> bool:
+        """Note a place at which a result deviates. Return whether it is the one to change."""
+        self.seen.append(name)
+        return len(self.seen) - 1 == self.place
+
+    def comparing(self, name: str, function: Callable[..., Any], argument: int) -> Callable[..., Any]:
+        """Return a function that compares, which is given a changed result where this is the place to change."""
+
+        def again(*given: Any, **named: Any) -> Any:
+            seen = given[argument]
+            instead = _calling(seen, self.kind) if name in _CALLS else self._result(name, seen, *given[argument + 1 :])
+            self._inside = True
+            try:
+                return function(*given[:argument], instead, *given[argument + 1 :], **named)
+            finally:
+                self._inside = False
+
+        @wraps(function)
+        def compared(*given: Any, **named: Any) -> Any:
+            if self._inside or (named and len(given) <= argument):
+                return function(*given, **named)
+            amp = given[0] if isinstance(given[0], DeviceAmp) else None
+            before = list(amp.differences) if amp else []
+            found = function(*given, **named)
+            if amp:
+                found_here = amp.differences[len(before) :]
+                if found_here and self.now(name):
+                    amp.differences[:] = before
+                    found = again(*given, **named)
+                    self._compare(found_here, amp.differences[len(before) :])
+            elif found and self.now(name):
+                was, found = found, again(*given, **named)
+                self._compare(was, found)
+            return found
+
+        return compared
+
+    def _compare(self, was: object, now: object) -> None:
+        """Note whether the change made another difference; a result that is right now shows nothing."""
+        self.different = bool(now) and was != now
+
+    def _result(self, name: str, seen: Any, *rest: Any) -> Any:
+        if name == "compare":  # a program has seen more than what deviates
+            wanted = {(line, what): value for line, what, value in rest[0]}
+            return [(*key, v if wanted.get((*key,)) == v else changed(v, self.kind)) for *key, v in seen]
+        if name == "within":
+            return [(changed(got, self.kind), want) for got, want in seen]
+        return changed(seen, self.kind)
+
+    @contextmanager
+    def injected(self) -> Iterator[None]:
+        """Enter around runs of cases: the functions that compare are replaced wherever a module has them."""
+        with ExitStack() as stack:
+            for owner, places in SEEN.items():
+                for name, argument in places.items():
+                    own = getattr(owner, name)
+                    instead = self.comparing(name, own, argument)
+                    holders = [owner, *(m for m in list(sys.modules.values()) if getattr(m, name, None) is own)]
+                    for holder in {id(one): one for one in holders}.values():
+                        stack.enter_context(patch.object(holder, name, instead))
+            yield
+
+    def raised(self, error: BaseException) -> BaseException:
+        """Return what a case raised, or another exception where this is the place to change."""
+        if isinstance(error, (CheckFailure, Unsupported, HarnessError, pytest.fail.Exception, pytest.skip.Exception)):
+            return error
+        if not self.now("exception"):
+            return error
+        instead: BaseException = changed(error, self.kind)
+        self.different = instead is not error
+        return instead
+
+
+# ---- running the cases
+
+
+@dataclass
+class Verdict:
+    """What became of an entry: how many changed results were red, and which were excused."""
+
+    cases: int = 0
+    red: int = 0
+    excused: list[str] = field(default_factory=list)
+    untouched: list[str] = field(default_factory=list)
+    odd: list[str] = field(default_factory=list)
+
+
+class Doubling:
+    """Runs some cases of each entry once as they are, and once for each result that deviates, changed.
+
+    Args:
+        most: how many cases of an entry are run.
+        only: ids of entries; none means each.
+        places: how many results of a case are changed.
+    """
+
+    def __init__(self, most: int, only: Sequence[str] = (), places: int = 12) -> None:
+        self.most, self.only, self.places = most, only, places
+        self.changes = Changes()
+        self.verdicts: dict[str, Verdict] = defaultdict(Verdict)
+        self._known: KnownDeviations | None = None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        known = config.pluginmanager.get_plugin("ampcheck-run").collector.deviations  # type: ignore[union-attr]
+        items[:] = choose(items, known, self.most, self.only)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+        self.changes.start()
+        with self.changes.injected():
+            result = self._ran(item)
+            ids = [name for name in result.get("deviation", "").split(", ") if name]
+            seen, key = list(self.changes.seen), item.stash[CASE].key
+            if result["status"] != "deviation":
+                if result["status"] in RED:
+                    self.verdicts[", ".join(ids) or "?"].odd.append(f"{key}: {result['status']}: {result['message']}")
+                return True
+            touched = False
+            for place in range(len(seen))[: self.places]:
+                for kind in KINDS:
+                    self.changes.start(place, kind)
+                    under = self._ran(item)
+                    if not self.changes.different:
+                        continue
+                    touched = True
+                    for name in ids:
+                        verdict = self.verdicts[name]
+                        if under["status"] in RED:
+                            verdict.red += 1
+                        else:
+                            verdict.excused.append(f"{key}: {seen[place]}, {kind}: {under.get('message', '')[:600]}")
+            for name in ids:
+                self.verdicts[name].cases += 1
+                if not touched:
+                    self.verdicts[name].untouched.append(f"{key}: {result.get('message', '')[:300]}")
+        return True
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+        if call.when == "call" and call.excinfo is not None:
+            error = self.changes.raised(call.excinfo.value)
+            if error is not call.excinfo.value:
+                error = error.with_traceback(call.excinfo.tb)
+                call.excinfo = pytest.ExceptionInfo.from_exc_info((type(error), error, call.excinfo.tb))
+        return (yield)
+
+    def _ran(self, item: pytest.Item) -> dict[str, Any]:
+        item._initrequest()  # type: ignore[attr-defined]  # as for each first run
+        reports = runtestprotocol(item, log=False, nextitem=None)  # sets up and ends everything
+        return next(report.ampcheck for report in reports if hasattr(report, "ampcheck"))
+
+
+def choose(items: Sequence[pytest.Item], known: KnownDeviations, most: int, only: Sequence[str]) -> list[pytest.Item]:
+    """Return the first cases of each glob of each entry, on each device, at most so many an entry and device."""
+    taken: dict[tuple[str, str], int] = defaultdict(int)
+    globs: set[tuple[str, str, str]] = set()
+    found = []
+    for item in items:
+        case = item.stash.get(CASE, None)
+        if case is None:
+            continue
+        for entry in known.of(case.device, case.name):
+            if entry.kind == "unsupported" or (only and entry.id not in only):
+                continue
+            glob = next(g for g in entry.cases if Deviation.covers(replace(entry, cases=(g,)), case.name))
+            if taken[entry.id, case.device] < most and (entry.id, glob, case.device) not in globs:
+                globs.add((entry.id, glob, case.device))
+                taken[entry.id, case.device] += 1
+                found.append(item)
+                break
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the cases and print what the entries excuse. Returns 1 where one is too wide."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.deviations", description=__doc__.partition("\n")[0])
+    parser.add_argument("--most", type=int, default=3, metavar="N", help="cases of an entry and device; by default 3")
+    parser.add_argument("--only", action="append", default=[], metavar="ID", help="of this entry alone; again for more")
+    parser.add_argument("--device", action="append", default=[], metavar="NAME", help="on this device alone")
+    parser.add_argument("--rule", action="append", default=[], metavar="NAME", help="of this rule alone")
+    parser.add_argument("--nightly", action="store_true", help="choose from the cases of nightly runs, too")
+    args = parser.parse_args(argv)
+    doubling = Doubling(args.most, args.only)
+    options = [f"--{name}={value}" for name in ("device", "rule") for value in getattr(args, name)]
+    config = ["-c", str(ROOT / "ampcheck/pytest.ini"), f"--rootdir={ROOT}", "-p", "ampcheck.runner.plugin"]
+    options += [*config, "--no-run-file", "-qq", "--tb=no", *["--nightly"] * args.nightly]
+    out = io.StringIO()
+    with redirect_stdout(out):  # pytest's words are about a run in which each case is run once
+        code = pytest.main([str(ROOT / "suites"), *options], plugins=[doubling])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+        print(out.getvalue(), file=sys.stderr)
+        return int(code)
+    return report(doubling.verdicts)
+
+
+def report(verdicts: Mapping[str, Verdict]) -> int:
+    """Print a line for each entry, and what it excuses. Returns 1 where there is something to mend."""
+    wrong = 0
+    for name, verdict in sorted(verdicts.items()):
+        wide = "too wide" if verdict.excused else "nothing changed" if verdict.untouched else "not red before"
+        bad = bool(verdict.excused or verdict.untouched or verdict.odd)
+        wrong += bad
+        print(f"{name}: {verdict.cases} cases, {verdict.red} changed results are red{f'; {wide}' if bad else ''}")
+        for line in (*verdict.excused, *verdict.untouched, *verdict.odd):
+            print(f"    {line}")
+    print(f"{len(verdicts)} entries, {wrong} to mend")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
