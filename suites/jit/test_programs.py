@@ -6,6 +6,7 @@ Source: https://docs.pytorch.org/docs/2.13/amp.html; cases name the upstream iss
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -161,7 +162,11 @@ def test_compiled_generator(amp: Amp, compiler: str) -> None:
 
 @scenario(compiler=_GUARDED, values=True)
 def test_backward_in_no_region(amp: Amp, compiler: str) -> None:
-    """A backward pass that runs outside of every region computes there, as in eager mode (pytorch#157104)."""
+    """A backward pass that is called in no region runs in the regions that backward_pass_autocast documents.
+
+    In those of the forward pass by default, and in none where it is "off", as autograd does without a backward graph
+    (pytorch#157104). Rule derivatives tries more regions; here the backward pass is written in Python.
+    """
 
     class Square(torch.autograd.Function):
         @staticmethod
@@ -179,16 +184,22 @@ def test_backward_in_no_region(amp: Amp, compiler: str) -> None:
         return out
 
     x = torch.full((2, 2), 1.001, device=amp.type)
-    found = []
-    compiled = amp.compiled(compiler, program, x)
-    for call in (program, compiled):
+
+    def gradient(call: Any, region: bool) -> torch.Tensor:
         leaf = x.clone().requires_grad_()
         with amp.region():
             out = call(leaf)
-        out.sum().backward()
+        with amp.region() if region else nullcontext():
+            out.sum().backward()
         assert leaf.grad is not None
-        found.append(amp.host(leaf.grad))
-    amp.assert_close("gradient", found[1], found[0])
+        return amp.host(leaf.grad)
+
+    for setting in ("same_as_forward", "off"):
+        torch._dynamo.reset()  # no guard asks for the setting
+        with torch._functorch.config.patch(backward_pass_autocast=setting):
+            got = gradient(amp.compiled(compiler, program, x), region=False)
+        want = gradient(program, region=setting == "same_as_forward" and compiler != "dynamo")
+        amp.assert_close(f"gradient, {setting}", got, want)
 
 
 @scenario(compiler=_GUARDED, values=True)

@@ -162,7 +162,7 @@ def refusal(error: Exception, says: str) -> tuple[str, str]:
     """Return what an error says and what it should; the same where it has the words that tell of a limitation."""
     said = " ".join(str(error).split())
     wanted = f"an error that says {says!r}" if says else "what eager mode gives"
-    return wanted if says and says in said else f"{type(error).__name__}: {said[:1000]}", wanted
+    return wanted if says and says in said else f"{type(error).__name__}: {said[:300]}", wanted
 
 
 def differences(
