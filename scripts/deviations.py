@@ -370,19 +370,21 @@ def choose(items: Sequence[pytest.Item], known: KnownDeviations, most: int, only
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the cases and print what the entries excuse. Returns 1 where one is too wide."""
     parser = argparse.ArgumentParser(prog="python -m scripts.deviations", description=__doc__.partition("\n")[0])
+    parser.add_argument("suites", nargs="?", default=str(ROOT / "suites"), metavar="FOLDER", help="the suites to run")
     parser.add_argument("--most", type=int, default=3, metavar="N", help="cases of an entry and device; by default 3")
     parser.add_argument("--only", action="append", default=[], metavar="ID", help="of this entry alone; again for more")
     parser.add_argument("--device", action="append", default=[], metavar="NAME", help="on this device alone")
     parser.add_argument("--rule", action="append", default=[], metavar="NAME", help="of this rule alone")
+    parser.add_argument("--deviations", action="append", default=[], metavar="FILE", help="a further deviations file")
     parser.add_argument("--nightly", action="store_true", help="choose from the cases of nightly runs, too")
     args = parser.parse_args(argv)
     doubling = Doubling(args.most, args.only)
-    options = [f"--{name}={value}" for name in ("device", "rule") for value in getattr(args, name)]
+    options = [f"--{name}={value}" for name in ("device", "rule", "deviations") for value in getattr(args, name)]
     config = ["-c", str(ROOT / "ampcheck/pytest.ini"), f"--rootdir={ROOT}", "-p", "ampcheck.runner.plugin"]
     options += [*config, "--no-run-file", "-qq", "--tb=no", *["--nightly"] * args.nightly]
     out = io.StringIO()
     with redirect_stdout(out):  # pytest's words are about a run in which each case is run once
-        code = pytest.main([str(ROOT / "suites"), *options], plugins=[doubling])
+        code = pytest.main([args.suites, *options], plugins=[doubling])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
         print(out.getvalue(), file=sys.stderr)
         return int(code)

@@ -261,6 +261,68 @@ def test_a_run_holds_every_difference_against_the_entries(tmp_path: Path, raises
     assert "ValueError: second" in found["noted_before_it_raised"].message
 
 
+# ---- each result that deviates, changed
+
+
+def changed(*options: str) -> tuple[int, str]:
+    """Return the exit code of `python -m scripts.deviations`, and what it printed."""
+    command = [sys.executable, "-m", "scripts.deviations", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_changed_results_are_excused_by_no_entry() -> None:
+    rules = [f"--rule={rule}" for rule in ("autodiff", "nesting", "unscale", "threads")]
+    code, said = changed("--device=cpu", "--most=1", *rules)
+    assert code == 0, said
+    assert "backward-in-a-region: 1 cases, 4 changed results are red" in said
+    assert said.endswith("entries, 0 to mend\n")
+
+
+OFF = """
+import pytest
+import torch
+from ampcheck.runner.suite import scenario
+
+pytestmark = pytest.mark.rule("state")
+
+@scenario(dtypes="default")
+def test_off(amp):
+    amp.assert_close("a value", torch.tensor(2.1), torch.tensor(2.0))
+    amp.assert_equal("a dtype", torch.float64, amp.dtype)
+    raise ValueError("what it says")
+"""
+EXACT = r"^a value: differs by (?P<off>\S+);|^a dtype: got torch\.float64;|^ValueError: what it says$"
+
+
+@pytest.mark.parametrize(
+    ("raises", "most", "excused"),
+    [
+        (EXACT, 0.05, []),
+        (EXACT, 5, ["assert_close, value"]),
+        (EXACT.replace(r"torch\.float64", ".*"), 0.05, ["assert_equal, dtype"]),
+        pytest.param(EXACT.replace("^ValueError: what", "what"), 0.05, ["exception, error"], marks=pytest.mark.nightly),
+        pytest.param(EXACT.replace("what it says$", ""), 0.05, ["exception, text"], marks=pytest.mark.nightly),
+    ],
+    ids=["exact", "amount", "dtype", "class", "text"],
+)
+def test_an_entry_that_is_too_wide_is_named(raises: str, most: float, excused: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "suites" / "eager"
+    folder.mkdir(parents=True)
+    (folder / "test_off.py").write_text(OFF, encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(as_toml(entry(raises=raises, most=(("off", most),))), encoding="utf-8")
+    code, said = changed("--device=cpu", f"--deviations={tmp_path / 'mine.toml'}", str(folder.parent))
+    assert re.findall(r"^    eager/state/off-bf16-cpu: (\w+, \w+):", said, re.MULTILINE) == excused, said
+    assert code == (1 if excused else 0)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("device", ["cpu", "virtual:cuda", "virtual:mps", "virtual:mtia"])
+def test_no_entry_excuses_a_changed_result(device: str) -> None:
+    code, said = changed(f"--device={device}", "--most=4")
+    assert code == 0, said
+
+
 # ---- the cases, devices and conditions of an entry
 
 
@@ -273,6 +335,8 @@ def as_toml(*entries: Deviation) -> str:
             lines += [f"{key} = {json.dumps(getattr(one, key))}"] if getattr(one, key) else []
         for key in ("cases", "but", "devices"):
             lines += [f"{key} = {json.dumps(list(getattr(one, key)))}"] if getattr(one, key) else []
+        if one.most:
+            lines.append(f"most = {{ {', '.join(f'{name} = {limit}' for name, limit in one.most)} }}")
         if one.libraries:
             lines.append(f"libraries = {{ {', '.join(f'{name} = {json.dumps(v)}' for name, v in one.libraries)} }}")
     return "\n".join(lines) + "\n"
