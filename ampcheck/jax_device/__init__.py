@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from ampcheck.jax_device import backend, lowerings
+from ampcheck.jax_device.annotations import NAME
 from ampcheck.jax_device.dispatch import install, views
 from ampcheck.jax_device.interop.dlpack import from_jax, to_jax
 from ampcheck.jax_device.interop.functions import j2t_autograd, t2j
@@ -17,6 +18,6 @@ from ampcheck.register import register_autocast
 
 backend.make()
 install.install()
-autocast = register_autocast(backend.NAME, base="cuda", dtypes=(torch.bfloat16, torch.float16))
+autocast = register_autocast(NAME, base="cuda", dtypes=(torch.bfloat16, torch.float16))
 
 __all__ = ["Bucket", "from_jax", "j2t_autograd", "jit", "lowerings", "t2j", "to_jax", "views"]

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
+NAME = "jax"
+"""The type of the device, which PrivateUse1 is renamed to."""
 Tree = Any
 """Tensors, arrays and Python values in any nesting of tuples, lists and dicts: what a dispatched op takes or gives."""
 Kernel = Callable[..., Any]

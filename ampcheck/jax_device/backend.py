@@ -13,14 +13,13 @@ import torch
 
 from ampcheck.jax_device import device as devices
 from ampcheck.jax_device import disk_cache, random, streams
-from ampcheck.jax_device.annotations import Device, Tree
+from ampcheck.jax_device.annotations import NAME, Device, Tree
 from ampcheck.jax_device.device import index_of, properties
 from ampcheck.jax_device.interop import checkpoints, distributed, dlpack
 from ampcheck.jax_device.jit import flex
 from ampcheck.jax_device.storage import memory, moving, overrides
 from ampcheck.jax_device.torch_private import InductorBackend, setup_backend
 
-NAME = "jax"
 _begun = False
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 import torch
 
-from ampcheck.jax_device.annotations import Device, Kernel, Tree
+from ampcheck.jax_device.annotations import NAME, Device, Kernel, Tree
 from ampcheck.jax_device.storage.memory import memory_stats
 
 
@@ -21,7 +21,7 @@ def index_of(given: Device) -> int:
     if isinstance(given, str):
         given = torch.device(given)
     if isinstance(given, torch.device):
-        if given.type != "jax":
+        if given.type != NAME:
             raise ValueError(f"Expected a jax device, but got: {given}")
         given = given.index or 0
     if given not in (0, -1):
@@ -47,7 +47,7 @@ class device_of(device):
     """Context manager: the device of a tensor is the current one inside."""
 
     def __init__(self, obj: torch.Tensor) -> None:
-        super().__init__(obj.device if obj.device.type == "jax" else None)
+        super().__init__(obj.device if obj.device.type == NAME else None)
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ def placed(compute: Kernel) -> Kernel:
 
     def kernel(*args: Tree, **kwargs: Tree) -> Tree:
         given = kwargs.get("device")
-        if given is None or given.type == "jax":
+        if given is None or given.type == NAME:
             if given is not None and given.index:
                 index_of(given)
             return compute(*args, **kwargs)
-        return compute(*args, **{**kwargs, "device": torch.device("jax")}).to(given)
+        return compute(*args, **{**kwargs, "device": torch.device(NAME)}).to(given)
 
     return kernel

@@ -48,14 +48,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     mark = pyfuncitem.get_closest_marker("alone")
     if mark is None or os.environ.get(_ALONE):
         return None
-    ended, how = _alone(pyfuncitem.path, tuple(mark.kwargs.items()))
+    nightly = ("--nightly",) if pyfuncitem.config.option.nightly else ()
+    ended, how = _alone(pyfuncitem.path, tuple(mark.kwargs.items()), nightly)
     assert pyfuncitem.name in ended, f"{pyfuncitem.name} did not end: {how}"
     assert not ended[pyfuncitem.name], ended[pyfuncitem.name]
     return True
 
 
 @cache
-def _alone(file: Path, environment: tuple[tuple[str, str], ...]) -> tuple[dict[str, str], str]:
+def _alone(
+    file: Path, environment: tuple[tuple[str, str], ...], options: tuple[str, ...]
+) -> tuple[dict[str, str], str]:
     """Run the marked tests of a file in a new process.
 
     Returns:
@@ -73,6 +76,7 @@ def _alone(file: Path, environment: tuple[tuple[str, str], ...]) -> tuple[dict[s
             "-m",
             "alone",
             f"--junitxml={report}",
+            *options,
             str(file),
         ]
         env = {**os.environ, **dict(environment), _ALONE: "1"}

@@ -89,6 +89,7 @@ print("ran")
 """
 
 
+@pytest.mark.nightly
 def test_the_examples_of_the_guide_run() -> None:
     line = [sys.executable, "-c", EXAMPLES, str(ROOT / "docs" / "jax_device.md")]
     env = {**ENVIRONMENT, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}

@@ -22,6 +22,8 @@ from tests.cli_support import LIMIT, ROOT
 WORLD = 2
 OVERFLOWS = 1  # the step in which the last rank's gradients are infinite
 STEPS = 3
+OFTEN, RARELY = ("ddp", "fsdp-bf16"), ("buckets", "fsdp")
+"""How models are made parallel, in each run and each night."""
 
 
 def _mine(rank: int, size: int = 2) -> torch.Tensor:
@@ -117,28 +119,32 @@ def _train(ranks: range, wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> 
     return seen
 
 
-def _main(rank: int, store: str, results: str) -> None:
+def _main(rank: int, store: str, results: str, wrappers: list[str]) -> None:
     dist.init_process_group("cpu:gloo,jax:gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
     seen = {name: collective(rank) for name, (collective, _) in COLLECTIVES.items()}
     parallel = torch.nn.parallel.DistributedDataParallel
     dist.barrier()
-    seen["ddp"] = _train(range(rank, rank + 1), parallel)
-    seen["buckets"] = _train(range(rank, rank + 1), lambda m: parallel(m, gradient_as_bucket_view=True))
-    seen["fsdp"] = _train(range(rank, rank + 1), _sharded(None))
-    seen["fsdp-bf16"] = _train(range(rank, rank + 1), _sharded(torch.bfloat16))
+    makes: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
+        "ddp": parallel,
+        "buckets": lambda m: parallel(m, gradient_as_bucket_view=True),
+        "fsdp": _sharded(None),
+        "fsdp-bf16": _sharded(torch.bfloat16),
+    }
+    seen |= {name: _train(range(rank, rank + 1), makes[name]) for name in wrappers}
     torch.save(seen, results)
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def processes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """What each of the processes saw."""
     folder = tmp_path_factory.mktemp("distributed")
     results = [folder / f"{rank}.pt" for rank in range(WORLD)]
+    wrappers = [*OFTEN, *(RARELY if request.config.option.nightly else ())]
     command = [sys.executable, "-W", "error::UserWarning:torch.library", "-m", "tests.jax.test_distributed"]
     started = [
         subprocess.Popen(
-            [*command, str(rank), str(folder / "store"), str(path)],
+            [*command, str(rank), str(folder / "store"), str(path), *wrappers],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -163,7 +169,7 @@ def test_collectives_give_each_rank_its_result_on_the_device(name: str, processe
         assert all(value.device.type == "jax" for value in found if isinstance(value, torch.Tensor))
 
 
-@pytest.mark.parametrize("name", ["ddp", "buckets", "fsdp", "fsdp-bf16"])
+@pytest.mark.parametrize("name", [*OFTEN, *(pytest.param(name, marks=pytest.mark.nightly) for name in RARELY)])
 def test_parallel_models_train_as_one_process_does_and_every_rank_skips_an_overflow(
     name: str, processes: list[dict[str, Any]]
 ) -> None:
@@ -182,4 +188,4 @@ def test_gloo_is_the_backend_of_the_device_by_default() -> None:
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), sys.argv[2], str(Path(sys.argv[3])))
+    _main(int(sys.argv[1]), sys.argv[2], str(Path(sys.argv[3])), sys.argv[4:])

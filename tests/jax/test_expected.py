@@ -251,9 +251,7 @@ FAKED = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.nightly] * n.startswith("cudnn_convolution_")) for n in FAKED]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.nightly] * n.startswith("cudnn")) for n in FAKED])
 def test_ops_that_pytorch_has_no_meta_kernel_for_can_be_compiled(name: str) -> None:
     op, tensors = FAKED[name]()
     expected = op(*tensors)

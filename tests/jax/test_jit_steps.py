@@ -79,7 +79,13 @@ def test_step_counts_are_exact() -> None:
     assert ends[0] == pytest.approx(ends[1], rel=0, abs=6e-8)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.nightly] * (n in ("AdamW one by one", "RMSprop", "NAdam", "Adam")))
+        for n in OPTIMIZERS
+    ],
+)
 def test_five_steps_are_five_eager_ones(name: str) -> None:
     """Every other one clears its gradients behind the step, under a learning rate that falls."""
     make, programs = OPTIMIZERS[name]
@@ -214,7 +220,7 @@ def scaled(make: Make, *, jitted: bool, clips: bool) -> tuple[list[tuple[float, 
 @pytest.mark.parametrize(
     ("make", "clips"),
     [
-        (lambda p: torch.optim.Adam(p, lr=0.01), True),
+        pytest.param(lambda p: torch.optim.Adam(p, lr=0.01), True, marks=pytest.mark.nightly),
         (lambda p: torch.optim.Adam(p, lr=0.01, fused=True), False),
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), True),
     ],

@@ -151,6 +151,7 @@ def test_what_values_decide_is_right_and_has_so_many_programs(kind: str) -> None
         assert both(fn, *inputs).compiles in programs, fn
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("quiet")
 def test_lengths_of_sequences() -> None:
     generator = torch.Generator().manual_seed(0)

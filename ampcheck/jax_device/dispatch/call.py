@@ -9,14 +9,12 @@ import jax
 import numpy as np
 import torch
 
-from ampcheck.jax_device.annotations import Kwargs, Tree
+from ampcheck.jax_device.annotations import NAME, Kwargs, Tree
 from ampcheck.jax_device.dispatch.schema import Argument, Kind
 from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import alias, contents, wrap
 from ampcheck.jax_device.storage.layout import Layout, contiguous
 from ampcheck.jax_device.torch_private import conj, neg_view
-
-DEVICE = "jax"
 
 
 class Slot(NamedTuple):
@@ -102,7 +100,7 @@ class Call:
             return None
         if not isinstance(value, torch.Tensor):
             return self._number(value)
-        if value.device.type != DEVICE:
+        if value.device.type != NAME:
             value = transfer.guest(value, self._name)
             if not isinstance(value, torch.Tensor):
                 self.arrays.append(value)

@@ -110,8 +110,7 @@ def _adopt(source: DeviceStorage, tensor: torch.Tensor) -> None:
     """Keep the storage's values in the dtype and shape of a tensor that is all of it: reading is then free."""
     found, dtype = source.array, jax_dtype(tensor.dtype)
     raw = isinstance(found, Bytes)
-    nbytes = found.array.size if raw else found.size * found.dtype.itemsize
-    if nbytes != tensor.numel() * dtype.itemsize or tensor.storage_offset() or not tensor.is_contiguous():
+    if source.nbytes() != tensor.numel() * dtype.itemsize or tensor.storage_offset() or not tensor.is_contiguous():
         return
     if raw or found.dtype != dtype:
         found = from_bytes(found.array if raw else to_bytes(found), dtype)

@@ -9,11 +9,10 @@ from importlib.util import find_spec
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ampcheck.jax_device.annotations import Device, Function, Tree
+from ampcheck.jax_device.annotations import NAME, Device, Function, Tree
 from ampcheck.jax_device.device import index_of
 from ampcheck.jax_device.torch_private import torch_utils
 
-_NAME = "jax"
 _noted = WeakTensorKeyDictionary()
 
 
@@ -36,7 +35,7 @@ def _safetensors() -> None:
 
     @functools.wraps(opened)
     def safe_open(filename: Tree, framework: str, device: Device = "cpu", **options: Tree) -> Tree:
-        if str(device).partition(":")[0] == _NAME:
+        if str(device).partition(":")[0] == NAME:
             device = index_of(str(device))
         return opened(filename, framework, device=device, **options)
 
@@ -53,7 +52,7 @@ def _torchscript() -> None:
     def refusing(write: Function) -> Function:
         @functools.wraps(write)
         def written(self: torch.nn.Module, *args: Tree, **kwargs: Tree) -> Tree:
-            if any(t.device.type == _NAME for t in (*self.parameters(), *self.buffers())):
+            if any(t.device.type == NAME for t in (*self.parameters(), *self.buffers())):
                 raise RuntimeError(
                     "TorchScript cannot write tensors of the jax device: save module.cpu(), and move it back"
                 )
@@ -68,7 +67,7 @@ def _torchscript() -> None:
 
     @functools.wraps(load)
     def loaded(f: Tree, map_location: Device = None, *args: Tree, **kwargs: Tree) -> Tree:
-        if map_location is not None and torch.device(map_location).type == _NAME:
+        if map_location is not None and torch.device(map_location).type == NAME:
             raise RuntimeError(
                 "TorchScript cannot read tensors to the jax device: torch.jit.load(f, map_location='cpu').to('jax')"
             )

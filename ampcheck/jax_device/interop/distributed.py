@@ -12,11 +12,10 @@ import torch
 import torch.distributed as dist
 from torch.library import Library
 
-from ampcheck.jax_device.annotations import Function, Tree
+from ampcheck.jax_device.annotations import NAME, Function, Tree
 from ampcheck.jax_device.torch_private import pytree, work_of
 from ampcheck.register.torch_private import OpOverload
 
-_NAME = "jax"
 _OPS = (
     *("allreduce_", "allreduce_coalesced_", "reduce_", "broadcast_", "barrier"),
     *("allgather_", "_allgather_base_", "allgather_coalesced_", "allgather_into_tensor_coalesced_"),
@@ -47,7 +46,7 @@ def _kernel(op: OpOverload) -> Function:
                 for tensor, values in zip(_tensors(ours), _tensors(theirs), strict=True) if write else ():
                     tensor.copy_(values)
                     changed.append(tensor)
-        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=[torch.device(_NAME, 0)])
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=[torch.device(NAME, 0)])
         future.set_result(changed)
         work = work_of(future).boxed()
         return (args[0], work) if returns > 1 else work
@@ -60,9 +59,9 @@ def install() -> None:
     if not (dist.is_available() and dist.is_gloo_available()):
         return
     capable = dist.Backend.backend_capability[dist.Backend.GLOO]
-    if _NAME not in capable:
-        capable.append(_NAME)
-    dist.Backend.default_device_backend_map.setdefault(_NAME, dist.Backend.GLOO)
+    if NAME not in capable:
+        capable.append(NAME)
+    dist.Backend.default_device_backend_map.setdefault(NAME, dist.Backend.GLOO)
     library = Library("c10d", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators")

@@ -10,11 +10,9 @@ import jax.numpy as jnp
 import torch
 import torch.utils.dlpack
 
-from ampcheck.jax_device.annotations import Args, Device, Function, Kwargs, Tree
+from ampcheck.jax_device.annotations import NAME, Args, Device, Function, Kwargs, Tree
 from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import wrap
-
-_NAME = "jax"
 
 
 def to_jax(tensor: torch.Tensor) -> jax.Array:
@@ -23,7 +21,7 @@ def to_jax(tensor: torch.Tensor) -> jax.Array:
     No copy where the tensor is all of its storage: arrays never change, and a later write to the tensor gives its
     storage another array. Raises TypeError for a tensor of another device, RuntimeError for one that requires grad.
     """
-    if tensor.device.type != _NAME:
+    if tensor.device.type != NAME:
         raise TypeError(
             f"to_jax takes a tensor of the jax device, got one on {tensor.device}; use tensor.to('jax') first"
         )
@@ -76,7 +74,7 @@ def _capsule(
 def _to_dlpack(original: Function) -> Function:
     @functools.wraps(original)
     def to_dlpack(tensor: torch.Tensor, *args: Tree, **kwargs: Tree) -> Tree:
-        return _capsule(tensor) if tensor.device.type == _NAME else original(tensor, *args, **kwargs)
+        return _capsule(tensor) if tensor.device.type == NAME else original(tensor, *args, **kwargs)
 
     return to_dlpack
 
@@ -88,17 +86,17 @@ def install() -> None:
 
     @functools.wraps(dlpack)
     def __dlpack__(self: torch.Tensor, **kwargs: Any) -> Tree:
-        return _capsule(self, **kwargs) if self.device.type == _NAME else dlpack(self, **kwargs)
+        return _capsule(self, **kwargs) if self.device.type == NAME else dlpack(self, **kwargs)
 
     @functools.wraps(dlpack_device)
     def __dlpack_device__(self: torch.Tensor) -> Tree:
-        return _exported(self).__dlpack_device__() if self.device.type == _NAME else dlpack_device(self)
+        return _exported(self).__dlpack_device__() if self.device.type == NAME else dlpack_device(self)
 
     @functools.wraps(from_dlpack)
     def imported(ext_tensor: Tree, *, device: Device = None, copy: bool | None = None) -> torch.Tensor:
         """Import as PyTorch does; a tensor of the device gives a tensor of the device on the same storage."""
-        if device is None or torch.device(device).type == _NAME:
-            if isinstance(ext_tensor, torch.Tensor) and ext_tensor.device.type == _NAME:
+        if device is None or torch.device(device).type == NAME:
+            if isinstance(ext_tensor, torch.Tensor) and ext_tensor.device.type == NAME:
                 return ext_tensor.detach().clone() if copy else ext_tensor.detach()
             if isinstance(ext_tensor, jax.Array) and device is not None:
                 return wrap(ext_tensor)

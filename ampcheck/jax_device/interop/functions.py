@@ -10,12 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from ampcheck.jax_device.annotations import Args, Function, Tree
+from ampcheck.jax_device.annotations import NAME, Args, Function, Tree
 from ampcheck.jax_device.storage.arrays import wrap
 from ampcheck.jax_device.storage.transfer import values
 from ampcheck.jax_device.torch_private import pytree
-
-DEVICE = "jax"
 
 
 def j2t_autograd(fn: Function | None = None, *, cast_inputs: torch.dtype | None = None) -> Function:
@@ -39,8 +37,8 @@ def j2t_autograd(fn: Function | None = None, *, cast_inputs: torch.dtype | None 
     @functools.wraps(fn)
     def call(*args: Tree, **kwargs: Tree) -> Tree:
         leaves, tree = pytree.tree_flatten((args, kwargs))
-        if cast_inputs is not None and torch.is_autocast_enabled(DEVICE):
-            with torch.autocast(DEVICE, enabled=False):
+        if cast_inputs is not None and torch.is_autocast_enabled(NAME):
+            with torch.autocast(NAME, enabled=False):
                 leaves = [_cast(leaf, cast_inputs) for leaf in leaves]
         return border(leaves, tree)
 
@@ -51,7 +49,7 @@ def _cast(leaf: Tree, dtype: torch.dtype) -> Tree:
     eligible = (
         isinstance(leaf, torch.Tensor)
         and leaf.is_floating_point()
-        and leaf.device.type == DEVICE
+        and leaf.device.type == NAME
         and leaf.dtype is not torch.float64
     )
     return leaf.to(dtype) if eligible else leaf
@@ -67,10 +65,8 @@ class _Border:
     def __call__(self, leaves: Sequence[Tree], tree: pytree.TreeSpec) -> Tree:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for position, leaf in enumerate(leaves):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type != DEVICE:
-                raise RuntimeError(
-                    f"j2t_autograd: leaf {position} of the arguments is on {leaf.device}, not on {DEVICE}"
-                )
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != NAME:
+                raise RuntimeError(f"j2t_autograd: leaf {position} of the arguments is on {leaf.device}, not on {NAME}")
         static = tuple(None if isinstance(leaf, torch.Tensor) else (type(leaf), leaf) for leaf in leaves)
         key = (static, tree)
         try:

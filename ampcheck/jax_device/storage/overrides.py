@@ -20,13 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from ampcheck.jax_device.annotations import Device, DeviceStorage, Function, Tree
+from ampcheck.jax_device.annotations import NAME, Device, DeviceStorage, Function, Tree
 from ampcheck.jax_device.storage import arrays, transfer
 from ampcheck.jax_device.storage.arrays import Bytes, storage_of, wrap
 from ampcheck.jax_device.torch_private import StorageBase
 
 Storage = torch.UntypedStorage
-_NAME = "jax"
 _SET, _GET = "_ZN3c1012SetAllocatorENS_10DeviceTypeEPNS_9AllocatorEh", "_ZN3c1012GetAllocatorERKNS_10DeviceTypeE"
 _META, _PRIVATEUSE1 = 14, 20  # c10::DeviceType
 
@@ -138,7 +137,7 @@ def _resize(self: DeviceStorage, size: int) -> Tree:
 
 
 def _to(self: DeviceStorage, *, device: torch.device | str | int, non_blocking: bool = False) -> Tree:
-    if torch.device(device).type == _NAME:
+    if torch.device(device).type == NAME:
         return self
     made = host(self)
     return made if torch.device(device).type == "cpu" else made.to(device=device)
@@ -146,7 +145,7 @@ def _to(self: DeviceStorage, *, device: torch.device | str | int, non_blocking: 
 
 def _moved(self: Tree, device: Device = None, non_blocking: bool = False) -> Tree:
     """Return the storage on the device: `storage.jax()`."""
-    return self.to(device=_NAME if device is None else device, non_blocking=non_blocking)
+    return self.to(device=NAME if device is None else device, non_blocking=non_blocking)
 
 
 def _refuse_sharing(self: object, *_: object, **__: object) -> Tree:
@@ -219,7 +218,7 @@ def _diverted(name: str, ours: Function) -> Function:
 def _new(cls: type[torch.UntypedStorage], *args: Tree, **kwargs: Tree) -> Tree:
     """Make `torch.UntypedStorage(...)`: zeros of a size, or bytes, where the device is this one."""
     device = kwargs.get("device")
-    if device is None or torch.device(device).type != _NAME:
+    if device is None or torch.device(device).type != NAME:
         return StorageBase.__new__(cls, *args, **kwargs)
     if len(args) > 1 or set(kwargs) != {"device"}:
         raise TypeError("torch.UntypedStorage() on the jax device takes a size in bytes, or a sequence of bytes")
@@ -228,7 +227,7 @@ def _new(cls: type[torch.UntypedStorage], *args: Tree, **kwargs: Tree) -> Tree:
 
 
 def _new_shared(cls: type[torch.UntypedStorage], size: int, *, device: torch.device | str | int = "cpu") -> Tree:
-    if torch.device(device).type == _NAME:
+    if torch.device(device).type == NAME:
         _refuse_sharing(cls)
     return _originals["_new_shared"](size, device=device)
 
@@ -253,7 +252,7 @@ def install() -> bool:
             return _to(self, device=device)
         return (
             device_copy(self)
-            if torch.device(device).type == _NAME
+            if torch.device(device).type == NAME
             else there(self, device=device, non_blocking=non_blocking)
         )
 
@@ -262,13 +261,13 @@ def install() -> bool:
     for name, method in replaced.items():
         setattr(Storage, name, method)
     for kind in (Storage, torch.TypedStorage):  # torch.Tensor has it from PyTorch
-        setattr(kind, "is_jax", property(lambda self: self.device.type == _NAME))  # noqa: B010
+        setattr(kind, "is_jax", property(lambda self: self.device.type == NAME))  # noqa: B010
         setattr(kind, "jax", _moved)  # noqa: B010
     address = torch.Tensor.data_ptr
 
     @functools.wraps(address)
     def data_ptr(self: torch.Tensor) -> int:
-        if self.is_cpu or self.device.type != _NAME or not self.numel() or not _ours(base := storage_of(self)):
+        if self.is_cpu or self.device.type != NAME or not self.numel() or not _ours(base := storage_of(self)):
             return address(self)
         return int(base._cdata + self.storage_offset() * self.element_size())
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from register_support import BRAIN, HALF, KEY, NAME, WIDE, rand, refused, snapshot
@@ -11,29 +14,27 @@ from ampcheck.errors import UsageError
 from ampcheck.register import register_autocast, registration
 
 
-def check_unknown_overload() -> None:
-    refused("did you mean aten::softmax.int", lambda: register_autocast(NAME, overrides={"aten::softmaks": "upcast"}))
-    refused("aten::softmax.int", lambda: register_autocast(NAME, overrides={"softmax.nit": "upcast"}))
-    refused("no overload nowhere::op", lambda: register_autocast(NAME, overrides={"nowhere::op": "upcast"}))
-
-
-def check_unknown_policy() -> None:
-    refused("'lower'; it is one of 'downcast'", lambda: register_autocast(NAME, overrides={"mm": "lower"}))
-
-
-def check_unknown_base() -> None:
-    refused("base is 'xpu'; it is one of 'cuda', 'cpu'", lambda: register_autocast(NAME, base="xpu"))
-
-
-def check_unsupported_dtype() -> None:
-    refused("dtypes has torch.float32", lambda: register_autocast(NAME, dtypes=(HALF, WIDE)))
-    refused("dtypes is empty", lambda: register_autocast(NAME, dtypes=()))
+def check_what_is_not_there_or_not_taken() -> None:
+    wrong: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("did you mean aten::softmax.int", NAME, {"overrides": {"aten::softmaks": "upcast"}}),
+        ("aten::softmax.int", NAME, {"overrides": {"softmax.nit": "upcast"}}),
+        ("no overload nowhere::op", NAME, {"overrides": {"nowhere::op": "upcast"}}),
+        ("'lower'; it is one of 'downcast'", NAME, {"overrides": {"mm": "lower"}}),
+        ("base is 'xpu'; it is one of 'cuda', 'cpu'", NAME, {"base": "xpu"}),
+        ("dtypes has torch.float32", NAME, {"dtypes": (HALF, WIDE)}),
+        ("dtypes is empty", NAME, {"dtypes": ()}),
+        ("'cuda' is not the PrivateUse1 backend, whose name in this process is 'npy'", "cuda", {}),
+    )
+    for text, name, options in wrong:
+        refused(text, partial(register_autocast, name, **options))
+    with register_autocast(NAME):
+        refused("registered for 'npy' already", partial(register_autocast, NAME))
 
 
 def check_dtypes_against_the_module() -> None:
     torch.npy.get_amp_supported_dtype = lambda: [HALF]
     try:
-        refused("leave dtypes out", lambda: register_autocast(NAME, dtypes=(BRAIN,)))
+        refused("leave dtypes out", partial(register_autocast, NAME, dtypes=(BRAIN,)))
         with register_autocast(NAME, dtypes=(HALF,)):
             assert torch.npy.get_amp_supported_dtype() == [HALF]
         assert torch.npy.get_amp_supported_dtype() == [HALF]
@@ -41,16 +42,6 @@ def check_dtypes_against_the_module() -> None:
         del torch.npy.get_amp_supported_dtype
     with register_autocast(NAME, dtypes=(BRAIN,)):
         assert torch.npy.get_amp_supported_dtype() == [BRAIN]
-
-
-def check_registering_twice() -> None:
-    with register_autocast(NAME):
-        refused("registered for 'npy' already", lambda: register_autocast(NAME))
-
-
-def check_another_name() -> None:
-    text = "'cuda' is not the PrivateUse1 backend, whose name in this process is 'npy'"
-    refused(text, lambda: register_autocast("cuda"))
 
 
 def check_no_device_module() -> None:
@@ -110,4 +101,4 @@ def check_policies_that_do_not_suit() -> None:
         ("aten::mm", "append", "no overload of the same arguments and a dtype"),
         ("aten::cat", "append", "no overload of the same arguments and a dtype"),
     ):
-        refused(text, lambda o=overload, p=policy: register_autocast(NAME, overrides={o: p}))  # type: ignore[misc]
+        refused(text, partial(register_autocast, NAME, overrides={overload: policy}))
