@@ -44,11 +44,12 @@ MODULES = {info.name: info for info in module_db if not info.name.startswith(DRA
 NO_GRADIENT = {
     *("chalf", "to_sparse", "sparse.mm.reduce", "sparse.sampled_addmm"),  # which the device refuses
     "tensor_split",  # wants an argument on the CPU
-    "nn.functional.rrelu",  # draws
+    *("nn.functional.rrelu", "nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d"),  # draw
+    *("svd_lowrank", "nn.functional.multi_head_attention_forward"),  # draw, too
     "as_strided.partial_views",  # a copy on the device leaves behind the storage that the view does not show
 }
-LOOSE = {"logcumsumexp": 1000.0}
-"""By how much more than for others a gradient may be off: the CPU's takes differences of large logarithms."""
+LOOSE = {"logcumsumexp": 1000.0, "linalg.householder_product": 1000.0}
+"""By how much more than for others a gradient in float32 may be off: both take differences of large numbers."""
 
 
 @pytest.fixture(autouse=True)
