@@ -181,15 +181,15 @@ class Changes:
     seen: list[str] = field(default_factory=list)
     place: int = -1
     kind: Kind = ""
-    different: bool = False
-    """Whether the change made another difference of it than there was."""
+    said: list[str] = field(default_factory=list)
+    """The differences that the change made and that there were not before."""
     right: bool = False
     """Whether it made the result right, as the other answer to yes or no is."""
     _inside: bool = False
 
     def start(self, place: int = -1, kind: Kind = "") -> None:
         """Begin a run of a case, in which the result at a place is changed; -1 for none."""
-        self.seen, self.place, self.kind, self.different, self.right = [], place, kind, False, False
+        self.seen, self.place, self.kind, self.right, self.said = [], place, kind, False, []
 
     def now(self, name: str) -> bool:
         """Note a place at which a result deviates. Return whether it is the one to change."""
@@ -230,9 +230,10 @@ class Changes:
 
         return compared
 
-    def _compare(self, was: object, now: object) -> None:
-        """Note whether the change made another difference of a result, or none."""
-        self.different, self.right = bool(now) and was != now, not now
+    def _compare(self, was: str | Sequence[str], now: str | Sequence[str] | None) -> None:
+        """Note which other differences of a result the change made, or that it made it right."""
+        before, after = ([text] if isinstance(text, str) else list(text or ()) for text in (was, now))
+        self.said, self.right = [text for text in after if text not in before], not now
 
     def _result(self, name: str, seen: Any, *rest: Any) -> Any:
         if name == "compare":  # a program has seen more than what deviates
@@ -262,7 +263,7 @@ class Changes:
         if not self.now("exception"):
             return error
         instead: BaseException = changed(error, self.kind)
-        self.different = instead is not error
+        self.said = [f"{type(instead).__name__}: "] if instead is not error else []
         return instead
 
 
@@ -316,15 +317,17 @@ class Doubling:
                 for kind in KINDS:
                     self.changes.start(place, kind)
                     under = self._ran(item)
-                    touched = touched or self.changes.different or self.changes.right
-                    if not self.changes.different:
+                    touched = touched or bool(self.changes.said) or self.changes.right
+                    # A sweep compares all calls in one program first, and says what differs in each alone.
+                    told = [text.rstrip() for text in self.changes.said if text.rstrip() not in result["message"]]
+                    if not any(text in under.get("message", "") for text in told):
                         continue
                     for name in ids:
                         verdict = self.verdicts[name]
                         if under["status"] in RED:
                             verdict.red += 1
                         else:
-                            verdict.excused.append(f"{key}: {seen[place]}, {kind}: {under.get('message', '')[:600]}")
+                            verdict.excused.append(f"{key}: {seen[place]}, {kind}: {'; '.join(told)[:600]}")
             for name in ids:
                 self.verdicts[name].cases += 1
                 if not touched:
