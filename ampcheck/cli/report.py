@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 FOLDERS = ("runs", "published", "bench", "published/bench")
 """Where files lie below the folder of reports: those of conformance, then those of benchmarks."""
-COUNTS = "coverage.json"
+COUNTS, POWER = "coverage.json", "power.json"
 """What `ampcheck coverage --json` wrote, in that folder or below `published`."""
 
 
@@ -38,6 +38,9 @@ def run(args: argparse.Namespace) -> int:
             f"there is no run file in {folders[0]} or {folders[1]}, and no benchmark file in {folders[2]} or"
             f" {folders[3]}; make one with ampcheck run or ampcheck bench"
         )
-    counts = [path for path in (args.reports / COUNTS, args.reports / "published" / COUNTS) if path.exists()]
-    print(build(runs, args.out or args.reports / "site", next(iter(counts), None)))
+    counts, figures = (
+        next((path for path in (args.reports / name, args.reports / "published" / name) if path.exists()), None)
+        for name in (COUNTS, POWER)
+    )
+    print(build(runs, args.out or args.reports / "site", counts, figures))
     return 0

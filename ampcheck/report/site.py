@@ -27,7 +27,7 @@ OUT = Path("reports") / "site"
 _SHARED_SCRIPTS = ["page.js", "data.js", "app.js"]
 
 
-def build(runs: Sequence[Path], out: Path = OUT, counts: Path | None = None) -> Path:
+def build(runs: Sequence[Path], out: Path = OUT, counts: Path | None = None, figures: Path | None = None) -> Path:
     """Make the site of some run files and benchmark files.
 
     Args:
@@ -35,6 +35,7 @@ def build(runs: Sequence[Path], out: Path = OUT, counts: Path | None = None) -> 
             about; earlier ones give its history.
         out: the folder to write to. Files of an earlier site are replaced; others are left alone.
         counts: what `ampcheck coverage --json` wrote, None without it.
+        figures: what `ampcheck power --json` wrote, None without it.
 
     Returns: the page to open. Raises UsageError for no or unusable files, and for a folder that cannot be written.
     """
@@ -42,7 +43,8 @@ def build(runs: Sequence[Path], out: Path = OUT, counts: Path | None = None) -> 
     judged = [path for path in runs if path not in set(measured)]
     history = load(judged) if judged or not measured else None
     states = pages.states(counts) if counts else None
-    files = render(history, KnownDeviations(known().values()).all(), run_groups.load(measured), states)
+    power = pages.power(figures) if figures else None
+    files = render(history, KnownDeviations(known().values()).all(), run_groups.load(measured), states, power)
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -59,6 +61,7 @@ def render(
     entries: Sequence[Deviation],
     bench: BenchHistory | None = None,
     states: dict[str, object] | None = None,
+    power: dict[str, object] | None = None,
 ) -> dict[str, str]:
     """Return the text of every file of the site, by name.
 
@@ -67,6 +70,7 @@ def render(
         entries: the deviations to list.
         bench: the benchmarks.
         states: how many states of ops the cases reach, as `pages.states` reads it; None without.
+        power: how many mutants the cases kill, as `pages.power` reads it; None without.
     """
     bench = bench or BenchHistory()
     environment = Environment(
@@ -85,7 +89,7 @@ def render(
         "run": None,
         **(pages.common(history) if history else {}),
     }
-    fill = _filled(history, entries, states) if history else _empty()
+    fill = _filled(history, entries, {"states": states, "power": power}) if history else _empty()
     changed = bench_site.changed(bench)
     fill |= bench_site.pages(bench, changed)
     files = {
@@ -102,9 +106,9 @@ Page = tuple[str, str, list[str], dict[str, object]]
 """A page's template, title, scripts and values."""
 
 
-def _filled(history: History, entries: Sequence[Deviation], states: dict[str, object] | None) -> dict[str, Page]:
+def _filled(history: History, entries: Sequence[Deviation], figures: dict[str, object]) -> dict[str, Page]:
     return {
-        "index.html": ("index.html", "Health", [], {**pages.health(history), "states": states}),
+        "index.html": ("index.html", "Health", [], {**pages.health(history), **figures}),
         "matrix.html": ("matrix.html", "Matrix", [*_SHARED_SCRIPTS, "matrix.js"], {}),
         "case.html": ("case.html", "Case", ["page.js", "data.js", "details.js", "app.js", "case.js"], {}),
         "deviations.html": ("deviations.html", "Deviations", [], pages.deviations(history, entries)),

@@ -129,6 +129,17 @@ def states(path: Path) -> dict[str, object]:
         raise UsageError(f"{path} is no file of counts; write one with ampcheck coverage --json {path}") from error
 
 
+def power(path: Path) -> dict[str, object]:
+    """Read what `ampcheck power --json` wrote. Raises UsageError where it is no such file."""
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        rows = [{name: row[name] for name in ("name", "killed", "mutants")} for row in read["modules"]]
+        counts = {name: read[name] for name in ("torch", "killed", "mutants", "generated", "survivors")}
+        return {**counts, "rows": rows}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is no file of figures; write one with ampcheck power --json {path}") from error
+
+
 def deviations(history: History, entries: Sequence[Deviation]) -> dict[str, object]:
     """Every deviation with the newest run's cases that hit it; those that no entry here explains come last."""
     hits: dict[str, list[Result]] = {}

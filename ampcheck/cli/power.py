@@ -1,0 +1,80 @@
+"""`ampcheck power`: how many generated faults of PyTorch the cases notice."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ampcheck.cli.common import print_or_write
+from ampcheck.errors import UsageError
+
+if TYPE_CHECKING:
+    from ampcheck.cli.common import Subparsers
+
+
+def add(commands: Subparsers) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "power",
+        help="how many generated faults of PyTorch the cases notice",
+        description="Mutate the Python source of PyTorch's automatic mixed precision, one node of its syntax tree at a "
+        "time, and run the cases that execute the changed line until one turns red. Prints how many mutants are "
+        "killed, by module and rule, and lists the survivors. An interrupted measurement goes on.",
+    )
+    add = parser.add_argument
+    add("--device", action="append", default=[], metavar="NAME", help="a device of the cases, by default cpu")
+    add("--sample", type=int, default=200, metavar="N", help="how many mutants are drawn; default: 200")
+    add("--seed", type=int, default=0, metavar="N", help="the seed they are drawn by; default: 0")
+    add("--rule", action="append", default=[], metavar="RULE", help="try the cases of this rule alone; again for more")
+    add("--most", type=int, default=25, metavar="N", help="how many cases a mutant is tried on; default: 25")
+    add("--per-scenario", type=int, default=1, metavar="N", help="how many cases of a scenario are tried; default: 1")
+    add(
+        "--work",
+        type=Path,
+        default=Path("build") / "power",
+        metavar="FOLDER",
+        help="where results are kept as they come",
+    )
+    add(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write the figures to a file; ampcheck report shows REPORTS/power.json",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print. Raises UsageError for an unknown device or rule, and for a number below 1."""
+    from ampcheck.devices.registry import select  # noqa: PLC0415  # imports torch
+    from ampcheck.spec.rules import RULES  # noqa: PLC0415  # imports torch
+    from ampcheck.tools.power import measure  # noqa: PLC0415  # imports torch
+
+    for name in ("sample", "most", "per_scenario"):
+        if getattr(args, name) < 1:
+            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(args, name)}")
+    for rule in args.rule:
+        if rule not in RULES:
+            raise UsageError(f"there is no rule named {rule!r}; ampcheck manifest lists the cases of each")
+    devices = [device.name for device in select(args.device or ["cpu"], [])]
+    mutants = measure.population()
+    drawn = measure.draw(mutants, args.sample, args.seed)
+    power = measure.Power(devices, args.work, args.most, args.per_scenario, args.rule)
+    try:
+        power.record(_tell)
+        of = "-".join([*devices, *sorted(args.rule), str(args.most), str(args.per_scenario)]).replace(":", "_")
+        outcomes = measure.measure(power, drawn, args.work / f"power-{of}.jsonl", _tell)
+    finally:
+        power.close()
+    figures = measure.fields(outcomes, len(mutants), devices)
+    if args.json is not None:
+        print_or_write(json.dumps(figures, indent=2) + "\n", args.json, "file of figures")
+    print(measure.text(figures))
+    return 0
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,270 @@
+"""Measure which mutants the cases notice: draw them, try each on the cases that run its line, and tell the figures."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tabulate import tabulate
+
+from ampcheck.errors import UsageError
+from ampcheck.runner.record import RED
+from ampcheck.runner.run import environment
+from ampcheck.runner.worker import Worker
+from ampcheck.tools.power.source import UNAPPLIED, SourceMutant, Target, generate, path_of
+
+TARGETS = (
+    Target("torch.amp.autocast_mode"),
+    Target("torch.amp.grad_scaler"),
+    Target("torch.distributed.fsdp.sharded_grad_scaler"),
+    Target("torch.utils.checkpoint", about="autocast"),
+    Target("torch._dynamo.variables.ctx_manager", ("AutocastModeVariable.*",)),
+    Target("torch._functorch._aot_autograd.graph_compile", about="amp|[aA]utocast"),
+    Target("torch._functorch._aot_autograd.collect_metadata_analysis", about="autocast"),
+    Target("torch._functorch._aot_autograd.utils", about="amp|[aA]utocast"),
+    Target("torch.distributed.fsdp._fully_shard._fsdp_param", ("*",), "reduce_dtype|param_dtype"),
+    Target("torch.distributed.fsdp._fully_shard._fsdp_state", ("*",), "_cast|cast_|output_dtype"),
+)
+"""What of PyTorch is mutated."""
+EQUIVALENT: Mapping[tuple[str, str, str], str] = {}
+"""By module, function and change, why a mutant behaves as what it changes does."""
+
+LIMIT = 120.0
+"""Seconds that a case may take under a mutant; one that takes longer notices it."""
+START = 900.0
+"""Seconds that collecting the cases may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a mutant.
+
+    `killed`: the status of the case `by`, which is green without it; "" for a survivor. `rule`: of that case, or of the
+    first one tried. `tried`: how many cases ran under it. `why`: of a survivor, the reason as far as it is known.
+    """
+
+    mutant: SourceMutant
+    killed: str
+    by: str
+    rule: str
+    tried: int
+    why: str = ""
+
+
+def draw(mutants: Sequence[SourceMutant], sample: int, seed: int) -> list[SourceMutant]:
+    """Draw mutants: as near as can be the same number of each module, evenly over its lines from a random start."""
+    by_module = defaultdict(list)
+    for mutant in mutants:
+        by_module[mutant.module].append(mutant)
+    left, drawn = sample, list[SourceMutant]()
+    chance = random.Random(seed)
+    for number, module in enumerate(sorted(by_module, key=lambda name: len(by_module[name]))):
+        whole = by_module[module]
+        count = min(len(whole), left // (len(by_module) - number))
+        left -= count
+        start = chance.random()
+        drawn += [whole[int((place + start) * len(whole) / count)] for place in range(count)]
+    return drawn
+
+
+class Power:
+    """Cases on some devices in a child process, and which lines of PyTorch each of them runs.
+
+    Args:
+        devices: their names.
+        folder: where the lines are kept, which are recorded once, and the outcomes, as they are measured.
+        most: how many cases a mutant is tried on at most.
+        of_row: how many cases of a scenario, or of a rule of ops, are recorded.
+        rules: the rules whose cases are tried; empty for all.
+    """
+
+    def __init__(self, devices: Sequence[str], folder: Path, most: int, of_row: int, rules: Sequence[str]) -> None:
+        self._devices, self._most, self._of_row = list(devices), most, of_row
+        self._worker: Worker | None = None
+        self._files = [str(path_of(target.module)) for target in TARGETS]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._kept = folder / f"power-lines-{'-'.join(devices).replace(':', '_')}-torch-{torch.__version__}.jsonl"
+            self._kept.touch()
+        except OSError as error:
+            raise UsageError(f"the folder {folder} cannot be written: {error.strerror}") from error
+        rows: dict[str, list[str]] = defaultdict(list)
+        for key, row in self._ask({"do": "cases"}, START)["cases"].items():
+            if not rules or key.split("/")[1] in rules:
+                rows[row].append(key)
+        self._rows = rows
+        self._lines: dict[str, dict[str, set[int]]] = {}
+
+    def close(self) -> None:
+        """End the child."""
+        if self._worker is not None:
+            self._worker.stop()
+
+    def _ask(self, what: object, limit: float) -> Any:
+        """Return the answer of the child; None where it ended or was silent for so long, and a new one comes next."""
+        if self._worker is None:
+            command = [sys.executable, "-m", "ampcheck.tools.power.process", *self._devices]
+            self._worker = Worker(command, {**environment(1), "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"})
+        self._worker.tell(json.dumps(what))
+        try:
+            answer = self._worker.hear(limit)
+        except TimeoutError:
+            answer = None
+        if answer is None:
+            self._worker.stop()
+            self._worker = None
+        return answer
+
+    def record(self, tell: Callable[[str], None]) -> None:
+        """Record the lines that cases run, but those that are recorded already."""
+        known = [json.loads(line) for line in self._kept.read_text(encoding="utf-8").splitlines()]
+        done = {case: (status, lines) for case, status, lines in known}
+        wanted = [case for cases in self._rows.values() for case in _spread(cases, self._of_row)]
+        with self._kept.open("a", encoding="utf-8") as out:
+            for number, case in enumerate(wanted, 1):
+                if case not in done:
+                    asked = {"do": "touched", "case": case, "files": self._files}
+                    answer = self._ask(asked, START) or {"status": "crash", "lines": {}}
+                    done[case] = answer["status"], answer["lines"]
+                    print(json.dumps([case, *done[case]]), file=out, flush=True)
+                if number % 100 == 0 or number == len(wanted):
+                    tell(f"{number} of {len(wanted)} cases recorded")
+        for case in wanted:
+            status, lines = done[case]
+            if status == "pass":
+                self._lines[case] = {file: set(numbers) for file, numbers in lines.items()}
+
+    def candidates(self, mutant: SourceMutant) -> list[str]:
+        """Return the cases that run a mutant's line, those first that run little else of its file, a scenario each."""
+        file = str(path_of(mutant.module))
+        running = {case: len(lines[file]) for case, lines in self._lines.items() if mutant.line in lines.get(file, ())}
+        ordered = sorted(running, key=lambda case: (running[case], case))
+        row = {case: name for name, cases in self._rows.items() for case in cases}
+        seen: dict[str, int] = defaultdict(int)
+        place = {}
+        for case in ordered:
+            place[case] = seen[row[case]]
+            seen[row[case]] += 1
+        return sorted(ordered, key=lambda case: place[case])[: self._most]
+
+    def try_out(self, mutant: SourceMutant) -> Outcome:
+        """Try a mutant on its cases until one notices it."""
+        if why := EQUIVALENT.get((mutant.module, mutant.function, mutant.change)):
+            return Outcome(mutant, "", "", "", 0, f"equivalent: {why}")
+        cases = self.candidates(mutant)
+        for number, case in enumerate(cases, 1):
+            status = self._kill(mutant, case)
+            if status == UNAPPLIED:
+                return Outcome(mutant, "", "", "", number, "not applied: it runs only while its module is imported")
+            if status:
+                return Outcome(mutant, status, case, "/".join(case.split("/")[:2]), number)
+        rule = "/".join(cases[0].split("/")[:2]) if cases else "none"
+        return Outcome(mutant, "", "", rule, len(cases), "" if cases else "no recorded case runs its line")
+
+    def _kill(self, mutant: SourceMutant, case: str) -> str:
+        """Return the status of a case that is red under a mutant and green after it, in this process or a fresh one."""
+        for _ in range(2):
+            answer = self._ask({"do": "try", "mutant": asdict(mutant), "case": case}, LIMIT)
+            if answer is None:
+                return "crash or timeout"
+            if answer["status"] not in RED:
+                return UNAPPLIED if answer["status"] == UNAPPLIED else ""
+            after = self._ask({"do": "try", "mutant": None, "case": case}, LIMIT)
+            if after is not None and after["status"] not in RED:
+                return str(answer["status"])
+            if self._worker is not None:  # the case stays red: the mutant, or an earlier one, left something behind
+                self._worker.stop()
+                self._worker = None
+            self._ask({"do": "cases"}, START)
+        return str(answer["status"])
+
+
+def _spread(cases: Sequence[str], count: int) -> list[str]:
+    """Return so many cases, evenly chosen."""
+    return [cases[place * len(cases) // count] for place in range(count)] if len(cases) > count else list(cases)
+
+
+def population() -> list[SourceMutant]:
+    """Return every mutant."""
+    return [mutant for target in TARGETS for mutant in generate(target)]
+
+
+def measure(power: Power, drawn: Iterable[SourceMutant], results: Path, tell: Callable[[str], None]) -> list[Outcome]:
+    """Try mutants. An outcome is appended to `results` at once; those that it has are not measured again."""
+    known = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()] if results.exists() else []
+    done = {Outcome(**{**line, "mutant": SourceMutant(**line["mutant"])}) for line in known}
+    by_mutant = {outcome.mutant: outcome for outcome in done}
+    found = []
+    chosen = list(drawn)
+    with results.open("a", encoding="utf-8") as out:
+        for number, mutant in enumerate(chosen, 1):
+            if mutant not in by_mutant:
+                by_mutant[mutant] = power.try_out(mutant)
+                print(json.dumps(asdict(by_mutant[mutant])), file=out, flush=True)
+            found.append(by_mutant[mutant])
+            if number % 10 == 0 or number == len(chosen):
+                tell(f"{number} of {len(chosen)} mutants, {sum(bool(each.killed) for each in found)} killed")
+    return found
+
+
+# ---- telling it
+
+
+def fields(outcomes: Sequence[Outcome], total: int, devices: Sequence[str]) -> dict[str, object]:
+    """Return the figures as JSON data, which `ampcheck report` shows."""
+    counted = [each for each in outcomes if not each.why.startswith(("equivalent", "not applied"))]
+    return {
+        "torch": torch.__version__,
+        "devices": list(devices),
+        "generated": total,
+        "mutants": len(counted),
+        "killed": sum(bool(each.killed) for each in counted),
+        "equivalent": len(outcomes) - len(counted),
+        "modules": _tally(counted, lambda each: each.mutant.module),
+        "rules": _tally(counted, lambda each: each.rule),
+        "survivors": [_survivor(each) for each in counted if not each.killed],
+    }
+
+
+def _tally(outcomes: Iterable[Outcome], name: Callable[[Outcome], str]) -> list[dict[str, object]]:
+    groups: dict[str, list[Outcome]] = defaultdict(list)
+    for each in outcomes:
+        groups[name(each)].append(each)
+    return [
+        {"name": group, "killed": sum(bool(each.killed) for each in found), "mutants": len(found)}
+        for group, found in sorted(groups.items())
+    ]
+
+
+def _survivor(outcome: Outcome) -> str:
+    mutant = outcome.mutant
+    file = mutant.module.replace(".", "/") + ".py"
+    why = outcome.why or f"none of {outcome.tried} cases that run it notices"
+    return f"{file}:{mutant.line} {mutant.function}: {mutant.change} ({why})"
+
+
+def text(figures: Mapping[str, Any]) -> str:
+    """Write the figures as text."""
+    killed, mutants = figures["killed"], figures["mutants"]
+    head = (
+        f"The cases of every run kill {killed} of {mutants} mutants"
+        f"{f' ({killed / mutants:.1%})' if mutants else ''}, drawn from {figures['generated']}; "
+        f"{figures['equivalent']} more behave as what they change."
+    )
+    tables = [
+        tabulate(
+            [[row["name"], row["killed"], row["mutants"] - row["killed"], row["mutants"]] for row in figures[name]],
+            headers=[title, "killed", "survived", "mutants"],
+        )
+        for name, title in (("modules", "module"), ("rules", "rule that notices them"))
+    ]
+    return "\n\n".join(
+        [head, *tables, *(["Survivors:\n" + "\n".join(figures["survivors"])] if mutants > killed else [])]
+    )

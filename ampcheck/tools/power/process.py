@@ -1,0 +1,128 @@
+"""Run cases under mutants in a process of its own: collected once, they run in any order and again.
+
+`python -m ampcheck.tools.power.process DEVICE...` reads lines of JSON and answers each: `cases`, `touched`, `try`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from types import FrameType, FunctionType
+from typing import Any
+
+import pytest
+import torch
+from _pytest.config import _prepareconfig
+
+from ampcheck.observe.isolation import reset
+from ampcheck.runner.collect import CASE
+from ampcheck.runner.run import suites_folder
+from ampcheck.runner.worker import Channel
+from ampcheck.tools.power.source import UNAPPLIED, SourceMutant, applied, living, path_of
+
+Lines = dict[str, set[int]]
+"""By file, the lines that ran."""
+
+_OFF = ("benchmark", "cacheprovider", "faulthandler", "unraisableexception", "threadexception", "xdist")
+_QUIET = (*(word for name in _OFF for word in ("-p", f"no:{name}")), "--tb=no", "--capture=no", "-qq", "--collect-only")
+
+
+class Suites:
+    """The cases of the suites on some devices."""
+
+    def __init__(self, devices: Sequence[str], options: Sequence[str] = ()) -> None:
+        root = suites_folder()
+        ini = Path(__file__).resolve().parents[2] / "pytest.ini"
+        told = ["-c", str(ini), f"--rootdir={root.parent}", "-p", "ampcheck.runner.plugin", "--no-run-file"]
+        chosen = [f"--device={name}" for name in devices]
+        config = _prepareconfig([str(root), *told, *chosen, *options, *_QUIET], plugins=[self])
+        config._do_configure()
+        config.pluginmanager.unregister(name="terminalreporter")
+        session = pytest.Session.from_config(config)
+        config.hook.pytest_sessionstart(session=session)
+        config.hook.pytest_collection(session=session)
+        self._items = {item.stash[CASE].key: item for item in session.items if CASE in item.stash}
+        self._result: Mapping[str, Any] = {}
+
+    def cases(self) -> dict[str, str]:
+        """Return the row of each case: its suite and rule, and its scenario where it is not of an op."""
+        return {key: _row(item) for key, item in self._items.items()}
+
+    def run(self, key: str) -> Mapping[str, Any]:
+        """Run a case now, and return its result as a run file has it."""
+        self._result = {}
+        item = self._items[key]
+        item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
+        return self._result
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self._result = getattr(report, "ampcheck", None) or self._result
+
+
+def _row(item: pytest.Item) -> str:
+    case = item.stash[CASE]
+    return f"{case.suite}/{case.rule}" + ("" if item.get_closest_marker("op_cases") else f"/{case.op}")
+
+
+def _fresh() -> None:
+    """Forget what a case, which a mutant may have misled, left behind."""
+    reset({})
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+
+
+def _touched(suites: Suites, key: str, files: Sequence[str]) -> tuple[str, dict[str, list[int]]]:
+    """Run a case and return its status, with the lines of some files that ran."""
+    lines: Lines = {file: set() for file in files}
+
+    def inside(frame: FrameType, event: str, argument: object) -> Any:
+        if event == "line":
+            lines[frame.f_code.co_filename].add(frame.f_lineno)
+        return inside
+
+    def called(frame: FrameType, event: str, argument: object) -> Any:
+        return inside if frame.f_code.co_filename in lines else None
+
+    sys.settrace(called)
+    threading.settrace(called)
+    try:
+        result = suites.run(key)
+    finally:
+        sys.settrace(None)
+        threading.settrace(None)
+    return str(result.get("status", "")), {file: sorted(found) for file, found in lines.items() if found}
+
+
+def main(devices: Sequence[str]) -> None:
+    """Answer until there is nothing more to read."""
+    channel = Channel()
+    suites = Suites(devices)
+    functions: dict[str, list[FunctionType]] = {}
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if asked["do"] == "cases":
+            channel.send({"cases": suites.cases()})
+        elif asked["do"] == "touched":
+            status, lines = _touched(suites, asked["case"], asked["files"])
+            channel.send({"status": status, "lines": lines})
+        else:
+            mutant = SourceMutant(**asked["mutant"]) if asked["mutant"] else None
+            try:
+                if mutant is not None and mutant.module not in functions:
+                    importlib.import_module(mutant.module)
+                    functions[mutant.module] = living([str(path_of(mutant.module))])
+                with applied(mutant, functions[mutant.module]) if mutant else nullcontext():
+                    result = suites.run(asked["case"])
+            except ValueError as error:
+                result = {"status": UNAPPLIED, "message": str(error)}
+            _fresh()
+            channel.send({"status": result.get("status", ""), "message": result.get("message", "")})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
