@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from ampcheck.cli import (
     bench,
@@ -43,6 +44,10 @@ _COMMANDS = (
     bench,
 )
 
+_OF_PROGRAMS = {"doctor": "doctor.command", "trace": "trace"}
+"""Commands that run a program, and what has their function `command`. argparse would take the program's arguments for
+its own; the modules import torch."""
+
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it: 128 and the number of the signal."""
 
@@ -50,8 +55,8 @@ INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code: 0 for all well, 1 for something red, 2 for bad input."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    if argv[:1] == ["trace"]:  # its arguments are the traced program's, which argparse would take for its own
-        return _guarded(lambda: _trace(argv[1:]))
+    if argv[:1] and argv[0] in _OF_PROGRAMS:
+        return _guarded(lambda: import_module(f"ampcheck.tools.{_OF_PROGRAMS[argv[0]]}").command(argv[1:]))
     args = _parser().parse_args(argv)
     if getattr(args, "device_module", None):
         sys.path.insert(0, os.getcwd())  # a device module beside the user is found, as `python -m` would find it
@@ -86,12 +91,6 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _trace(argv: list[str]) -> int:
-    from ampcheck.tools.trace import command  # noqa: PLC0415  # imports torch
-
-    return command(argv)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ampcheck", description="Does automatic mixed precision on a PyTorch device do what PyTorch promises?"
@@ -100,5 +99,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for module in _COMMANDS:
         module.add(commands)
-    commands.add_parser("trace", help="run a program and show what autocast did to each of its ops", add_help=False)
+    for name, what in (
+        ("doctor", "run some steps of a training program and say what is wrong with its mixed precision"),
+        ("trace", "run a program and show what autocast did to each of its ops"),
+    ):
+        commands.add_parser(name, help=what, add_help=False)
     return parser

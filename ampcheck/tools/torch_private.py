@@ -39,6 +39,9 @@ set_multithreaded: Callable[[bool], None] = NAMES.take(
 )
 function_modes: Callable[[], int] = NAMES.take("torch._C._len_torch_function_stack", "the public call of a kernel")
 function_mode_at: Callable[[int], object] = NAMES.take("torch._C._get_function_stack_at", "the public call of a kernel")
+current_dispatch_mode: Callable[[], object] = NAMES.take(
+    "torch.utils._python_dispatch._get_current_dispatch_mode", "leaving the doctor's mode between steps"
+)
 is_functorch_wrapped: Callable[[torch.Tensor], bool] = NAMES.take(
     "torch._C._functorch.is_functorch_wrapped_tensor", "casts under a transform of torch.func"
 )
@@ -46,6 +49,9 @@ resolve: Callable[..., str] = NAMES.take("torch._C._jit_resolve_packet", "the ov
 linalg_functions: object = NAMES.take("torch._C._linalg", "the functions that PyTorch's autocast lists name")
 MODULE_CALL: CodeType = NAMES.take("torch.nn.Module._call_impl.__code__", "the module that a cast is made in")
 
+NAMES.attributes(
+    "torch.amp.autocast", "_enabled", need="whether a region is on (`doctor`)", of=torch.autocast("cpu", enabled=False)
+)
 NAMES.attributes("torch._ops.OpOverloadPacket", "_qualified_op_name", need="the name of an op", of=torch.ops.aten.mm)
 NAMES.attributes("torch.Tensor", "_base", need="the tensor behind a view")
 NAMES.attributes("torch.UntypedStorage", "_cdata", need="telling storages apart")

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch.autograd.graph import Node
 
+from ampcheck.observe.finite import CHOSEN, nonfinite
 from ampcheck.observe.recorder import CASTS, Recorder, overload_name, tensors
 from ampcheck.observe.torch_private import DisableTorchFunction
 from ampcheck.register.torch_private import DispatchKey, OpOverload, backend_name, has_kernel
@@ -133,6 +134,9 @@ class TraceRecorder:
             if given:
                 self._casts.made(results)
             _note(record, signature.overload, given, results)
+            plain = signature.overload.partition(".")[0] not in CHOSEN and all(map(_is_plain, results))
+            if plain and not record.nonfinite and not any(type(x) is FakeTensor for x in results):
+                record.nonfinite = nonfinite(results)
         record.views = call.views
         if self._loose is call and call.node is None:
             # It has no public call, so its row names the kernel itself.

@@ -73,6 +73,7 @@ class OpRecord:
         kernels: the overloads that ran, casts and views left out.
         views: how many view kernels ran.
         error: the exception it ended with, or "".
+        nonfinite: which values that are not finite its kernels returned, as in "inf and -inf", or "".
     """
 
     number: int
@@ -90,6 +91,7 @@ class OpRecord:
     kernels: list[str] = field(default_factory=list)
     views: int = 0
     error: str = ""
+    nonfinite: str = ""
 
     @property
     def ran_in(self) -> str:

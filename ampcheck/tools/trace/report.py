@@ -161,7 +161,24 @@ def times(count: int) -> str:
 
 def hints(ops: list[OpRecord]) -> list[str]:
     """See `Trace.hints`."""
-    return [*_stale(ops), *_summed_low(ops), *_repeated(ops), *_inputs(ops), *_kept_wide(ops), *_errors(ops)]
+    return [
+        *_nonfinite(ops),
+        *_stale(ops),
+        *_summed_low(ops),
+        *_repeated(ops),
+        *_inputs(ops),
+        *_kept_wide(ops),
+        *_errors(ops),
+    ]
+
+
+def _nonfinite(ops: list[OpRecord]) -> list[str]:
+    first = next((op for op in ops if op.nonfinite), None)
+    if first is None:
+        return []
+    where = f" at {first.location}" if first.location else ""
+    returned = f"returned {first.nonfinite}, in {first.out}"
+    return [f"{first.name}{where} is the first op that {returned}: see ampcheck doctor"]
 
 
 def _stale(ops: list[OpRecord]) -> list[str]:

@@ -47,7 +47,7 @@ class Trace(AbstractContextManager["Trace"]):
         names.forget()
         with ExitStack() as stack:
             # Otherwise the backward of another device runs in another thread, in no order with this one.
-            stack.enter_context(_one_thread())
+            stack.enter_context(one_thread())
             stack.enter_context(patch.object(torch.overrides, "has_torch_function", _overridden))
             stack.callback(self.recorder.finish)
             stack.enter_context(PublicCalls(self.recorder))
@@ -97,8 +97,8 @@ def trace() -> Trace:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Autograd on the calling thread. The program's function modes do not see the trace switch it."""
+def one_thread() -> Iterator[None]:
+    """Keep autograd on the calling thread. The program's function modes do not see the trace switch it."""
     before = is_multithreaded()
     with DisableTorchFunction():
         set_multithreaded(False)

@@ -14,7 +14,7 @@ from ampcheck.tools.torch_private import MODULE_CALL
 from ampcheck.tools.trace.records import Kind
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_OWN = os.path.dirname(__file__) + os.sep
+_OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _RECORDER = recorder.__file__  # calls each op for the trace
 
 
@@ -46,6 +46,10 @@ class Sources:
         if known is not None and known[0] is tensor:
             return known[1]
         return f"{name_of(tensor.dtype)}{list(tensor.shape)}"
+
+    def named(self, tensor: torch.Tensor) -> str:
+        """Return the name of a parameter or buffer of a module seen; "" for any other tensor."""
+        return self.name(tensor) if self.known(tensor) else ""
 
     def known(self, tensor: torch.Tensor) -> bool:
         """Return whether it is a parameter or buffer of a module seen."""

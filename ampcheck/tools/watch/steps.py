@@ -24,6 +24,9 @@ class Culprit:
         return f"{self.name} ({bad} of {self.elements})"
 
 
+_TOLD = 2
+"""How many parameters are named after the first one: a nan early in the backward pass reaches every one after it."""
+
 Skip: TypeAlias = tuple[float, tuple[Culprit, ...]]
 
 
@@ -65,5 +68,6 @@ class WatchedStep:
         if self.taken:
             return f"step {self.number} of {self.optimizer} was taken"
         first, *others = [str(culprit) for culprit in self.culprits] or ["no gradient of its own"]
-        then = f", then in {', '.join(others)}" if others else ""
+        more = f" and {len(others) - _TOLD} more" if len(others) > _TOLD else ""
+        then = f", then in {', '.join(others[:_TOLD])}{more}" if others else ""
         return f"step {self.number} of {self.optimizer} was skipped at scale {self.scale:g}: first in {first}{then}"

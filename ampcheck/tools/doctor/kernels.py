@@ -1,0 +1,284 @@
+"""Kernels of a step under observation: where values stop being finite, what is rounded, what ran in which dtype."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from ampcheck.observe.finite import CHOSEN, FLOATS, bounds, nonfinite
+from ampcheck.observe.recorder import CASTS, Recorder, overload_name, tensors
+from ampcheck.register.torch_private import OpOverload
+from ampcheck.spec import policies
+from ampcheck.spec.torch_dtypes import name_of
+from ampcheck.tools.doctor.findings import Findings
+from ampcheck.tools.torch_private import current_node, restored_state, sequence_number
+from ampcheck.tools.trace.sources import Sources
+
+Place = tuple[str, str]
+"""The path of a module and a line of the program."""
+
+LOW = (torch.float16, torch.bfloat16)
+MOST_KERNELS = 50_000
+"""How many kernels of a step are looked at. A program without an optimizer is one step, however long it runs."""
+EXACT = {torch.float16: 2048, torch.bfloat16: 256}
+"""Up to which integer a lower precision holds each one."""
+
+
+def _listed(*wanted: str) -> frozenset[str]:
+    """Return the names of ops that CUDA's list has under some policies: of what loses accuracy on any device."""
+    listed = policies.table("AutocastCUDA", policies.closest(torch.__version__))
+    return frozenset(name.partition(".")[0] for name, policy in listed.items() if policy in wanted)
+
+
+# The kernels that listed ops end in are added.
+PRODUCTS = _listed("downcast") | {"dot", "_convolution", "mkldnn_rnn_layer"}
+_SENSITIVE = (_listed("upcast", "optdtype", "banned") | {"_softmax"}) - {"sum", "mean", "cumsum"}
+_LOSSES = ("_log_softmax", "binary_cross_entropy", "binary_cross_entropy_with_logits")
+# Inference mode hands composite ops over whole.
+_CASTS = frozenset(name.partition(".")[0] for name in CASTS)
+_AVERAGES = frozenset(("lerp_", "_foreach_lerp_", "mul_", "_foreach_mul_"))
+_UNSET = frozenset(
+    ["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_", "set_"]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NonFinite:
+    """A kernel that made the first values that are not finite out of finite ones, or met them.
+
+    `met`: they came in with an argument that no kernel of the step made. `low`: the lowest finite value any argument
+    has. `zero`: whether an argument holds a zero. `op` is the overload's name without its variant.
+    """
+
+    op: str
+    dtype: torch.dtype
+    what: str
+    given: str
+    low: float
+    zero: bool
+    met: str
+    region: str
+    place: Place
+    backward: bool
+
+    def __str__(self) -> str:
+        where = f"in the backward pass of {self.op}" if self.backward else f"{self.op} {self.region}"
+        if self.met:
+            return f"{self.what} came into {where} with {self.met}"
+        return f"{where} returned {self.what} in {name_of(self.dtype)}; it was given {self.given}"
+
+
+@dataclass(slots=True)
+class Seen:
+    """Counts of a whole run: products by region and dtype, and casts of parameters where no graph is recorded."""
+
+    products: Counter[tuple[str, str, torch.dtype]] = field(default_factory=Counter)
+    """By device type, the region's dtype ("" outside of regions) and the dtype of the result."""
+    weight_casts: Counter[int] = field(default_factory=Counter)
+    weight_bytes: int = 0
+
+
+class KernelWatch:
+    """Looks at each kernel while its mode is entered. `nonfinite`: what the step's kernels made or met, in order."""
+
+    def __init__(self, findings: Findings, seen: Seen, sources: Sources) -> None:
+        self.mode = Recorder(self._kernel)
+        self.nonfinite: list[NonFinite] = []
+        self.parameters: dict[int, str] = {}
+        self._findings, self._seen, self._sources = findings, seen, sources
+        self._places: dict[int, Place] = {}
+        self._bad: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._looks = True
+        self._left = MOST_KERNELS
+
+    @contextmanager
+    def unobserved(self) -> Iterator[None]:
+        """Run ops that are not the program's."""
+        before, self._looks = self._looks, False
+        try:
+            yield
+        finally:
+            self._looks = before
+
+    def begin(self) -> None:
+        """Forget what is of the step before."""
+        self.nonfinite.clear()
+        self._places.clear()
+        self._bad.clear()
+        self._left = MOST_KERNELS
+
+    def place(self) -> Place:
+        """Return the module and line that run now; in a backward pass those of the forward call, where it was seen."""
+        node = current_node()
+        if node is None:
+            return self._sources.place()
+        number: int = getattr(node, "_sequence_nr", lambda: -1)()
+        return self._places.get(number) or self._sources.place()
+
+    def _kernel(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        if not self._looks or self._left <= 0:
+            return func(*args, **kwargs)
+        self._left -= 1
+        name = overload_name(func).partition(".")[0]
+        given = [x for x in tensors((args, kwargs)) if type(x) in (torch.Tensor, torch.nn.Parameter)]
+        before = given[0].clone() if name in _AVERAGES and given and given[0].dtype in LOW else None
+        out = func(*args, **kwargs)
+        if name.startswith("profiler::") or name in _UNSET:
+            return out
+        results = [x for x in tensors(out) if type(x) in (torch.Tensor, torch.nn.Parameter) and x.dtype in FLOATS]
+        backward = current_node() is not None
+        if not backward and torch.is_grad_enabled():
+            # Autograd numbered its node before it called this kernel.
+            self._places[sequence_number() - 1] = self._sources.place()
+        if (func.is_view and name not in _CASTS) or name == "detach" or not results:
+            return out
+        self._look_for_nonfinite(name, args, given, results[:1] if "rnn" in name else results)
+        if before is not None and isinstance(results[0], torch.Tensor):
+            self._average(name, args, before, results[0])
+        if not backward:
+            self._forward(name, given, results[0])
+        return out
+
+    # ---- values that are not finite
+
+    def _look_for_nonfinite(
+        self, name: str, args: tuple[object, ...], given: list[torch.Tensor], results: list[torch.Tensor]
+    ) -> None:
+        what = nonfinite(results)
+        if not what:
+            return
+        known = [x for x in given if self._is_bad(x)]
+        for x in results:
+            self._bad[id(x)] = weakref.ref(x)
+        written = {id(x) for x in results}
+        inputs = [(x, bounds(x)) for x in given if id(x) not in written and x.dtype in FLOATS]
+        carried = {part for x, _ in inputs for part in nonfinite([x]).split(" and ") if part}
+        if known or any(x in ("inf", "-inf", "nan") for x in map(str, args)):
+            # It may still be the first nan: a softmax whose row is all -inf, or inf - inf.
+            if "nan" not in what or "nan" in carried or not carried:
+                return
+        elif name in CHOSEN:
+            return
+        elif carried:
+            if not self.nonfinite:
+                source = next(x for x, _ in inputs if nonfinite([x]))
+                self._note(name, results[0], what, inputs, self._named(source))
+            return
+        self._note(name, results[0], what, inputs, "")
+
+    def _note(
+        self,
+        name: str,
+        out: torch.Tensor,
+        what: str,
+        inputs: list[tuple[torch.Tensor, tuple[float, float] | None]],
+        met: str,
+    ) -> None:
+        if len(self.nonfinite) >= 20:
+            return
+        finite = [bound for _, pair in inputs if pair for bound in pair if math.isfinite(bound)]
+        given = ", ".join(f"{name_of(x.dtype)}{list(x.shape)} from {pair[0]:.4g} to {pair[1]:.4g}"
+                          for x, pair in inputs if pair)  # fmt: skip
+        zero = any(bool((x == 0).any()) for x, _ in inputs)
+        self.nonfinite.append(
+            NonFinite(
+                name,
+                out.dtype,
+                what,
+                given or "no floating tensor",
+                min(finite, default=0.0),
+                zero,
+                met,
+                f"in {region_name(out.device.type)}",
+                self.place(),
+                current_node() is not None,
+            )
+        )
+
+    def _is_bad(self, x: torch.Tensor) -> bool:
+        known = self._bad.get(id(x))
+        return known is not None and known() is x
+
+    def _named(self, x: torch.Tensor) -> str:
+        if id(x) in self.parameters or self._sources.known(x):
+            return f"the parameter or buffer {self.parameters.get(id(x)) or self._sources.name(x)}"
+        return f"{name_of(x.dtype)}{list(x.shape)}, which no op of this step made: look at the data"
+
+    # ---- precision
+
+    def _forward(self, name: str, given: list[torch.Tensor], out: torch.Tensor) -> None:
+        region = _region_dtype(out.device.type)
+        if name in _CASTS:
+            self._cast(given[0], out, region)
+            return
+        if name in PRODUCTS or name.startswith("_scaled_dot_product"):
+            self._seen.products[out.device.type, region, out.dtype] += 1
+        low = next((name_of(x.dtype) for x in given if x.dtype in LOW), "")
+        outside = low and not region and torch.is_grad_enabled() and any(x.requires_grad for x in given)
+        # A program without regions chose its dtypes itself.
+        if outside and any(inside for _, inside, _ in self._seen.products):
+            loss = "loss" in name or name in _LOSSES
+            if loss or name in _SENSITIVE:
+                rule = "loss-outside-region-in-low" if loss else "softmax-or-exp-in-low"
+                self._findings.add(rule, self.place(), f"{name} outside of every region was given {low}")
+
+    def _cast(self, before: torch.Tensor, after: torch.Tensor, region: str) -> None:
+        if after.dtype not in LOW or before.dtype == after.dtype:
+            return
+        if isinstance(before, torch.nn.Parameter):
+            if region:
+                self._seen.weight_casts[id(before)] += 1
+                self._seen.weight_bytes += before.numel() * (before.element_size() + after.element_size())
+            return
+        limit = EXACT[after.dtype]
+        pair = bounds(before)
+        if pair is None or max(-pair[0], pair[1]) <= limit or not all(map(math.isfinite, pair)):
+            return
+        # Pixels are integers up to 255, which each lower precision holds; larger ones are positions, ids or counts.
+        whole = before if not before.is_floating_point() else before.round()
+        lost = int((after.to(before.dtype) != before).sum())
+        if lost and bool((whole == before).all()) and before.numel() > 1:
+            self._findings.add(
+                "positions-in-product",
+                self.place(),
+                f"integers up to {max(-pair[0], pair[1]):.0f} were cast to {name_of(after.dtype)}, which holds each "
+                f"one up to {limit}: {lost} of {before.numel()} changed",
+            )
+
+    def _average(self, name: str, args: tuple[object, ...], before: torch.Tensor, after: torch.Tensor) -> None:
+        """Look whether a running average in low precision moves at all."""
+        if current_node() is not None or torch.is_grad_enabled():
+            return
+        factor = next((x for x in reversed(args) if isinstance(x, (int, float))), None)
+        slow = factor is not None and (0 < factor < 0.02 if "lerp" in name else 0.98 < factor < 1)
+        same = float((before == after).float().mean()) if before.numel() else 0.0
+        if slow and same > 0.5 and bool(before.any()):
+            self._findings.add(
+                "low-average",
+                self.place(),
+                f"{name} by {factor} left {same:.0%} of {before.numel()} elements of {name_of(before.dtype)} unchanged",
+            )
+
+
+def _caller() -> AbstractContextManager[None]:
+    """Return the state of the code that called the kernel: inside of a dispatch mode autocast is off."""
+    guard: AbstractContextManager[None] = restored_state()
+    return guard
+
+
+def _region_dtype(device: str) -> str:
+    with _caller():
+        on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        return name_of(torch.get_autocast_dtype(device)) if on else ""
+
+
+def region_name(device: str) -> str:
+    """Return the region around the code that called the kernel, in words."""
+    dtype = _region_dtype(device)
+    return f"a {dtype} region" if dtype else "no region"

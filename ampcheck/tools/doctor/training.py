@@ -1,0 +1,366 @@
+"""The order of a training loop: regions, scaled losses, backward passes, clipping, steps, updates and schedulers."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+
+from ampcheck.observe.recorder import tensors
+from ampcheck.spec.torch_dtypes import name_of
+from ampcheck.tools.doctor.findings import Findings
+from ampcheck.tools.doctor.kernels import LOW, KernelWatch, Place, Seen
+from ampcheck.tools.watch.watching import HasGroups
+
+MANY_SKIPS = 8
+"""How many steps in a row are skipped before a scale is said to fall for ever: it is a 256th then. The default first
+scale, 65536, is meant to be too high for some models (torch.amp.GradScaler, init_scale)."""
+_DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "privateuseone")
+
+
+@dataclass(slots=True)
+class _Scaling:
+    """What happened to a scaler since its last update, and how many steps in a row it skipped.
+
+    `scaled`: where a loss was scaled. `unscaled`: the ids of parameters whose gradients were unscaled.
+    """
+
+    scaled: Place | None = None
+    unscaled: set[int] = field(default_factory=set)
+    updates: int = 0
+    skipped: int = 0
+
+
+class Training:
+    """Rules on the order of a program's calls. Each method is called before or after one of PyTorch's."""
+
+    def __init__(self, findings: Findings, kernels: KernelWatch, seen: Seen) -> None:
+        self._findings, self._kernels, self._seen = findings, kernels, seen
+        # A scaler that the program let go of is forgotten.
+        self._scalers: weakref.WeakKeyDictionary[GradScaler, _Scaling] = weakref.WeakKeyDictionary()
+        self._stepping: GradScaler | None = None
+        self._entered: dict[str, Place] = {}
+        self._fp16_backward: Place | None = None
+        self._trains = False
+        self._lost = False
+        self._skipped_since_schedule = False
+        self._scheduled_after_skip = 0
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._applied: list[tuple[type[torch.autograd.Function], Place, int]] = []
+        self.observing = False
+
+    # ---- regions
+
+    def region(self, made: torch.amp.autocast, device: str, dtype: torch.dtype | None, enabled: bool) -> None:
+        """Look at a region that was made."""
+        if enabled and dtype is torch.float32:
+            self._findings.add(
+                "float32-region",
+                self._kernels.place(),
+                f'autocast("{device}", dtype=torch.float32) was made: it casts nothing and, on most devices, is off',
+            )
+        elif enabled and not made._enabled:
+            self.entered(device)  # it would have been on, on a machine that has the device
+
+    def entered(self, device: str) -> None:
+        """Note that a region that is enabled was entered."""
+        if device not in self._entered:
+            self._entered[device] = self._kernels.place()
+
+    def function(self, kind: type[torch.autograd.Function], args: Iterable[object]) -> None:
+        """Look at an autograd function that is applied."""
+        given = [x for x in tensors(list(args)) if x.is_floating_point()]
+        on = _enabled(given)
+        if not on:
+            return
+        forward = kind.forward
+        closure = inspect.getclosurevars(forward).nonlocals if hasattr(forward, "__wrapped__") else {}
+        device, region = given[0].device.type, torch.get_autocast_dtype(on)
+        if "cast_inputs" not in closure:
+            self._applied.append((kind, self._kernels.place(), self._low_products()))
+            return
+        if closure["device_type"] != device:
+            self._findings.add(
+                "custom-fwd-of-one-device",
+                self._kernels.place(),
+                f'{kind.__name__} has custom_fwd(device_type="{closure["device_type"]}") and was given '
+                f"tensors of {device}",
+            )
+        constant = closure["cast_inputs"]
+        if constant in LOW and constant is not region:
+            self._findings.add(
+                "cast-inputs-constant",
+                self._kernels.place(),
+                f"{kind.__name__} casts its inputs to {name_of(constant)} in a region of {name_of(region)}",
+            )
+
+    def function_ended(self, kind: type[torch.autograd.Function]) -> None:
+        """Look whether a function without custom_fwd ran products that the region cast."""
+        if not self._applied or self._applied[-1][0] is not kind:
+            return
+        _, place, before = self._applied.pop()
+        if self._low_products() > before:
+            self._findings.add(
+                "function-without-custom-fwd",
+                place,
+                f"{kind.__name__}.forward ran products that the region cast; its backward runs outside of the region, "
+                "on what forward saved before the casts",
+            )
+
+    def _low_products(self) -> int:
+        return sum(count for (_, region, dtype), count in self._seen.products.items() if region and dtype in LOW)
+
+    # ---- backward
+
+    def scaled(self, scaler: GradScaler) -> None:
+        """Note that a loss is scaled."""
+        self._of(scaler).scaled = self._kernels.place()
+
+    def backward(self, roots: Collection[torch.Tensor]) -> None:
+        """Look at a backward pass that begins: the region around it, and the values that it begins with."""
+        self._trains = True
+        place = self._kernels.place()
+        for device in dict.fromkeys(root.device.type for root in roots):
+            if _is_on(device):
+                dtype = name_of(torch.get_autocast_dtype(device))
+                self._findings.add("backward-in-region", place, f"backward was called in a region of {dtype}")
+        low = {dtype for (_, region, dtype), count in self._seen.products.items() if region and count}
+        active = [state for scaler, state in self._scalers.items() if scaler.is_enabled()]
+        if torch.float16 in low and not active:
+            self._fp16_backward = self._fp16_backward or place
+        if torch.bfloat16 in low and torch.float16 not in low and any(state.scaled for state in active):
+            where = next(state.scaled for state in active if state.scaled)
+            self._findings.add(
+                "scaler-with-bf16", where or place, "the region runs in bf16, whose range is that of float32"
+            )
+        for root in roots:
+            if root.is_floating_point() and root.layout is torch.strided and not bool(root.detach().isfinite().all()):
+                self._loss_is_not_finite(root, place)
+
+    def _loss_is_not_finite(self, root: torch.Tensor, place: Place) -> None:
+        self._lost = True
+        value = f"{root.item()}" if root.numel() == 1 else "not finite"
+        made = next((one for one in self._kernels.nonfinite if not one.backward), None)
+        if made is None:
+            if self.observing and "non-finite-in-float32" not in self._findings:
+                self._findings.add(
+                    "non-finite-in-float32", place, f"the loss is {value}; no kernel of the step made it"
+                )
+            return
+        others = f"; the loss is {value}"
+        if made.met or made.dtype not in LOW:
+            self._findings.add("non-finite-in-float32", made.place, f"{made}{others}")
+        elif made.dtype is torch.float16 and "nan" not in made.what and made.op in ("exp", "pow", "_softmax", "exp2"):
+            self._findings.add("softmax-or-exp-in-low", made.place, f"{made}{others}")
+        elif made.low <= -1e4 and "-inf" in made.what:
+            self._findings.add("mask-overflow", made.place, f"{made}{others}")
+        elif made.zero and made.op in ("div", "reciprocal", "rsqrt", "log", "log2", "log10", "pow"):
+            self._findings.add("underflow-in-low", made.place, f"{made}{others}")
+        else:
+            self._findings.add("overflow-in-low", made.place, f"{made}{others}")
+
+    # ---- gradients and steps
+
+    def clipped(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Look at gradients that are clipped."""
+        clipped = {id(x) for x in parameters}
+        for scaler, state in self._scalers.items():
+            if not scaler.is_enabled() or state.scaled is None or clipped & state.unscaled:
+                continue
+            scale = scaler.get_scale()
+            if scale != 1.0:
+                self._findings.add(
+                    "clip-before-unscale",
+                    self._kernels.place(),
+                    f"gradients that are multiplied by the scale, {scale:g}, were clipped",
+                )
+
+    def unscaled(self, scaler: GradScaler, optimizer: HasGroups) -> None:
+        """Note gradients that are unscaled."""
+        mine = {id(x) for x in _parameters(optimizer)}
+        self._half_model(_parameters(optimizer))  # PyTorch refuses gradients in fp16 now
+        state = self._of(scaler)
+        if mine <= state.unscaled and self._stepping is None and scaler.is_enabled():
+            self._findings.add(
+                "unscale-twice", self._kernels.place(), "unscale_ was called twice on one optimizer before update"
+            )
+        state.unscaled |= mine
+
+    def steps(self, scaler: GradScaler, optimizer: HasGroups) -> None:
+        """Look at a step that a scaler begins."""
+        self._stepping = scaler
+        state = self._of(scaler)
+        has_gradients = any(x.grad is not None for x in _parameters(optimizer))
+        if scaler.is_enabled() and state.scaled is None and state.updates and has_gradients:
+            self._findings.add(
+                "update-between-steps",
+                self._kernels.place(),
+                "update was called between the backward pass and this step: the gradients have an older scale",
+            )
+
+    def stepped(self, scaler: GradScaler, optimizer: torch.optim.Optimizer) -> None:
+        """Look at a step that a scaler ended: whether it was skipped."""
+        self._stepping = None
+        if not scaler.is_enabled():
+            return
+        state = self._of(scaler)
+        if not any(found.item() for found in scaler._found_inf_per_device(optimizer).values()):
+            state.skipped = 0
+            return
+        self._skipped_since_schedule = True
+        state.skipped += 1
+        # Where the loss is not finite, the finding of that says why.
+        if state.skipped == MANY_SKIPS and not self._lost:
+            made = next(iter(self._kernels.nonfinite), None)
+            bad = next((x for x in _parameters(optimizer) if not _finite(x.grad)), None)
+            first = f"first {made}" if made else f"first in the gradient of {self._name(bad)}"
+            self._findings.add(
+                "scale-falls-for-ever",
+                made.place if made else self._kernels.place(),
+                f"{MANY_SKIPS} steps in a row were skipped, and the scale fell to {scaler.get_scale():g}: {first}",
+            )
+
+    def updated(self, scaler: GradScaler) -> None:
+        """Note that a scale was updated."""
+        state = self._of(scaler)
+        state.updates += 1
+        state.scaled = None
+        state.unscaled.clear()
+
+    def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at an optimizer's step that begins."""
+        parameters = [x for x in _parameters(optimizer) if x.grad is not None]
+        if not parameters:
+            return
+        device = parameters[0].device.type
+        if _is_on(device):
+            self._findings.add("optimizer-in-region", self._kernels.place(), "the optimizer's step ran in a region")
+        self._half_model(parameters)
+        mine = {id(x) for x in parameters}
+        if self._stepping is None:
+            for scaler, state in self._scalers.items():
+                if scaler.is_enabled() and state.scaled and not mine & state.unscaled:
+                    self._findings.add(
+                        "step-outside-scaler",
+                        self._kernels.place(),
+                        f"the optimizer stepped with gradients multiplied by the scale, {scaler.get_scale():g}",
+                    )
+            if self.observing and (bad := next((x for x in parameters if not _finite(x.grad)), None)) is not None:
+                made = next((one for one in self._kernels.nonfinite if one.backward), None)
+                self._findings.add(
+                    "step-with-non-finite",
+                    made.place if made else self._kernels.place(),
+                    f"the optimizer stepped with a gradient of {self._name(bad)} that is not finite"
+                    + (f": {made}" if made else ""),
+                )
+        self._before = []
+        if self.observing:
+            low = [x for x in parameters if x.dtype in LOW and x.numel() <= 1 << 22][:4]
+            self._before = [(x, x.detach().clone()) for x in low]
+
+    def _half_model(self, parameters: Iterable[torch.Tensor]) -> None:
+        ran = {device for (device, region, _), count in self._seen.products.items() if region and count}
+        low = next((x for x in parameters if x.dtype in LOW and x.device.type in ran), None)
+        if low is not None:
+            self._findings.add(
+                "half-model-in-region",
+                self._kernels.place(),
+                f"{self._name(low)} is trained in {name_of(low.dtype)}, and products ran in a region",
+            )
+
+    def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at parameters after a step: whether they moved."""
+        self._skipped_since_schedule = False
+        for x, before in self._before:
+            asked = x.grad is not None and x.grad != 0
+            if asked is False or not bool(asked.any()):
+                continue
+            still = float((x.detach() == before)[asked].float().mean())
+            if still > 0.5:
+                self._findings.add(
+                    "low-parameters",
+                    self._kernels.place(),
+                    f"{still:.0%} of the elements of {self._name(x)} in "
+                    f"{name_of(x.dtype)} did not move in a step: the update is below half a unit of their last place",
+                )
+        for x, _ in self._before:
+            state = optimizer.state.get(x, {})
+            low = [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.dtype in LOW]
+            if "exp_avg_sq" in low:
+                self._findings.add(
+                    "low-moments",
+                    self._kernels.place(),
+                    f"the optimizer keeps {', '.join(low)} in {name_of(x.dtype)}, where a decay of 0.999 "
+                    "rounds to none",
+                )
+        self._before = []
+
+    def scheduled(self) -> None:
+        """Look at a scheduler's step."""
+        if self._skipped_since_schedule:
+            self._scheduled_after_skip += 1
+            self._skipped_since_schedule = False
+            if self._scheduled_after_skip == 2:  # the first skip only finds the scale
+                self._findings.add(
+                    "scheduler-after-skip",
+                    self._kernels.place(),
+                    "the scheduler stepped after steps that the scaler skipped, so the learning rate runs ahead",
+                )
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Tell what only the whole run shows, and let go of the scalers."""
+        ran = self._seen.products
+        low = {dtype for (_, region, dtype), count in ran.items() if region and count}
+        if self._fp16_backward and torch.float16 in low:
+            self._findings.add(
+                "fp16-without-scaler",
+                self._fp16_backward,
+                "products ran in fp16 and no loss was scaled: gradients below 6e-8 become 0",
+            )
+        for device, place in self._entered.items():
+            others = {other for other, region, _ in ran if other != device and not region}
+            if others and not any(other == device for other, _, _ in ran):
+                self._findings.add(
+                    "device-constant",
+                    place,
+                    f'autocast("{device}") was entered, and every product ran on {", ".join(sorted(others))}',
+                )
+        repeated = [number for number in self._seen.weight_casts.values() if number > 2]
+        # Between steps that train them, weights cannot be cast once and for all.
+        if repeated and self._entered and not self._trains:
+            self._findings.add(
+                "weights-cast-each-step",
+                next(iter(self._entered.values())),
+                f"{len(repeated)} parameters were cast {max(repeated)} times, and nothing was trained: "
+                f"{self._seen.weight_bytes / 1e6:.1f} MB read and written",
+            )
+        self._scalers.clear()
+
+    def _of(self, scaler: GradScaler) -> _Scaling:
+        return self._scalers.setdefault(scaler, _Scaling())
+
+    def _name(self, parameter: torch.Tensor | None) -> str:
+        return self._kernels.parameters.get(id(parameter), "a parameter")
+
+
+def _parameters(optimizer: HasGroups) -> list[torch.Tensor]:
+    return [x for group in optimizer.param_groups for x in group["params"]]
+
+
+def _finite(x: torch.Tensor | None) -> bool:
+    return x is None or x.layout is not torch.strided or bool(x.isfinite().all())
+
+
+def _is_on(device: str) -> bool:
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def _enabled(given: Iterable[torch.Tensor]) -> str:
+    """Return the device type of some tensors that a region is on for; "" for none."""
+    return next((x.device.type for x in given if _is_on(x.device.type)), "")

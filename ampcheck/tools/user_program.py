@@ -1,0 +1,123 @@
+"""Run the user's program: a script with its arguments, or a function of a module."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NoReturn
+
+from ampcheck.errors import UsageError
+
+_RUNS = (str(Path(__file__).parents[1]) + os.sep, "<frozen runpy>", runpy.__file__)
+"""Files whose frames are around a program, and between it and PyTorch."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are UsageErrors. Everything after the program's name is the program's."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the program and its arguments, which come last."""
+    parser.add_argument("target", metavar="SCRIPT.py | MODULE:FUNCTION", help="what to run")
+    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARG", help="given to the script")
+
+
+def check_writable(path: Path | None) -> None:
+    """Raise UsageError for a file whose folder does not exist, before a program has run for it."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise UsageError(f"{path} cannot be written: its folder does not exist")
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file. Raises UsageError where it cannot be written."""
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def run(program: Callable[[], object], watching: AbstractContextManager[object]) -> int:
+    """Run a program while something watches it. Returns its exit code, or 1 where it raised."""
+    try:
+        with watching:
+            program()
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+        return 1
+    except Exception as error:  # whatever a program raises: what it did until then is shown
+        print("".join(_own_frames(error)), end="", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _own_frames(error: Exception) -> list[str]:
+    """Return the lines of a traceback without the frames that run and watch the program."""
+    told = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = told
+    while part is not None:
+        kept = [frame for frame in part.stack if not frame.filename.startswith(_RUNS)]
+        part.stack = traceback.StackSummary.from_list(kept or part.stack)
+        part = part.__cause__ or part.__context__
+    return list(told.format())
+
+
+def find(target: str, args: list[str]) -> Callable[[], object]:
+    """Return what runs a script, or a function given as MODULE:FUNCTION, whose module is imported here.
+
+    Raises UsageError where there is none, or where arguments are given to a function.
+    """
+    module, colon, function = target.partition(":")
+    if target.endswith(".py") or not colon:
+        return _script(Path(target), args)
+    if args:
+        raise UsageError(f"{target} is called without arguments, but {' '.join(args)!r} was given")
+    return _function(module, function)
+
+
+def _script(path: Path, args: list[str]) -> Callable[[], object]:
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise UsageError(f"{path} {what}; give a script, or a function as MODULE:FUNCTION")
+
+    def run() -> None:
+        sys.argv = [str(path), *args]
+        sys.path.insert(0, str(path.absolute().parent))
+        runpy.run_path(str(path), run_name="__main__")
+
+    return run
+
+
+def _function(module: str, name: str) -> Callable[[], object]:
+    if not module or not name:
+        raise UsageError(f"{module}:{name} names no function; it is written MODULE:FUNCTION")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.import_module(module)
+    except Exception as error:  # an import can raise anything
+        raise UsageError(f"module {module} cannot be imported: {type(error).__name__}: {error}") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UsageError(f"module {module} has no function {name}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(f"{module}:{name} is a {type(found).__name__}, not a function")
+    try:
+        inspect.signature(found).bind()
+    except TypeError as error:
+        raise UsageError(f"{module}:{name} cannot be called without arguments: {error}") from error
+    except ValueError:  # a builtin that tells nothing of its arguments
+        pass
+    return found
