@@ -30,7 +30,7 @@ from ampcheck.checks.scenario import DeviceAmp
 from ampcheck.errors import CheckFailure, HarnessError, Unsupported
 from ampcheck.programs.regions import sides
 from ampcheck.runner.collect import CASE
-from ampcheck.runner.deviations import Deviation, KnownDeviations
+from ampcheck.runner.deviations import KnownDeviations
 from ampcheck.runner.record import RED
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
@@ -350,24 +350,24 @@ class Doubling:
 
 
 def choose(items: Sequence[pytest.Item], known: KnownDeviations, most: int, only: Sequence[str]) -> list[pytest.Item]:
-    """Return the first cases of each glob of each entry, on each device, at most so many an entry and device."""
+    """Return cases of each entry on each device, at most so many: the first one of each glob, then further ones."""
     taken: dict[tuple[str, str], int] = defaultdict(int)
     globs: set[tuple[str, str, str]] = set()
-    found = []
-    for item in items:
-        case = item.stash.get(CASE, None)
-        if case is None:
-            continue
-        for entry in known.of(case.device, case.name):
-            if entry.kind == "unsupported" or entry.id in ANY_VALUE or (only and entry.id not in only):
-                continue
-            glob = next(g for g in entry.cases if Deviation.covers(replace(entry, cases=(g,)), case.name))
-            if taken[entry.id, case.device] < most and (entry.id, glob, case.device) not in globs:
-                globs.add((entry.id, glob, case.device))
-                taken[entry.id, case.device] += 1
-                found.append(item)
-                break
-    return found
+    found: dict[pytest.Item, None] = {}
+    cases = [(item, item.stash[CASE]) for item in items if CASE in item.stash]
+    spoken_of = [(item, case.device, case.name, known.of(case.device, case.name)) for item, case in cases]
+    for again in (False, True):
+        for item, device, name, entries in spoken_of:
+            for entry in entries:
+                if entry.kind == "unsupported" or entry.id in ANY_VALUE or (only and entry.id not in only):
+                    continue
+                glob = next(g for g in entry.cases if replace(entry, cases=(g,)).covers(name))
+                if taken[entry.id, device] < most and (again or (entry.id, glob, device) not in globs):
+                    globs.add((entry.id, glob, device))
+                    taken[entry.id, device] += item not in found
+                    found[item] = None
+                    break
+    return list(found)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
