@@ -8,6 +8,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,19 @@ from ampcheck.runner.run import environment
 from ampcheck.runner.worker import Worker
 from ampcheck.tools.power.source import UNAPPLIED, SourceMutant, Target, generate, path_of
 
+_COMPILED, _RANKS = ("jit/*",), ("autograd/ranks", "autograd/dataparallel")
+_AMP = r"\bamp\b|_amp\b|[aA]utocast"
 TARGETS = (
     Target("torch.amp.autocast_mode"),
     Target("torch.amp.grad_scaler"),
     Target("torch.distributed.fsdp.sharded_grad_scaler"),
     Target("torch.utils.checkpoint", about="autocast"),
-    Target("torch._dynamo.variables.ctx_manager", ("AutocastModeVariable.*",)),
-    Target("torch._functorch._aot_autograd.graph_compile", about="amp|[aA]utocast"),
-    Target("torch._functorch._aot_autograd.collect_metadata_analysis", about="autocast"),
-    Target("torch._functorch._aot_autograd.utils", about="amp|[aA]utocast"),
-    Target("torch.distributed.fsdp._fully_shard._fsdp_param", ("*",), "reduce_dtype|param_dtype"),
-    Target("torch.distributed.fsdp._fully_shard._fsdp_state", ("*",), "_cast|cast_|output_dtype"),
+    Target("torch._dynamo.variables.ctx_manager", ("AutocastModeVariable.*",), rules=_COMPILED),
+    Target("torch._functorch._aot_autograd.graph_compile", about=_AMP, rules=_COMPILED),
+    Target("torch._functorch._aot_autograd.collect_metadata_analysis", about=_AMP, rules=_COMPILED),
+    Target("torch._functorch._aot_autograd.utils", about=_AMP, rules=_COMPILED),
+    Target("torch.distributed.fsdp._fully_shard._fsdp_param", about="reduce_dtype|param_dtype", rules=_RANKS),
+    Target("torch.distributed.fsdp._fully_shard._fsdp_state", about="_cast|cast_|output_dtype", rules=_RANKS),
 )
 """What of PyTorch is mutated."""
 EQUIVALENT: Mapping[tuple[str, str, str], str] = {}
@@ -152,7 +155,10 @@ class Power:
         for case in ordered:
             place[case] = seen[row[case]]
             seen[row[case]] += 1
-        return sorted(ordered, key=lambda case: place[case])[: self._most]
+        first = sorted(ordered, key=lambda case: place[case])
+        globs = next(target.rules for target in TARGETS if target.module == mutant.module)
+        others = [case for case in self._lines if case not in running and _matches(case, globs)]
+        return [*first[: self._most], *_spread(others, max(self._most - len(first), 0))]
 
     def try_out(self, mutant: SourceMutant) -> Outcome:
         """Try a mutant on its cases until one notices it."""
@@ -184,6 +190,10 @@ class Power:
                 self._worker = None
             self._ask({"do": "cases"}, START)
         return str(answer["status"])
+
+
+def _matches(case: str, globs: Sequence[str]) -> bool:
+    return any(fnmatchcase(case.rpartition("/")[0], glob) for glob in globs)
 
 
 def _spread(cases: Sequence[str], count: int) -> list[str]:

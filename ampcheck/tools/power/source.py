@@ -28,11 +28,16 @@ Functions = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A module whose source is mutated: its functions, and where `about` is given, statements that mention it."""
+    """A module whose source is mutated: its functions, and where `about` is given, statements that mention it.
+
+    `rules`: globs of `suite/rule` whose cases are tried after those that were seen to run a line. Of what Dynamo runs
+    while it compiles not every line is seen.
+    """
 
     module: str
     functions: Functions = ("*",)
     about: str = ""
+    rules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +108,11 @@ def _in_block(block: list[ast.stmt], function: str) -> Iterator[Mutation]:
 def _in_statement(block: list[ast.stmt], place: int, statement: ast.stmt, function: str) -> Iterator[Mutation]:
     text = _head(statement)
 
-    def put(new: ast.stmt, change: str) -> Mutation:
+    def put(new: ast.stmt, change: str, about: str = text) -> Mutation:
         def apply() -> None:
             block[place] = ast.copy_location(new, statement)
 
-        return Mutation(function, statement.lineno, change, text, apply)
+        return Mutation(function, statement.lineno, change, about, apply)
 
     match statement:
         case ast.Expr(value=ast.Constant()) | ast.Import() | ast.ImportFrom() | ast.Pass() | ast.Assert():
@@ -121,11 +126,12 @@ def _in_statement(block: list[ast.stmt], place: int, statement: ast.stmt, functi
         case ast.Continue():
             yield put(ast.Break(), "`break` for `continue`")
         case ast.With(items=items):
-            for number, item in enumerate(items):
+            for item in items:
                 rest = [other for other in items if other is not item]
                 kept = _with(statement, rest) if rest else ast.If(ast.Constant(True), statement.body, [])
-                if item.optional_vars is None:
-                    yield put(kept, f"without `with {ast.unparse(items[number].context_expr)}`")
+                entered = _text(item.context_expr)
+                if item.optional_vars is None and "record_function" not in entered:  # a label in a profile
+                    yield put(kept, f"without `with {entered}`", entered)
         case ast.If(test=test) if "is_scripting" in ast.unparse(test):  # TorchScript compiles its text, and runs none
             yield from _in_block(statement.orelse, function)
             return
@@ -150,9 +156,9 @@ def _in_value(parent: ast.AST, name: str, value: object, function: str, text: st
     for number, each in enumerate(values):
         place = number if isinstance(value, list) else None
         if isinstance(each, ast.expr):
-            yield from _replaced(parent, name, place, each, function, text)
             if isinstance(each, ast.JoinedStr) or (isinstance(each, ast.Call) and _warns(each)):
                 continue
+            yield from _replaced(parent, name, place, each, function, text)
             for field, inner in ast.iter_fields(each):
                 yield from _in_value(each, field, inner, function, text)
         elif isinstance(each, ast.withitem | ast.keyword | ast.comprehension):
@@ -161,7 +167,7 @@ def _in_value(parent: ast.AST, name: str, value: object, function: str, text: st
 
 
 def _warns(call: ast.Call) -> bool:
-    return any(word in ast.unparse(call.func) for word in ("warn", "log", "Error"))
+    return any(word in ast.unparse(call.func) for word in ("warn", "log", "Error", "record_function"))
 
 
 def _replaced(
