@@ -21,8 +21,9 @@ def add(commands: Subparsers) -> None:
         "power",
         help="how many generated faults of PyTorch the cases notice",
         description="Mutate the Python source of PyTorch's automatic mixed precision, one node of its syntax tree at a "
-        "time, and run the cases that execute the changed line until one turns red. Prints how many mutants are "
-        "killed, by module and rule, and lists the survivors. An interrupted measurement goes on.",
+        "time, and the autocast kernels of the devices; run the cases that execute the change until one turns red. "
+        "Prints how many mutants are killed, by class and rule, and lists the survivors. An interrupted measurement "
+        "goes on.",
     )
     add = parser.add_argument
     add("--device", action="append", default=[], metavar="NAME", help="a device of the cases, by default cpu")
@@ -59,8 +60,9 @@ def run(args: argparse.Namespace) -> int:
     for rule in args.rule:
         if rule not in RULES:
             raise UsageError(f"there is no rule named {rule!r}; ampcheck manifest lists the cases of each")
-    devices = [device.name for device in select(args.device or ["cpu"], [])]
-    mutants = measure.population()
+    chosen = select(args.device or ["cpu"], [])
+    devices = [device.name for device in chosen]
+    mutants = measure.population(chosen)
     drawn = measure.draw(mutants, args.sample, args.seed)
     power = measure.Power(devices, args.work, args.most, args.per_scenario, args.rule)
     try:

@@ -12,6 +12,7 @@ from ampcheck.cli import main
 from ampcheck.errors import UsageError
 from ampcheck.report.conformance import pages
 from ampcheck.tools.power import measure
+from ampcheck.tools.power.kernels import KernelMutant, injected
 from ampcheck.tools.power.source import SourceMutant, Target, applied, generate
 
 MODULE = "torch.amp.autocast_mode"
@@ -39,6 +40,23 @@ def test_a_default_is_changed_and_put_back() -> None:
         assert not torch.is_autocast_enabled("cpu")
     with torch.autocast("cpu"):
         assert torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "shape", "dtype"),
+    [
+        ("policy dropped", (2, 2), torch.float32),
+        ("a dimension too many", (1, 2, 2), torch.bfloat16),
+        ("wrong dtype", (2, 2), torch.float64),
+    ],
+)
+def test_a_kernel_is_changed_and_put_back(change: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    one = torch.ones(2, 2)
+    with torch.autocast("cpu"):
+        with injected(KernelMutant("cpu", "cpu", "AutocastCPU", "mm", "downcast", change)):
+            wrong = torch.mm(one, one)
+        assert (wrong.shape, wrong.dtype) == (shape, dtype)
+        assert torch.mm(one, one).dtype == torch.bfloat16
 
 
 def test_a_target_may_name_what_its_statements_mention() -> None:

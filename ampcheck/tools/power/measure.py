@@ -15,10 +15,14 @@ from typing import Any
 import torch
 from tabulate import tabulate
 
+from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import RED
 from ampcheck.runner.run import environment
 from ampcheck.runner.worker import Worker
+from ampcheck.tools.power import kernels
+from ampcheck.tools.power.kernels import KernelMutant
+from ampcheck.tools.power.process import mutant_of
 from ampcheck.tools.power.source import UNAPPLIED, SourceMutant, Target, generate, path_of
 
 _COMPILED, _RANKS = ("jit/*",), ("autograd/ranks", "autograd/dataparallel")
@@ -36,13 +40,21 @@ TARGETS = (
     Target("torch.distributed.fsdp._fully_shard._fsdp_state", about="_cast|cast_|output_dtype", rules=_RANKS),
 )
 """What of PyTorch is mutated."""
-EQUIVALENT: Mapping[tuple[str, str, str], str] = {}
-"""By module, function and change, why a mutant behaves as what it changes does."""
+EQUIVALENT: Mapping[tuple[str, str], str] = {}
+"""By function and change, why a mutant behaves as what it changes does."""
 
 LIMIT = 120.0
 """Seconds that a case may take under a mutant; one that takes longer notices it."""
 START = 900.0
 """Seconds that collecting the cases may take."""
+
+
+Mutant = SourceMutant | KernelMutant
+
+
+def group(mutant: Mutant) -> str:
+    """Return the class of a mutant: the module that it changes, or how it changes kernels."""
+    return mutant.module if isinstance(mutant, SourceMutant) else f"kernels: {mutant.change}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +65,7 @@ class Outcome:
     first one tried. `tried`: how many cases ran under it. `why`: of a survivor, the reason as far as it is known.
     """
 
-    mutant: SourceMutant
+    mutant: Mutant
     killed: str
     by: str
     rule: str
@@ -61,12 +73,12 @@ class Outcome:
     why: str = ""
 
 
-def draw(mutants: Sequence[SourceMutant], sample: int, seed: int) -> list[SourceMutant]:
-    """Draw mutants: as near as can be the same number of each module, evenly over its lines from a random start."""
+def draw(mutants: Sequence[Mutant], sample: int, seed: int) -> list[Mutant]:
+    """Draw mutants: as near as can be the same number of each class, evenly over its members from a random start."""
     by_module = defaultdict(list)
     for mutant in mutants:
-        by_module[mutant.module].append(mutant)
-    left, drawn = sample, list[SourceMutant]()
+        by_module[group(mutant)].append(mutant)
+    left, drawn = sample, list[Mutant]()
     chance = random.Random(seed)
     for number, module in enumerate(sorted(by_module, key=lambda name: len(by_module[name]))):
         whole = by_module[module]
@@ -99,9 +111,11 @@ class Power:
         except OSError as error:
             raise UsageError(f"the folder {folder} cannot be written: {error.strerror}") from error
         rows: dict[str, list[str]] = defaultdict(list)
-        for key, row in self._ask({"do": "cases"}, START)["cases"].items():
+        self._of_op: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for key, (row, op, device) in self._ask({"do": "cases"}, START)["cases"].items():
             if not rules or key.split("/")[1] in rules:
                 rows[row].append(key)
+                self._of_op[op, device].append(key)
         self._rows = rows
         self._lines: dict[str, dict[str, set[int]]] = {}
 
@@ -144,8 +158,12 @@ class Power:
             if status == "pass":
                 self._lines[case] = {file: set(numbers) for file, numbers in lines.items()}
 
-    def candidates(self, mutant: SourceMutant) -> list[str]:
+    def candidates(self, mutant: Mutant) -> list[str]:
         """Return the cases that run a mutant's line, those first that run little else of its file, a scenario each."""
+        if isinstance(mutant, KernelMutant):
+            cases = self._of_op[mutant.overload, mutant.device]
+            eager = [case for case in cases if case.startswith("eager/")]
+            return [*_spread(eager, self._most // 2), *_spread([c for c in cases if c not in eager], self._most // 2)]
         file = str(path_of(mutant.module))
         running = {case: len(lines[file]) for case, lines in self._lines.items() if mutant.line in lines.get(file, ())}
         ordered = sorted(running, key=lambda case: (running[case], case))
@@ -160,9 +178,9 @@ class Power:
         others = [case for case in self._lines if case not in running and _matches(case, globs)]
         return [*first[: self._most], *_spread(others, max(self._most - len(first), 0))]
 
-    def try_out(self, mutant: SourceMutant) -> Outcome:
+    def try_out(self, mutant: Mutant) -> Outcome:
         """Try a mutant on its cases until one notices it."""
-        if why := EQUIVALENT.get((mutant.module, mutant.function, mutant.change)):
+        if isinstance(mutant, SourceMutant) and (why := EQUIVALENT.get((mutant.function, mutant.change))):
             return Outcome(mutant, "", "", "", 0, f"equivalent: {why}")
         cases = self.candidates(mutant)
         for number, case in enumerate(cases, 1):
@@ -172,9 +190,9 @@ class Power:
             if status:
                 return Outcome(mutant, status, case, "/".join(case.split("/")[:2]), number)
         rule = "/".join(cases[0].split("/")[:2]) if cases else "none"
-        return Outcome(mutant, "", "", rule, len(cases), "" if cases else "no recorded case runs its line")
+        return Outcome(mutant, "", "", rule, len(cases), "" if cases else "no case that was tried runs it")
 
-    def _kill(self, mutant: SourceMutant, case: str) -> str:
+    def _kill(self, mutant: Mutant, case: str) -> str:
         """Return the status of a case that is red under a mutant and green after it, in this process or a fresh one."""
         for _ in range(2):
             answer = self._ask({"do": "try", "mutant": asdict(mutant), "case": case}, LIMIT)
@@ -201,15 +219,15 @@ def _spread(cases: Sequence[str], count: int) -> list[str]:
     return [cases[place * len(cases) // count] for place in range(count)] if len(cases) > count else list(cases)
 
 
-def population() -> list[SourceMutant]:
-    """Return every mutant."""
-    return [mutant for target in TARGETS for mutant in generate(target)]
+def population(devices: Sequence[Device]) -> list[Mutant]:
+    """Return every mutant; those of kernels on some devices."""
+    return [*(mutant for target in TARGETS for mutant in generate(target)), *kernels.generate(devices)]
 
 
-def measure(power: Power, drawn: Iterable[SourceMutant], results: Path, tell: Callable[[str], None]) -> list[Outcome]:
+def measure(power: Power, drawn: Iterable[Mutant], results: Path, tell: Callable[[str], None]) -> list[Outcome]:
     """Try mutants. An outcome is appended to `results` at once; those that it has are not measured again."""
     known = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()] if results.exists() else []
-    done = {Outcome(**{**line, "mutant": SourceMutant(**line["mutant"])}) for line in known}
+    done = {Outcome(**{**line, "mutant": mutant_of(line["mutant"])}) for line in known}
     by_mutant = {outcome.mutant: outcome for outcome in done}
     found = []
     chosen = list(drawn)
@@ -237,7 +255,7 @@ def fields(outcomes: Sequence[Outcome], total: int, devices: Sequence[str]) -> d
         "mutants": len(counted),
         "killed": sum(bool(each.killed) for each in counted),
         "equivalent": len(outcomes) - len(counted),
-        "modules": _tally(counted, lambda each: each.mutant.module),
+        "modules": _tally(counted, lambda each: group(each.mutant)),
         "rules": _tally(counted, lambda each: each.rule),
         "survivors": [_survivor(each) for each in counted if not each.killed],
     }
@@ -255,9 +273,10 @@ def _tally(outcomes: Iterable[Outcome], name: Callable[[Outcome], str]) -> list[
 
 def _survivor(outcome: Outcome) -> str:
     mutant = outcome.mutant
-    file = mutant.module.replace(".", "/") + ".py"
     why = outcome.why or f"none of {outcome.tried} cases that run it notices"
-    return f"{file}:{mutant.line} {mutant.function}: {mutant.change} ({why})"
+    if isinstance(mutant, KernelMutant):
+        return f"{mutant.key} {mutant.overload} ({mutant.policy}): {mutant.change} ({why})"
+    return f"{mutant.module.replace('.', '/')}.py:{mutant.line} {mutant.function}: {mutant.change} ({why})"
 
 
 def text(figures: Mapping[str, Any]) -> str:
@@ -273,7 +292,7 @@ def text(figures: Mapping[str, Any]) -> str:
             [[row["name"], row["killed"], row["mutants"] - row["killed"], row["mutants"]] for row in figures[name]],
             headers=[title, "killed", "survived", "mutants"],
         )
-        for name, title in (("modules", "module"), ("rules", "rule that notices them"))
+        for name, title in (("modules", "class of mutants"), ("rules", "rule that notices them"))
     ]
     return "\n\n".join(
         [head, *tables, *(["Survivors:\n" + "\n".join(figures["survivors"])] if mutants > killed else [])]

@@ -10,7 +10,7 @@ import json
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType, FunctionType
 from typing import Any
@@ -23,6 +23,7 @@ from ampcheck.observe.isolation import reset
 from ampcheck.runner.collect import CASE
 from ampcheck.runner.run import suites_folder
 from ampcheck.runner.worker import Channel
+from ampcheck.tools.power.kernels import KernelMutant, injected
 from ampcheck.tools.power.source import UNAPPLIED, SourceMutant, applied, living, path_of
 
 Lines = dict[str, set[int]]
@@ -49,9 +50,10 @@ class Suites:
         self._items = {item.stash[CASE].key: item for item in session.items if CASE in item.stash}
         self._result: Mapping[str, Any] = {}
 
-    def cases(self) -> dict[str, str]:
-        """Return the row of each case: its suite and rule, and its scenario where it is not of an op."""
-        return {key: _row(item) for key, item in self._items.items()}
+    def cases(self) -> dict[str, list[str]]:
+        """Return of each case its row (its suite and rule, and its scenario if it is one), op and device."""
+        of = {key: item.stash[CASE] for key, item in self._items.items()}
+        return {key: [_row(self._items[key]), case.op, case.device] for key, case in of.items()}
 
     def run(self, key: str) -> Mapping[str, Any]:
         """Run a case now, and return its result as a run file has it."""
@@ -98,6 +100,25 @@ def _touched(suites: Suites, key: str, files: Sequence[str]) -> tuple[str, dict[
     return str(result.get("status", "")), {file: sorted(found) for file, found in lines.items() if found}
 
 
+def _under(
+    mutant: SourceMutant | KernelMutant | None, functions: dict[str, list[FunctionType]]
+) -> AbstractContextManager[None]:
+    """Enter a mutant. `functions`: those that live of each module, which are looked up once."""
+    if mutant is None:
+        return nullcontext()
+    if isinstance(mutant, KernelMutant):
+        return injected(mutant)
+    if mutant.module not in functions:
+        importlib.import_module(mutant.module)
+        functions[mutant.module] = living([str(path_of(mutant.module))])
+    return applied(mutant, functions[mutant.module])
+
+
+def mutant_of(fields: Mapping[str, Any]) -> SourceMutant | KernelMutant:
+    """Return a mutant from JSON data."""
+    return KernelMutant(**fields) if "overload" in fields else SourceMutant(**fields)
+
+
 def main(devices: Sequence[str]) -> None:
     """Answer until there is nothing more to read."""
     channel = Channel()
@@ -111,12 +132,9 @@ def main(devices: Sequence[str]) -> None:
             status, lines = _touched(suites, asked["case"], asked["files"])
             channel.send({"status": status, "lines": lines})
         else:
-            mutant = SourceMutant(**asked["mutant"]) if asked["mutant"] else None
+            mutant = mutant_of(asked["mutant"]) if asked["mutant"] else None
             try:
-                if mutant is not None and mutant.module not in functions:
-                    importlib.import_module(mutant.module)
-                    functions[mutant.module] = living([str(path_of(mutant.module))])
-                with applied(mutant, functions[mutant.module]) if mutant else nullcontext():
+                with _under(mutant, functions):
                     result = suites.run(asked["case"])
             except ValueError as error:
                 result = {"status": UNAPPLIED, "message": str(error)}
