@@ -29,9 +29,9 @@ RESULTS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     QUARTER: lambda t: t * 1.25,
     "a dimension too many": lambda t: t.unsqueeze(0),
     "wrong strides": _spread_out,
-    "wrong dtype": lambda t: t.double(),
+    "wrong dtype": lambda t: t.to(torch.complex128 if t.is_complex() else torch.float64),
 }
-"""What becomes of a kernel's floating results."""
+"""What becomes of a kernel's floating and complex results."""
 DROPPED, CHANGED = "policy dropped", "another policy"
 
 
@@ -87,7 +87,7 @@ def _wrong(mutant: KernelMutant) -> Callable[..., Any]:
         if mutant.change in RESULTS:
             change = RESULTS[mutant.change]
             out = kernel.call_boxed(keyset, *args, **kwargs)
-            return map_tensors(out, lambda t: change(t) if t.is_floating_point() else t)
+            return map_tensors(out, lambda t: change(t) if t.is_floating_point() or t.is_complex() else t)
         with ExcludeDispatchKeyGuard(key):
             if mutant.change == DROPPED:
                 return op(*args, **kwargs)
