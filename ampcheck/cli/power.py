@@ -65,10 +65,15 @@ def run(args: argparse.Namespace) -> int:
     mutants = measure.population(chosen)
     drawn = measure.draw(mutants, args.sample, args.seed)
     power = measure.Power(devices, args.work, args.most, args.per_scenario, args.rule)
+    of = "-".join([*devices, *sorted(args.rule), str(args.most), str(args.per_scenario)]).replace(":", "_")
+    outcomes: list[measure.Outcome] = []
     try:
         power.record(_tell)
-        of = "-".join([*devices, *sorted(args.rule), str(args.most), str(args.per_scenario)]).replace(":", "_")
-        outcomes = measure.measure(power, drawn, args.work / f"power-{of}.jsonl", _tell)
+        for outcome in measure.measure(power, drawn, args.work / f"power-{of}.jsonl", _tell):
+            outcomes.append(outcome)
+    except KeyboardInterrupt:
+        print(measure.text(measure.fields(outcomes, len(mutants), devices)))
+        raise
     finally:
         power.close()
     figures = measure.fields(outcomes, len(mutants), devices)

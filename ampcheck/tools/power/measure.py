@@ -6,7 +6,7 @@ import json
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -225,22 +225,21 @@ def population(devices: Sequence[Device]) -> list[Mutant]:
     return [*(mutant for target in TARGETS for mutant in generate(target)), *kernels.generate(devices)]
 
 
-def measure(power: Power, drawn: Iterable[Mutant], results: Path, tell: Callable[[str], None]) -> list[Outcome]:
-    """Try mutants. An outcome is appended to `results` at once; those that it has are not measured again."""
+def measure(power: Power, drawn: Iterable[Mutant], results: Path, tell: Callable[[str], None]) -> Iterator[Outcome]:
+    """Try mutants and yield outcomes, each appended to `results` at once; those that it has are not measured again."""
     known = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()] if results.exists() else []
     done = {Outcome(**{**line, "mutant": mutant_of(line["mutant"])}) for line in known}
     by_mutant = {outcome.mutant: outcome for outcome in done}
-    found = []
-    chosen = list(drawn)
+    killed, chosen = 0, list(drawn)
     with results.open("a", encoding="utf-8") as out:
         for number, mutant in enumerate(chosen, 1):
             if mutant not in by_mutant:
                 by_mutant[mutant] = power.try_out(mutant)
                 print(json.dumps(asdict(by_mutant[mutant])), file=out, flush=True)
-            found.append(by_mutant[mutant])
+            killed += bool(by_mutant[mutant].killed)
+            yield by_mutant[mutant]
             if number % 10 == 0 or number == len(chosen):
-                tell(f"{number} of {len(chosen)} mutants, {sum(bool(each.killed) for each in found)} killed")
-    return found
+                tell(f"{number} of {len(chosen)} mutants, {killed} killed")
 
 
 # ---- telling it
