@@ -179,6 +179,16 @@ def strides(got: torch.Tensor, right: Collection[tuple[int, ...]], what: str) ->
     return [] if layout(got) in right else [told]
 
 
+def same_tensor(
+    x: torch.Tensor, y: torch.Tensor, values: tuple[torch.Tensor, torch.Tensor] | None, what: str
+) -> list[str]:
+    """Compare shape, strides and bits of a tensor with the reference. `values`: both on the CPU, if they have any."""
+    if x.shape != y.shape:
+        return [f"{what} has shape {tuple(x.shape)}; expected {tuple(y.shape)}"]
+    out = strides(x, [layout(y)], what)
+    return out + (same_bits(*values, what) if values else [])
+
+
 def own_memory(got: torch.Tensor, inputs: Sequence[torch.Tensor], aliases: Collection[int], what: str) -> list[str]:
     """Check that an output shares memory with no input but those at the places `aliases`."""
     return [

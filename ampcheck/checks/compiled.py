@@ -14,7 +14,7 @@ from ampcheck.checks.base import OpCheck, carrying
 from ampcheck.checks.call import CallPlan, plan
 from ampcheck.checks.comparisons import output_dtypes
 from ampcheck.checks.forward import judge_raise, run_reference
-from ampcheck.checks.program import PlainProgram, region
+from ampcheck.checks.program import PlainProgram, cast_blocks, region
 from ampcheck.compilers import source
 from ampcheck.compilers.kinds import COMPILERS, Compiler, Everything, quiet, source_of_making
 from ampcheck.devices.base import Device
@@ -121,6 +121,7 @@ class Parity:
         for call in ("first", "second"):
             got = self.run(compiled.call, grads=grads)
             found = carrying(got.error, compare_programs(got, want, self.name)) or self._values(got, want)
+            found = found or self._by_hand(got, grads=grads)
             if found:
                 return [*found, *([] if call == "first" else ["the first call was right"])]
         if compiled.observe is None or want.error is not None:
@@ -147,15 +148,32 @@ class Parity:
         if type(reference.error) is type(want.error) and str(reference.error) == str(want.error):
             judge_raise(want.error, self.device, self.todo)
 
-    def run(self, call: Callable[..., object], *, grads: bool) -> ProgramOutcome:
-        """Run a program once on fresh leaves."""
+    def run(
+        self, call: Callable[..., object], *, grads: bool, region: AbstractContextManager[object] | None = None
+    ) -> ProgramOutcome:
+        """Run a program once on fresh leaves, in the region around it unless another context is given."""
 
         def leaves() -> list[torch.Tensor]:
             made = self.leaves(grads=grads)
             self.device.seed()
             return made
 
-        return run_program(call, leaves, self.mode(), self.region(), self.device.type, grads)
+        return run_program(call, leaves, self.mode(), region or self.region(), self.device.type, grads)
+
+    def by_hand(self, *given: torch.Tensor) -> object:
+        """Return what the program gives if its inputs are cast by hand and no region is entered."""
+        return self.todo.reference()(*self.todo.cast(given))
+
+    def _by_hand(self, got: ProgramOutcome, *, grads: bool) -> list[str]:
+        """Compare the program with the call on inputs cast by hand: eager mode may have the same fault.
+
+        A call that raises in the program and in eager mode alike is left to the eager case of the same call.
+        """
+        if got.error is not None:
+            return []
+        want = self.run(self.by_hand, grads=grads, region=nullcontext())
+        found = compare_programs(got, want, self.name) or self._values(got, want)
+        return [f"{text} (eager mode is the call on explicitly cast inputs, without a region)" for text in found]
 
     def _values(self, got: ProgramOutcome, want: ProgramOutcome) -> list[str]:
         if not self.device.has_values or self.todo.op.values == "none":
@@ -246,6 +264,9 @@ def compare_programs(got: ProgramOutcome, want: ProgramOutcome, name: str) -> li
         return [f"{name} ran; eager mode raises {one_line(want.error)}"]
     out = [] if got.state == want.state else [f"{name} left the state {got.state}; eager mode {want.state}"]
     out += output_dtypes(got.outputs, [name_of(x.dtype) for x in want.outputs], name)
+    for place, (x, y) in enumerate(zip(got.outputs, want.outputs, strict=False)):
+        if x.shape != y.shape:
+            out.append(f"output {place} of {name} has shape {[*x.shape]}; eager mode {[*y.shape]}")
     if len(got.grads) != len(want.grads):
         out.append(f"{name} gave {len(got.grads)} gradients; eager mode {len(want.grads)}")
     for place, pair in enumerate(zip(got.grads, want.grads, strict=False)):
@@ -292,6 +313,7 @@ class CompiledOpProgram(PlainProgram):
     def __init__(self, case: Case, device: Device, mode: str = "", layout: layouts.Layout | None = None) -> None:
         super().__init__(device, plan(replace(case, sample=""), device), layout)
         self.case, self.compiler, self.name = case, COMPILERS[case.compiler], f"{case.compiler}: aten::{case.op}"
+        self.called = self.blocks[1] if self.reference == "call" else ""
         self.blocks[1] = source.text(case, device, self.todo.sample).rstrip()
         self.eager = "program"
         if case.compiler == "script":  # in Python, a name without the overload may find another one
@@ -302,6 +324,8 @@ class CompiledOpProgram(PlainProgram):
         self.grads = mode == "grad" if mode else self.compiler.grads and device.has_values
         modes = {"no_grad": "torch.no_grad()", "inference": "torch.inference_mode()"}
         entered = f"{modes.get(mode, 'nullcontext()')}, {self.around}, {device.type!r}"
+        self.unregioned = f"{modes.get(mode, 'nullcontext()')}, nullcontext(), {device.type!r}"
+        self.leaves = f"{self.grads or mode == 'no_grad'}"
         how, expression = source_of_making(case.compiler, "program", "inputs()")
         self.make = f"with {self.around}:\n        compiled = {expression}"
         self.add(
@@ -318,8 +342,11 @@ class CompiledOpProgram(PlainProgram):
             return self.text(modules)
         again = f"if want.error:\n    want = run({self.eager}, False)\n" * self.grads
         self.add(
-            [refusal, compare_programs],
+            [refusal, compare_programs, run_program, leaves_of],
+            *cast_blocks(self.todo, self.case.rule),
+            *filter(None, [self.called]),
             f"""\
+by_hand = lambda *given: {self.reference}(*cast(given))
 want = run({self.eager}, {self.grads})
 {again}try:
     {self.make}
@@ -329,7 +356,11 @@ except Exception as error:
 for turn in ("first", "second"):
     got = run(compiled.call, {self.grads}{" and not want.error" * self.grads})
     found = compare_programs(got, want, {self.name!r})
-{self._values()}    report(f"the {{turn}} call", found)""",
+{self._values()}    report(f"the {{turn}} call", found)
+if not got.error:
+    want = run_program(by_hand, lambda: leaves_of(inputs(), {self.leaves}), {self.unregioned}, {self.grads})
+    found = compare_programs(got, want, {self.name!r})
+{self._values()}    report("the call beside explicit casts", found)""",
         )
         if not message or "the kernel of" in message or "ran with dtype=" in message:
             found = f"same_kernels(seen, eagerly, {self.todo.expected.overload!r}, {self.name!r})"

@@ -171,6 +171,7 @@ def test_the_program_runs(compiler: str, tmp_path: Path) -> None:
     assert ran(text, tmp_path) == [
         "ok   the first call",
         "ok   the second call",
+        "ok   the call beside explicit casts",
         *["ok   what the kernel received"] * (compiler != "aot"),
     ]
     wrong = text.replace("got = run(compiled.call,", "got = run(lambda a, b: compiled.call(a, b).half(),")
