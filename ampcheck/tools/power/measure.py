@@ -273,7 +273,7 @@ def _tally(outcomes: Iterable[Outcome], name: Callable[[Outcome], str]) -> list[
 
 def _survivor(outcome: Outcome) -> str:
     mutant = outcome.mutant
-    why = outcome.why or f"none of {outcome.tried} cases that run it notices"
+    why = outcome.why or f"none of the {outcome.tried} cases that were tried notices"
     if isinstance(mutant, KernelMutant):
         return f"{mutant.key} {mutant.overload} ({mutant.policy}): {mutant.change} ({why})"
     return f"{mutant.module.replace('.', '/')}.py:{mutant.line} {mutant.function}: {mutant.change} ({why})"
