@@ -40,15 +40,17 @@ def run(args: argparse.Namespace) -> int:
     from ampcheck.runner.record import read  # noqa: PLC0415  # imports torch
     from ampcheck.tools.coverage import cells  # noqa: PLC0415  # imports torch
 
-    ran = None
+    ran, excused = None, set()
     if args.runs:
-        ran = {result.key for path in args.runs for result in read(path).results.values() if result.status in _SEEN}
-    counted = [cells.count(device, ran) for device in select(args.device, args.device_module)]
+        results = [result for path in args.runs for result in read(path).results.values()]
+        ran = {result.key for result in results if result.status == "pass"}
+        excused = {result.key for result in results if result.status in _EXCUSED}
+    counted = [cells.count(device, ran, excused) for device in select(args.device, args.device_module)]
     if args.json is not None:
         print_or_write(json.dumps(cells.fields(counted), indent=2) + "\n", args.json, "file of counts")
     print(cells.table(counted, args.open, ran is not None))
     return 0
 
 
-_SEEN = ("pass", "deviation")
-"""A case with another status did not reach its cells, or not with the right result."""
+_EXCUSED = ("deviation", "unsupported")
+"""Such a case ran, and did not show that its cells are right."""

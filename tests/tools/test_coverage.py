@@ -76,6 +76,8 @@ def test_a_sweep_that_did_not_run_is_open() -> None:
     assert 0 < counted.nightly < count(device).nightly
     assert any(line.startswith("mm, eager, no_grad: ") for line in counted.open)
     assert not any(line.startswith("mm, eager, plain: ") for line in counted.open)
+    excused = count(device, ran=(), excused=ran)
+    assert (excused.nightly, excused.excused, counted.excused) == (0, counted.nightly, 0)
 
 
 def test_a_device_without_values_keeps_no_tensor_of_inference_mode() -> None:
