@@ -111,6 +111,11 @@ _ALL = (
     Rule("exceptions", "an exception leaves a region unchanged, and the state from before the region is back", _PYTHON),
     Rule("modules", "a module in a region does what the functions it calls do there", _EXAMPLES),
     Rule(
+        "relations",
+        "ways to ask for one computation agree: in-place and out= calls, methods, gradient modes, memory, derivatives",
+        _AMP + "#autocast-eligibility",
+    ),
+    Rule(
         "variants",
         "a module has the dtypes of its formula with any optional arguments, in training and evaluation, with and "
         "without gradients",
