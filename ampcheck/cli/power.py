@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     drawn = measure.draw(mutants, args.sample, args.seed)
     power = measure.Power(devices, args.work, args.most, args.per_scenario, args.rule)
     of = "-".join([*devices, *sorted(args.rule), str(args.most), str(args.per_scenario)]).replace(":", "_")
-    outcomes: list[measure.Outcome] = []
+    outcomes: list[measure.MutantOutcome] = []
     try:
         power.record(_tell)
         for outcome in measure.measure(power, drawn, args.work / f"power-{of}.jsonl", _tell):

@@ -22,6 +22,7 @@ OTHERS = {
     "_fixtureinfo",
     "_rootpath",
     "_exit",
+    "_do_configure",  # of pytest, for a session that collects and runs no case by itself
     "_elem",
     "_get_op_or_decomp",
 }

@@ -74,8 +74,8 @@ def test_a_seed_decides_what_is_drawn() -> None:
 
 
 def test_figures_have_denominators_and_name_survivors(tmp_path: Path) -> None:
-    killed = measure.Outcome(MUTANTS[0], "fail", "eager/context/a-cpu", "eager/context", 1)
-    survived = measure.Outcome(MUTANTS[1], "", "", "eager/state", 7)
+    killed = measure.MutantOutcome(MUTANTS[0], "fail", "eager/context/a-cpu", "eager/context", 1)
+    survived = measure.MutantOutcome(MUTANTS[1], "", "", "eager/state", 7)
     figures = measure.fields([killed, survived], 500, ["cpu"])
     text = measure.text(figures)
     assert "1 of 2 mutants (50.0%), drawn from 500" in text

@@ -58,7 +58,7 @@ def group(mutant: Mutant) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class MutantOutcome:
     """What became of a mutant.
 
     `killed`: the status of the case `by`, which is green without it; "" for a survivor. `rule`: of that case, or of the
@@ -179,19 +179,21 @@ class Power:
         others = [case for case in self._lines if case not in running and _matches(case, globs)]
         return [*first[: self._most], *_spread(others, max(self._most - len(first), 0))]
 
-    def try_out(self, mutant: Mutant) -> Outcome:
+    def try_out(self, mutant: Mutant) -> MutantOutcome:
         """Try a mutant on its cases until one notices it."""
         if isinstance(mutant, SourceMutant) and (why := EQUIVALENT.get((mutant.function, mutant.change))):
-            return Outcome(mutant, "", "", "", 0, f"equivalent: {why}")
+            return MutantOutcome(mutant, "", "", "", 0, f"equivalent: {why}")
         cases = self.candidates(mutant)
         for number, case in enumerate(cases, 1):
             status = self._kill(mutant, case)
             if status == UNAPPLIED:
-                return Outcome(mutant, "", "", "", number, "not applied: it runs only while its module is imported")
+                return MutantOutcome(
+                    mutant, "", "", "", number, "not applied: it runs only while its module is imported"
+                )
             if status:
-                return Outcome(mutant, status, case, "/".join(case.split("/")[:2]), number)
+                return MutantOutcome(mutant, status, case, "/".join(case.split("/")[:2]), number)
         rule = "/".join(cases[0].split("/")[:2]) if cases else "none"
-        return Outcome(mutant, "", "", rule, len(cases), "" if cases else "no case that was tried runs it")
+        return MutantOutcome(mutant, "", "", rule, len(cases), "" if cases else "no case that was tried runs it")
 
     def _kill(self, mutant: Mutant, case: str) -> str:
         """Return the status of a case that is red under a mutant and green after it, in this process or a fresh one."""
@@ -225,10 +227,12 @@ def population(devices: Sequence[Device]) -> list[Mutant]:
     return [*(mutant for target in TARGETS for mutant in generate(target)), *kernels.generate(devices)]
 
 
-def measure(power: Power, drawn: Iterable[Mutant], results: Path, tell: Callable[[str], None]) -> Iterator[Outcome]:
+def measure(
+    power: Power, drawn: Iterable[Mutant], results: Path, tell: Callable[[str], None]
+) -> Iterator[MutantOutcome]:
     """Try mutants and yield outcomes, each appended to `results` at once; those that it has are not measured again."""
     known = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()] if results.exists() else []
-    done = {Outcome(**{**line, "mutant": mutant_of(line["mutant"])}) for line in known}
+    done = {MutantOutcome(**{**line, "mutant": mutant_of(line["mutant"])}) for line in known}
     by_mutant = {outcome.mutant: outcome for outcome in done}
     killed, chosen = 0, list(drawn)
     with results.open("a", encoding="utf-8") as out:
@@ -245,7 +249,7 @@ def measure(power: Power, drawn: Iterable[Mutant], results: Path, tell: Callable
 # ---- telling it
 
 
-def fields(outcomes: Sequence[Outcome], total: int, devices: Sequence[str]) -> dict[str, object]:
+def fields(outcomes: Sequence[MutantOutcome], total: int, devices: Sequence[str]) -> dict[str, object]:
     """Return the figures as JSON data, which `ampcheck report` shows."""
     counted = [each for each in outcomes if not each.why.startswith(("equivalent", "not applied"))]
     return {
@@ -261,8 +265,8 @@ def fields(outcomes: Sequence[Outcome], total: int, devices: Sequence[str]) -> d
     }
 
 
-def _tally(outcomes: Iterable[Outcome], name: Callable[[Outcome], str]) -> list[dict[str, object]]:
-    groups: dict[str, list[Outcome]] = defaultdict(list)
+def _tally(outcomes: Iterable[MutantOutcome], name: Callable[[MutantOutcome], str]) -> list[dict[str, object]]:
+    groups: dict[str, list[MutantOutcome]] = defaultdict(list)
     for each in outcomes:
         groups[name(each)].append(each)
     return [
@@ -271,7 +275,7 @@ def _tally(outcomes: Iterable[Outcome], name: Callable[[Outcome], str]) -> list[
     ]
 
 
-def _survivor(outcome: Outcome) -> str:
+def _survivor(outcome: MutantOutcome) -> str:
     mutant = outcome.mutant
     why = outcome.why or f"none of the {outcome.tried} cases that were tried notices"
     if isinstance(mutant, KernelMutant):
