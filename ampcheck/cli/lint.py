@@ -1,14 +1,16 @@
-"""`ampcheck lint`: autocast annotations that TorchScript, tracing, fx or export ignore or change."""
+"""`ampcheck lint`: mistakes with mixed precision, and autocast annotations that compilers ignore or change."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ampcheck.errors import UsageError
-from ampcheck.tools.lint import RULES, Diagnostic, find, lint_files
+from ampcheck.tools.lint import NAMED, RULES, TRAINING, Read, Report, find, lint_files
+from ampcheck.tools.lint.fix import fix_files
 
 if TYPE_CHECKING:
     from ampcheck.cli.common import Subparsers
@@ -16,11 +18,12 @@ if TYPE_CHECKING:
 
 def add(commands: Subparsers) -> None:
     """Declare the command."""
-    parser = commands.add_parser("lint", help="find autocast annotations that compilers ignore or change")
+    parser = commands.add_parser("lint", help="find mistakes with mixed precision by reading")
     parser.add_argument("target", nargs="*", metavar="FILE|MODULE", help="a file, folder or module; none is imported")
     parser.add_argument("--format", choices=tuple(_FORMATS), default="text", help="by default text")
-    parser.add_argument("--select", metavar="RULES", help="look for these rules alone, e.g. bound,decorator")
+    parser.add_argument("--select", metavar="RULES", help="look for these rules alone, e.g. AMP001,bound")
     parser.add_argument("--ignore", metavar="RULES", help="look for all rules but these")
+    parser.add_argument("--fix", action="store_true", help="first rewrite deprecated torch.cuda.amp (AMP033)")
     parser.add_argument("--rules", action="store_true", help="print the rules and end")
     parser.set_defaults(run=run)
 
@@ -33,8 +36,17 @@ def run(args: argparse.Namespace) -> int:
     if not args.target:
         raise UsageError("name a file, a folder or a module to look at, or ask for --rules")
     rules = _chosen(args.select, args.ignore)
-    found = lint_files([find(target) for target in args.target], rules)
+    paths = [find(target) for target in args.target]
+    if args.fix:
+        fixed = fix_files(paths)
+        print(f"{fixed} file{'' if fixed == 1 else 's'} rewritten", file=sys.stderr)
+    read = Read()
+    found = lint_files(paths, rules, read)
     print(_FORMATS[args.format](found))
+    if args.format == "text":
+        counts = {"file": read.files, "region": read.regions, "scaler": read.scalers}
+        seen = ", ".join(_number(count, what) for what, count in counts.items())
+        print(f"read {seen}; what only a run shows is found by ampcheck doctor")
     return 1 if found else 0
 
 
@@ -43,10 +55,11 @@ def _chosen(select: str | None, ignore: str | None) -> list[str]:
              (("--select", select), ("--ignore", ignore))}  # fmt: skip
     for option, names in named.items():
         for name in names:
-            if name not in RULES:
+            if name not in NAMED:
                 raise UsageError(f"{option} names no rule: {name!r}; ampcheck lint --rules lists them")
-    wanted = named["--select"] if select is not None else list(RULES)
-    return [name for name in wanted if name not in named["--ignore"]]
+    wanted = named["--select"] if select is not None else [*RULES, *TRAINING]
+    ignored = {NAMED[name] for name in named["--ignore"]}
+    return [NAMED[name] for name in wanted if NAMED[name] not in ignored]
 
 
 def _listed() -> str:
@@ -55,19 +68,25 @@ def _listed() -> str:
         quietly = "silent" if rule.silent else "refused"
         lines.append(f"{rule.id} ({quietly}): {rule.what}. Eagerly PyTorch {rule.eager}; compiled it {rule.compiled}.")
         lines.append(f"  Instead: {rule.instead}. {rule.source}")
+    for mistake in TRAINING.values():
+        lines.append(f"{mistake.id} {mistake.name}: {mistake.sentence} {mistake.why}")
+        lines.append(f"  Instead: {mistake.instead}. {mistake.source}")
     return "\n".join(lines)
 
 
-def _text(found: list[Diagnostic]) -> str:
-    count = f"{len(found)} report{'' if len(found) == 1 else 's'}"
-    return "\n".join([*map(str, found), count])
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _json(found: list[Diagnostic]) -> str:
+def _text(found: list[Report]) -> str:
+    return "\n".join([*map(str, found), _number(len(found), "report")])
+
+
+def _json(found: list[Report]) -> str:
     return json.dumps([report.fields() for report in found], indent=2)
 
 
-def _github(found: list[Diagnostic]) -> str:
+def _github(found: list[Report]) -> str:
     lines = []
     for report in found:
         level = "error" if report.silent else "warning"
@@ -82,4 +101,4 @@ def _escaped(text: str, also: str = "") -> str:
     return "".join(f"%{ord(char):02X}" if char in "%\r\n" + also else char for char in text)
 
 
-_FORMATS: dict[str, Callable[[list[Diagnostic]], str]] = {"text": _text, "json": _json, "github": _github}
+_FORMATS: dict[str, Callable[[list[Report]], str]] = {"text": _text, "json": _json, "github": _github}

@@ -165,7 +165,7 @@ def test_formats(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
         return capsys.readouterr().out
 
     assert out().startswith(f"{program}:5:10: disabled-in-script: ")
-    assert out().endswith("\n1 report\n")
+    assert "\n1 report\nread 1 file, 1 region, 0 scalers; " in out()
     (report,) = json.loads(out("--format", "json"))
     assert (report["line"], report["column"], report["compiler"]) == (5, 10, "script")
     assert report["rule"] == "disabled-in-script"

@@ -1,16 +1,29 @@
-"""A linter for autocast annotations under TorchScript, tracing, fx and export, and a check that runs both programs.
+"""A linter for training code and for autocast annotations under TorchScript, tracing, fx and export.
 
     lint_source(text, "model.py")             # reads only; `ampcheck lint model.py` on the command line
     ampcheck.check_scripted(model, x)         # compiles and runs, in each autocast state
 
-`rules` says what the linter looks for; `names`, `program`, `regions` and `visits` read a file, `static` joins them;
+`rules` says what the linter looks for; `names`, `program`, `regions` and `visits` read a file, `events` and `training`
+its training loops, `static` joins them; `fix` rewrites deprecated names;
 `torchscript` has all that concerns TorchScript alone. `compare` compiles and runs. Importing this package imports no
 torch.
 """
 
 from __future__ import annotations
 
-from ampcheck.tools.lint.rules import RULES, Diagnostic, LintRule
-from ampcheck.tools.lint.static import find, lint_files, lint_source
+from ampcheck.tools.lint.rules import RULES, Diagnostic, LintRule, TrainingReport
+from ampcheck.tools.lint.static import NAMED, TRAINING, Read, Report, find, lint_files, lint_source
 
-__all__ = ["RULES", "Diagnostic", "LintRule", "find", "lint_files", "lint_source"]
+__all__ = [
+    "NAMED",
+    "RULES",
+    "TRAINING",
+    "Diagnostic",
+    "LintRule",
+    "Read",
+    "Report",
+    "TrainingReport",
+    "find",
+    "lint_files",
+    "lint_source",
+]

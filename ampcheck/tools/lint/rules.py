@@ -69,3 +69,28 @@ class Diagnostic:
     def fields(self) -> dict[str, object]:
         """Its fields by name, for JSON."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TrainingReport:
+    """A mistake in eager training code: where, which rule of the catalogue, what, and what to write instead."""
+
+    file: str
+    line: int
+    column: int
+    rule: str
+    id: str
+    what: str
+    why: str
+    instead: str
+
+    silent = True
+    """PyTorch says nothing of most of them."""
+
+    def __str__(self) -> str:
+        what = self.what.rstrip(".")
+        return f"{self.file}:{self.line}:{self.column}: {self.id} {self.rule}: {what}. Instead: {self.instead}."
+
+    def fields(self) -> dict[str, object]:
+        """Its fields by name, for JSON."""
+        return asdict(self)

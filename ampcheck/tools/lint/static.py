@@ -7,28 +7,57 @@ import io
 import re
 import tokenize
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import TypeAlias
 
 from ampcheck.errors import UsageError
+from ampcheck.tools import catalogue
+from ampcheck.tools.lint.events import GRAD_SCALERS
 from ampcheck.tools.lint.names import Names
 from ampcheck.tools.lint.program import LintedProgram
-from ampcheck.tools.lint.rules import RULES, Diagnostic
+from ampcheck.tools.lint.regions import region
+from ampcheck.tools.lint.rules import RULES, Diagnostic, TrainingReport
 from ampcheck.tools.lint.torchscript.visits import VISITS as SCRIPT_VISITS
 from ampcheck.tools.lint.torchscript.visits import traced_under
+from ampcheck.tools.lint.training import mistakes
 from ampcheck.tools.lint.visits import VISITS as GENERAL_VISITS
 from ampcheck.tools.lint.visits import Found, every_compiler
 
 VISITS = {**SCRIPT_VISITS, **GENERAL_VISITS}
 """The visit to a function for each compiler."""
 
+TRAINING = {name: rule for name, rule in catalogue.RULES.items() if "static" in rule.found}
+"""The rules of the catalogue that reading finds, by name."""
+
+NAMED = {**{name: name for name in (*RULES, *TRAINING)}, **{rule.id: name for name, rule in TRAINING.items()}}
+"""Every name and id that options and comments take, and the rule's name."""
+
+Report: TypeAlias = Diagnostic | TrainingReport
+
+_CONCERNED = re.compile(r"autocast|scaler|autograd|custom_fwd|\bamp\b", re.IGNORECASE)
+"""What a file has to say for a mistake to be in it; other files are not walked."""
+
 _IGNORE = re.compile(r"#\s*ampcheck:\s*ignore(?:\[(?P<rules>[^\]]*)\])?")
 
 
-def lint_source(text: str, file: str, rules: Collection[str] = tuple(RULES)) -> list[Diagnostic]:
+@dataclass
+class Read:
+    """What the linter read, in numbers."""
+
+    files: int = 0
+    regions: int = 0
+    scalers: int = 0
+
+
+def lint_source(
+    text: str, file: str, rules: Collection[str] = (*RULES, *TRAINING), read: Read | None = None
+) -> list[Report]:
     """Return the reports on a file's text, in the order of its lines.
 
-    `rules`: those to look for. Raises UsageError where the text is no Python, or an ignore comment names no rule.
+    `rules`: those to look for. `read`: counts what was read. Raises UsageError where the text is no Python, or an
+    ignore comment names no rule.
     """
     try:
         tree = ast.parse(text)
@@ -36,25 +65,41 @@ def lint_source(text: str, file: str, rules: Collection[str] = tuple(RULES)) -> 
         line = getattr(error, "lineno", None) or 1
         raise UsageError(f"{file}:{line} is no Python that can be read: {getattr(error, 'msg', error)}") from error
     ignored = dict(_ignored(text, file))
-    program = LintedProgram(Names(tree))
-    found = {_report(file, compiler, seen) for compiler, seen in _all(program)}
+    names = Names(tree)
+    if read is not None:
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        read.files += 1
+        read.regions += sum(region(names, call) is not None for call in calls)
+        read.scalers += sum(names.dotted(call.func) in GRAD_SCALERS for call in calls)
+    program = LintedProgram(names)
+    found: set[Report] = {_report(file, compiler, seen) for compiler, seen in _all(program)}
+    if not set(rules).isdisjoint(TRAINING) and _CONCERNED.search(text):
+        found |= {_mistake(file, node, name) for node, name in mistakes(names)}
     selected = (report for report in found if report.rule in rules)
-    return sorted(report for report in selected if report.rule not in ignored.get(report.line, ()))
+    shown = [report for report in selected if report.rule not in ignored.get(report.line, ())]
+    return sorted(shown, key=lambda report: (report.line, report.column, report.rule, str(report)))
 
 
-def lint_files(paths: Collection[Path], rules: Collection[str] = tuple(RULES)) -> list[Diagnostic]:
+def lint_files(
+    paths: Collection[Path], rules: Collection[str] = (*RULES, *TRAINING), read: Read | None = None
+) -> list[Report]:
     """Return the reports on files, and on all Python files in folders. Raises UsageError for what cannot be read."""
-    out: list[Diagnostic] = []
+    out: list[Report] = []
+    for file, text in texts(paths):
+        out += lint_source(text, str(file), rules, read)
+    return out
+
+
+def texts(paths: Collection[Path]) -> Iterator[tuple[Path, str]]:
+    """Yield files, and all Python files in folders, with their text. Raises UsageError for what cannot be read."""
     for path in paths:
         for file in sorted(path.rglob("*.py")) if path.is_dir() else (path,):
             try:
                 with tokenize.open(file) as opened:  # honours a coding comment
-                    text = opened.read()
+                    yield file, opened.read()
             except (OSError, SyntaxError, UnicodeDecodeError) as error:
                 reason = error.strerror if isinstance(error, OSError) else error
                 raise UsageError(f"{file} cannot be read: {reason}") from error
-            out += lint_source(text, str(file), rules)
-    return out
 
 
 def find(target: str) -> Path:
@@ -99,6 +144,12 @@ def _report(file: str, compiler: str, found: Found) -> Diagnostic:
     return Diagnostic(file, line, column, name, compiler, what, rule.eager, rule.compiled, rule.instead, rule.silent)
 
 
+def _mistake(file: str, node: ast.AST, name: str) -> TrainingReport:
+    rule = TRAINING[name]
+    line, column = getattr(node, "lineno", 0), getattr(node, "col_offset", -1) + 1
+    return TrainingReport(file, line, column, name, rule.id, rule.sentence, rule.why, rule.instead)
+
+
 def _ignored(text: str, file: str) -> Iterator[tuple[int, frozenset[str]]]:
     """Yield the rules that the comments of each line switch off there."""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -106,7 +157,7 @@ def _ignored(text: str, file: str) -> Iterator[tuple[int, frozenset[str]]]:
         if match is None:
             continue
         named = match["rules"]
-        rules = frozenset(RULES) if named is None else frozenset(name.strip() for name in named.split(","))
-        for name in sorted(rules - set(RULES)):
+        rules = frozenset(NAMED) if named is None else frozenset(name.strip() for name in named.split(","))
+        for name in sorted(rules - set(NAMED)):
             raise UsageError(f"{file}:{token.start[0]}: the comment `ampcheck: ignore` names no rule: {name!r}")
-        yield token.start[0], rules
+        yield token.start[0], frozenset(NAMED[name] for name in rules)

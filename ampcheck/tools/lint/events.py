@@ -1,0 +1,376 @@
+"""The order of regions, scalers, backward passes and optimizers in training code.
+
+A function becomes paths of events. A loop counts as one iteration, functions and methods of the same file are inlined,
+and a path takes the same side of the same condition everywhere.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from ampcheck.tools.lint.names import Function, Names
+from ampcheck.tools.lint.regions import LintedRegion, region
+
+Thing: TypeAlias = tuple[ast.AST, str]
+"""An object of the program: the function or class that binds it, and its expression there."""
+
+_DEPTH = 3
+_MOST_PATHS = 64
+_SCALER_NAME = re.compile(r"(^|_)(grad_?)?scaler(_|$)", re.IGNORECASE)
+_OPTIMIZER = re.compile(r"(^|_)(opt|optim|optimizer|optimiser)(_?[a-z0-9]{1,4}|_\w+)?$", re.IGNORECASE)
+_NO_OPTIMIZER = re.compile(r"sched|scaler|option|^lr_|_lr$", re.IGNORECASE)
+_AMP = re.compile(r"amp|scaler|fp16|bf16|half|mixed|autocast", re.IGNORECASE)
+GRAD_SCALERS = tuple(
+    f"torch.{module}GradScaler"
+    for module in ("amp.", "amp.grad_scaler.", "cuda.amp.", "cuda.amp.grad_scaler.", "cpu.amp.")
+)
+_CLIPS = tuple(
+    f"torch.nn.utils.{module}clip_grad_{kind}" for module in ("", "clip_grad.") for kind in ("norm_", "norm", "value_")
+)
+_NO_GRAD = ("torch.no_grad", "torch.inference_mode")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A call that matters. `regions`: the regions around it, the innermost last. `what`: its object, if any."""
+
+    kind: str
+    node: ast.AST
+    regions: tuple[LintedRegion, ...] = ()
+    what: Thing | None = None
+    scaler: Thing | None = None
+
+    @property
+    def region(self) -> LintedRegion | None:
+        """Return the enabled region that it runs in."""
+        return self.regions[-1] if self.regions and not self.regions[-1].disabled else None
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """One way through a function. `choices`: the sides of conditions. `ended`: by "return", "loop" or not."""
+
+    events: tuple[Event, ...] = ()
+    choices: frozenset[tuple[str, bool]] = frozenset()
+    ended: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """The function that is walked: its regions, what its parameters are, the functions around it in the call."""
+
+    regions: tuple[LintedRegion, ...] = ()
+    known: dict[Thing, Thing] = field(default_factory=dict)
+    calls: tuple[ast.AST, ...] = ()
+    gradients: bool = True
+
+
+class Walk:
+    """The walk over one file."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self.too_many = False
+        self.halved = dict(_halved(self))
+        """The modules of the file that are cast to lower precision, and where."""
+
+    def paths(self, root: ast.Module | Function) -> list[Path]:
+        """Return the paths through a function, or through a file's own statements; none where there are too many."""
+        self.too_many = False
+        found = self._called(root, _Frame(calls=(root,)), [Path()])
+        return [] if self.too_many else found
+
+    def thing(self, expression: ast.expr) -> Thing:
+        """Return the object that an expression names."""
+        key = ast.unparse(expression)
+        root = key.partition(".")[0]
+        if root in ("self", "cls"):
+            return self.names.owner(expression) or self.names.tree, key
+        bound = self.names.lookup(root, expression)
+        return bound[0] if bound else self.names.tree, key
+
+    def values(self, expression: ast.expr) -> list[ast.AST]:
+        """Return the expressions that a name or an attribute of self is bound to in the file."""
+        if isinstance(expression, ast.Name):
+            bound = self.names.lookup(expression.id, expression)
+            return bound[1] if bound else []
+        if isinstance(expression, ast.Attribute) and ast.unparse(expression.value) == "self":
+            owner = self.names.owner(expression)
+            return self.names.attribute(owner, expression.attr) if owner else []
+        return []
+
+    def made(self, expression: ast.expr) -> list[str]:
+        """Return the full names of the calls that make an expression's value."""
+        calls = [value for value in (expression, *self.values(expression)) if isinstance(value, (ast.Call, ast.IfExp))]
+        found = [part for value in calls for part in (sides(value)) if isinstance(part, ast.Call)]
+        return [self.names.dotted(call.func) or ast.unparse(call.func) for call in found]
+
+    def scaler(self, expression: ast.expr) -> bool:
+        """Return whether an expression is a GradScaler."""
+        made = self.made(expression)
+        if made:
+            return any(name in GRAD_SCALERS for name in made)
+        return isinstance(expression, (ast.Name, ast.Attribute)) and bool(_SCALER_NAME.search(_last(expression)))
+
+    def optimizer(self, expression: ast.expr) -> bool:
+        """Return whether an expression is an optimizer."""
+        for name in self.made(expression):
+            if name.startswith("torch.optim."):
+                return "lr_scheduler" not in name and "swa_utils" not in name
+        last = _last(expression)
+        return bool(_OPTIMIZER.search(last)) and not _NO_OPTIMIZER.search(last)
+
+    def _called(self, function: ast.AST, frame: _Frame, paths: list[Path]) -> list[Path]:
+        for decorator in getattr(function, "decorator_list", []):
+            made = region(self.names, decorator)
+            if made is not None:
+                frame = replace(frame, regions=(*frame.regions, made))
+                paths = self._emit(paths, Event("region", made.call, frame.regions)) if frame.gradients else paths
+            if self.names.dotted(getattr(decorator, "func", decorator)) in _NO_GRAD:
+                frame = replace(frame, gradients=False)
+        found = self._body(getattr(function, "body", []), frame, paths)
+        return [replace(path, ended="") for path in found]
+
+    def _body(self, statements: Iterable[ast.stmt], frame: _Frame, paths: list[Path]) -> list[Path]:
+        for statement in statements:
+            done = [path for path in paths if path.ended]
+            open_ = [path for path in paths if not path.ended]
+            if not open_:
+                return done
+            paths = _distinct([*done, *self._statement(statement, frame, open_)])
+            if len(paths) > _MOST_PATHS:
+                self.too_many = True
+                paths = paths[:1]
+        return paths
+
+    def _statement(self, statement: ast.stmt, frame: _Frame, paths: list[Path]) -> list[Path]:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            return paths
+        if isinstance(statement, ast.If):
+            return self._branch(statement, frame, paths)
+        if isinstance(statement, (ast.With, ast.AsyncWith)):
+            return self._with(statement, frame, paths)
+        if isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):
+            head = statement.test if isinstance(statement, ast.While) else statement.iter
+            paths = self._body(statement.body, frame, self._expression(head, frame, paths))
+            paths = [replace(path, ended="" if path.ended == "loop" else path.ended) for path in paths]
+            return self._body(statement.orelse, frame, paths)
+        if isinstance(statement, (ast.Try, ast.TryStar)):
+            return self._body([*statement.body, *statement.orelse, *statement.finalbody], frame, paths)
+        if isinstance(statement, ast.Match):
+            return [path for case in statement.cases for path in self._body(case.body, frame, paths)] or paths
+        paths = self._expression(statement, frame, paths)
+        if isinstance(statement, ast.Assign):
+            paths = self._bound(statement, frame, paths)
+        if isinstance(statement, ast.Raise):
+            return []
+        ended = "return" if isinstance(statement, ast.Return) else ""
+        ended = "loop" if isinstance(statement, (ast.Break, ast.Continue)) else ended
+        return [replace(path, ended=ended) for path in paths] if ended else paths
+
+    def _branch(self, statement: ast.If, frame: _Frame, paths: list[Path]) -> list[Path]:
+        out: list[Path] = []
+        for path in self._expression(statement.test, frame, paths):
+            found: list[Path] = []
+            for choices, side in _decided(statement.test, path.choices):
+                body = statement.body if side else statement.orelse
+                found += self._body(body, frame, [replace(path, choices=choices)])
+            same = all(other.events == path.events and not other.ended for other in found)
+            out += [path] if same and found else found
+        return out
+
+    def _with(self, statement: ast.With | ast.AsyncWith, frame: _Frame, paths: list[Path]) -> list[Path]:
+        for item in statement.items:
+            made = self._made_region(item.context_expr)
+            if made is not None:
+                frame = replace(frame, regions=(*frame.regions, made))
+                if frame.gradients and not made.disabled:
+                    paths = self._emit(paths, Event("region", made.call, frame.regions, (statement, "")))
+            elif self.names.dotted(getattr(item.context_expr, "func", item.context_expr)) in _NO_GRAD:
+                frame = replace(frame, gradients=False)
+            else:
+                paths = self._expression(item.context_expr, frame, paths)
+        return self._body(statement.body, frame, paths)
+
+    def _made_region(self, expression: ast.expr) -> LintedRegion | None:
+        bound = self.values(expression)
+        for value in (expression, *(bound if len(bound) == 1 else ())):
+            for side in sides(value):
+                made = region(self.names, side)
+                if made is not None:
+                    return made
+        return None
+
+    def _bound(self, statement: ast.Assign, frame: _Frame, paths: list[Path]) -> list[Path]:
+        target = statement.targets[0]
+        scaled = self._scaled(statement.value)
+        if not isinstance(target, ast.Name) or not (scaled or any(map(self._scaled, self.values(target)))):
+            return paths
+        kind = "scaled" if scaled else "bound"
+        return self._emit(paths, Event(kind, statement, frame.regions, self.thing(target), scaled))
+
+    def _scaled(self, value: ast.AST) -> Thing | None:
+        """Return the scaler of `scaler.scale(loss)`."""
+        if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute) or value.func.attr != "scale":
+            return None
+        return self.thing(value.func.value) if self.scaler(value.func.value) else None
+
+    @staticmethod
+    def _emit(paths: list[Path], event: Event) -> list[Path]:
+        return [replace(path, events=(*path.events, event)) for path in paths]
+
+    def _expression(self, node: ast.AST, frame: _Frame, paths: list[Path]) -> list[Path]:
+        """Add the events of the calls in an expression, the innermost first."""
+        if isinstance(node, ast.Lambda):
+            return paths
+        for child in ast.iter_child_nodes(node):
+            paths = self._expression(child, frame, paths)
+        return self._call(node, frame, paths) if isinstance(node, ast.Call) else paths
+
+    def _call(self, call: ast.Call, frame: _Frame, paths: list[Path]) -> list[Path]:
+        def known(expression: ast.expr) -> Thing:
+            thing = self.thing(expression)
+            return frame.known.get(thing, thing)
+
+        def event(kind: str, what: Thing | None = None, scaler: Thing | None = None) -> list[Path]:
+            return self._emit(paths, Event(kind, call, frame.regions, what, scaler))
+
+        function = self._definition(call)
+        if function is not None and function not in frame.calls and len(frame.calls) <= _DEPTH:
+            given = self._arguments(call, function, known)
+            inner = replace(frame, known={**frame.known, **given}, calls=(*frame.calls, function))
+            return self._called(function, inner, paths)
+        if self.names.dotted(call.func) in _CLIPS:
+            return event("clip")
+        attribute = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        base = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+        if attribute == "backward" and not call.args and ast.unparse(base) not in ("self", "super()"):
+            return self._backward(call, base, frame, paths)
+        if self.scaler(base):
+            optimizer = known(call.args[0]) if call.args else None
+            if attribute in ("unscale_", "step") and optimizer:
+                return event(attribute, optimizer, known(base))
+            if attribute == "update":
+                return event("update", scaler=known(base))
+            return paths if attribute in ("scale", "get_scale", "is_enabled", "state_dict") else event("unknown")
+        if attribute == "step" and self.optimizer(base):
+            return event("alone", known(base))
+        if any(self.scaler(argument) for argument in (*call.args, *(word.value for word in call.keywords))):
+            return event("unknown")  # what is called may unscale, step and update
+        if frame.regions and frame.gradients and isinstance(call.func, (ast.Name, ast.Attribute)):
+            return event("call", known(call.func)) if known(call.func) in self.halved else paths
+        return paths
+
+    def _backward(self, call: ast.Call, base: ast.expr, frame: _Frame, paths: list[Path]) -> list[Path]:
+        out = []
+        for path in paths:
+            scaler = self._scaled(base)
+            for event in reversed(path.events if scaler is None and isinstance(base, ast.Name) else ()):
+                if event.kind in ("scaled", "bound") and event.what == self.thing(base):
+                    scaler = event.scaler
+                    break
+            scaler = frame.known.get(scaler, scaler) if scaler else None
+            kind = "scaled-backward" if scaler else "backward"
+            out += self._emit([path], Event(kind, call, frame.regions, None, scaler))
+        return out
+
+    def _definition(self, call: ast.Call) -> Function | None:
+        if isinstance(call.func, ast.Name):
+            bound: list[ast.AST] = self.values(call.func)
+        elif isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self":
+            bound = self.values(call.func)
+        else:
+            return None
+        one = bound[0] if len(bound) == 1 else None
+        return one if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
+
+    def _arguments(self, call: ast.Call, function: Function, known: Callable[[ast.expr], Thing]) -> dict[Thing, Thing]:
+        parameters = [*function.args.posonlyargs, *function.args.args]
+        if isinstance(call.func, ast.Attribute) and parameters:
+            parameters = parameters[1:]
+        pairs = [(one.arg, value) for one, value in zip(parameters, call.args, strict=False)]
+        pairs += [(word.arg, word.value) for word in call.keywords if word.arg]
+        return {(function, name): known(value) for name, value in pairs if isinstance(value, (ast.Name, ast.Attribute))}
+
+
+def _last(expression: ast.AST) -> str:
+    """Return the last name of `a.b.c`, or of `a.b["c"]`."""
+    if isinstance(expression, ast.Subscript):
+        return _last(expression.value)
+    if isinstance(expression, ast.Attribute):
+        return expression.attr
+    return expression.id if isinstance(expression, ast.Name) else ""
+
+
+def sides(expression: ast.AST) -> list[ast.AST]:
+    """Return the values that `a if test else b` can have."""
+    return [expression.body, expression.orelse] if isinstance(expression, ast.IfExp) else [expression]
+
+
+def _distinct(paths: list[Path]) -> list[Path]:
+    return list(dict.fromkeys(paths))
+
+
+def _decided(
+    test: ast.expr, choices: frozenset[tuple[str, bool]]
+) -> Iterator[tuple[frozenset[tuple[str, bool]], bool]]:
+    """Yield the sides that a condition can take, with what is then known of its parts."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from ((known, not side) for known, side in _decided(test.operand, choices))
+    elif isinstance(test, ast.BoolOp):
+        end = isinstance(test.op, ast.Or)
+        *before, last = test.values
+        rest: ast.expr = ast.BoolOp(test.op, before) if len(before) > 1 else before[0]
+        for known, side in _decided(rest, choices):
+            if side == end:
+                yield known, side
+            else:
+                yield from _decided(last, known)
+    elif isinstance(test, ast.Constant):
+        yield choices, bool(test.value)
+    else:
+        atom, positive = _atom(test)
+        for side in (True, False):
+            if (atom, not side) not in choices:
+                yield choices | {(atom, side)}, side == positive
+
+
+def _atom(test: ast.expr) -> tuple[str, bool]:
+    """Return the name of a condition, one for all that ask whether mixed precision is on, and its positive side."""
+    positive = True
+    if isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)):
+        positive = isinstance(test.ops[0], (ast.IsNot, ast.NotEq))
+        other = test.comparators[0]
+        if isinstance(other, ast.Constant) and other.value is None:
+            test = test.left
+        elif isinstance(test.ops[0], (ast.Eq, ast.NotEq)):
+            return f"{ast.unparse(test.left)} != {ast.unparse(other)}", positive
+    text = ast.unparse(test)
+    return ("mixed precision" if _AMP.search(text) and not isinstance(test, ast.Compare) else text), positive
+
+
+LOW = ("torch.float16", "torch.half", "torch.bfloat16")
+
+
+def _halved(walk: Walk) -> Iterator[tuple[Thing, ast.AST]]:
+    """Yield the modules that are cast to lower precision and whose parameters are trained."""
+    text = ast.unparse(walk.names.tree)
+    for node in ast.walk(walk.names.tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        given = [walk.names.dotted(value) for value in (*node.args, *(word.value for word in node.keywords))]
+        low = node.func.attr in ("half", "bfloat16") and not given
+        if not low and not (node.func.attr == "to" and any(name in LOW for name in given)):
+            continue
+        around = next(walk.names.parents(node), None)
+        named: ast.expr | None = node.func.value
+        if isinstance(around, ast.Assign) and len(around.targets) == 1:
+            named = around.targets[0]
+        elif not isinstance(around, ast.Expr):
+            named = None
+        if isinstance(named, (ast.Name, ast.Attribute)) and f"{ast.unparse(named)}.parameters()" in text:
+            yield walk.thing(named), node

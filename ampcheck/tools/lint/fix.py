@@ -1,0 +1,95 @@
+"""Rewrites of torch.cuda.amp and torch.cpu.amp to torch.amp, at the positions that ast gives."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from ampcheck.tools.lint.names import Names
+from ampcheck.tools.lint.static import texts
+from ampcheck.tools.lint.training import DEPRECATED
+
+_REGION = ("enabled", "dtype", "cache_enabled")
+
+
+def fix_files(paths: Collection[Path]) -> int:
+    """Rewrite files in place and return how many changed. Raises UsageError for a file that cannot be read."""
+    changed = 0
+    for file, text in texts(paths):
+        fixed = fix_source(text)
+        if fixed != text:
+            file.write_text(fixed, encoding="utf-8")
+            changed += 1
+    return changed
+
+
+def fix_source(text: str) -> str:
+    """Return the text with torch.amp in place of what it replaced; the same text where a use is no call."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return text
+    names = Names(tree)
+    lines = text.encode().splitlines(keepends=True)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+    edits: list[tuple[int, int, str]] = []  # in bytes, as ast counts columns
+
+    def at(line: int, column: int) -> int:
+        return starts[line - 1] + column
+
+    def replace(node: ast.expr, new: str) -> None:
+        end = at(node.end_lineno or node.lineno, node.end_col_offset or 0)
+        edits.append((at(node.lineno, node.col_offset), end, new))
+
+    def insert(position: int, new: str) -> None:
+        edits.append((position, position, new))
+
+    called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    decorators = {one for node in ast.walk(tree) for one in getattr(node, "decorator_list", ())}
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.Name, ast.Attribute)) or names.dotted(node) not in DEPRECATED:
+            continue
+        dotted = names.dotted(node)
+        if node not in called and node not in decorators:
+            return text
+        if ast.unparse(node).startswith("torch."):
+            replace(node, f"torch.amp.{dotted.rpartition('.')[2]}")
+        if node in decorators and node not in called:
+            insert(at(node.end_lineno or 0, node.end_col_offset or 0), f'(device_type="{dotted.split(".")[1]}")')
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and names.dotted(node.func) in DEPRECATED:
+            _, device, _, name = names.dotted(node.func).split(".")
+            if name == "autocast":
+                for option, argument in zip(_REGION, node.args, strict=False):
+                    insert(at(argument.lineno, argument.col_offset), f"{option}=")
+            opening = at(node.func.end_lineno or 0, node.func.end_col_offset or 0)
+            opening += text.encode()[opening:].index(b"(") + 1
+            first = f'"{device}"' if name in ("autocast", "GradScaler") else f'device_type="{device}"'
+            if name.startswith("custom") and node.args:
+                return text
+            insert(opening, first + (", " if node.args or node.keywords else ""))
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            start, end = at(node.lineno, node.col_offset), at(node.end_lineno or 0, node.end_col_offset or 0)
+            old = text.encode()[start:end].decode()
+            new = re.sub(r"\btorch\.(cuda|cpu)\.amp\b", "torch.amp", old)
+            new = re.sub(r"^from torch\.(cuda|cpu) import amp\b", "from torch import amp", new)
+            if new != old and _whole(node):
+                edits.append((start, end, new))
+            elif new != old and isinstance(node, ast.ImportFrom):
+                return text
+    out = text.encode()
+    for start, end, new in sorted(edits, key=lambda edit: (edit[0], edit[1] != edit[0]), reverse=True):
+        out = out[:start] + new.encode() + out[end:]
+    return out.decode()
+
+
+def _whole(node: ast.Import | ast.ImportFrom) -> bool:
+    """Return whether torch.amp has all that a statement imports."""
+    if isinstance(node, ast.Import):
+        return len(node.names) == 1
+    known = {"autocast", "GradScaler", "custom_fwd", "custom_bwd", "amp", "autocast_mode", "grad_scaler"}
+    return all(alias.name in known for alias in node.names) and (node.module != "torch.cuda" or len(node.names) == 1)

@@ -1,0 +1,279 @@
+"""Mistakes in eager training code, found by reading it.
+
+A mistake of two events, such as a backward pass and a clip, counts only where no path with both is right.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from ampcheck.tools.lint.events import GRAD_SCALERS, LOW, Event, Path, Walk
+from ampcheck.tools.lint.names import Function, Names
+from ampcheck.tools.lint.regions import LintedRegion, region
+
+Mistake: TypeAlias = tuple[ast.AST, str]
+"""Where a mistake is, and its name in the catalogue."""
+
+_ON = re.compile(
+    r"^(use|enable|with|do)?_?(amp|autocast|mixed_precision|mixed|fp16|bf16|half)(_enabled)?$", re.IGNORECASE
+)
+_PRODUCTS = re.compile(r"^(matmul|mm|bmm|addmm|baddbmm|linear|einsum|conv[123]d|conv_transpose[123]d)$")
+_FORWARD = tuple(f"torch.{module}custom_fwd" for module in ("amp.", "cuda.amp.", "amp.autocast_mode."))
+_OLD = tuple(f"torch.cuda.amp.{name}" for name in ("autocast", "GradScaler", "custom_fwd", "custom_bwd"))
+DEPRECATED = (*_OLD, "torch.cpu.amp.autocast", "torch.cpu.amp.GradScaler")
+"""What torch.amp replaced."""
+
+
+def mistakes(names: Names) -> Iterator[Mistake]:
+    """Yield the mistakes in a file."""
+    for node in ast.walk(names.tree):
+        yield from _alone(names, node)
+    walk = Walk(names)
+    for node in ast.walk(names.tree):
+        if isinstance(node, (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from _ordered(walk, node)
+
+
+def _ordered(walk: Walk, function: ast.Module | Function) -> Iterator[Mistake]:
+    paths = walk.paths(function)
+    found = {mistake for path in paths for mistake in _on_path(walk, path)}
+    for rule, event, cause in found:
+        both = (path for path in paths if event in path.events and cause in path.events)
+        if all((rule, event, cause) in set(_on_path(walk, path)) for path in both):
+            yield event.node, rule
+
+
+def _on_path(walk: Walk, path: Path) -> Iterator[tuple[str, Event, Event]]:
+    """Yield the mistakes on a path: the rule, the event, and the event that makes it one."""
+    scaled: Event | None = None  # the backward pass whose gradients have the scale
+    last: Event | None = None  # the last scaled backward pass
+    update: Event | None = None
+    unscaled: dict[object, Event] = {}
+    stepped: set[object] = set()
+    regions: list[Event] = []
+    for event in path.events:
+        if event.region is not None:
+            if event.kind in ("backward", "scaled-backward"):
+                yield "backward-in-region", event, event
+            if event.kind in ("alone", "step"):
+                yield "optimizer-in-region", event, event
+            if event.kind == "call" and event.what in walk.halved:
+                yield "half-model-in-region", event, event
+        if event.kind == "region":
+            regions.append(event)
+        elif event.kind == "scaled-backward":
+            scaled, last, update = event, event, None
+            stepped.clear()
+            yield from (("scaler-with-bf16", event, made) for made in regions if _scaled_for_nothing(walk, made, event))
+            yield from (
+                ("float32-region", made, made) for made in regions if _is(made, "float32") and _of(walk, made, event)
+            )
+        elif event.kind == "backward":
+            scaled = None
+            yield from (("fp16-without-scaler", event, made) for made in regions if _not_scaled(walk, made, event))
+            yield from (
+                ("float32-region", made, made) for made in regions if _is(made, "float32") and _of(walk, made, event)
+            )
+        elif event.kind == "unscale_":
+            if event.what in unscaled:
+                yield "unscale-twice", event, unscaled[event.what]
+            unscaled[event.what] = event
+            scaled = None
+        elif event.kind == "clip" and scaled is not None and not stepped:
+            yield "clip-before-unscale", event, scaled
+        elif event.kind == "alone" and scaled is not None and event.what not in stepped:
+            yield "step-outside-scaler", event, scaled
+        elif event.kind == "step":
+            if update is not None and last is not None:
+                yield "update-between-steps", update, event
+            stepped.add(event.what)
+        elif event.kind == "update":
+            update, scaled = event, None
+            unscaled.clear()
+        elif event.kind == "unknown":
+            scaled = last = update = None
+            unscaled.clear()
+
+
+def _is(event: Event, dtype: str) -> bool:
+    made = event.regions[-1]
+    if not made.dtype.constant or (not made.enabled.constant and dtype != "float16"):
+        return False
+    if made.dtype.value is None:
+        default = {"cuda": "float16", "cpu": "bfloat16"}.get(str(made.device.value))
+        return made.device.constant and default == dtype
+    return str(made.dtype.value).removeprefix("torch.") in (dtype, {"float16": "half", "float32": "float"}.get(dtype))
+
+
+def _scaled_for_nothing(walk: Walk, made: Event, backward: Event) -> bool:
+    return _is(made, "bfloat16") and _of(walk, made, backward) and _always_enabled(walk.names)
+
+
+def _always_enabled(names: Names) -> bool:
+    """Return whether the file makes GradScalers, and none of them can be disabled."""
+    calls = [
+        node for node in ast.walk(names.tree) if isinstance(node, ast.Call) and names.dotted(node.func) in GRAD_SCALERS
+    ]
+    words = [word for call in calls for word in call.keywords if word.arg in (None, "enabled")]
+    return bool(calls) and all(isinstance(word.value, ast.Constant) and word.value.value is True for word in words)
+
+
+def _not_scaled(walk: Walk, made: Event, backward: Event) -> bool:
+    if not _is(made, "float16") or not _of(walk, made, backward):
+        return False
+    return not re.search(r"scaler|\.scale\(|loss_scale", ast.unparse(walk.names.tree), re.IGNORECASE)
+
+
+def _of(walk: Walk, made: Event, backward: Event) -> bool:
+    """Return whether the loss of a backward pass comes from a region."""
+    around = {made.node, *walk.names.parents(made.node)}
+    block = made.what[0] if made.what else None
+    owner = next(
+        (node for node in walk.names.parents(made.node) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))),
+        None,
+    )
+    call = backward.node
+    pending: list[tuple[ast.AST, int]] = [(call.func, 0)] if isinstance(call, ast.Call) else []
+    seen: set[ast.AST] = set()
+    while pending:
+        node, depth = pending.pop()
+        if node in seen or depth > 4:
+            continue
+        seen.add(node)
+        if block is not None and depth and block in walk.names.parents(node):
+            return True
+        for part in ast.walk(node):
+            if (
+                isinstance(part, ast.Call)
+                and owner is not None
+                and _name(part.func) == owner.name
+                and call not in around
+            ):
+                return True
+            if isinstance(part, (ast.Name, ast.Attribute)):
+                pending += [(value, depth + 1) for value in walk.values(part)]
+    return False
+
+
+def _name(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _alone(names: Names, node: ast.AST) -> Iterator[Mistake]:
+    """Yield the mistakes that one statement or expression shows."""
+    if isinstance(node, ast.Call):
+        yield from _in_call(names, node)
+        made = region(names, node)
+        if made is not None:
+            yield from _in_region(names, made)
+        inner = region(names, node.func)
+        if inner is not None and len(node.args) == 1 and _generator(names, node.args[0]):
+            yield node, "decorated-generator"
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        for decorator in node.decorator_list:
+            if region(names, decorator) is not None and _yields(names, node):
+                yield decorator, "decorated-generator"
+            if names.dotted(decorator) in DEPRECATED:
+                yield decorator, "deprecated-amp"
+    elif (
+        isinstance(node, ast.Assign)
+        and _name(node.targets[0]) == "forward"
+        and isinstance(node.targets[0], ast.Attribute)
+    ):
+        if any(isinstance(part, ast.Call) and region(names, part.func) is not None for part in ast.walk(node.value)):
+            yield node, "forward-replaced"
+    elif isinstance(node, ast.ClassDef):
+        yield from _own_function(names, node)
+    elif isinstance(node, ast.IfExp) and _on(node.test) and region(names, node.orelse) is not None:
+        yield from [(node, "inverted-condition")] * ("nullcontext" in ast.unparse(node.body))
+
+
+def _in_call(names: Names, call: ast.Call) -> Iterator[Mistake]:
+    name = names.dotted(call.func)
+    asked = name == "torch.is_autocast_enabled" and not call.args and not call.keywords
+    if (asked or name == "torch.get_autocast_gpu_dtype") and not _cuda_alone(names, call):
+        yield call, "state-of-cuda"
+    if name in DEPRECATED:
+        yield call, "deprecated-amp"
+    for word in call.keywords:
+        if name in _FORWARD and word.arg == "cast_inputs" and names.dotted(word.value) in LOW:
+            yield call, "cast-inputs-constant"
+        enabled = word.arg == "enabled" and (name in GRAD_SCALERS or region(names, call) is not None)
+        if (
+            enabled
+            and isinstance(word.value, ast.UnaryOp)
+            and isinstance(word.value.op, ast.Not)
+            and _on(word.value.operand)
+        ):
+            yield call, "inverted-condition"
+    if isinstance(call.func, ast.Name) and call.func.id == "setattr" and len(call.args) == 3:
+        named, value = call.args[1], call.args[2]
+        forward = isinstance(named, ast.Constant) and named.value == "forward"
+        if forward and isinstance(value, ast.Call) and region(names, value.func) is not None:
+            yield call, "forward-replaced"
+
+
+def _cuda_alone(names: Names, call: ast.Call) -> bool:
+    """Return whether a call runs on cuda alone, or on a torch that knows no other way."""
+    for parent in names.parents(call):
+        if isinstance(parent, ast.ExceptHandler):
+            return True
+        test = parent if isinstance(parent, ast.BoolOp) else getattr(parent, "test", None)
+        if isinstance(test, ast.expr) and re.search(r"is_cuda|['\"]cuda|version", ast.unparse(test)):
+            return True
+    return False
+
+
+def _in_region(names: Names, made: LintedRegion) -> Iterator[Mistake]:
+    dtype = made.dtype.value if made.dtype.constant else None
+    if dtype in ("torch.float32", "torch.float") and not made.disabled and made.device.value != "cuda":
+        yield made.call, "float32-region"
+
+
+def _on(test: ast.expr) -> bool:
+    """Return whether an expression asks whether mixed precision is wanted."""
+    return bool(_ON.match(_name(test)))
+
+
+def _generator(names: Names, expression: ast.expr) -> bool:
+    bound = names.lookup(expression.id, expression) if isinstance(expression, ast.Name) else None
+    return bound is not None and any(_yields(names, node) for node in bound[1])
+
+
+def _yields(names: Names, function: ast.AST) -> bool:
+    if not isinstance(function, ast.FunctionDef):
+        return isinstance(function, ast.AsyncFunctionDef)
+    if any(_name(getattr(one, "func", one)) in ("contextmanager", "fixture") for one in function.decorator_list):
+        return False
+    yields = (node for node in ast.walk(function) if isinstance(node, (ast.Yield, ast.YieldFrom)))
+    return any(names.scope(node) is function for node in yields)
+
+
+def _own_function(names: Names, owner: ast.ClassDef) -> Iterator[Mistake]:
+    if not any(
+        names.dotted(base) in ("torch.autograd.Function", "torch.autograd.function.Function") for base in owner.bases
+    ):
+        return
+    methods = {node.name: node for node in owner.body if isinstance(node, ast.FunctionDef)}
+    forward = methods.get("forward")
+    if forward is None or any(
+        names.dotted(one) not in ("", "staticmethod") or _name(one) != "staticmethod" for one in forward.decorator_list
+    ):
+        return
+    backward = methods.get("backward")
+    # One that casts in backward has thought of dtypes, and complex tensors are not cast.
+    if backward is None or re.search(r"\.(to|type|type_as|float|half|bfloat16)\(|dtype", ast.unparse(backward)):
+        return
+    if re.search(r"autocast|custom_fwd|fft|complex", ast.unparse(owner)):
+        return
+    for node in ast.walk(forward):
+        product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
+        if isinstance(node, ast.Call) and _PRODUCTS.match(_name(node.func)):
+            dotted = names.dotted(node.func)
+            product = dotted.startswith("torch.") or (not dotted and _name(node.func) in ("matmul", "mm", "bmm"))
+        if product:
+            yield forward, "function-without-custom-fwd"
+            return

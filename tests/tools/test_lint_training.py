@@ -1,0 +1,302 @@
+"""`ampcheck lint` finds mistakes in eager training code, and nothing in right programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent, indent
+
+import pytest
+
+from ampcheck.cli import main
+from ampcheck.tools.lint import TRAINING, lint_source
+from ampcheck.tools.lint.fix import fix_source
+
+HEAD = """\
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+model = nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+"""
+
+PLAIN = HEAD.replace('scaler = torch.amp.GradScaler("cuda")\n', "")
+
+FORWARD = """\
+with torch.autocast("cuda", dtype=torch.float16):
+    loss = model(x).sum()
+"""
+
+
+def loop(body: str, head: str = HEAD) -> str:
+    """Return a script whose loop runs the body."""
+    return head + "for x in batches:\n    optimizer.zero_grad()\n" + indent(dedent(body), "    ")
+
+
+def trainer(methods: str) -> str:
+    """Return a class with its model, optimizer and scaler in attributes."""
+    return (
+        "import torch\nfrom torch import nn\n\nclass Trainer:\n"
+        "    def __init__(self, model):\n        self.model = model\n"
+        "        self.opt = torch.optim.Adam(model.parameters())\n"
+        "        self.scaler = torch.amp.GradScaler('cuda')\n" + indent(dedent(methods), "    ")
+    )
+
+
+SCALED = "scaler.scale(loss).backward()\n"
+STEP = "scaler.step(optimizer)\nscaler.update()\n"
+CLIP = "clip_grad_norm_(model.parameters(), 1.0)\n"
+UNSCALE = "scaler.unscale_(optimizer)\n"
+
+FUNCTION = """\
+import torch
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return {product}
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        return grad @ w.t(), x.t() @ grad
+"""
+
+WRONG = [
+    ("clip-before-unscale", loop(FORWARD + SCALED + CLIP + STEP)),
+    (
+        "clip-before-unscale",
+        trainer("""\
+        def backward(self, loss):
+            self.scaler.scale(loss).backward()
+
+        def step(self, x):
+            with torch.autocast("cuda"):
+                loss = self.model(x).mean()
+            self.backward(loss)
+            if self.clip:
+                nn.utils.clip_grad_value_(self.model.parameters(), 1.0)
+            self.scaler.step(self.opt)
+            self.scaler.update()
+        """),
+    ),
+    ("step-outside-scaler", loop(FORWARD + SCALED + "optimizer.step()\nscaler.update()\n")),
+    (
+        "step-outside-scaler",
+        "from torch.amp import GradScaler\n\ndef backward(grad_scaler, loss):\n    scaled = grad_scaler.scale(loss)\n"
+        "    scaled.backward()\n\ndef train(loss, opt, grad_scaler):\n    backward(grad_scaler, loss)\n"
+        "    opt.step()\n",
+    ),
+    (
+        "update-between-steps",
+        HEAD + "scaler.scale(a).backward()\nscaler.scale(b).backward()\nscaler.step(opt_d)\nscaler.update()\n"
+        "scaler.step(opt_g)\nscaler.update()\n",
+    ),
+    (
+        "update-between-steps",
+        trainer("""\
+        def step_one(self, optimizer):
+            self.scaler.step(optimizer)
+            self.scaler.update()
+
+        def train(self, loss):
+            self.scaler.scale(loss).backward()
+            self.step_one(self.opt_encoder)
+            self.step_one(self.opt_decoder)
+        """),
+    ),
+    ("unscale-twice", loop(FORWARD + SCALED + UNSCALE + CLIP + UNSCALE + STEP)),
+    (
+        "unscale-twice",
+        trainer("""\
+        def norm(self):
+            self.scaler.unscale_(self.opt)
+            return nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+
+        def train(self, loss):
+            self.scaler.scale(loss).backward()
+            self.scaler.unscale_(self.opt)
+            self.log(self.norm())
+            self.scaler.step(self.opt)
+            self.scaler.update()
+        """),
+    ),
+    ("backward-in-region", loop('with torch.autocast("cpu"):\n    loss = model(x).sum()\n'
+    '    loss.backward()\n', PLAIN)),
+    (
+        "backward-in-region",
+        "import torch\n\n@torch.autocast('cpu')\ndef step(model, x):\n    loss = model(x).sum()\n    finish(loss)\n\n"
+        "def finish(loss):\n    loss.backward()\n",
+    ),
+    ("optimizer-in-region", loop('with torch.autocast("cpu"):\n    optimizer.step()\n', PLAIN)),
+    (
+        "optimizer-in-region",
+        trainer("""\
+        def train(self, loss):
+            context = torch.autocast("cuda")
+            self.scaler.scale(loss).backward()
+            with context:
+                self.finish()
+
+        def finish(self):
+            self.scaler.step(self.opt)
+        """),
+    ),
+    ("fp16-without-scaler", loop(FORWARD + "loss.backward()\noptimizer.step()\n", PLAIN)),
+    (
+        "fp16-without-scaler",
+        "import torch\n\ndef forward(model, x):\n    with torch.autocast(device_type='cuda'):\n"
+        "        return model(x).sum()\n\n"
+        "def train(model, x, opt):\n    loss = forward(model, x)\n    loss.backward()\n    opt.step()\n",
+    ),
+    ("scaler-with-bf16", loop(FORWARD.replace("float16", "bfloat16") + SCALED + STEP)),
+    (
+        "scaler-with-bf16",
+        trainer("""\
+        def loss(self, x):
+            with torch.autocast("cuda", torch.bfloat16):
+                return self.model(x).mean()
+
+        def train(self, x):
+            self.scaler.scale(self.loss(x)).backward()
+            self.scaler.step(self.opt)
+            self.scaler.update()
+        """),
+    ),
+    ("function-without-custom-fwd", FUNCTION.format(product="x @ w")),
+    (
+        "function-without-custom-fwd",
+        FUNCTION.format(product="F.linear(x, w)").replace("import torch\n", "import torch\n"
+        "import torch.nn.functional as F\n"),
+    ),
+    (
+        "cast-inputs-constant",
+        FUNCTION.format(product="x @ w").replace(
+            "def forward", "@torch.amp.custom_fwd(device_type='cuda', cast_inputs=torch.float16)\n    def forward"
+        ),
+    ),
+    (
+        "cast-inputs-constant",
+        "import torch\nfrom torch.amp import custom_fwd\n\n"
+        "low = custom_fwd(device_type='cpu', cast_inputs=torch.bfloat16)\n",
+    ),
+    ("float32-region", loop(FORWARD.replace("float16", "float32") + "loss.backward()\noptimizer.step()\n", PLAIN)),
+    (
+        "float32-region",
+        "import torch\n\nclass Norm(torch.nn.Module):\n    def forward(self, x):\n"
+        "        with torch.autocast(x.device.type, dtype=torch.float32):\n            return x.norm()\n",
+    ),
+    ("half-model-in-region", loop(FORWARD + SCALED + STEP, HEAD + "model.half()\n")),
+    (
+        "half-model-in-region",
+        trainer("""\
+        def setup(self):
+            self.net = Net().to(torch.bfloat16)
+            self.opt = torch.optim.Adam(self.net.parameters())
+
+        def train(self, x):
+            with torch.autocast("cuda"):
+                return self.net(x).mean()
+        """),
+    ),
+    ("state-of-cuda", "import torch\n\ndef f(x):\n    return x.half() if torch.is_autocast_enabled() else x\n"),
+    ("state-of-cuda", "import torch\n\nclass A:\n    def dtype(self):\n"
+    "        return torch.get_autocast_gpu_dtype()\n"),
+    ("inverted-condition", "import torch\n\nwith torch.autocast('cuda', enabled=not use_amp):\n    f()\n"),
+    ("inverted-condition", "import torch\n\nclass A:\n    def f(self):\n"
+    "        self.scaler = torch.amp.GradScaler(enabled=not self.fp16)\n"),
+    ("decorated-generator", "import torch\n\n@torch.autocast('cuda')\ndef f(xs):\n    for x in xs:\n"
+    "        yield x @ x\n"),
+    ("decorated-generator", "import torch\n\nasync def f(x):\n    return x @ x\n\ng = torch.autocast('cpu')(f)\n"),
+    ("forward-replaced", "import torch\n\nm = torch.nn.Linear(2, 2)\nm.forward = torch.autocast('cpu')(m.forward)\n"),
+    ("forward-replaced", "import torch\n\ndef wrap(m):\n"
+    "    setattr(m, 'forward', torch.autocast('cpu')(m.forward))\n"),
+    ("deprecated-amp", "from torch.cuda.amp import autocast\n\nwith autocast():\n    f()\n"),
+    ("deprecated-amp", "import torch\n\nclass A:\n    def __init__(self):\n"
+    "        self.scaler = torch.cuda.amp.GradScaler()\n"),
+]  # fmt: skip
+
+RIGHT = [
+    loop(FORWARD + SCALED + UNSCALE + CLIP + STEP),
+    loop(FORWARD + "if clip:\n    scaler.scale(loss).backward()\n    scaler.unscale_(optimizer)\n    " + CLIP
+         + "else:\n    scaler.scale(loss).backward()\n" + STEP),
+    loop(FORWARD + "if use_amp:\n    scaler.scale(loss).backward()\nelse:\n    loss.backward()\n"
+         "if scaler is not None and clip:\n    scaler.unscale_(optimizer)\nif clip:\n    " + CLIP
+         + "if use_amp:\n    scaler.step(optimizer)\n    scaler.update()\nelse:\n    optimizer.step()\n"),
+    loop(FORWARD.replace("dtype=torch.float16", "dtype=dtype") + SCALED + STEP),
+    loop(FORWARD.replace("float16", "bfloat16") + "loss.backward()\n" + CLIP + "optimizer.step()\n", PLAIN),
+    loop("with torch.no_grad():\n    with torch.autocast('cuda'):\n        soft = teacher(x)\nloss = model(x).sum()\n"
+         "loss.backward()\noptimizer.step()\n", PLAIN),
+    HEAD + "scaler.scale(d).backward()\nscaler.step(opt_d)\nscaler.scale(g).backward()\nscaler.step(opt_g)\n"
+    "scaler.update()\n",
+    HEAD + "scaler.scale(d).backward()\nscaler.step(opt_d)\nscaler.update()\nscaler.scale(g).backward()\n"
+           "scaler.unscale_(opt_g)\nscaler.step(opt_g)\nscaler.update()\n",
+    HEAD + "def train(loss):\n    if not use_amp:\n        loss.backward()\n"
+    "        " + CLIP + "        optimizer.step()\n"
+    "        return\n    scaler.scale(loss).backward()\n    scaler.step(optimizer)\n    scaler.update()\n",
+    HEAD + "loss_scaler = NativeScaler()\nloss_scaler(loss, optimizer, parameters=model.parameters())\n",
+    PLAIN + "with torch.autocast('cpu'):\n    with torch.autocast('cpu', enabled=False):\n        loss.backward()\n",
+    FUNCTION.format(product="x * w"),
+    FUNCTION.format(product="x @ w").replace("def forward", "@torch.amp.custom_fwd(device_type='cuda')\n"
+    "    def forward"),
+    "import torch\n\nif torch.is_autocast_enabled('cpu'):\n    d = torch.get_autocast_dtype('cpu')\n",
+    "import torch\n\nwith torch.autocast('cuda', enabled=not no_amp):\n    f()\n",
+    "import torch\n\ndef f(xs):\n    for x in xs:\n        with torch.autocast('cpu'):\n"
+    "            y = x @ x\n        yield y\n",
+    "from sklearn.preprocessing import StandardScaler\n\nscaler = StandardScaler()\nscaler.update(scaler.scale(x))\n",
+]  # fmt: skip
+
+
+def rules(text: str) -> list[str]:
+    return [report.rule for report in lint_source(text, "p.py", list(TRAINING))]
+
+
+@pytest.mark.parametrize(("rule", "text"), [*WRONG, *(("", text) for text in RIGHT)])
+def test_a_program(rule: str, text: str) -> None:
+    assert sorted(set(rules(text))) == [rule] * bool(rule), text
+
+
+def test_every_rule_has_two_wrong_programs() -> None:
+    named = [rule for rule, _ in WRONG]
+    assert {rule: named.count(rule) for rule in TRAINING} == dict.fromkeys(TRAINING, 2)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            "from torch.cuda.amp import GradScaler, autocast\ns = GradScaler(1024.0, enabled=on)\n"
+            "with autocast(on, torch.half):\n    f()\n",
+            "from torch.amp import GradScaler, autocast\ns = GradScaler(\"cuda\", 1024.0, enabled=on)\n"
+            'with autocast("cuda", enabled=on, dtype=torch.half):\n    f()\n',
+        ),
+        ("import torch\nwith torch.cpu.amp.autocast():\n    f()\n", 'import torch\n'
+        'with torch.amp.autocast("cpu"):\n    f()\n'),
+        (
+            "from torch.cuda import amp\n\nclass F:\n    @amp.custom_bwd\n    def é(c): return amp.autocast()\n",
+            'from torch import amp\n\nclass F:\n    @amp.custom_bwd(device_type="cuda")\n'
+            '    def é(c): return amp.autocast("cuda")\n',
+        ),
+        ("from torch.cuda.amp import autocast\nregion = autocast\n", "from torch.cuda.amp import autocast\n"
+        "region = autocast\n"),
+        ("import torch.cuda.amp as a\na.custom_fwd(cast_inputs=None)\n", 'import torch.amp as a\n'
+        'a.custom_fwd(device_type="cuda", cast_inputs=None)\n'),
+    ],
+)  # fmt: skip
+def test_deprecated_names_are_rewritten(old: str, new: str) -> None:
+    assert fix_source(old) == new
+
+
+def test_options_and_comments_take_ids_and_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "p.py"
+    file.write_text("import torch\nwith torch.cuda.amp.autocast():\n    loss.backward()  # ampcheck: ignore[AMP005]\n")
+    assert main.main(["lint", str(file)]) == 1
+    *_, report, count, read = capsys.readouterr().out.splitlines()
+    assert report.startswith(f"{file}:2:6: AMP033 deprecated-amp: ")
+    assert (count, read.partition(";")[0]) == ("1 report", "read 1 file, 1 region, 0 scalers")
+    assert main.main(["lint", str(file), "--select", "AMP005,AMP006"]) == 0
+    assert main.main(["lint", str(file), "--ignore", "deprecated-amp"]) == 0
+    assert main.main(["lint", str(file), "--fix"]) == 0
+    assert 'with torch.amp.autocast("cuda"):' in file.read_text()
