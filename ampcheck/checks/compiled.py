@@ -12,7 +12,7 @@ import torch
 from ampcheck.checks import layouts
 from ampcheck.checks.base import OpCheck, carrying
 from ampcheck.checks.call import CallPlan, plan
-from ampcheck.checks.comparisons import output_dtypes
+from ampcheck.checks.comparisons import layout, output_dtypes, strides
 from ampcheck.checks.forward import judge_raise, run_reference
 from ampcheck.checks.program import PlainProgram, cast_blocks, region
 from ampcheck.compilers import source
@@ -75,7 +75,12 @@ def simulate_cuda(device: Device) -> Iterator[None]:
 
 
 class Parity:
-    """A case as a program, compiled and in eager mode. A subclass runs another program, on other inputs."""
+    """A case as a program, compiled and in eager mode. A subclass runs another program, on other inputs.
+
+    `without_region`: the program without its region; where there is one, strides are compared, too.
+    """
+
+    without_region: Callable[..., object] | None = None
 
     def __init__(self, case: Case, device: Device, compiler: Compiler) -> None:
         self.case, self.device, self.compiler = case, device, compiler
@@ -172,8 +177,27 @@ class Parity:
         if got.error is not None:
             return []
         want = self.run(self.by_hand, grads=grads, region=nullcontext())
-        found = compare_programs(got, want, self.name) or self._values(got, want)
+        found = compare_programs(got, want, self.name) or self._strides(got, want, grads=grads)
+        found = found or self._values(got, want)
         return [f"{text} (eager mode is the call on explicitly cast inputs, without a region)" for text in found]
+
+    def _strides(self, got: ProgramOutcome, want: ProgramOutcome, *, grads: bool) -> list[str]:
+        """Compare strides with those of the call on inputs cast by hand, as it is and compiled by the same compiler.
+
+        TorchScript makes `mm` and `add` of `addmm`, for one, whose results may lie in memory in another way: in its
+        second call, when it has seen shapes.
+        """
+        program = self.without_region
+        if program is None or not same_strides(got, [want], self.name):
+            return []
+        compiled = self.compiler.make(program, self.cast(*self.inputs()))
+        call = lambda *given: compiled.call(*self.cast(*given))  # noqa: E731  # one line, as in the reproduction
+        plain = [self.run(call, grads=grads, region=nullcontext()) for _ in range(2)]
+        return same_strides(got, [want, *(each for each in plain if each.error is None)], self.name)
+
+    def cast(self, *given: torch.Tensor) -> list[torch.Tensor]:
+        """Return the inputs of the program as autocast is to cast them."""
+        return self.todo.cast(given)
 
     def _values(self, got: ProgramOutcome, want: ProgramOutcome) -> list[str]:
         if not self.device.has_values or self.todo.op.values == "none":
@@ -290,6 +314,16 @@ def within(
     return out
 
 
+def same_strides(got: ProgramOutcome, right: Sequence[ProgramOutcome], name: str) -> list[str]:
+    """Check that each output of a program lies in memory as in one of the right outcomes."""
+    outputs = zip(got.outputs, zip(*(each.outputs for each in right), strict=True), strict=True)
+    return [
+        text
+        for place, (x, known) in enumerate(outputs)
+        for text in strides(x, {layout(y) for y in known}, f"output {place} of {name}")
+    ]
+
+
 def same_kernels(seen: Observation, eager: Observation, overload: str, name: str) -> list[str]:
     """Check that an op's kernel received what it receives in eager mode, and ran with the same `dtype=`."""
     calls = ([kernel for kernel in side.kernels if kernel.overload == overload] for side in (seen, eager))
@@ -325,8 +359,10 @@ class CompiledOpProgram(PlainProgram):
         modes = {"no_grad": "torch.no_grad()", "inference": "torch.inference_mode()"}
         entered = f"{modes.get(mode, 'nullcontext()')}, {self.around}, {device.type!r}"
         self.unregioned = f"{modes.get(mode, 'nullcontext()')}, nullcontext(), {device.type!r}"
+        self.strides = mode and f" or same_strides(got, [want, *plain], {self.name!r})"
         self.leaves = f"{self.grads or mode == 'no_grad'}"
         how, expression = source_of_making(case.compiler, "program", "inputs()")
+        self.without_region = source_of_making(case.compiler, "without_region", "cast(inputs())")[1] if mode else ""
         self.make = f"with {self.around}:\n        compiled = {expression}"
         self.add(
             [nullcontext, how, run_program, leaves_of],
@@ -342,9 +378,10 @@ class CompiledOpProgram(PlainProgram):
             return self.text(modules)
         again = f"if want.error:\n    want = run({self.eager}, False)\n" * self.grads
         self.add(
-            [refusal, compare_programs, run_program, leaves_of],
+            [refusal, compare_programs, run_program, leaves_of, *([same_strides] if self.strides else [])],
             *cast_blocks(self.todo, self.case.rule),
             *filter(None, [self.called]),
+            *self._plain(),
             f"""\
 by_hand = lambda *given: {self.reference}(*cast(given))
 want = run({self.eager}, {self.grads})
@@ -359,7 +396,7 @@ for turn in ("first", "second"):
 {self._values()}    report(f"the {{turn}} call", found)
 if not got.error:
     want = run_program(by_hand, lambda: leaves_of(inputs(), {self.leaves}), {self.unregioned}, {self.grads})
-    found = compare_programs(got, want, {self.name!r})
+    found = compare_programs(got, want, {self.name!r}){self.strides}
 {self._values()}    report("the call beside explicit casts", found)""",
         )
         if not message or "the kernel of" in message or "ran with dtype=" in message:
@@ -375,6 +412,23 @@ if compiled.observe and not want.error:
     {self.say("what the kernel received", found)}""",
             )
         return self.text(modules)
+
+    def _plain(self) -> list[str]:
+        """Write what compiles the call of a cell on inputs cast by hand, whose strides are right, too."""
+        if not self.strides:
+            return []
+        text = source.text(replace(self.case, sample=AROUND), self.device, self.todo.sample)
+        run = f"run_program(call, lambda: leaves_of(inputs(), {self.leaves}), {self.unregioned}, {self.grads})"
+        return [
+            text.replace("def program", "def without_region").rstrip(),
+            f"""\
+def compiled_without_region():
+    compiled = {self.without_region}
+    call = lambda *given: compiled.call(*cast(given))
+    return [one for one in ({run} for _ in range(2)) if not one.error]
+
+plain = compiled_without_region()""",
+        ]
 
     def _values(self) -> str:
         """Return the lines that compare values, where there are some that can be compared."""

@@ -33,7 +33,7 @@ from ampcheck.devices.virtual import graphs
 from ampcheck.errors import Difference, Unsupported, error_of
 from ampcheck.observe.recorder import exists, is_composite, observe, tensors
 from ampcheck.samples.describe import Op, Sample, leaves
-from ampcheck.spec.case import CELLS, GRADIENT, Case
+from ampcheck.spec.case import AROUND, CELLS, GRADIENT, Case
 from ampcheck.spec.casting import POLICIES
 from ampcheck.spec.dtypes import is_floating
 from ampcheck.spec.gradients import WITHOUT
@@ -469,6 +469,7 @@ class SweepParity(Parity):
         called = [call.todo.sample for call in calls]
         self.function = source.define(source.several(case, device, called))
         self.eager = source.define(source.several(replace(case, compiler=""), device, called))
+        self.without_region = source.define(source.several(replace(case, sample=AROUND), device, called))
 
     def inputs(self) -> list[torch.Tensor]:
         return [x.detach() for call in self.calls for x in call.inputs()]
@@ -480,12 +481,15 @@ class SweepParity(Parity):
         return self.calls[0].context()
 
     def by_hand(self, *given: torch.Tensor) -> object:
+        return [call.todo.reference()(*call.todo.cast(own)) for call, own in self._own(given)]
+
+    def cast(self, *given: torch.Tensor) -> list[torch.Tensor]:
+        return [x for call, own in self._own(given) for x in call.todo.cast(own)]
+
+    def _own(self, given: Sequence[torch.Tensor]) -> Iterator[tuple[SweepCall, list[torch.Tensor]]]:
         remaining = iter(given)
-        made = []
         for call in self.calls:
-            inputs = [next(remaining) for _ in call.todo.given]
-            made.append(call.todo.reference()(*call.todo.cast(inputs)))
-        return made
+            yield call, [next(remaining) for _ in call.todo.given]
 
 
 def cell_of(message: str) -> tuple[str, str] | None:

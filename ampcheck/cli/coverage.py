@@ -22,7 +22,9 @@ def add(commands: Subparsers) -> None:
         "those that cannot be, with the reasons, those that the cases of every run and of a nightly run reach, and the "
         "open ones.",
     )
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run files: count what their cases reached")
+    parser.add_argument(
+        "runs", nargs="*", type=Path, metavar="RUN", help="run files: count the cells whose case passed"
+    )
     add_device(parser, "a device to count on, by default every one that this machine has")
     parser.add_argument("--open", action="store_true", help="list what is open, by overload and compiler")
     parser.add_argument(
@@ -40,17 +42,11 @@ def run(args: argparse.Namespace) -> int:
     from ampcheck.runner.record import read  # noqa: PLC0415  # imports torch
     from ampcheck.tools.coverage import cells  # noqa: PLC0415  # imports torch
 
-    ran, excused = None, set()
+    statuses = None
     if args.runs:
-        results = [result for path in args.runs for result in read(path).results.values()]
-        ran = {result.key for result in results if result.status == "pass"}
-        excused = {result.key for result in results if result.status in _EXCUSED}
-    counted = [cells.count(device, ran, excused) for device in select(args.device, args.device_module)]
+        statuses = {result.key: result.status for path in args.runs for result in read(path).results.values()}
+    counted = [cells.count(device, statuses) for device in select(args.device, args.device_module)]
     if args.json is not None:
         print_or_write(json.dumps(cells.fields(counted), indent=2) + "\n", args.json, "file of counts")
-    print(cells.table(counted, args.open, ran is not None))
+    print(cells.table(counted, args.open, statuses is not None))
     return 0
-
-
-_EXCUSED = ("deviation", "unsupported")
-"""Such a case ran, and did not show that its cells are right."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -67,7 +70,7 @@ def test_a_wrong_fake_output_is_noticed(name: str) -> None:
 
 
 @pytest.mark.parametrize("compiler", ["traced", "aot", "export"])
-@pytest.mark.parametrize("name", ["value", "shape"])
+@pytest.mark.parametrize("name", ["value", "shape", "strides"])
 def test_a_fault_in_eager_mode_and_in_the_program_is_noticed(name: str, compiler: str) -> None:
     with wrong_mm("AutocastCPU", "cpu", FAULTS[name][0]):
         found = SweepCheck().run(cell("cpu", "cpu", "bf16", compiler), known()["cpu"])
@@ -77,3 +80,19 @@ def test_a_fault_in_eager_mode_and_in_the_program_is_noticed(name: str, compiler
 def test_right_kernels_pass() -> None:
     with wrong_mm("AutocastCPU", "cpu", lambda x: x):
         assert SweepCheck().run(cell("cpu", "cpu", "bf16"), known()["cpu"]) == []
+
+
+def test_strides_that_a_compiler_gives_without_a_region_are_right() -> None:
+    # TorchScript makes mm and add of addmm, whose result lies in memory as the bias does.
+    case = Case("jit", "downcast", "addmm", CELLS, "plain", "bf16", "cpu", "cpu", "traced")
+    assert SweepCheck().run(case, known()["cpu"]) == []
+
+
+@pytest.mark.parametrize("compiler", ["", "export"])
+def test_the_program_of_a_cell_runs_alone(compiler: str, tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(SweepCheck().write(cell("cpu", "cpu", "bf16", compiler), known()["cpu"], "", (), ran=True))
+    done = subprocess.run([sys.executable, file], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "ok " in done.stdout
+    assert "FAIL" not in done.stdout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,9 +22,8 @@ class Coverage:
 
     `reachable`: how many can be. `every`, `nightly`: how many of those the cases of every run, and of a nightly run,
     reach; of some run files, how many their cases reached. `unreachable`: by reason, how many cannot be. `open`: the
-    overload and compiler of reachable cells that no case reaches, with how many. `excused`: the cells whose case ran
-    and
-    was a known deviation or unsupported; they are among the open ones.
+    overload and compiler of reachable cells that no case reaches, with how many. `not_passed`: of the open cells,
+    those whose case ran and did not pass, by `OUTCOMES`.
     """
 
     device: str
@@ -35,26 +34,32 @@ class Coverage:
     nightly: int
     unreachable: dict[str, int]
     open: list[str]
-    excused: int = 0
+    not_passed: dict[str, int]
 
 
-def count(device: Device, ran: Collection[str] | None = None, excused: Collection[str] = ()) -> Coverage:
-    """Count the cells of a device.
+OUTCOMES = {"failed": "failed", "deviation": "known deviation", "unsupported": "unsupported"}
+"""Why a cell whose case ran does not count, the strongest reason first: by status, the column. Every status that is not
+named here is a failure."""
 
-    Args:
-        device: whose cells.
-        ran: the keys of the cases that ran and passed; None for all of a nightly run.
-        excused: the keys of those that were a known deviation or unsupported.
-    """
+
+def count(device: Device, statuses: Mapping[str, str] | None = None) -> Coverage:
+    """Count the cells of a device. `statuses`: of the cases that ran, by key; None counts all of a nightly run."""
     states = dict(cells(device))
     possible = {cell for cell, why in states.items() if not why}
 
     def reach(nightly: bool) -> set[Cell]:
-        cases = (case for case in _cases(device, nightly) if ran is None or case.key in ran)
+        cases = (each for each in _cases(device, nightly) if statuses is None or statuses.get(each.key) == "pass")
         return possible & {cell for case in cases for cell in reached(case, device)}
 
     every, nightly = reach(False), reach(True)
-    seen = [cell for case in _cases(device, True) if case.key in excused for cell in reached(case, device)]
+    not_passed: dict[str, set[Cell]] = {status: set() for status in OUTCOMES}
+    for case in _cases(device, True) if statuses else ():
+        if statuses and (status := statuses.get(case.key, "pass")) != "pass":
+            not_passed[status if status in OUTCOMES else "failed"].update(reached(case, device))
+    counted, outcomes = set(nightly), {}
+    for status, found in not_passed.items():
+        outcomes[status] = len((possible & found) - counted)
+        counted |= found
     missing = Counter((cell.overload, cell.compiler or "eager", cell.mode) for cell in possible - nightly)
     return Coverage(
         device.name,
@@ -65,7 +70,7 @@ def count(device: Device, ran: Collection[str] | None = None, excused: Collectio
         len(nightly),
         dict(Counter(why for why in states.values() if why)),
         [f"{op}, {compiler}, {mode}: {number} cells" for (op, compiler, mode), number in sorted(missing.items())],
-        len(possible & {*seen} - nightly),
+        outcomes,
     )
 
 
@@ -83,24 +88,13 @@ def figure(counted: Sequence[Coverage], ran: bool = False) -> str:
 
 def table(counted: Sequence[Coverage], list_open: bool, ran: bool) -> str:
     """Write the counts as text. `list_open`: whether to list what is open; `ran`: as in `figure`."""
-    headers = [
-        "device",
-        "dispatch key",
-        "cells",
-        "unreachable",
-        "reachable",
-        "in each run",
-        "nightly",
-        "excused",
-        "open",
-    ]
-    rows = [
-        [
-            *(c.device, c.key, c.cells, c.cells - c.reachable, c.reachable, c.every, c.nightly, c.excused),
-            c.reachable - c.nightly - c.excused,
-        ]
-        for c in counted
-    ]
+    names = ["device", "dispatch key", "cells", "unreachable", "reachable", "in each run", "nightly"]
+    headers = [*names, *(OUTCOMES.values() if ran else ()), "open"]
+    rows = []
+    for c in counted:
+        row = [c.device, c.key, c.cells, c.cells - c.reachable, c.reachable, c.every, c.nightly]
+        others = list(c.not_passed.values())
+        rows.append([*row, *(others if ran else ()), c.reachable - c.nightly - sum(others)])
     reasons: dict[str, int] = {}
     for each in counted:
         for reason, number in each.unreachable.items():
@@ -133,6 +127,7 @@ def fields(counted: Sequence[Coverage]) -> dict[str, object]:
                 "reachable": each.reachable,
                 "each_run": each.every,
                 "nightly": each.nightly,
+                "not_passed": each.not_passed,
                 "unreachable": each.unreachable,
             }
             for each in counted
