@@ -213,6 +213,19 @@ WRONG = [
     ("forward-replaced", "import torch\n\nm = torch.nn.Linear(2, 2)\nm.forward = torch.autocast('cpu')(m.forward)\n"),
     ("forward-replaced", "import torch\n\ndef wrap(m):\n"
     "    setattr(m, 'forward', torch.autocast('cpu')(m.forward))\n"),
+    ("unscale-twice", loop("for part in x:\n    loss = model(part).sum()\n    " + SCALED + "    " + UNSCALE + STEP)),
+    (
+        "update-between-steps",
+        loop("scaler.scale(a).backward()\nscaler.scale(b).backward()\n"
+             "for opt in optimizers:\n    scaler.step(opt)\n    scaler.update()\n"),
+    ),
+    (
+        "backward-in-region",
+        "import torch\n\nclass A:\n    @torch.autocast('cpu')\n    def step(self, x):\n"
+        "        torch.autograd.backward(self.model(x).sum())\n",
+    ),
+    ("inverted-condition", "import torch\n\nwith torch.autocast('cuda', torch.float16, not amp):\n    f()\n"),
+    ("forward-replaced", "import torch\n\nregion = torch.autocast('cpu')\nm.forward = region(m.forward)\n"),
     ("deprecated-amp", "from torch.cuda.amp import autocast\n\nwith autocast():\n    f()\n"),
     ("deprecated-amp", "import torch\n\nclass A:\n    def __init__(self):\n"
     "        self.scaler = torch.cuda.amp.GradScaler()\n"),
@@ -238,6 +251,21 @@ RIGHT = [
     "        return\n    scaler.scale(loss).backward()\n    scaler.step(optimizer)\n    scaler.update()\n",
     HEAD + "loss_scaler = NativeScaler()\nloss_scaler(loss, optimizer, parameters=model.parameters())\n",
     PLAIN + "with torch.autocast('cpu'):\n    with torch.autocast('cpu', enabled=False):\n        loss.backward()\n",
+    loop("with torch.autocast('cuda'):\n    with torch.no_grad():\n        soft = teacher(x)\n"
+         "loss = (model(x) - soft).sum()\nloss.backward()\noptimizer.step()\n", PLAIN),
+    HEAD + "one, two = torch.amp.GradScaler(), torch.amp.GradScaler()\none.scale(a).backward()\n"
+    "two.scale(b).backward()\n"
+           "one.step(opt_a)\none.update()\ntwo.step(opt_b)\ntwo.update()\n",
+    loop(FORWARD + SCALED + "for opt in optimizers:\n    scaler.unscale_(opt)\n" + CLIP
+         + "for opt in optimizers:\n    scaler.step(opt)\nscaler.update()\n"),
+    loop("with torch.autocast('cuda'):\n    loss = model(x).sum()\n"
+         "scale = scaler.scale if scaler else float\nscale(loss).backward()\n"
+         "scaler.step(optimizer) if scaler else optimizer.step()\n", HEAD),
+    "import torch\n\ndef f(x):\n    return x.is_cuda and torch.is_autocast_enabled()\n",
+    "import torch\n\ntry:\n    s = torch.amp.GradScaler()\nexcept AttributeError:\n"
+    "    s = torch.cuda.amp.GradScaler()\n",
+    FUNCTION.format(product="x @ w").replace("return grad @ w.t()", "w = w.to(grad.dtype)\n"
+    "        return grad @ w.t()"),
     FUNCTION.format(product="x * w"),
     FUNCTION.format(product="x @ w").replace("def forward", "@torch.amp.custom_fwd(device_type='cuda')\n"
     "    def forward"),
@@ -260,7 +288,7 @@ def test_a_program(rule: str, text: str) -> None:
 
 def test_every_rule_has_two_wrong_programs() -> None:
     named = [rule for rule, _ in WRONG]
-    assert {rule: named.count(rule) for rule in TRAINING} == dict.fromkeys(TRAINING, 2)
+    assert [rule for rule in TRAINING if named.count(rule) < 2] == []
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,10 @@ class Walk:
         found = [part for value in calls for part in (sides(value)) if isinstance(part, ast.Call)]
         return [self.names.dotted(call.func) or ast.unparse(call.func) for call in found]
 
+    def no_grad(self, expression: ast.expr) -> bool:
+        """Return whether a context or a decorator switches gradients off."""
+        return self.names.dotted(getattr(expression, "func", expression)) in _NO_GRAD
+
     def scaler(self, expression: ast.expr) -> bool:
         """Return whether an expression is a GradScaler."""
         made = self.made(expression)
@@ -130,7 +134,7 @@ class Walk:
             if made is not None:
                 frame = replace(frame, regions=(*frame.regions, made))
                 paths = self._emit(paths, Event("region", made.call, frame.regions)) if frame.gradients else paths
-            if self.names.dotted(getattr(decorator, "func", decorator)) in _NO_GRAD:
+            if self.no_grad(decorator):
                 frame = replace(frame, gradients=False)
         found = self._body(getattr(function, "body", []), frame, paths)
         return [replace(path, ended="") for path in found]
@@ -156,7 +160,11 @@ class Walk:
             return self._with(statement, frame, paths)
         if isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):
             head = statement.test if isinstance(statement, ast.While) else statement.iter
-            paths = self._body(statement.body, frame, self._expression(head, frame, paths))
+            before = self._expression(head, frame, paths)
+            paths = self._body(statement.body, frame, before)
+            twice = [replace(path, ended="") for path in paths if _again(path, before, statement)]
+            paths = [path for path in paths if not _again(path, before, statement)]
+            paths += self._body(statement.body, frame, twice) if twice else []
             paths = [replace(path, ended="" if path.ended == "loop" else path.ended) for path in paths]
             return self._body(statement.orelse, frame, paths)
         if isinstance(statement, (ast.Try, ast.TryStar)):
@@ -185,18 +193,19 @@ class Walk:
 
     def _with(self, statement: ast.With | ast.AsyncWith, frame: _Frame, paths: list[Path]) -> list[Path]:
         for item in statement.items:
-            made = self._made_region(item.context_expr)
+            made = self.made_region(item.context_expr)
             if made is not None:
                 frame = replace(frame, regions=(*frame.regions, made))
                 if frame.gradients and not made.disabled:
                     paths = self._emit(paths, Event("region", made.call, frame.regions, (statement, "")))
-            elif self.names.dotted(getattr(item.context_expr, "func", item.context_expr)) in _NO_GRAD:
+            elif self.no_grad(item.context_expr):
                 frame = replace(frame, gradients=False)
             else:
                 paths = self._expression(item.context_expr, frame, paths)
         return self._body(statement.body, frame, paths)
 
-    def _made_region(self, expression: ast.expr) -> LintedRegion | None:
+    def made_region(self, expression: ast.expr) -> LintedRegion | None:
+        """Return the region that an expression, or the one value of a name, makes."""
         bound = self.values(expression)
         for value in (expression, *(bound if len(bound) == 1 else ())):
             for side in sides(value):
@@ -246,6 +255,8 @@ class Walk:
             return self._called(function, inner, paths)
         if self.names.dotted(call.func) in _CLIPS:
             return event("clip")
+        if self.names.dotted(call.func) == "torch.autograd.backward" and call.args:
+            return self._backward(call, call.args[0], frame, paths)
         attribute = call.func.attr if isinstance(call.func, ast.Attribute) else ""
         base = call.func.value if isinstance(call.func, ast.Attribute) else call.func
         if attribute == "backward" and not call.args and ast.unparse(base) not in ("self", "super()"):
@@ -309,6 +320,27 @@ def _last(expression: ast.AST) -> str:
 def sides(expression: ast.AST) -> list[ast.AST]:
     """Return the values that `a if test else b` can have."""
     return [expression.body, expression.orelse] if isinstance(expression, ast.IfExp) else [expression]
+
+
+def _again(path: Path, before: list[Path], loop: ast.For | ast.AsyncFor | ast.While) -> bool:
+    """Return whether a second iteration shows more: one that unscales and never updates, or updates for each step."""
+    new = path.events[min(len(other.events) for other in before) :]
+    kinds = {event.kind for event in new}
+    if "unknown" in kinds or path.ended == "return":
+        return False
+    if {"step", "update"} <= kinds and "scaled-backward" not in kinds:
+        return True
+    targets = {
+        part.id
+        for part in ast.walk(loop.test if isinstance(loop, ast.While) else loop.target)
+        if isinstance(part, ast.Name)
+    }
+    fixed = (
+        event.what is None or event.what[1].partition(".")[0] not in targets
+        for event in new
+        if event.kind == "unscale_"
+    )
+    return "update" not in kinds and "step" not in kinds and "unscale_" in kinds and all(fixed)
 
 
 def _distinct(paths: list[Path]) -> list[Path]:

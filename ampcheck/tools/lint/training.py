@@ -23,15 +23,17 @@ _ON = re.compile(
 _PRODUCTS = re.compile(r"^(matmul|mm|bmm|addmm|baddbmm|linear|einsum|conv[123]d|conv_transpose[123]d)$")
 _FORWARD = tuple(f"torch.{module}custom_fwd" for module in ("amp.", "cuda.amp.", "amp.autocast_mode."))
 _OLD = tuple(f"torch.cuda.amp.{name}" for name in ("autocast", "GradScaler", "custom_fwd", "custom_bwd"))
+_VERSION = r"version|hasattr|(?i:torch_?(greater|ge|gte|\d))"
+_CUDA = rf"is_cuda|['\"]cuda|{_VERSION}"
 DEPRECATED = (*_OLD, "torch.cpu.amp.autocast", "torch.cpu.amp.GradScaler")
 """What torch.amp replaced."""
 
 
 def mistakes(names: Names) -> Iterator[Mistake]:
     """Yield the mistakes in a file."""
-    for node in ast.walk(names.tree):
-        yield from _alone(names, node)
     walk = Walk(names)
+    for node in ast.walk(names.tree):
+        yield from _alone(walk, node)
     for node in ast.walk(names.tree):
         if isinstance(node, (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield from _ordered(walk, node)
@@ -49,8 +51,8 @@ def _ordered(walk: Walk, function: ast.Module | Function) -> Iterator[Mistake]:
 def _on_path(walk: Walk, path: Path) -> Iterator[tuple[str, Event, Event]]:
     """Yield the mistakes on a path: the rule, the event, and the event that makes it one."""
     scaled: Event | None = None  # the backward pass whose gradients have the scale
-    last: Event | None = None  # the last scaled backward pass
-    update: Event | None = None
+    last: dict[object, Event] = {}  # the last scaled backward pass of each scaler
+    updates: dict[object, Event] = {}  # its update after that
     unscaled: dict[object, Event] = {}
     stepped: set[object] = set()
     regions: list[Event] = []
@@ -65,7 +67,8 @@ def _on_path(walk: Walk, path: Path) -> Iterator[tuple[str, Event, Event]]:
         if event.kind == "region":
             regions.append(event)
         elif event.kind == "scaled-backward":
-            scaled, last, update = event, event, None
+            scaled = last[event.scaler] = event
+            updates.pop(event.scaler, None)
             stepped.clear()
             yield from (("scaler-with-bf16", event, made) for made in regions if _scaled_for_nothing(walk, made, event))
             yield from (
@@ -87,15 +90,16 @@ def _on_path(walk: Walk, path: Path) -> Iterator[tuple[str, Event, Event]]:
         elif event.kind == "alone" and scaled is not None and event.what not in stepped:
             yield "step-outside-scaler", event, scaled
         elif event.kind == "step":
-            if update is not None and last is not None:
-                yield "update-between-steps", update, event
+            if event.scaler in updates and event.scaler in last:
+                yield "update-between-steps", updates[event.scaler], event
             stepped.add(event.what)
         elif event.kind == "update":
-            update, scaled = event, None
+            updates[event.scaler], scaled = event, None
             unscaled.clear()
         elif event.kind == "unknown":
-            scaled = last = update = None
-            unscaled.clear()
+            scaled = None
+            for known in (last, updates, unscaled):
+                known.clear()
 
 
 def _is(event: Event, dtype: str) -> bool:
@@ -129,7 +133,6 @@ def _not_scaled(walk: Walk, made: Event, backward: Event) -> bool:
 
 def _of(walk: Walk, made: Event, backward: Event) -> bool:
     """Return whether the loss of a backward pass comes from a region."""
-    around = {made.node, *walk.names.parents(made.node)}
     block = made.what[0] if made.what else None
     owner = next(
         (node for node in walk.names.parents(made.node) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))),
@@ -143,15 +146,14 @@ def _of(walk: Walk, made: Event, backward: Event) -> bool:
         if node in seen or depth > 4:
             continue
         seen.add(node)
-        if block is not None and depth and block in walk.names.parents(node):
-            return True
+        around = list(walk.names.parents(node))
+        if block is not None and depth and block in around:
+            inside = [one for one in around[: around.index(block)] if isinstance(one, (ast.With, ast.AsyncWith))]
+            if not any(walk.no_grad(item.context_expr) for one in inside for item in one.items):
+                return True
+            continue
         for part in ast.walk(node):
-            if (
-                isinstance(part, ast.Call)
-                and owner is not None
-                and _name(part.func) == owner.name
-                and call not in around
-            ):
+            if isinstance(part, ast.Call) and owner is not None and _name(part.func) == owner.name:
                 return True
             if isinstance(part, (ast.Name, ast.Attribute)):
                 pending += [(value, depth + 1) for value in walk.values(part)]
@@ -162,28 +164,29 @@ def _name(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _alone(names: Names, node: ast.AST) -> Iterator[Mistake]:
+def _alone(walk: Walk, node: ast.AST) -> Iterator[Mistake]:
     """Yield the mistakes that one statement or expression shows."""
+    names = walk.names
     if isinstance(node, ast.Call):
-        yield from _in_call(names, node)
+        yield from _in_call(walk, node)
         made = region(names, node)
         if made is not None:
             yield from _in_region(names, made)
-        inner = region(names, node.func)
+        inner = walk.made_region(node.func)
         if inner is not None and len(node.args) == 1 and _generator(names, node.args[0]):
             yield node, "decorated-generator"
     elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         for decorator in node.decorator_list:
             if region(names, decorator) is not None and _yields(names, node):
                 yield decorator, "decorated-generator"
-            if names.dotted(decorator) in DEPRECATED:
+            if names.dotted(decorator) in DEPRECATED and not _guarded(names, node, _VERSION):
                 yield decorator, "deprecated-amp"
     elif (
         isinstance(node, ast.Assign)
         and _name(node.targets[0]) == "forward"
         and isinstance(node.targets[0], ast.Attribute)
     ):
-        if any(isinstance(part, ast.Call) and region(names, part.func) is not None for part in ast.walk(node.value)):
+        if any(isinstance(part, ast.Call) and walk.made_region(part.func) is not None for part in ast.walk(node.value)):
             yield node, "forward-replaced"
     elif isinstance(node, ast.ClassDef):
         yield from _own_function(names, node)
@@ -191,38 +194,33 @@ def _alone(names: Names, node: ast.AST) -> Iterator[Mistake]:
         yield from [(node, "inverted-condition")] * ("nullcontext" in ast.unparse(node.body))
 
 
-def _in_call(names: Names, call: ast.Call) -> Iterator[Mistake]:
+def _in_call(walk: Walk, call: ast.Call) -> Iterator[Mistake]:
+    names = walk.names
     name = names.dotted(call.func)
     asked = name == "torch.is_autocast_enabled" and not call.args and not call.keywords
-    if (asked or name == "torch.get_autocast_gpu_dtype") and not _cuda_alone(names, call):
+    if (asked or name == "torch.get_autocast_gpu_dtype") and not _guarded(names, call, _CUDA):
         yield call, "state-of-cuda"
-    if name in DEPRECATED:
+    if name in DEPRECATED and not _guarded(names, call, _VERSION):
         yield call, "deprecated-amp"
     for word in call.keywords:
         if name in _FORWARD and word.arg == "cast_inputs" and names.dotted(word.value) in LOW:
             yield call, "cast-inputs-constant"
-        enabled = word.arg == "enabled" and (name in GRAD_SCALERS or region(names, call) is not None)
-        if (
-            enabled
-            and isinstance(word.value, ast.UnaryOp)
-            and isinstance(word.value.op, ast.Not)
-            and _on(word.value.operand)
-        ):
+        if name in GRAD_SCALERS and word.arg == "enabled" and _off(word.value):
             yield call, "inverted-condition"
     if isinstance(call.func, ast.Name) and call.func.id == "setattr" and len(call.args) == 3:
         named, value = call.args[1], call.args[2]
         forward = isinstance(named, ast.Constant) and named.value == "forward"
-        if forward and isinstance(value, ast.Call) and region(names, value.func) is not None:
+        if forward and isinstance(value, ast.Call) and walk.made_region(value.func) is not None:
             yield call, "forward-replaced"
 
 
-def _cuda_alone(names: Names, call: ast.Call) -> bool:
-    """Return whether a call runs on cuda alone, or on a torch that knows no other way."""
-    for parent in names.parents(call):
+def _guarded(names: Names, node: ast.AST, condition: str) -> bool:
+    """Return whether a node runs only where a condition of that text holds, or where a newer torch's way failed."""
+    for parent in names.parents(node):
         if isinstance(parent, ast.ExceptHandler):
             return True
         test = parent if isinstance(parent, ast.BoolOp) else getattr(parent, "test", None)
-        if isinstance(test, ast.expr) and re.search(r"is_cuda|['\"]cuda|version", ast.unparse(test)):
+        if isinstance(test, ast.expr) and re.search(condition, ast.unparse(test)):
             return True
     return False
 
@@ -231,11 +229,17 @@ def _in_region(names: Names, made: LintedRegion) -> Iterator[Mistake]:
     dtype = made.dtype.value if made.dtype.constant else None
     if dtype in ("torch.float32", "torch.float") and not made.disabled and made.device.value != "cuda":
         yield made.call, "float32-region"
+    if made.enabled.expression is not None and _off(made.enabled.expression):
+        yield made.call, "inverted-condition"
 
 
 def _on(test: ast.expr) -> bool:
     """Return whether an expression asks whether mixed precision is wanted."""
     return bool(_ON.match(_name(test)))
+
+
+def _off(test: ast.expr) -> bool:
+    return isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) and _on(test.operand)
 
 
 def _generator(names: Names, expression: ast.expr) -> bool:
