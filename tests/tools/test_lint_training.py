@@ -317,6 +317,20 @@ def test_deprecated_names_are_rewritten(old: str, new: str) -> None:
     assert fix_source(old) == new
 
 
+def test_what_is_meant_for_an_older_torch_stays() -> None:
+    text = "import torch\n\ntry:\n    s = torch.amp.GradScaler()\nexcept AttributeError:\n"
+    "    s = torch.cuda.amp.GradScaler()\n"
+    assert fix_source(text) == text
+
+
+def test_line_ends_and_encodings_stay(tmp_path: Path) -> None:
+    file = tmp_path / "p.py"
+    file.write_bytes("# coding: latin-1\r\nimport torch\r\né = torch.cuda.amp.GradScaler()\r\n".encode("latin-1"))
+    assert main.main(["lint", str(file), "--fix"]) == 0
+    wanted = '# coding: latin-1\r\nimport torch\r\né = torch.amp.GradScaler("cuda")\r\n'
+    assert file.read_bytes() == wanted.encode("latin-1")
+
+
 def test_options_and_comments_take_ids_and_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "p.py"
     file.write_text("import torch\nwith torch.cuda.amp.autocast():\n    loss.backward()  # ampcheck: ignore[AMP005]\n")

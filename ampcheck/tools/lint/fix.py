@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+import tokenize
 from collections.abc import Collection
 from pathlib import Path
 
 from ampcheck.tools.lint.names import Names
 from ampcheck.tools.lint.static import texts
-from ampcheck.tools.lint.training import DEPRECATED
+from ampcheck.tools.lint.training import DEPRECATED, VERSION, guarded
 
 _REGION = ("enabled", "dtype", "cache_enabled")
 
@@ -20,13 +21,19 @@ def fix_files(paths: Collection[Path]) -> int:
     for file, text in texts(paths):
         fixed = fix_source(text)
         if fixed != text:
-            file.write_text(fixed, encoding="utf-8")
+            with file.open("rb") as opened:
+                encoding, _ = tokenize.detect_encoding(opened.readline)
+            newline = "\r\n" if b"\r\n" in file.read_bytes() else "\n"
+            file.write_text(fixed, encoding=encoding, newline=newline)
             changed += 1
     return changed
 
 
 def fix_source(text: str) -> str:
-    """Return the text with torch.amp in place of what it replaced; the same text where a use is no call."""
+    """Return the text with torch.amp in place of what it replaced.
+
+    The text stays as it is where a use is no call, or is meant for an older torch.
+    """
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -54,7 +61,7 @@ def fix_source(text: str) -> str:
         if not isinstance(node, (ast.Name, ast.Attribute)) or names.dotted(node) not in DEPRECATED:
             continue
         dotted = names.dotted(node)
-        if node not in called and node not in decorators:
+        if (node not in called and node not in decorators) or guarded(names, node, VERSION):
             return text
         if ast.unparse(node).startswith("torch."):
             replace(node, f"torch.amp.{dotted.rpartition('.')[2]}")

@@ -23,8 +23,8 @@ _ON = re.compile(
 _PRODUCTS = re.compile(r"^(matmul|mm|bmm|addmm|baddbmm|linear|einsum|conv[123]d|conv_transpose[123]d)$")
 _FORWARD = tuple(f"torch.{module}custom_fwd" for module in ("amp.", "cuda.amp.", "amp.autocast_mode."))
 _OLD = tuple(f"torch.cuda.amp.{name}" for name in ("autocast", "GradScaler", "custom_fwd", "custom_bwd"))
-_VERSION = r"version|hasattr|(?i:torch_?(greater|ge|gte|\d))"
-_CUDA = rf"is_cuda|['\"]cuda|{_VERSION}"
+VERSION = r"version|hasattr|(?i:torch_?(greater|ge|gte|\d))"
+_CUDA = rf"is_cuda|['\"]cuda|{VERSION}"
 DEPRECATED = (*_OLD, "torch.cpu.amp.autocast", "torch.cpu.amp.GradScaler")
 """What torch.amp replaced."""
 
@@ -179,7 +179,7 @@ def _alone(walk: Walk, node: ast.AST) -> Iterator[Mistake]:
         for decorator in node.decorator_list:
             if region(names, decorator) is not None and _yields(names, node):
                 yield decorator, "decorated-generator"
-            if names.dotted(decorator) in DEPRECATED and not _guarded(names, node, _VERSION):
+            if names.dotted(decorator) in DEPRECATED and not guarded(names, node, VERSION):
                 yield decorator, "deprecated-amp"
     elif (
         isinstance(node, ast.Assign)
@@ -198,9 +198,9 @@ def _in_call(walk: Walk, call: ast.Call) -> Iterator[Mistake]:
     names = walk.names
     name = names.dotted(call.func)
     asked = name == "torch.is_autocast_enabled" and not call.args and not call.keywords
-    if (asked or name == "torch.get_autocast_gpu_dtype") and not _guarded(names, call, _CUDA):
+    if (asked or name == "torch.get_autocast_gpu_dtype") and not guarded(names, call, _CUDA):
         yield call, "state-of-cuda"
-    if name in DEPRECATED and not _guarded(names, call, _VERSION):
+    if name in DEPRECATED and not guarded(names, call, VERSION):
         yield call, "deprecated-amp"
     for word in call.keywords:
         if name in _FORWARD and word.arg == "cast_inputs" and names.dotted(word.value) in LOW:
@@ -214,7 +214,7 @@ def _in_call(walk: Walk, call: ast.Call) -> Iterator[Mistake]:
             yield call, "forward-replaced"
 
 
-def _guarded(names: Names, node: ast.AST, condition: str) -> bool:
+def guarded(names: Names, node: ast.AST, condition: str) -> bool:
     """Return whether a node runs only where a condition of that text holds, or where a newer torch's way failed."""
     for parent in names.parents(node):
         if isinstance(parent, ast.ExceptHandler):
