@@ -26,6 +26,14 @@ def add(commands: Subparsers) -> None:
         "runs", nargs="*", type=Path, metavar="RUN", help="run files: count the cells whose case passed"
     )
     add_device(parser, "a device to count on, by default every one that this machine has")
+    parser.add_argument(
+        "--try",
+        dest="tries",
+        type=int,
+        metavar="CELLS",
+        help="plant faults into so many random cells and print which are noticed; counts nothing",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the random cells of --try, by default 0")
     parser.add_argument("--open", action="store_true", help="list what is open, by overload and compiler")
     parser.add_argument(
         "--json",
@@ -40,8 +48,12 @@ def run(args: argparse.Namespace) -> int:
     """Count and print. Raises UsageError for an unknown device and a file that is no run file."""
     from ampcheck.devices.registry import select  # noqa: PLC0415  # imports torch
     from ampcheck.runner.record import read  # noqa: PLC0415  # imports torch
-    from ampcheck.tools.coverage import cells  # noqa: PLC0415  # imports torch
+    from ampcheck.tools.coverage import cells, faults  # noqa: PLC0415  # imports torch
 
+    if args.tries is not None:
+        for device in select(args.device, args.device_module):
+            print(faults.table(faults.tried(device, args.tries, args.seed), args.seed))
+        return 0
     statuses = None
     if args.runs:
         statuses = {result.key: result.status for path in args.runs for result in read(path).results.values()}

@@ -1,4 +1,7 @@
-"""A recorder in place of registered autocast kernels: it notes key and overload and goes on with what it replaced."""
+"""Other kernels in place of registered autocast kernels: recorders, which note key and overload, and planted faults.
+
+Each goes on with what it replaced.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from torch.library import Library, get_kernel
 
 from ampcheck.register.torch_private import DispatchKeySet
 from ampcheck.spec.torch_private import registered
+
+Kernel = Callable[..., Any]
 
 
 def replaceable(key: str) -> bool:
@@ -26,16 +31,33 @@ def replaceable(key: str) -> bool:
 def recording(keys: Iterable[str]) -> Iterator[set[tuple[str, str]]]:
     """Put a recorder in place of every registered kernel of the keys; gives the (key, overload) pairs entered."""
     entered: set[tuple[str, str]] = set()
+    made = [(key, overload, _recorder(key, overload, entered)) for key in keys for overload in registered(key)]
+    with _replaced(made):
+        yield entered
+
+
+@contextmanager
+def altered(key: str, overload: str, change: Callable[[Kernel], Kernel]) -> Iterator[None]:
+    """Put what `change` makes of a registered kernel in its place, which plants a fault."""
+    kernel = get_kernel(f"aten::{overload}", key)
+
+    def call(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        return change(lambda *given, **named: kernel.call_boxed(keyset, *given, **named))(*args, **kwargs)
+
+    with _replaced([(key, overload, call)]):
+        yield
+
+
+@contextmanager
+def _replaced(kernels: Iterable[tuple[str, str, Kernel]]) -> Iterator[None]:
     library = Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
             # Replacing a kernel warns, once for each of them; here it is the purpose, and undone at the end.
             warnings.filterwarnings("ignore", message="(?s).*(overrid|Overrid)", category=UserWarning)
-            for key in keys:
-                for overload in registered(key):
-                    replacement = _recorder(key, overload, entered)
-                    library.impl(overload, replacement, key, with_keyset=True, allow_override=True)
-        yield entered
+            for key, overload, replacement in kernels:
+                library.impl(overload, replacement, key, with_keyset=True, allow_override=True)
+        yield
     finally:
         library._destroy()
 

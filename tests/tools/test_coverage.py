@@ -132,6 +132,14 @@ def test_the_command_prints_and_writes_the_figure(tmp_path: Path, capsys: pytest
     assert row["nightly"] == row["reachable"]
 
 
+def test_faults_in_a_random_cell_are_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["coverage", "--try", "1", "--seed", "0", "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "1 random cells, seed 0" in out
+    assert "a wrong stride" in out
+    assert "not noticed:" not in out
+
+
 @pytest.mark.parametrize(
     ("command", "named"),
     [
@@ -139,6 +147,7 @@ def test_the_command_prints_and_writes_the_figure(tmp_path: Path, capsys: pytest
         (["coverage", "gone.jsonl"], "gone.jsonl"),
         (["coverage", "--device", "virtual:mps", "--json", "gone/there.json"], "gone/there.json"),
         (["entered", "--device", "abacus"], "abacus"),
+        (["coverage", "--try", "1", "--device", "virtual:mtia"], "virtual:mtia"),
     ],
 )
 @pytest.mark.usefixtures("few_ops")
