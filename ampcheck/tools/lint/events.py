@@ -35,7 +35,7 @@ _NO_GRAD = ("torch.no_grad", "torch.inference_mode")
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class LoopEvent:
     """A call that matters. `regions`: the regions around it, the innermost last. `what`: its object, if any."""
 
     kind: str
@@ -54,7 +54,7 @@ class Event:
 class Path:
     """One way through a function. `choices`: the sides of conditions. `ended`: by "return", "loop" or not."""
 
-    events: tuple[Event, ...] = ()
+    events: tuple[LoopEvent, ...] = ()
     choices: frozenset[tuple[str, bool]] = frozenset()
     ended: str = ""
 
@@ -133,7 +133,7 @@ class Walk:
             made = region(self.names, decorator)
             if made is not None:
                 frame = replace(frame, regions=(*frame.regions, made))
-                paths = self._emit(paths, Event("region", made.call, frame.regions)) if frame.gradients else paths
+                paths = self._emit(paths, LoopEvent("region", made.call, frame.regions)) if frame.gradients else paths
             if self.no_grad(decorator):
                 frame = replace(frame, gradients=False)
         found = self._body(getattr(function, "body", []), frame, paths)
@@ -197,7 +197,7 @@ class Walk:
             if made is not None:
                 frame = replace(frame, regions=(*frame.regions, made))
                 if frame.gradients and not made.disabled:
-                    paths = self._emit(paths, Event("region", made.call, frame.regions, (statement, "")))
+                    paths = self._emit(paths, LoopEvent("region", made.call, frame.regions, (statement, "")))
             elif self.no_grad(item.context_expr):
                 frame = replace(frame, gradients=False)
             else:
@@ -220,7 +220,7 @@ class Walk:
         if not isinstance(target, ast.Name) or not (scaled or any(map(self._scaled, self.values(target)))):
             return paths
         kind = "scaled" if scaled else "bound"
-        return self._emit(paths, Event(kind, statement, frame.regions, self.thing(target), scaled))
+        return self._emit(paths, LoopEvent(kind, statement, frame.regions, self.thing(target), scaled))
 
     def _scaled(self, value: ast.AST) -> Thing | None:
         """Return the scaler of `scaler.scale(loss)`."""
@@ -229,7 +229,7 @@ class Walk:
         return self.thing(value.func.value) if self.scaler(value.func.value) else None
 
     @staticmethod
-    def _emit(paths: list[Path], event: Event) -> list[Path]:
+    def _emit(paths: list[Path], event: LoopEvent) -> list[Path]:
         return [replace(path, events=(*path.events, event)) for path in paths]
 
     def _expression(self, node: ast.AST, frame: _Frame, paths: list[Path]) -> list[Path]:
@@ -246,7 +246,7 @@ class Walk:
             return frame.known.get(thing, thing)
 
         def event(kind: str, what: Thing | None = None, scaler: Thing | None = None) -> list[Path]:
-            return self._emit(paths, Event(kind, call, frame.regions, what, scaler))
+            return self._emit(paths, LoopEvent(kind, call, frame.regions, what, scaler))
 
         function = self._definition(call)
         if function is not None and function not in frame.calls and len(frame.calls) <= _DEPTH:
@@ -286,7 +286,7 @@ class Walk:
                     break
             scaler = frame.known.get(scaler, scaler) if scaler else None
             kind = "scaled-backward" if scaler else "backward"
-            out += self._emit([path], Event(kind, call, frame.regions, None, scaler))
+            out += self._emit([path], LoopEvent(kind, call, frame.regions, None, scaler))
         return out
 
     def _definition(self, call: ast.Call) -> Function | None:

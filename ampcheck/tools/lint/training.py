@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from ampcheck.tools.lint.events import GRAD_SCALERS, LOW, Event, Path, Walk
+from ampcheck.tools.lint.events import GRAD_SCALERS, LOW, LoopEvent, Path, Walk
 from ampcheck.tools.lint.names import Function, Names
 from ampcheck.tools.lint.regions import LintedRegion, region
 
@@ -48,14 +48,14 @@ def _ordered(walk: Walk, function: ast.Module | Function) -> Iterator[Mistake]:
             yield event.node, rule
 
 
-def _on_path(walk: Walk, path: Path) -> Iterator[tuple[str, Event, Event]]:
+def _on_path(walk: Walk, path: Path) -> Iterator[tuple[str, LoopEvent, LoopEvent]]:
     """Yield the mistakes on a path: the rule, the event, and the event that makes it one."""
-    scaled: Event | None = None  # the backward pass whose gradients have the scale
-    last: dict[object, Event] = {}  # the last scaled backward pass of each scaler
-    updates: dict[object, Event] = {}  # its update after that
-    unscaled: dict[object, Event] = {}
+    scaled: LoopEvent | None = None  # the backward pass whose gradients have the scale
+    last: dict[object, LoopEvent] = {}  # the last scaled backward pass of each scaler
+    updates: dict[object, LoopEvent] = {}  # its update after that
+    unscaled: dict[object, LoopEvent] = {}
     stepped: set[object] = set()
-    regions: list[Event] = []
+    regions: list[LoopEvent] = []
     for event in path.events:
         if event.region is not None:
             if event.kind in ("backward", "scaled-backward"):
@@ -102,7 +102,7 @@ def _on_path(walk: Walk, path: Path) -> Iterator[tuple[str, Event, Event]]:
                 known.clear()
 
 
-def _is(event: Event, dtype: str) -> bool:
+def _is(event: LoopEvent, dtype: str) -> bool:
     made = event.regions[-1]
     if not made.dtype.constant or (not made.enabled.constant and dtype != "float16"):
         return False
@@ -112,7 +112,7 @@ def _is(event: Event, dtype: str) -> bool:
     return str(made.dtype.value).removeprefix("torch.") in (dtype, {"float16": "half", "float32": "float"}.get(dtype))
 
 
-def _scaled_for_nothing(walk: Walk, made: Event, backward: Event) -> bool:
+def _scaled_for_nothing(walk: Walk, made: LoopEvent, backward: LoopEvent) -> bool:
     return _is(made, "bfloat16") and _of(walk, made, backward) and _always_enabled(walk.names)
 
 
@@ -125,13 +125,13 @@ def _always_enabled(names: Names) -> bool:
     return bool(calls) and all(isinstance(word.value, ast.Constant) and word.value.value is True for word in words)
 
 
-def _not_scaled(walk: Walk, made: Event, backward: Event) -> bool:
+def _not_scaled(walk: Walk, made: LoopEvent, backward: LoopEvent) -> bool:
     if not _is(made, "float16") or not _of(walk, made, backward):
         return False
     return not re.search(r"scaler|\.scale\(|loss_scale", ast.unparse(walk.names.tree), re.IGNORECASE)
 
 
-def _of(walk: Walk, made: Event, backward: Event) -> bool:
+def _of(walk: Walk, made: LoopEvent, backward: LoopEvent) -> bool:
     """Return whether the loss of a backward pass comes from a region."""
     block = made.what[0] if made.what else None
     owner = next(
