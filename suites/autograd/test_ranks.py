@@ -792,6 +792,85 @@ def _spread(amp: Amp, op: str, layouts: tuple[str, ...], mode: str, tensors: lis
     }
 
 
+# ---- a scaler of which each rank has other gradients
+
+
+BAD = {"nothing": 1.0, "infinity": float("inf"), "minus_infinity": -float("inf"), "not_a_number": float("nan")}
+
+APART = Product(
+    {
+        "bad": tuple(BAD),
+        "rank": ("first", "second", "both"),
+        "dtype": ("single", "half", "brain"),
+        "optimizers": ("one", "two"),
+        "unscaled": ("by_step", "before"),
+        "gradients": ("all", "none_on_first"),
+        "size": ("5", "5000"),
+    },
+    {
+        "a rank without gradients has no bad one": lambda cell: (
+            cell["gradients"] == "none_on_first" and cell["bad"] != "nothing" and cell["rank"] != "second"
+        ),
+        "nothing is on a rank": lambda cell: cell["bad"] == "nothing" and cell["rank"] != "second",
+    },
+)
+
+
+@pytest.mark.forks
+@APART.cells
+@scenario(types=("cpu",), values=True, dtypes="default")
+def test_told_apart(
+    amp: Amp, bad: str, rank: str, dtype: str, optimizers: str, unscaled: str, gradients: str, size: str
+) -> None:
+    """Each rank skips the step where any rank found a bad gradient (ShardedGradScaler: sync inf/nan across nodes)."""
+    kind = {"single": torch.float32, "half": torch.float16, "brain": torch.bfloat16}[dtype]
+    where = {"first": (0,), "second": (1,), "both": (0, 1)}[rank]
+
+    def run() -> dict[str, Any]:
+        return _stepped_apart(BAD[bad], where, kind, optimizers, unscaled, gradients, int(size))
+
+    found = _on_two_ranks(amp, run)
+    if found is None:
+        return
+    overflow = bad != "nothing"
+    for number, got in enumerate(found):
+        amp.assert_equal(f"scale on rank {number}", got["scale"], 4.0 if overflow else 8.0)
+        amp.assert_equal(f"tracker on rank {number}", got["tracker"], 0 if overflow else 1)
+        moves = not overflow and not (gradients == "none_on_first" and number == 0)
+        amp.assert_equal(f"weights on rank {number}", got["weights"], {0.5} if moves else {1.0})
+        if optimizers == "two":  # its gradients are right on every rank, and its steps are its own
+            amp.assert_equal(f"weights of the second optimizer on rank {number}", got["others"], {0.5})
+
+
+def _stepped_apart(
+    bad: float, where: tuple[int, ...], kind: torch.dtype, optimizers: str, unscaled: str, gradients: str, size: int
+) -> dict[str, Any]:
+    """Make a step on a rank whose gradients are those of its own weights alone."""
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    rank = dist.get_rank()
+    scaler = ShardedGradScaler("cpu", init_scale=8.0, process_group=dist.group.WORLD)
+    weights, others = (torch.nn.Parameter(torch.ones(size, dtype=kind)) for _ in range(2))
+    every = [torch.optim.SGD([weight], lr=0.5) for weight in (weights, others)[: 2 if optimizers == "two" else 1]]
+    scaler.scale(torch.zeros(()))
+    if gradients == "all" or rank == 1:
+        weights.grad = torch.full((size,), 8.0, dtype=kind)
+        weights.grad[-1] *= bad if rank in where else 1.0
+    others.grad = torch.full((size,), 8.0, dtype=kind)
+    for optimizer in every:
+        if unscaled == "before":
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+    scaler.update()
+    held = {"weights": weights, "others": others}
+    state = scaler.state_dict()
+    return {
+        "scale": state["scale"],
+        "tracker": state["_growth_tracker"],
+        **{name: set(weight.detach().float().tolist()) for name, weight in held.items()},
+    }
+
+
 # ---- what is kept of a scaler
 
 

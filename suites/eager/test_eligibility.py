@@ -2,7 +2,8 @@
 
 In-place calls and calls with `out=` go through as they are. Source:
 https://docs.pytorch.org/docs/2.13/amp.html#autocast-eligibility, and `is_eligible` of aten/src/ATen/autocast_mode.h.
-Parts: tensors; calls; tensors of every layout; custom ops of torch.library; torch.vmap.
+Parts: tensors; calls; tensors of every layout; numbers on the host; custom ops of torch.library; torch.vmap. Two
+products: `LAID`, the layouts that PyTorch has, and `HOST`, 0-dimensional CPU tensors beside those of a device.
 """
 
 import operator
@@ -13,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from ampcheck.checks import layouts
-from ampcheck.runner.suite import Amp, DeviceAmp, scenario
+from ampcheck.runner.suite import Amp, DeviceAmp, Product, scenario
 from ampcheck.spec.torch_dtypes import name_of
 
 pytestmark = pytest.mark.rule("eligibility")
@@ -488,6 +489,141 @@ def test_any_form(amp: DeviceAmp, form: str) -> None:
             amp.script = layouts.program(case, amp.device, form, found)
     if not seen:
         amp.unsupported(f"{amp.name} does not show what kernels receive")
+
+
+MADE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "coo": lambda x: x.to_sparse(),
+    "uncoalesced": lambda x: torch.sparse_coo_tensor([[0, 0, 2], [1, 1, 3]], x[0, :3], x.shape, check_invariants=True),
+    "csr": lambda x: x.to_sparse_csr(),
+    "csc": lambda x: x.to_sparse_csc(),
+    "bsr": lambda x: x.to_sparse_bsr((2, 2)),
+    "jagged": lambda x: torch.nested.nested_tensor([x[:1], x[1:]], layout=torch.jagged),
+    "expanded": lambda x: x[:1].expand(4, 4),
+    "offset": lambda x: torch.cat([x, x])[1:, :].as_strided((4, 4), (4, 1)),
+}
+"""What makes a tensor of another layout of a matrix of four rows and columns."""
+CALLED: dict[str, tuple[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
+    "product": ("mm", torch.mm),
+    "from_the_right": ("mm", lambda x, matrix: torch.mm(matrix, x)),
+    "summed": ("addmm", lambda x, matrix: torch.addmm(matrix, x, matrix)),
+    "layer": ("linear", functional.linear),
+    "layer_with_bias": ("linear", lambda x, matrix: functional.linear(x, matrix, matrix[0])),
+    "weight": ("linear", lambda x, matrix: functional.linear(matrix, x)),
+    "exponential": ("exp", lambda x, matrix: torch.exp(x)),
+    "softmax": ("softmax.int", lambda x, matrix: torch.softmax(x, -1)),
+    "normalized": ("layer_norm", lambda x, matrix: functional.layer_norm(x, (4,))),
+    "joined": ("cat", lambda x, matrix: torch.cat([x, x], -1)),
+    "sine": ("sin", lambda x, matrix: torch.sin(x)),
+}
+"""An overload, and a call of such a tensor and of a matrix."""
+JAGGED = ("layer", "layer_with_bias", "exponential", "softmax", "normalized", "joined", "sine")
+PRODUCTS = ("product", "from_the_right", "summed", "layer", "weight")
+
+LAID = Product(
+    {
+        "layout": tuple(MADE),
+        "call": tuple(CALLED),
+        "given": ("wide", "low"),
+        "grads": ("unasked", "asked", "no_grad", "inference"),
+    },
+    {
+        "PyTorch has no such call of a jagged tensor": lambda cell: (
+            cell["layout"] == "jagged" and cell["call"] not in JAGGED
+        ),
+        "PyTorch has no such call of a sparse tensor": lambda cell: (
+            cell["layout"] in ("coo", "uncoalesced", "csr", "csc", "bsr") and cell["call"] not in PRODUCTS
+        ),
+        "PyTorch has no such product of blocks": lambda cell: (
+            cell["layout"] == "bsr" and cell["call"] == "from_the_right"
+        ),
+    },
+)
+
+
+@LAID.cells
+@scenario(types=("cpu", "cuda"), values=True)
+def test_laid_out(amp: Amp, layout: str, call: str, given: str, grads: str) -> None:
+    """A call of a tensor of any layout gives what it gives on hand-cast ones (torch.sparse; torch.nested)."""
+    dtype = torch.float32 if given == "wide" else amp.dtype
+    matrix = (amp.rand(4, 4) * 4 - 2).to(dtype)
+    x = MADE[layout]((amp.rand(4, 4) * 4 - 2).to(dtype)).requires_grad_(grads == "asked")
+    overload, function = CALLED[call]
+    wanted = amp.casting(overload, [dtype, dtype, dtype])
+    cast = wanted.dtype or wanted.dtypes[0] or dtype
+    entered = {"no_grad": torch.no_grad, "inference": torch.inference_mode}.get(grads, torch.enable_grad)
+    with entered():
+        want = _outcome(lambda: function(x.to(cast), matrix.to(cast)))
+        with amp.region():
+            got = _outcome(lambda: function(x, matrix))
+    if isinstance(want, str) or isinstance(got, str):
+        raised = [each if isinstance(each, str) else "" for each in (got, want)]
+        amp.assert_equal(f"what {overload} raises", *raised)
+        return
+    amp.assert_equal("dtype and layout of the result", (got.dtype, got.layout), (want.dtype, want.layout))
+    amp.assert_equal("whether the result requires grad", got.requires_grad, want.requires_grad)
+    if got.dtype == want.dtype and got.layout == want.layout:
+        amp.assert_identical("result", _plain(got), _plain(want))
+
+
+def _outcome(call: Callable[[], torch.Tensor]) -> torch.Tensor | str:
+    """Return what a call gives, or what it raises as text."""
+    try:
+        return call()
+    except Exception as error:  # no kernel of the dtype, for one
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+
+
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    """Return the values of a tensor of any layout."""
+    return (x.values() if x.is_nested else x.to_dense()).detach()
+
+
+# ---- numbers on the host: 0-dimensional CPU tensors beside those of the device
+
+BESIDE: dict[str, tuple[str, Callable[..., torch.Tensor], int]] = {
+    "multiplied": ("addcmul", torch.addcmul, 3),
+    "divided": ("addcdiv", torch.addcdiv, 3),
+    "angle": ("atan2", torch.atan2, 2),
+    "power": ("pow.Tensor_Tensor", torch.pow, 2),
+    "loss": ("mse_loss", torch.ops.aten.mse_loss, 2),
+    "scaled": ("mul.Tensor", torch.mul, 2),
+}
+"""An overload, the call, and how many tensors it takes, of which the last one may be a number on the host."""
+
+HOST = Product(
+    {
+        "op": tuple(BESIDE),
+        "number": ("single", "widest", "half", "brain"),
+        "given": ("low", "wide", "both"),
+    }
+)
+
+
+@HOST.cells
+@scenario(types=("cuda", "xpu", "mps", "mtia", "jax"), dtypes="default")
+def test_host_numbers(amp: Amp, op: str, number: str, given: str) -> None:
+    """A 0-dimensional CPU tensor is not cast, and widens nothing (autocast_mode.h, prioritize and is_eligible)."""
+    overload, call, count = BESIDE[op]
+    dtypes = {"low": [amp.dtype] * 2, "wide": [torch.float32] * 2, "both": [amp.dtype, torch.float32]}[given]
+    kind = {"single": torch.float32, "widest": torch.float64, "half": torch.float16, "brain": torch.bfloat16}[number]
+    here = [amp.rand(2, 3).to(dtype) for dtype in dtypes[: count - 1]]
+    number_there = torch.full((), 1.5, dtype=kind, device="cpu")
+    wanted = amp.casting(overload, [*(x.dtype for x in here), None])
+    cast = [x.to(dtype or x.dtype) for x, dtype in zip(here, wanted.dtypes, strict=False)]
+    want = _outcome(lambda: call(*cast, number_there))
+    with amp.region():
+        got = _outcome(lambda: call(*here, number_there))
+        seen = None if isinstance(got, str) else amp.received(overload, lambda: call(*here, number_there))
+    if isinstance(want, str) or isinstance(got, str):
+        raised = [each if isinstance(each, str) else "" for each in (got, want)]
+        amp.assert_equal(f"what {overload} raises", *raised)
+        return
+    if seen is not None:
+        beside = [name_of(kind)] if len(seen) == count else []  # a backend may take it for a number
+        amp.assert_equal(f"dtypes {overload} receives", seen, (*(name_of(x.dtype) for x in cast), *beside))
+    amp.assert_equal(f"dtype of the result of {overload}", got.dtype, want.dtype)
+    if amp.has_values and got.dtype == want.dtype:
+        amp.assert_identical(f"result of {overload}", got, want)
 
 
 # ---- custom ops of torch.library

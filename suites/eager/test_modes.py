@@ -8,23 +8,26 @@ says it has, and autocast casts it by that dtype. While `__torch_dispatch__` run
 `__torch_function__` does, it does. `ampcheck.spec.casting` says what each op receives.
 
 The products: `USED`, who looks, whether before or after the region is entered, an op of each policy, and whether the
-region is enabled; `HELD`, DTensors of one process and jagged nested tensors, on the CPU. A nightly run takes about
-half a minute on all devices.
+region is enabled; `AMBIENT`, PyTorch's own modes and settings of a thread around a call of each policy; `HELD`,
+DTensors of one process and jagged nested tensors, on the CPU. A nightly run takes about a minute on all devices.
 """
 
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import FlopCounterMode
 
 from ampcheck.runner.suite import Amp, Product, scenario
 from ampcheck.spec.torch_dtypes import name_of
@@ -216,6 +219,107 @@ def test_used(amp: Amp, user: str, made: str, op: str, region: str) -> None:
         casts = sum(one != other for one, other in zip(given, casting.dtypes, strict=True))
         amp.assert_equal("how many casts it sees", log.casts, casts)
     amp.assert_equal("dtype of the result", got.dtype, want.dtype)
+
+
+# ---- PyTorch's own modes, and what else a thread may have switched on
+
+
+def _calm() -> AbstractContextManager[object]:
+    """Return autograd's detection of anomalies, without the warning that it is on."""
+    stack = ExitStack()
+    stack.enter_context(warnings.catch_warnings())
+    warnings.simplefilter("ignore")
+    stack.enter_context(torch.autograd.detect_anomaly(check_nan=False))
+    return stack
+
+
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+SWITCHED: dict[str, Callable[[Amp], AbstractContextManager[object]]] = {
+    "nothing": lambda amp: nullcontext(),
+    "no_grad": lambda amp: torch.no_grad(),
+    "inference": lambda amp: torch.inference_mode(),
+    "flops": lambda amp: FlopCounterMode(display=False),
+    "profiler": lambda amp: torch.autograd.profiler.profile(),
+    "own_device": lambda amp: torch.device(amp.type),
+    "fake": lambda amp: FakeTensorMode(allow_non_fake_inputs=True),
+    "anomaly": lambda amp: _calm(),
+    "saved_hooks": lambda amp: torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is),
+    "forward_ad": lambda amp: torch.autograd.forward_ad.dual_level(),
+}
+OF_EACH_POLICY: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[str, ...]]] = {
+    "layer": ("linear", torch.nn.functional.linear, ("wide", "wide", "wide")),
+    "product": ("mm", torch.mm, ("wide", "low")),
+    "loss": ("mse_loss", torch.nn.functional.mse_loss, ("low", "wide")),
+    "exponential": ("exp", torch.exp, ("low",)),
+    "softmax": ("softmax.int", lambda x: torch.softmax(x, -1), ("low",)),
+    "norm": ("norm.Scalar", lambda x: torch.ops.aten.norm.Scalar(x, 2), ("low",)),
+    "multiplied": ("addcmul", torch.addcmul, ("low", "low", "wide")),
+    "copied": ("index_copy", lambda x, y: x.index_copy(0, x.new_tensor([0, 1]).long(), y[:2]), ("low", "wide")),
+    "refused": ("binary_cross_entropy", torch.nn.functional.binary_cross_entropy, ("wide", "wide")),
+    "sine": ("sin", torch.sin, ("low",)),
+}
+"""An overload of each policy on one device or other: the call, and the dtypes it is given."""
+SIDES = {"small": 3, "large": 70}
+"""The side of each matrix. The small ones are leaves that require grad; large ones are more than a kernel's vector."""
+
+AMBIENT = Product(
+    {
+        "switched": tuple(SWITCHED),
+        "op": tuple(OF_EACH_POLICY),
+        "size": tuple(SIDES),
+    }
+)
+
+
+@AMBIENT.cells
+@scenario(dtypes="default")
+def test_switched_on(amp: Amp, switched: str, op: str, size: str) -> None:
+    """A call in a region is cast alike whatever else the thread has switched on (amp.html#autocast-op-reference)."""
+    overload, call, dtypes = OF_EACH_POLICY[op]
+    if switched == "fake" and not amp.has_values:
+        amp.unsupported("its tensors are fake without a further mode")
+    # A graph of fake tensors of a device type that PyTorch was built without would end the process.
+    leaves = size == "small" and amp.has_values
+    side = SIDES[size]
+    given = [amp.rand(side, side).to(amp.dtype if dtype == "low" else torch.float32) for dtype in dtypes]
+    given = [x[0].clone() if op == "layer" and place == 2 else x for place, x in enumerate(given)]
+    given = [x.detach().requires_grad_(leaves) for x in given]
+    casting = amp.casting(overload, [x.dtype for x in given])
+    cast = [x.to(casting.dtype or dtype) for x, dtype in zip(given, casting.dtypes, strict=True)]
+    with SWITCHED[switched](amp):
+        want = _result(call, cast)
+        with amp.region():
+            _assert_result(
+                amp, f"{overload}, switched on around the region", _result(call, given), want, casting.refusal
+            )
+    with amp.region(), SWITCHED[switched](amp):
+        _assert_result(amp, f"{overload}, switched on inside", _result(call, given), want, casting.refusal)
+    amp.assert_equal("state and depth afterwards", (amp.state(), amp.depth()), ((False, amp.default, True), 0))
+
+
+def _assert_result(amp: Amp, what: str, got: torch.Tensor | str, want: torch.Tensor | str, refusal: str) -> None:
+    """Note where what a call gives or raises in a region differs from what it does with explicit casts."""
+    if refusal:
+        amp.assert_equal(f"whether the error of {what}, says {refusal}", refusal in str(got), True)
+    elif isinstance(want, str) or isinstance(got, str):
+        raised = [x if isinstance(x, str) else "" for x in (got, want)]
+        amp.assert_equal(f"what {what}, raises", *raised)
+    else:
+        amp.assert_equal(f"dtype of the result of {what}", got.dtype, want.dtype)
+        # A fake tensor has no values.
+        if amp.has_values and type(got) is torch.Tensor and got.dtype == want.dtype:
+            amp.assert_identical(f"result of {what}", got, want)
+
+
+def _result(call: Callable[..., torch.Tensor], given: list[torch.Tensor]) -> torch.Tensor | str:
+    """Return what a call gives, or what it raises as text."""
+    try:
+        return call(*given)
+    except Exception as error:  # a kernel may refuse a mixture of dtypes
+        return f"{type(error).__name__}: {error}"
 
 
 # ---- tensors that hold tensors, as PyTorch has them

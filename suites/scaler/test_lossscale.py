@@ -1,21 +1,25 @@
 """Rule lossscale: GradScaler scales outputs, unscales gradients once, skips bad steps and adapts its scale.
 
 The scale backs off after a gradient that is not finite, whose step is skipped, and grows after growth_interval
-iterations without one. Parts: each promise alone; the documentation's examples with numbers known beforehand; random
-calls, compared with the model in `ampcheck/spec/scaler.py`. Random programs come from a fixed seed; a `--nightly` run
-adds many from the seed that `--hypothesis-seed` gives or else from the day's date, which is in the run file. Source:
-https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.GradScaler and torch/amp/grad_scaler.py.
+iterations without one. Parts: each promise alone; outputs of each kind, the product `OUTPUTS`; the documentation's
+examples with numbers known beforehand; random calls, compared with the model in `ampcheck/spec/scaler.py`. Random
+programs come from a fixed seed; a `--nightly` run adds many from the seed that `--hypothesis-seed` gives or else from
+the day's date, which is in the run file. Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.GradScaler and
+torch/amp/grad_scaler.py.
 """
 
+from collections.abc import Callable, Iterator
 from math import inf, nan
 from typing import Any
 
 import pytest
 import torch
+from torch.amp import GradScaler
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from ampcheck.programs.scaler.explore import ScalerExplorer
 from ampcheck.programs.search import Search
-from ampcheck.runner.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, Product, scenario
 
 pytestmark = pytest.mark.rule("lossscale")
 
@@ -310,6 +314,56 @@ def test_stays_below_infinity(amp: Amp) -> None:
     top = 2.0**126
     want = [(2.0**120, 1), (top, 0), (top, 1), (top, 0), (top, 1), (top, 0)]
     amp.assert_equal("scale and tracker after each iteration", seen, want)
+
+
+# ---- outputs of each kind
+
+
+def _each_in_turn(outputs: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    yield from outputs
+
+
+DTYPES = {"half": torch.float16, "brain": torch.bfloat16, "single": torch.float32, "double": torch.float64}
+HELD: dict[str, Callable[[list[torch.Tensor]], Any]] = {
+    "alone": lambda outputs: outputs[0],
+    "list": list,
+    "tuple": tuple,
+    "nested": lambda outputs: [outputs[:2], tuple(outputs[2:])],
+    "iterator": _each_in_turn,
+}
+"""What is given to `scale`, made of outputs."""
+NUMBERS = [torch.full(size, number) for number in (0.125, -5.0) for size in ((), (3,), (5000,))]
+"""A loss, a vector and one of more elements than a vector of a kernel; at a scale of 2 ** 14, five is too much for
+float16."""
+
+OUTPUTS = Product({"scaler": ("plain", "sharded"), "held": tuple(HELD), "dtype": tuple(DTYPES)})
+
+
+@OUTPUTS.cells
+@scenario(values=True, dtypes="default", types=("cpu", "cuda", "jax"))
+def test_outputs(amp: Amp, scaler: str, held: str, dtype: str) -> None:
+    """Each output is multiplied in the dtype that the product has; a sharded scaler keeps its dtype (scale).
+
+    So a loss of float16 does not overflow, for the scale is float32 and both are numbers, but a vector of it does.
+    """
+    for numbers in [[number] for number in NUMBERS] if held == "alone" else [NUMBERS]:
+        made = (GradScaler if scaler == "plain" else ShardedGradScaler)(amp.type, init_scale=2.0**14)
+        outputs = [number.to(DTYPES[dtype]).to(amp.type).requires_grad_() for number in numbers]
+        got: Any = made.scale(HELD[held](outputs))
+        flat = [got] if held == "alone" else [*got[0], *got[1]] if held == "nested" else list(got)
+        amp.assert_equal("how many outputs come back", len(flat), len(numbers))
+        if held in ("list", "tuple", "nested"):
+            amp.assert_equal("what they are in", type(got), tuple if held == "tuple" else list)
+        for one, output, number in zip(flat, outputs, numbers, strict=False):
+            what = f"output of {list(number.shape)} {DTYPES[dtype]} of {number.reshape(-1)[0]}"
+            product = torch.result_type(number.to(DTYPES[dtype]), torch.tensor(2.0**14))
+            want = (number.double() * 2.0**14).to(DTYPES[dtype] if scaler == "sharded" else product)
+            amp.assert_equal(f"dtype of the scaled {what}", one.dtype, want.dtype)
+            amp.assert_equal(f"whether the scaled {what} is right", amp.host(one).equal(want), True)
+            (gradient,) = torch.autograd.grad(one.sum(), output)
+            amp.assert_identical(
+                f"gradient of the {what}", gradient, torch.full_like(number, 2.0**14).to(DTYPES[dtype])
+            )
 
 
 # ---- the documentation's examples with numbers known beforehand

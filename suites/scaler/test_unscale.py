@@ -1,15 +1,15 @@
 """Rule unscale: gradients are multiplied by the inverse of the scale, each once and in its own dtype.
 
-Any that is not finite is found. Parts: the device's op, `_amp_foreach_non_finite_check_and_unscale_`;
-`GradScaler.unscale_`. Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.GradScaler.unscale_.
+Any that is not finite is found. Parts: the device's op, `_amp_foreach_non_finite_check_and_unscale_`, whose gradients
+of more elements than a block of a kernel has are the product `LARGE`; `GradScaler.unscale_`. Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.GradScaler.unscale_.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
-from ampcheck.runner.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, Product, scenario
 
 pytestmark = pytest.mark.rule("unscale")
 
@@ -85,6 +85,49 @@ def test_many(amp: Amp, count: int) -> None:
         amp.assert_equal(
             f"found_inf with an infinity in gradient {n} of {count}", _unscale(amp, grads, 0.25).item(), 1.0
         )
+
+
+PLACES: dict[str, Callable[[int], int]] = {
+    "first": lambda size: 0,
+    "middle": lambda size: 4096 if size > 4096 else size // 2,
+    "last": lambda size: size - 1,
+}
+"""Where in a large gradient what is not finite lies; 4096 is where a vector or a chunk of many kernels ends."""
+
+LARGE = Product(
+    {
+        "size": ("4096", "4097", "65537"),
+        "dtype": NAMES,
+        "bad": ("none", "inf", "minus_inf", "nan"),
+        "place": tuple(PLACES),
+        "beside": ("alone", "many_before", "many_after", "many_large"),
+        "layout": ("whole", "column"),
+    },
+    {"nothing is at a place": lambda cell: cell["bad"] == "none" and cell["place"] != "first"},
+)
+
+
+@LARGE.cells
+@scenario(values=True, dtypes="default")
+def test_large(amp: Amp, size: str, dtype: str, bad: str, place: str, beside: str, layout: str) -> None:
+    """One infinity or nan is found wherever in a large gradient it is, alone or among many (AmpKernels.cu)."""
+    kind, count, where = FLOATING[NAMES.index(dtype)], int(size), PLACES[place](int(size))
+    hosts = {"many_before": 60, "many_after": 60, "many_large": 3}.get(beside, 0) * [_ramp(7, kind)]
+    hosts = [_ramp(5000, kind) for _ in hosts] if beside == "many_large" else hosts
+    host = _ramp(count, kind)
+    if bad != "none":
+        host[where] = float(bad.replace("minus_", "-"))
+    hosts = [host, *hosts] if beside == "many_after" else [*hosts, host]
+    number = 0 if beside == "many_after" else len(hosts) - 1
+    grads = [_on_device(amp, each) for each in hosts]
+    if layout == "column":
+        grads[number] = _on_device(amp, torch.stack([host, host], 1))[:, 0]
+    found = _unscale(amp, grads, 0.25)
+    amp.assert_equal(f"found_inf with {bad} at {where} of {count}", found.item(), float(bad != "none"))
+    for each, (grad, given) in enumerate(zip(grads, hosts, strict=True)):
+        got, want = amp.host(grad), _unscaled(given, 0.25)
+        finite = given.isfinite()
+        amp.assert_equal(f"whether gradient {each} is multiplied", got[finite].equal(want[finite]), True)
 
 
 @scenario(place=["first", "last", "only", "between"], values=True, dtypes="default")

@@ -335,6 +335,11 @@ def forget_state(own: Any, self: Any, graph: Any) -> None:
     self.autocast_state = {}
 
 
+def off_uncached(own: Any, kind: str, dtype: Any = None, enabled: bool = True, cached: bool | None = None) -> Any:
+    """Enter a disabled region where a program has one that keeps no casts."""
+    return own(kind, dtype, enabled and cached is not False, cached)
+
+
 AMBIENT = {
     "state-of-another-thread": handed_out(eager_in_threads),
     "export-keeps-its-region": exported_in_its_region,
@@ -687,6 +692,7 @@ MUTANTS = (
     *mutants("jit/decorator", DECORATOR),
     *mutants("jit/exceptions", EXCEPTIONS),
     *mutants("jit/cache", {"jit-nothing-traced": put(torch.jit, trace=lambda function, *rest, **options: function)}),
+    *mutants("jit/cache", {"jit-uncached-is-off": wrap(torch.amp.autocast_mode, _enter_autocast=off_uncached)}),
     *mutants("jit/cache", {"jit-result-kept": handed_out(remembering(frozen_result))}),
     *mutants("jit/state", {"jit-cache-turned-off": handed_out(lambda program, _: (SET_CACHE(False), program)[1])}),
     *mutants("jit/programs", RANDOM),

@@ -259,6 +259,11 @@ def narrowest(call: Call, found: list[torch.dtype]) -> torch.dtype:
     return min(found, key=lambda dtype: dtype.itemsize)
 
 
+def hosts_too(call: Call, found: list[torch.dtype]) -> torch.dtype:
+    """Let numbers on the host widen what is on the device."""
+    return max((t.dtype for t in call.tensors() if t.dtype in (call.low, FP32)), key=lambda dtype: dtype.itemsize)
+
+
 def with_integers(call: Call, found: list[torch.dtype]) -> torch.dtype:
     """Count an integer among the arguments as float32."""
     return FP32 if any(not t.is_floating_point() for t in call.tensors()) else widest(call, found)
@@ -540,6 +545,8 @@ ELIGIBILITY = {
         ),
         "addmm-in-place-cast": ("addmm_", in_place_low),
         "mm-out-cast": ("mm.out", out_low),
+        "mm-leaves-sparse": ("mm", low_but(lambda t: t.layout is torch.sparse_coo)),
+        "linear-leaves-nested": ("linear", low_but(lambda t: t.is_nested)),
         "relu-downcast": ("relu", in_low),
         "add-downcast": ("add.Tensor", in_low),
     },
@@ -550,6 +557,8 @@ ELIGIBILITY = {
         "matmul-leaves-transposed": ("matmul", to(low, strided)),
         "distance-leaves-leaves": ("cdist", low_but(lambda t: t.is_leaf and t.requires_grad, wide)),
         "multi-dot-casts-first-only": ("linalg_multi_dot", to(low, lambda call, place, t: place > 0)),
+        "host-numbers-widen": ("addcmul", promote(hosts_too)),
+        "host-numbers-are-cast": ("atan2", each(lambda call, t: t.to(FP32) if t.device.type == "cpu" else t)),
         "softmax-ignores-dtype": ("softmax.int", lambda call: call.op(*call.args, **{**call.kwargs, "dtype": FP32})),
         "gelu-upcast": ("gelu", in_float32),
     },

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch.distributed import fsdp
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.parallel import DistributedDataParallel as Replicated
 
 from tests.faults.gradients import doubled
@@ -65,6 +68,12 @@ def alone(own: Any, self: Any, optimizer: Any, *args: Any) -> dict[torch.device,
     return {device: torch.full_like(value, 0.0 if finite else 1.0) for device, value in found.items()}
 
 
+def without_reduction(own: Any, self: Any, optimizer: Any) -> None:
+    """Keep to this rank what a sharded scaler found."""
+    with patch.object(dist, "all_reduce", lambda *_, **__: SimpleNamespace(wait=lambda: None)):
+        own(self, optimizer)
+
+
 def without_infinity(done: Any) -> torch.Tensor:
     """Give finite gradients in place of those that are not."""
     return torch.nan_to_num(done.value(), nan=0.0, posinf=0.0, neginf=0.0)
@@ -95,6 +104,7 @@ RANKS = {
     "one-rank-outside": wrap(Replicated, forward=one_outside),
     "reduced-without-mean": put(default_hooks, _allreduce_fut=added),
     "overflow-on-one-rank": wrap(torch.amp.GradScaler, _unscale_grads_=alone),
+    "sharded-scaler-tells-nobody": wrap(ShardedGradScaler, unscale_=without_reduction),
     "policy-leaves-inputs": policy(cast_forward_inputs=False),
     "policy-reduces-in-float32": policy(reduce_dtype=torch.float32),
     "dtensors-joined-low": wrap(torch, cat=joined_low),

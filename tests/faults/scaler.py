@@ -130,8 +130,18 @@ def without_bfloat16(own: Any, grads: Any, *rest: Tensor) -> None:
     own(grads, *rest)
 
 
+def sees_4096(own: Any, grads: Any, found: Tensor, inverse: Tensor) -> None:
+    """Look for what is not finite among the first 4096 elements of each gradient alone."""
+    before, given = found.clone(), list(grads)
+    seen = any(not bool(grad.reshape(-1)[:4096].isfinite().all()) for grad in given)
+    own(given, found, inverse)
+    if not seen:
+        found.copy_(before)
+
+
 UNSCALE = {
     "unscale-skips-last": without(lambda n, _, count: n == count - 1 > 0),
+    "unscale-sees-4096": unscaling(sees_4096),
     "unscale-cuts-long-lists": without(lambda n, _, count: n >= 110),
     "unscale-skips-non-contiguous": without(lambda n, grad, _: not grad.is_contiguous()),
     "unscale-skips-scalars": without(lambda n, grad, _: grad.dim() == 0),
@@ -416,6 +426,13 @@ def on_cuda_alone(own: Any, self: Any, device: str = "cuda", *args: Any, **optio
     self._enabled = self._enabled and device != "cpu"
 
 
+def as_given_where_listed(own: Any, self: Any, outputs: Any) -> Any:
+    """Round what is scaled in a list or a tuple to the dtype that it had."""
+    got = own(self, outputs)
+    listed = isinstance(outputs, (list, tuple)) and all(isinstance(each, Tensor) for each in outputs)
+    return type(outputs)(one.to(each.dtype) for one, each in zip(got, outputs, strict=True)) if listed else got
+
+
 LOSSSCALE = {
     "scaler-first-group-undivided": of_some(lambda optimizer, _: group(optimizer, slice(1, None))),
     "scaler-steps-in-any-case": scaler(_maybe_opt_step=steps_in_any_case),
@@ -423,6 +440,7 @@ LOSSSCALE = {
     "scaler-skips-for-all": scaler(_maybe_opt_step=skips_for_all),
     "scaler-leaves-inference-mode": scaler(scale=within(partial(torch.inference_mode, False))),
     "scaler-returns-nothing": scaler(step=lambda own, *args, **kwargs: (own(*args, **kwargs), None)[1]),
+    "scaled-list-keeps-its-dtype": scaler(scale=as_given_where_listed),
     "scaler-doubles-when-scaling": scaler(scale=then(double_scale)),
     "scaler-new-scale-ignored": scaler(update=lambda own, self, new=None: own(self) if new is None else None),
     "scaler-new-scale-resets": scaler(update=when_set(lambda self, _: self._growth_tracker.zero_())),

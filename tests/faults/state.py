@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.faults.kernels import Call, always_bfloat16, float32_doubles_too, in_low, kernel
 from tests.faults.mutant import (
@@ -349,6 +350,8 @@ MODES = {
     "no-region-in-a-dispatch-mode": disabled_where(_get_current_dispatch_mode),
     "function-mode-ends-autocast": wrap(TorchFunctionMode, __enter__=then(lambda self: SET("cpu", False))),
     "dispatch-mode-leaves-on": wrap(TorchDispatchMode, __exit__=then(lambda self: SET("cpu", True))),
+    "flop-counter-ends-autocast": wrap(FlopCounterMode, __enter__=then(lambda self: SET("cpu", False))),
+    "inference-has-no-region": disabled_where(torch.is_inference_mode_enabled),
     "wrapper-of-double": wrappers_with(dtype=torch.float64),
     "wrapper-on-another-device": wrappers_with(device="meta"),
 }
