@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ampcheck.bench.core import table
 from ampcheck.bench.core.model import AA
-from ampcheck.bench.core.statistics import BOUNDS, Samples, TimingComparison, compare_variants
+from ampcheck.bench.core.statistics import BOUNDS, Samples, TimingComparison, beside_noise, compare_variants
 from ampcheck.bench.run import exports, runfile
 from ampcheck.errors import UsageError
 
@@ -109,7 +109,8 @@ def compare(files: dict[str, list[Path]]) -> list[Timing]:
             for side in SIDES
         )
         bound = BOUNDS[kinds[key]]
-        found, noise = compare_variants(base, head, bound, again), compare_variants(base, again, bound)
+        noise = compare_variants(base, again, bound)
+        found = beside_noise(compare_variants(base, head, bound), noise, bound)
         if found.ratio is not None and noise.ratio is not None:
             timings.append(Timing(f"{key}/{variant}", _middle(base), _middle(head), found, noise))
     return timings
