@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
+import textwrap
+import tomllib
 from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampcheck.errors import UsageError
@@ -29,37 +34,66 @@ def add(commands: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the reports: 1 where there are any, else 0. Raises UsageError for unknown rules and unreadable files."""
+    """Print the reports: 1 where there are any, 2 where a file cannot be read, else 0.
+
+    Raises UsageError for unknown rules and settings, and for what does not exist.
+    """
     if args.rules:
         print(_listed())
         return 0
     if not args.target:
         raise UsageError("name a file, a folder or a module to look at, or ask for --rules")
-    rules = _chosen(args.select, args.ignore)
     paths = [find(target) for target in args.target]
+    settings = _settings(paths[0])
+    chosen = {name: _rules(f"--{name}", getattr(args, name)) for name in ("select", "ignore")}
+    for name, rules in chosen.items():
+        if rules is None and name in settings:
+            chosen[name] = _named(f"[tool.ampcheck.lint] {name}", settings[name])
+    selected = chosen["select"] if chosen["select"] is not None else [*RULES, *TRAINING]
+    read = Read(exclude=tuple(settings.get("exclude", ())))
     if args.fix:
-        fixed = fix_files(paths)
+        fixed = fix_files(paths, read)
         print(f"{fixed} file{'' if fixed == 1 else 's'} rewritten", file=sys.stderr)
-    read = Read()
-    found = lint_files(paths, rules, read)
+    found = lint_files(paths, [rule for rule in selected if rule not in (chosen["ignore"] or ())], read)
+    for reason in read.unread:
+        print(f"ampcheck: {reason}", file=sys.stderr)
     print(_FORMATS[args.format](found))
     if args.format == "text":
         counts = {"file": read.files, "region": read.regions, "scaler": read.scalers}
         seen = ", ".join(_number(count, what) for what, count in counts.items())
-        print(f"read {seen}; what only a run shows is found by ampcheck doctor")
-    return 1 if found else 0
+        print(f"read {seen}; reading does not know values, dtypes of tensors, and what")
+        print("other files do with a region or a scaler; ampcheck doctor train.py runs the program and looks")
+    return 2 if read.unread else 1 if found else 0
 
 
-def _chosen(select: str | None, ignore: str | None) -> list[str]:
-    named = {option: [name.strip() for name in (text or "").split(",") if name.strip()] for option, text in
-             (("--select", select), ("--ignore", ignore))}  # fmt: skip
-    for option, names in named.items():
-        for name in names:
-            if name not in NAMED:
-                raise UsageError(f"{option} names no rule: {name!r}; ampcheck lint --rules lists them")
-    wanted = named["--select"] if select is not None else [*RULES, *TRAINING]
-    ignored = {NAMED[name] for name in named["--ignore"]}
-    return [NAMED[name] for name in wanted if NAMED[name] not in ignored]
+def _rules(option: str, text: str | None) -> list[str] | None:
+    return None if text is None else _named(option, [name.strip() for name in text.split(",") if name.strip()])
+
+
+def _named(option: str, names: list[str]) -> list[str]:
+    for name in names:
+        if name not in NAMED:
+            raise UsageError(f"{option} names no rule: {name!r}; ampcheck lint --rules lists them")
+    return [NAMED[name] for name in names]
+
+
+def _settings(path: Path) -> dict[str, list[str]]:
+    """Return [tool.ampcheck.lint] of the nearest pyproject.toml above a path."""
+    file = next((p for up in path.absolute().parents if (p := up / "pyproject.toml").is_file()), None)
+    if path.is_dir() and (own := path / "pyproject.toml").is_file():
+        file = own
+    if file is None:
+        return {}
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("ampcheck", {}).get("lint", {})
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
+    for name, value in found.items():
+        if name not in ("select", "ignore", "exclude"):
+            raise UsageError(f"{file}: [tool.ampcheck.lint] has no setting {name!r}: select, ignore and exclude it has")
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise UsageError(f"{file}: [tool.ampcheck.lint] {name} is {value!r}; it must be a list of texts")
+    return dict(found)
 
 
 def _listed() -> str:
@@ -79,11 +113,22 @@ def _number(count: int, what: str) -> str:
 
 
 def _text(found: list[Report]) -> str:
-    return "\n".join([*map(str, found), _number(len(found), "report")])
+    width = min(shutil.get_terminal_size((100, 24)).columns, 100)
+    lines = []
+    for report in found:
+        lines += textwrap.wrap(
+            str(report), width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+        )
+    return "\n".join([*lines, _number(len(found), "report")])
 
 
 def _json(found: list[Report]) -> str:
     return json.dumps([report.fields() for report in found], indent=2)
+
+
+def _said(report: Report) -> str:
+    """Return a report's text without its place and rule."""
+    return str(report).split(": ", 2)[2]
 
 
 def _github(found: list[Report]) -> str:
@@ -91,8 +136,7 @@ def _github(found: list[Report]) -> str:
     for report in found:
         level = "error" if report.silent else "warning"
         place = f"file={_escaped(report.file, ':,')},line={report.line},col={report.column}"
-        said = str(report).split(": ", 2)[2]
-        lines.append(f"::{level} {place},title=ampcheck {report.rule}::{_escaped(said)}")
+        lines.append(f"::{level} {place},title=ampcheck {report.rule}::{_escaped(_said(report))}")
     return "\n".join(lines)
 
 
@@ -101,4 +145,36 @@ def _escaped(text: str, also: str = "") -> str:
     return "".join(f"%{ord(char):02X}" if char in "%\r\n" + also else char for char in text)
 
 
-_FORMATS: dict[str, Callable[[list[Report]], str]] = {"text": _text, "json": _json, "github": _github}
+def _sarif(found: list[Report]) -> str:
+    rules: list[dict[str, object]] = [
+        {"id": name, "shortDescription": {"text": rule.what}} for name, rule in RULES.items()
+    ]
+    for name, mistake in TRAINING.items():
+        texts = {"short": mistake.sentence, "full": mistake.why}
+        told: dict[str, object] = {f"{length}Description": {"text": text} for length, text in texts.items()}
+        help_ = {"help": {"text": f"Instead: {mistake.instead}."}, "helpUri": mistake.source}
+        rules.append({"id": mistake.id, "name": name, **told, **help_})
+    results = [
+        {
+            "ruleId": TRAINING[report.rule].id if report.rule in TRAINING else report.rule,
+            "level": "error" if report.silent else "warning",
+            "message": {"text": _said(report)},
+            "locations": [{"physicalLocation": {
+                "artifactLocation": {"uri": Path(report.file).as_posix()},
+                "region": {"startLine": max(report.line, 1), "startColumn": max(report.column, 1)},
+            }}],
+        }
+        for report in found
+    ]  # fmt: skip
+    driver = {"name": "ampcheck", "version": version("ampcheck"), "rules": rules}
+    schema = "https://json.schemastore.org/sarif-2.1.0.json"
+    runs = [{"tool": {"driver": driver}, "columnKind": "utf16CodeUnits", "results": results}]
+    return json.dumps({"$schema": schema, "version": "2.1.0", "runs": runs}, indent=2)
+
+
+_FORMATS: dict[str, Callable[[list[Report]], str]] = {
+    "text": _text,
+    "json": _json,
+    "sarif": _sarif,
+    "github": _github,
+}

@@ -170,6 +170,11 @@ def test_formats(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (report["line"], report["column"], report["compiler"]) == (5, 10, "script")
     assert report["rule"] == "disabled-in-script"
     assert report["instead"]
+    (run,) = json.loads(out("--format", "sarif"))["runs"]
+    (result,) = run["results"]
+    assert result["ruleId"] == "disabled-in-script"
+    assert result["ruleId"] in {rule["id"] for rule in run["tool"]["driver"]["rules"]}
+    assert result["locations"][0]["physicalLocation"]["region"] == {"startLine": 5, "startColumn": 10}
     assert out("--format=github").startswith("::error file=")
     assert ",line=5,col=10,title=ampcheck disabled-in-script::" in out("--format=github")
 
@@ -180,6 +185,34 @@ def test_formats(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_select_and_ignore(program: Path, options: list[str], code: int) -> None:
     assert main.main(["lint", str(program), *options]) == code
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "code"),
+    [
+        ('ignore = ["disabled-in-script"]', [], 0),
+        ('ignore = ["disabled-in-script"]', ["--ignore", "AMP001"], 1),
+        ('select = ["AMP001"]', [], 0),
+        ('exclude = ["p.*"]', [], 0),
+        ('exclude = ["q/*"]', [], 1),
+        ('ignore = ["bund"]', [], 2),
+        ('ignores = ["bound"]', [], 2),
+        ('ignore = "bound"', [], 2),
+        ("ignore =", [], 2),
+    ],
+)
+def test_settings(program: Path, settings: str, options: list[str], code: int) -> None:
+    (program.parent / "pyproject.toml").write_text(f"[tool.ampcheck.lint]\n{settings}\n")
+    assert main.main(["lint", str(program), *options]) == code
+    assert main.main(["lint", str(program.parent), *options]) == code
+
+
+def test_a_file_that_cannot_be_read_hides_no_other(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (program.parent / "a.py").write_text("print 'of Python 2'\n")
+    assert main.main(["lint", str(program.parent)]) == 2
+    out, err = capsys.readouterr()
+    assert "p.py:5:10: disabled-in-script" in out
+    assert "a.py:1 is no Python that can be read" in err
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,8 @@ class Walk:
     def __init__(self, names: Names) -> None:
         self.names = names
         self.too_many = False
+        self._known: dict[ast.AST, tuple[ast.Call, ...]] = {}
+        self._dull: dict[ast.AST, bool] = {}
         self.halved = dict(_halved(self))
         """The modules of the file that are cast to lower precision, and where."""
 
@@ -152,7 +154,7 @@ class Walk:
         return paths
 
     def _statement(self, statement: ast.stmt, frame: _Frame, paths: list[Path]) -> list[Path]:
-        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) or self._is_dull(statement):
             return paths
         if isinstance(statement, ast.If):
             return self._branch(statement, frame, paths)
@@ -234,11 +236,50 @@ class Walk:
 
     def _expression(self, node: ast.AST, frame: _Frame, paths: list[Path]) -> list[Path]:
         """Add the events of the calls in an expression, the innermost first."""
-        if isinstance(node, ast.Lambda):
-            return paths
-        for child in ast.iter_child_nodes(node):
-            paths = self._expression(child, frame, paths)
-        return self._call(node, frame, paths) if isinstance(node, ast.Call) else paths
+        for call in self._calls(node):
+            paths = self._call(call, frame, paths)
+        return paths
+
+    def _calls(self, node: ast.AST) -> tuple[ast.Call, ...]:
+        """Return the calls in an expression that may be events, the innermost first."""
+        if node not in self._known:
+            inside = () if isinstance(node, ast.Lambda) else ast.iter_child_nodes(node)
+            calls = [call for child in inside for call in self._calls(child)]
+            if isinstance(node, ast.Call) and self._matters(node):
+                calls.append(node)
+            self._known[node] = tuple(calls)
+        return self._known[node]
+
+    def _matters(self, call: ast.Call) -> bool:
+        function = self._definition(call)
+        if function is not None:
+            return not self._is_dull(function)
+        if self.halved or self.names.dotted(call.func) in (*_CLIPS, "torch.autograd.backward"):
+            return True
+        base = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+        attribute = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        if attribute == "backward" or self.scaler(base) or (attribute == "step" and self.optimizer(base)):
+            return True
+        return any(self.scaler(argument) for argument in (*call.args, *(word.value for word in call.keywords)))
+
+    def _is_dull(self, node: ast.AST) -> bool:
+        """Return whether a statement, or a call of a function, changes no path."""
+        if node not in self._dull:
+            self._dull[node] = True  # while it is looked at: a function that calls itself adds nothing
+            parts = list(ast.walk(node))
+            ends = (ast.Return, ast.Break, ast.Continue, ast.Raise)
+            function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            self._dull[node] = not any(
+                (isinstance(part, ends) and not function)
+                or (isinstance(part, ast.Call) and (region(self.names, part) is not None or self._matters(part)))
+                or (isinstance(part, ast.withitem) and self.made_region(part.context_expr) is not None)
+                or (isinstance(part, ast.Assign) and any(map(self._scaled, self._all_values(part.targets[0]))))
+                for part in parts
+            )
+        return self._dull[node]
+
+    def _all_values(self, target: ast.expr) -> list[ast.AST]:
+        return self.values(target) if isinstance(target, ast.Name) else []
 
     def _call(self, call: ast.Call, frame: _Frame, paths: list[Path]) -> list[Path]:
         def known(expression: ast.expr) -> Thing:

@@ -9,16 +9,16 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ampcheck.tools.lint.names import Names
-from ampcheck.tools.lint.static import texts
+from ampcheck.tools.lint.static import Read, texts
 from ampcheck.tools.lint.training import DEPRECATED, VERSION, guarded
 
 _REGION = ("enabled", "dtype", "cache_enabled")
 
 
-def fix_files(paths: Collection[Path]) -> int:
-    """Rewrite files in place and return how many changed. Raises UsageError for a file that cannot be read."""
+def fix_files(paths: Collection[Path], read: Read) -> int:
+    """Rewrite files in place and return how many changed. Those that `read` excludes stay."""
     changed = 0
-    for file, text in texts(paths):
+    for file, text in texts(paths, Read(exclude=read.exclude)):
         fixed = fix_source(text)
         if fixed != text:
             with file.open("rb") as opened:

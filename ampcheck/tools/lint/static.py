@@ -7,7 +7,7 @@ import io
 import re
 import tokenize
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TypeAlias
@@ -37,18 +37,20 @@ NAMED = {**{name: name for name in (*RULES, *TRAINING)}, **{rule.id: name for na
 Report: TypeAlias = Diagnostic | TrainingReport
 
 _CONCERNED = re.compile(r"autocast|scaler|autograd|custom_fwd|\bamp\b", re.IGNORECASE)
-"""What a file has to say for a mistake to be in it; other files are not walked."""
+"""What a file has to say for a mistake to be in it; other files are parsed and no more."""
 
 _IGNORE = re.compile(r"#\s*ampcheck:\s*ignore(?:\[(?P<rules>[^\]]*)\])?")
 
 
 @dataclass
 class Read:
-    """What the linter read, in numbers."""
+    """What the linter read, in numbers. `exclude`: globs of files to leave out; `unread`: why files were not read."""
 
     files: int = 0
     regions: int = 0
     scalers: int = 0
+    exclude: tuple[str, ...] = ()
+    unread: list[str] = field(default_factory=list)
 
 
 def lint_source(
@@ -64,16 +66,19 @@ def lint_source(
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
         raise UsageError(f"{file}:{line} is no Python that can be read: {getattr(error, 'msg', error)}") from error
-    ignored = dict(_ignored(text, file))
+    ignored = dict(_ignored(text, file)) if "ampcheck" in text else {}
+    if read is not None:
+        read.files += 1
+    if not _CONCERNED.search(text):
+        return []
     names = Names(tree)
     if read is not None:
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        read.files += 1
         read.regions += sum(region(names, call) is not None for call in calls)
         read.scalers += sum(names.dotted(call.func) in GRAD_SCALERS for call in calls)
     program = LintedProgram(names)
     found: set[Report] = {_report(file, compiler, seen) for compiler, seen in _all(program)}
-    if not set(rules).isdisjoint(TRAINING) and _CONCERNED.search(text):
+    if not set(rules).isdisjoint(TRAINING):
         found |= {_mistake(file, node, name) for node, name in mistakes(names)}
     selected = (report for report in found if report.rule in rules)
     shown = [report for report in selected if report.rule not in ignored.get(report.line, ())]
@@ -83,23 +88,34 @@ def lint_source(
 def lint_files(
     paths: Collection[Path], rules: Collection[str] = (*RULES, *TRAINING), read: Read | None = None
 ) -> list[Report]:
-    """Return the reports on files, and on all Python files in folders. Raises UsageError for what cannot be read."""
+    """Return the reports on files, and on all Python files in folders.
+
+    `read` keeps why a file cannot be read. Raises UsageError for such a file where there is no `read`.
+    """
     out: list[Report] = []
-    for file, text in texts(paths):
-        out += lint_source(text, str(file), rules, read)
+    kept = read or Read()
+    for file, text in texts(paths, kept):
+        try:
+            out += lint_source(text, str(file), rules, kept)
+        except UsageError as error:
+            kept.unread.append(str(error))
+    if read is None and kept.unread:
+        raise UsageError(kept.unread[0])
     return out
 
 
-def texts(paths: Collection[Path]) -> Iterator[tuple[Path, str]]:
-    """Yield files, and all Python files in folders, with their text. Raises UsageError for what cannot be read."""
+def texts(paths: Collection[Path], read: Read) -> Iterator[tuple[Path, str]]:
+    """Yield files, and all Python files in folders, with their text, but those that cannot be read."""
     for path in paths:
         for file in sorted(path.rglob("*.py")) if path.is_dir() else (path,):
+            if any(file.match(glob) for glob in read.exclude):
+                continue
             try:
                 with tokenize.open(file) as opened:  # honours a coding comment
                     yield file, opened.read()
             except (OSError, SyntaxError, UnicodeDecodeError) as error:
                 reason = error.strerror if isinstance(error, OSError) else error
-                raise UsageError(f"{file} cannot be read: {reason}") from error
+                read.unread.append(f"{file} cannot be read: {reason}")
 
 
 def find(target: str) -> Path:
