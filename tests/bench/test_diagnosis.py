@@ -42,81 +42,52 @@ def seeing(case: StepCase = BF16, **values: object) -> StepCase:
 SHARED = Recast("weight", "head.weight", 3, 6000, "the region that its copy was cached for had ended")
 UNCACHED = replace(SHARED, why=diagnosis.CACHE_OFF)
 
-HOLD: list[tuple[Callable[[StepCase], str], StepCase, str]] = [
-    (
-        diagnosis.launch_bound,
-        replace(BF16, tiny=52e-6),
-        "100 ops of 100 µs each, and a tiny add costs 52.0 µs on cpu, so starting them is 52% of the step; bf16",
-    ),
-    (
-        diagnosis.launch_bound,
-        replace(BF16, tiny=150e-6),
-        "a tiny add costs 150 µs on cpu, so starting them is at least the whole step; bf16",
-    ),
+CUDA = replace(BF16, platform="cuda")
+UNMEASURED = VariantResult("fp16", "not measured", "no kernel")
+Reason = Callable[[StepCase], str]
+
+
+def erring(error: float) -> StepCase:
+    """A case whose variant has another error."""
+    return replace(BF16, variant=replace(BF16.variant, error=error))
+
+
+def losing(case: StepCase, **values: float) -> StepCase:
+    """A case of a thousand gradients, some of which are lost."""
+    return seeing(case, gradients=Gradients(1000, **values))  # type: ignore[arg-type]
+
+
+HOLD: list[tuple[Reason, StepCase, str]] = [
+    (diagnosis.launch_bound, replace(BF16, tiny=52e-6), "a tiny add costs 52.0 µs on cpu, so starting them is 52%"),
+    (diagnosis.launch_bound, replace(BF16, tiny=150e-6), "150 µs on cpu, so starting them is at least the whole step"),
     (diagnosis.casting, seeing(cast_share=0.25), "casts take 25% of the kernels' time: autocast makes 12 in each step"),
     (diagnosis.no_native_kernel, FP16, "this CPU has no fp16 arithmetic (that is avx512_fp16 or amx_fp16"),
     (diagnosis.no_native_kernel, replace(BF16, isa=("avx2",)), "no bf16 arithmetic (that is avx512_bf16 or amx_bf16"),
     (diagnosis.no_native_kernel, replace(BF16, isa=("neon",)), "no bf16 arithmetic (that is bf16 or sve_bf16"),
-    (
-        diagnosis.cache_is_off,
-        seeing(cache_off=(6, 6000), recast=[UNCACHED]),
-        "the weight cache is off for 6 casts of weights (6.0 kB in each step), 2 of them of weights that were cast",
-    ),
-    (
-        diagnosis.cache_is_defeated,
-        seeing(recast=[SHARED]),
-        "weight head.weight 3 times (6.0 kB): the region that its copy",
-    ),
-    (diagnosis.frozen_weights, seeing(frozen=(4, 2000)), "frozen parameters are cast 4 times in each step (2.0 kB)"),
-    (
-        diagnosis.kept_in_float32,
-        seeing(kept={"prod": 0.2, "mse_loss": 0.3}),
-        "keeps 50% of the kernels' time in float32 by policy: mse_loss 30%, prod 20%",
-    ),
+    (diagnosis.cache_is_off, seeing(cache_off=(6, 6000), recast=[UNCACHED]), "for 6 casts of weights (6.0 kB in each"),
+    (diagnosis.cache_is_defeated, seeing(recast=[SHARED]), "weight head.weight 3 times (6.0 kB): the region that its"),
+    (diagnosis.frozen_weights, seeing(frozen=(4, 2000)), "are cast 4 times in each step (2.0 kB)"),
+    (diagnosis.kept_in_float32, seeing(kept={"prod": 0.2, "mse_loss": 0.3}), "keeps 50% of the kernels' time"),
     (diagnosis.nothing_lowered, seeing(lowered=0), "autocast lowers nothing in it: all of its 120 ops"),
     (diagnosis.amdahl, seeing(lowered_share=0.2), "takes 20% of float32's kernel time, so that the step could be 1.25"),
-    (
-        diagnosis.odd_sizes,
-        seeing(replace(BF16, platform="cuda"), odd=["mm 9×8 @ 8×8"], odd_share=0.4),
-        "take 40% of the kernels' time: mm 9×8 @ 8×8",
-    ),
-    (
-        diagnosis.gradients_lost,
-        seeing(NATIVE, gradients=Gradients(1000, lost=50, nonfinite=3)),
-        "without a GradScaler, 3 of 1000 gradients are infinite or nan where float32's are not and 5.0% of",
-    ),
-    (
-        diagnosis.gradients_lost,
-        seeing(FP16, gradients=Gradients(1000, nonfinite=3, scale=4.0)),
-        "at a GradScaler's scale of 4, 3 of 1000 gradients are infinite or nan where float32's are not, so that",
-    ),
-    (
-        diagnosis.needs_scaler,
-        seeing(FP16, gradients=Gradients(1000, lost=1, scale=1024.0, lost_unscaled=200)),
-        "without one 20.0% of the gradients would be 0 where float32's are not, with its scale of 1024 0.1% are",
-    ),
-    (
-        diagnosis.accuracy_cost,
-        replace(BF16, variant=replace(BF16.variant, error=0.25)),
-        "error is 2.5e-01, float32's 2.0e-07",
-    ),
-    (
-        diagnosis.accuracy_cost,
-        replace(BF16, variant=replace(BF16.variant, error=float("inf"))),
-        "does not compute what float64",
-    ),
+    (diagnosis.odd_sizes, seeing(CUDA, odd=["mm 9×8 @ 8×8"], odd_share=0.4), "take 40% of the kernels' time: mm 9×8"),
+    (diagnosis.gradients_lost, losing(NATIVE, lost=50, nonfinite=3), "without a GradScaler, 3 of 1000 gradients"),
+    (diagnosis.gradients_lost, losing(FP16, nonfinite=3, scale=4.0), "at a GradScaler's scale of 4, 3 of 1000"),
+    (diagnosis.needs_scaler, losing(FP16, lost=1, scale=1024.0, lost_unscaled=200), "without one 20.0% of the"),
+    (diagnosis.accuracy_cost, erring(0.25), "error is 2.5e-01, float32's 2.0e-07"),
+    (diagnosis.accuracy_cost, erring(float("inf")), "does not compute what float64"),
 ]
 
-SILENT: list[tuple[Callable[[StepCase], str], StepCase]] = [
+SILENT: list[tuple[Reason, StepCase]] = [
     *((reason, BF16) for reason in (*diagnosis.SPEED, *diagnosis.VALUES)),
-    (diagnosis.launch_bound, replace(BF16, tiny=52e-6, variant=VariantResult("bf16", "not measured", "no kernel"))),
+    (diagnosis.launch_bound, replace(BF16, tiny=52e-6, variant=UNMEASURED)),
     (diagnosis.casting, seeing(NATIVE, cast_share=0.25)),
     (diagnosis.no_native_kernel, replace(FP16, isa=("avx512_fp16",))),
     (diagnosis.no_native_kernel, replace(FP16, isa=())),
     (diagnosis.no_native_kernel, replace(FP16, platform="cuda")),
     (diagnosis.no_native_kernel, replace(FP16, variant=replace(FP16.variant, name="tf32"))),
     (diagnosis.no_native_kernel, replace(FP16, variant=replace(FP16.variant, verdict="faster"))),
-    (diagnosis.no_native_kernel, replace(FP16, variant=VariantResult("fp16", "not measured", "no kernel"))),
+    (diagnosis.no_native_kernel, replace(FP16, variant=UNMEASURED)),
     (diagnosis.cache_is_off, seeing(cache_off=(6, 6000))),
     (diagnosis.cache_is_off, seeing(recast=[SHARED])),
     (diagnosis.cache_is_defeated, seeing(recast=[UNCACHED])),
@@ -124,29 +95,26 @@ SILENT: list[tuple[Callable[[StepCase], str], StepCase]] = [
     (diagnosis.amdahl, seeing(lowered_share=1.0)),
     (diagnosis.amdahl, seeing(lowered=0, lowered_share=0.0)),
     (diagnosis.odd_sizes, seeing(odd=["mm 9×8 @ 8×8"], odd_share=0.4)),
-    (diagnosis.odd_sizes, seeing(replace(BF16, platform="cuda"), odd=["mm 9×8 @ 8×8"], odd_share=0.01)),
-    (diagnosis.gradients_lost, seeing(FP16, gradients=Gradients(1000, lost=5, scale=1.0))),
-    (diagnosis.needs_scaler, seeing(FP16, gradients=Gradients(1000, lost=50, scale=1.0, lost_unscaled=50))),
-    (diagnosis.needs_scaler, seeing(FP16, gradients=Gradients(1000, lost=50))),
+    (diagnosis.odd_sizes, seeing(CUDA, odd=["mm 9×8 @ 8×8"], odd_share=0.01)),
+    (diagnosis.gradients_lost, losing(FP16, lost=5, scale=1.0)),
+    (diagnosis.needs_scaler, losing(FP16, lost=50, scale=1.0, lost_unscaled=50)),
+    (diagnosis.needs_scaler, losing(FP16, lost=50)),
 ]
 
 
 @pytest.mark.parametrize(("reason", "case", "words"), HOLD)
-def test_a_reason_speaks_where_it_holds(reason: Callable[[StepCase], str], case: StepCase, words: str) -> None:
+def test_a_reason_speaks_where_it_holds(reason: Reason, case: StepCase, words: str) -> None:
     assert words in reason(case)
 
 
 @pytest.mark.parametrize(("reason", "case"), SILENT)
-def test_a_reason_is_silent_where_it_does_not_hold(reason: Callable[[StepCase], str], case: StepCase) -> None:
+def test_a_reason_is_silent_where_it_does_not_hold(reason: Reason, case: StepCase) -> None:
     assert reason(case) == ""
 
 
 def test_shares_are_told_of_regions_that_were_looked_at() -> None:
     told = diagnosis.shares(seeing(kept={"prod": 0.05}))
-    assert told == (
-        "lowered is what takes 90% of float32's kernel time; of this variant's, casts take 2%, and what a policy "
-        "keeps in float32 5%"
-    )
+    assert all(share in told for share in ("90% of float32's", "casts take 2%", "in float32 5%"))
     assert diagnosis.shares(NATIVE) == diagnosis.shares(replace(BF16, seen=Seen())) == ""
 
 

@@ -198,17 +198,13 @@ def test_what_a_run_takes_is_expected_from_a_calibration() -> None:
     assert expect(tasks, QUICK, {}, {}).seconds(tasks) > 0, "of an unknown device"
 
 
-def test_the_quick_mode_has_three_minutes() -> None:
-    assert QUICK.budget == 180
-    assert QUICK.rounds == 5, "a verdict needs them"
-
-
 def test_a_quick_run_without_time_says_what_it_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(running, "QUICK", dataclasses.replace(QUICK, budget=RESERVE))
     monkeypatch.setattr(ceilings, "find", lambda *arguments: None)
     monkeypatch.setattr(signal, "signal", lambda *arguments: None)
+    assert (QUICK.budget, QUICK.rounds) == (180, 5), "three minutes, and the rounds that a verdict needs"
     code = main.main(["bench", "--quick", "--device=cpu", "--filter=mm-64", "--filter=add", f"--reports={tmp_path}"])
     said = capsys.readouterr()
     assert code == 1

@@ -79,72 +79,61 @@ def checked(workload: Workload, name: str, compiler: str = "eager", device: Cpu 
     return check_precision(ready, variant(name), workload, device or Cpu(), compiler, base, output, reference(workload))
 
 
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("fp32", "mm in fp32"), ("bf16", "mm in bf16"), ("fp16", "mm in fp16"), ("bf16-native", "mm in bf16")],
-)
-def test_a_product_is_in_the_variant_s_precision(name: str, text: str) -> None:
-    assert checked(MM, name) == PrecisionCheck(text)
-
-
-@pytest.mark.parametrize("name", ["fp32", "bf16", "bf16-native"])
-def test_graphs_of_compile_are_read(name: str) -> None:
-    assert checked(MM, name, "compile") == PrecisionCheck("mm in bf16" if variant(name).precision.low else "mm in fp32")
-
-
-def test_a_composite_op_is_judged_by_its_parts() -> None:
-    cell = OpWorkload(
-        name="cell-test",
-        family="test",
-        policy="downcast",
-        flops=1,
-        inputs=(Spec((4, 8)),),
-        module=lambda: nn.RNNCell(8, 6),
-        call=lambda cell, x: cell(x),
-    )
-    found = checked(cell, "bf16")
-    assert not found.invalid
-    assert "in bf16" in found.text
-
-
-def test_ops_without_products() -> None:
-    loss = checked(op("upcast", F.mse_loss, HALF, HALF), "bf16")
-    assert loss == PrecisionCheck("mse_loss in fp32")
-    assert checked(op("promote", lambda a, b: torch.cat([a, b]), X, HALF), "bf16") == PrecisionCheck("cat in fp32")
-    assert checked(op("fallthrough", torch.add, X, X), "bf16") == PrecisionCheck("add in fp32")
-    assert checked(op("fallthrough", lambda x: x.view(-1), X), "bf16") == PrecisionCheck("view in fp32")
-    assert checked(op("upcast", torch.exp, HALF), "bf16").text == "exp in bf16; cpu's autocast has no policy for it"
-
-
 def small_step(model: Callable[[], nn.Module], **more: Any) -> StepWorkload:
-    inputs = (Spec((8, 16)), Spec((8, 16)))
-    return StepWorkload(
-        name="step-test", family="steps", policy="mixed", flops=1, inputs=inputs, model=model, loss=F.mse_loss, **more
-    )
+    common = {"name": "step-test", "family": "steps", "policy": "mixed", "flops": 1, "inputs": (Spec((8, 16)),) * 2}
+    return StepWorkload(**common, model=model, loss=F.mse_loss, **more)
 
 
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
 
 
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("compiler", ["eager", "compile"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("fp32", "mm in fp32"), ("bf16", "mm in bf16"), ("fp16", "mm in fp16"), ("bf16-native", "mm in bf16")],
+)
+def test_a_product_is_in_the_variant_s_precision(name: str, text: str, compiler: str) -> None:
+    assert checked(MM, name, compiler) == PrecisionCheck(text)
+
+
+def test_a_composite_op_is_judged_by_its_parts() -> None:
+    cell = dataclasses.replace(
+        op("downcast", lambda cell, x: cell(x), Spec((4, 8))), flops=1, module=lambda: nn.RNNCell(8, 6)
+    )
+    found = checked(cell, "bf16")
+    assert (found.invalid, "in bf16" in found.text) == ("", True)
+
+
+@pytest.mark.parametrize(
+    ("workload", "text"),
+    [
+        (op("upcast", F.mse_loss, HALF, HALF), "mse_loss in fp32"),
+        (op("promote", lambda a, b: torch.cat([a, b]), X, HALF), "cat in fp32"),
+        (op("fallthrough", torch.add, X, X), "add in fp32"),
+        (op("fallthrough", lambda x: x.view(-1), X), "view in fp32"),
+        (op("upcast", torch.exp, HALF), "exp in bf16; cpu's autocast has no policy for it"),
+    ],
+)
+def test_ops_without_products(workload: OpWorkload, text: str) -> None:
+    assert checked(workload, "bf16") == PrecisionCheck(text)
+
+
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp16", "bf16-native"])
-def test_a_step_is_in_the_variant_s_precision(name: str) -> None:
-    found = checked(small_step(mlp), name)
+def test_a_step_is_in_the_variant_s_precision_and_left_as_it_was(name: str) -> None:
+    step = small_step(mlp)
+    found = checked(step, name)
     assert not found.invalid
     assert ("mse_loss" in found.text) == (name in ("bf16", "fp16"))  # the loss alone is in float32
-
-
-def test_a_step_is_left_as_it_was() -> None:
-    step = small_step(mlp)
-    ready = prepare(step, variant("bf16"), "cpu", "eager")
+    ready = prepare(step, variant(name), "cpu", "eager")
     before = ready.output()
-    check_precision(ready, variant("bf16"), step, Cpu(), "eager", output=before)
+    check_precision(ready, variant(name), step, Cpu(), "eager", output=before)
     assert torch.equal(ready.output(), before)
 
 
@@ -169,53 +158,52 @@ def test_a_part_of_a_step_outside_of_the_region_is_found(compiler: str) -> None:
     assert "received fp32" in found.invalid
 
 
-def test_a_region_that_is_not_entered_is_found() -> None:
-    x = torch.randn(4, 4)
-    found = check_precision(Ready(lambda: torch.mm(x, x)), variant("bf16"), MM, Cpu(), "eager")
-    assert found.invalid == "the call enters no autocast region of bf16"
-    found = check_precision(Ready(lambda: torch.mm(x, x)), variant("bf16"), small_step(mlp), Cpu(), "eager")
-    assert found.invalid == "autocast cast nothing: mm received fp32"
+ONES = torch.ones(4, 4)
 
 
-def test_an_autocast_that_casts_nothing_is_found() -> None:
-    found = checked(op("downcast", torch.exp, X), "bf16", device=Promising({"exp": "downcast"}))
-    assert found.invalid == "autocast cast nothing: exp received fp32"
-    found = checked(op("downcast", torch.exp, X), "bf16")  # nobody promised, and yet nothing was cast
-    assert found.invalid == "autocast cast nothing: exp received fp32"
+def in_region() -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return ONES @ ONES
 
 
-def test_a_broken_promise_is_found() -> None:
-    found = checked(op("upcast", torch.exp, HALF), "bf16", device=Promising({"exp": "upcast"}))
-    assert found.invalid == "exp received bf16 where autocast promises fp32"
-    add = checked(op("promote", torch.add, X, HALF), "bf16", device=Promising({"add.Tensor": "promote"}))
-    assert add.invalid == "add received bf16 where autocast promises fp32"
-    softmax = partial(torch.softmax, dim=-1)
-    found = checked(op("upcast", softmax, HALF), "bf16", device=Promising({"softmax.int": "optdtype"}))
-    assert found.invalid == "softmax received bf16 where autocast promises dtype=fp32"
+EXP = op("upcast", torch.exp, X)
 
 
-def test_float32_and_native_variants_are_held_to_their_names() -> None:
-    x = torch.randn(4, 4)
-    half = Ready(lambda: torch.mm(x.bfloat16(), x.bfloat16()))
-    assert (
-        check_precision(half, variant("fp32"), MM, Cpu(), "eager").invalid
-        == "mm computes in bf16 in a variant named fp32"
-    )
-    native = check_precision(Ready(lambda: torch.mm(x, x)), variant("bf16-native"), MM, Cpu(), "eager")
-    assert native.invalid == "nothing is in bf16: mm received fp32"
-    native = check_precision(Ready(lambda: x.exp()), variant("fp16-native"), op("upcast", torch.exp, X), Cpu(), "eager")
-    assert native.invalid == "nothing is in fp16: exp received fp32"
+@pytest.mark.parametrize(
+    ("ready", "name", "workload", "compiler", "words"),
+    [
+        (Ready(lambda: ONES @ ONES), "bf16", MM, "eager", "the call enters no autocast region of bf16"),
+        (Ready(lambda: ONES @ ONES), "bf16", small_step(mlp), "eager", "cast nothing: mm received fp32"),
+        (Ready(in_region, compiled=lambda: ONES.mm(ONES)), "bf16", MM, "compile", "cast nothing: mm received fp32"),
+        (Ready(lambda: ONES.bfloat16().mm(ONES.bfloat16())), "fp32", MM, "eager", "mm computes in bf16 in"),
+        (Ready(lambda: ONES.mm(ONES)), "bf16-native", MM, "eager", "nothing is in bf16: mm received fp32"),
+        (Ready(lambda: ONES.exp()), "fp16-native", EXP, "eager", "nothing is in fp16: exp received fp32"),
+        (Ready(lambda: torch.arange(3)), "fp32", MM, "eager", "no kernel that computes with floating point"),
+        (Ready(torch._dynamo.disable(lambda: torch.ones(2, 2))), "fp32", MM, "compile", "torch.compile made no graph"),
+    ],
+)
+def test_a_variant_that_is_not_what_its_name_says_is_found(
+    ready: Any, name: str, workload: Workload, compiler: str, words: str
+) -> None:
+    assert words in check_precision(ready, variant(name), workload, Cpu(), compiler).invalid
 
 
-def test_a_compiled_call_without_its_region_is_found() -> None:
-    x = torch.randn(4, 4)
-
-    def eager() -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return torch.mm(x, x)
-
-    found = check_precision(Ready(eager, compiled=lambda: torch.mm(x, x)), variant("bf16"), MM, Cpu(), "compile")
-    assert found.invalid == "autocast cast nothing: mm received fp32"
+@pytest.mark.parametrize(
+    ("workload", "promised", "words"),
+    [
+        (op("downcast", torch.exp, X), {"exp": "downcast"}, "cast nothing: exp received fp32"),
+        (op("downcast", torch.exp, X), {}, "cast nothing: exp received fp32"),
+        (op("upcast", torch.exp, HALF), {"exp": "upcast"}, "exp received bf16 where autocast promises fp32"),
+        (
+            op("promote", torch.add, X, HALF),
+            {"add.Tensor": "promote"},
+            "add received bf16 where autocast promises fp32",
+        ),
+        (op("upcast", partial(torch.softmax, dim=-1), HALF), {"softmax.int": "optdtype"}, "promises dtype=fp32"),
+    ],
+)
+def test_a_broken_promise_is_found(workload: OpWorkload, promised: dict[str, str], words: str) -> None:
+    assert words in checked(workload, "bf16", device=Promising(promised)).invalid
 
 
 def test_what_cannot_be_seen_is_not_proven() -> None:
@@ -226,37 +214,33 @@ def test_what_cannot_be_seen_is_not_proven() -> None:
     found = check_precision(ready, variant("bf16"), MM, Cpu(), "eager")
     assert found.invalid == "its dtypes could not be seen: RuntimeError: no kernel"
     assert ready.restored
-    found = check_precision(Ready(lambda: torch.arange(3)), variant("fp32"), MM, Cpu(), "eager")
-    assert found.invalid == "no kernel that computes with floating point numbers was seen as it ran"
-    skipped = torch._dynamo.disable(lambda: torch.ones(2, 2))
-    found = check_precision(Ready(skipped), variant("fp32"), MM, Cpu(), "compile")
-    assert found.invalid == "torch.compile made no graph that computes anything, so the call ran op by op"
     with pytest.raises(UsageError, match="there is no compiler 'tpu'"):
         check_precision(ready, variant("bf16"), MM, Cpu(), "tpu")
 
 
-def test_float32_variants_with_shortened_products_are_named() -> None:
-    x = torch.randn(4, 4)
+@pytest.mark.parametrize(
+    ("name", "error", "platform", "text", "words"),
+    [
+        ("fp32", 1e-7, "cpu", "mm in fp32", ""),
+        ("fp32", 3e-4, "cpu", "", "this is TF32"),
+        ("fp32", 2.4e-3, "cpu", "", "this is bf16 products"),
+        ("fp32", 2.4e-3, "tpu", "", "this is TPU default: bf16 products"),
+        ("tf32", 3e-4, "cpu", "mm in fp32; error of TF32", ""),
+        ("tf32", 2.4e-3, "cpu", "", "beyond what tf32 gives"),
+        ("fp32-default", 2.4e-3, "tpu", "mm in fp32; error of TPU default: bf16 products", ""),
+    ],
+)
+def test_float32_variants_with_shortened_products_are_named(
+    name: str, error: float, platform: str, text: str, words: str
+) -> None:
     exact = torch.randn(1000, dtype=torch.float64)
-    ready, platforms = Ready(lambda: torch.mm(x, x)), {"cpu": Cpu(), "tpu": Promising({}, "tpu")}
-
-    def judged(name: str, error: float, platform: str = "cpu") -> PrecisionCheck:
-        output = exact * (1 + error)
-        return check_precision(ready, variant(name), MM, platforms[platform], "eager", None, output, exact)
-
-    assert judged("fp32", 1e-7) == PrecisionCheck("mm in fp32")
-    assert "this is TF32" in judged("fp32", 3e-4).invalid
-    assert "this is bf16 products" in judged("fp32", 2.4e-3).invalid
-    assert "this is TPU default: bf16 products" in judged("fp32", 2.4e-3, "tpu").invalid
-    assert judged("tf32", 3e-4) == PrecisionCheck("mm in fp32; error of TF32")
-    assert judged("fp32-default", 2.4e-3, "tpu") == PrecisionCheck("mm in fp32; error of TPU default: bf16 products")
-    assert "beyond what tf32 gives" in judged("tf32", 2.4e-3).invalid
-
-
-def test_float32_s_own_output_is_not_compared_with_itself() -> None:
-    x, values = torch.randn(4, 4).bfloat16(), torch.arange(5, dtype=torch.float64) / 3
-    found = check_precision(Ready(lambda: torch.mm(x, x)), variant("bf16-native"), MM, Cpu(), "eager", values, values)
-    assert not found.invalid
+    device = Promising({}, platform)
+    found = check_precision(
+        Ready(lambda: ONES.mm(ONES)), variant(name), MM, device, "eager", None, exact * (1 + error), exact
+    )
+    assert words in found.invalid
+    assert bool(words) == bool(found.invalid)
+    assert words or found.text == text
 
 
 INSIDE = """
@@ -290,34 +274,36 @@ def test_programs_of_the_jax_device() -> None:
         "dot_general in fp32",
         "dot_general in bf16",
         "",
+        "dot_general in bf16",
         "",
-        "",
-        "exponential in fp32 on bf16 inputs",
-        "mm in bf16",
+        "exponential in fp32 on bf16",
     ]
-    assert len(lines) == len(wanted)
-    assert all(text in found for text, found in zip(wanted, lines, strict=True)), done.stdout
-    assert all("dot_general in bf16" in found for found in (lines[1], lines[3]))
+    assert [text in found for text, found in zip([*wanted, "mm in bf16"], lines, strict=True)] == [True] * 7, (
+        done.stdout
+    )
 
 
-def test_an_output_that_is_float32_s_is_found() -> None:
-    exp = op("upcast", torch.exp, X)
-    skipped = dataclasses.replace(small_step(mlp), overflows=True)
+THIRD, WHOLE = torch.arange(5, dtype=torch.float64) / 3, torch.arange(5, dtype=torch.float64)
+SAME = "the output is float32's bit for bit, so nothing was computed in bf16"
 
-    def differ(name: str, workload: Workload, output: torch.Tensor, reference: torch.Tensor) -> str:
-        return differs(variant(name), workload, output, reference)
 
-    third = torch.arange(5, dtype=torch.float64) / 3
-    whole = torch.arange(5, dtype=torch.float64)  # bfloat16 has these, so equality shows nothing
-    same = "the output is float32's bit for bit, so nothing was computed in bf16"
-    assert differ("bf16", MM, third.clone(), third) == same
-    assert differ("bf16", MM, third * 1.001, third) == ""
-    assert differ("bf16", MM, whole.clone(), whole) == ""
-    assert differ("fp32", MM, third.clone(), third) == ""
-    assert differ("bf16", exp, third.clone(), third) == ""
-    assert differ("bf16-native", exp, third.clone(), third) == same
-    assert differ("bf16", skipped, third.clone(), third) == ""
-    assert differ("bf16", MM, third[:3], third) == "the output has 3 numbers and the first variant's 5"
+@pytest.mark.parametrize(
+    ("name", "workload", "output", "reference", "reason"),
+    [
+        ("bf16", MM, THIRD, THIRD, SAME),
+        ("bf16", MM, THIRD * 1.001, THIRD, ""),
+        ("bf16", MM, WHOLE, WHOLE, ""),  # bfloat16 has these, so equality shows nothing
+        ("fp32", MM, THIRD, THIRD, ""),
+        ("bf16", EXP, THIRD, THIRD, ""),
+        ("bf16-native", EXP, THIRD, THIRD, SAME),
+        ("bf16", small_step(mlp, overflows=True), THIRD, THIRD, ""),
+        ("bf16", MM, THIRD[:3], THIRD, "the output has 3 numbers and the first variant's 5"),
+    ],
+)
+def test_an_output_that_is_float32_s_is_found(
+    name: str, workload: Workload, output: torch.Tensor, reference: torch.Tensor, reason: str
+) -> None:
+    assert differs(variant(name), workload, output.clone(), reference) == reason
 
 
 # ---- whether the work was over

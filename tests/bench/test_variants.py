@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
 
-from ampcheck.bench.core.model import OpWorkload, OverheadWorkload, StepWorkload, Variant, Workload
+from ampcheck.bench.core.model import OverheadWorkload, Variant
 from ampcheck.bench.run.variants import FP16_GRADIENTS, NO_PRODUCT, NOT_FLOAT32, SLOW_FP16, compilers, select, variants
 from ampcheck.bench.workloads import catalogue
 from ampcheck.errors import UsageError
 
 ALL = catalogue()
 WITH_VARIANTS = [w for w in ALL.values() if not isinstance(w, OverheadWorkload)]
+HALF, NATIVE = ("fp16", "fp16-native"), ("bf16-native", "fp16-native")
 COMMON = ["bf16", "fp16", "bf16-native", "fp16-native"]
 DEVICES = {("cpu", "cpu"): [], ("cuda", "cuda"): ["tf32"], ("jax", "cpu"): [], ("jax", "tpu"): ["fp32-default"]}
 
@@ -23,67 +24,38 @@ def names(chosen: Sequence[Variant]) -> list[str]:
     return [variant.name for variant in chosen]
 
 
-def variants_problem(
-    w: Workload, device: str, platform: str, chosen: Sequence[Variant], without: Mapping[str, str]
-) -> str:
-    """Say what is wrong with the variants of a workload, whatever it is."""
-    expected = {"fp32", *DEVICES[device, platform], *COMMON}
-    found = names(chosen)
-    if found[:2] != ["fp32", "fp32-aa"]:
-        return f"the first two are {found[:2]}"
-    if len(set(found)) < len(found) or set(found) & set(without):
-        return "a variant is there twice, or both chosen and left out"
-    if (told := (set(found) | set(without)) - {"fp32-aa"}) != expected:
-        return f"nothing is said of {sorted(expected ^ told)}"
-    if not all(without.values()):
-        return "a reason is empty"
-    slow = [variant.name for variant in chosen if variant.precision.low is torch.float16]
-    if slow and device == "cpu" and not w.fp16_on_cpu:
-        return f"{slow} would take minutes"
-    mixed = isinstance(w, OpWorkload) and any(spec.dtype == torch.bfloat16 for spec in w.inputs)
-    native = [variant.name for variant in chosen if variant.precision.convert]
-    return f"{native} would convert what is not float32" if mixed and native else ""
-
-
 @pytest.mark.parametrize(("device", "platform"), DEVICES)
 def test_variants_are_whole_for_every_workload(device: str, platform: str) -> None:
+    """float32 and its A/A baseline come first; each other variant is there once, or has a reason why it is not."""
     for w in WITH_VARIANTS:
         for compiler in compilers(w, device):
-            assert variants_problem(w, device, platform, *variants(w, device, compiler, platform)) == "", w.name
+            chosen, without = variants(w, device, compiler, platform)
+            found = names(chosen)
+            assert found[:2] == ["fp32", "fp32-aa"], w.name
+            assert sorted([*found, *without]) == sorted(["fp32", "fp32-aa", *DEVICES[device, platform], *COMMON])
+            assert all(without.values())
 
 
-def test_small_products_have_every_variant_on_a_cpu() -> None:
-    assert names(variants(ALL["mm-64"], "cpu", "eager")[0]) == ["fp32", "fp32-aa", *COMMON]
-    assert variants(ALL["mm-64"], "cpu", "eager")[1] == {}
+@pytest.mark.parametrize(
+    ("name", "where", "without"),
+    [
+        ("mm-64", ("cpu", "eager"), {}),
+        *((name, ("cpu", "compile"), dict.fromkeys(HALF, SLOW_FP16)) for name in ("mm-256", "conv2d", "linear")),
+        *((name, ("cuda", "compile"), {}) for name in ("mm-256", "conv2d", "linear")),
+        ("conv2d", ("jax", "jit", "cpu"), {}),
+        *((name, ("jax", "jit", "cpu"), dict.fromkeys(NATIVE, NOT_FLOAT32)) for name in ("softmax-half", "cat")),
+        ("cross-entropy", ("jax", "jit", "cpu"), {}),  # its integers stay integers
+        ("softmax", ("cuda", "eager"), {"tf32": NO_PRODUCT}),
+        ("mlp-step", ("cuda", "eager"), {"fp16-native": FP16_GRADIENTS}),
+        ("lstm-cell", ("jax", "jit", "tpu"), {}),
+        ("prelu", ("jax", "jit", "tpu"), {"fp32-default": NO_PRODUCT}),
+    ],
+)
+def test_variants_that_say_nothing_are_left_out(name: str, where: tuple[str, ...], without: dict[str, str]) -> None:
+    assert variants(ALL[name], *where)[1] == without
 
 
-def test_float16_is_left_out_where_a_cpu_has_no_kernels_for_it() -> None:
-    for name in ("mm-256", "conv2d", "linear"):
-        assert variants(ALL[name], "cpu", "compile")[1] == {"fp16": SLOW_FP16, "fp16-native": SLOW_FP16}
-        assert variants(ALL[name], "cuda", "compile")[1] == {}
-        assert variants(ALL[name], "jax", "jit", "cpu")[1] == {}
-
-
-def test_inputs_in_lower_precision_are_not_converted() -> None:
-    for name in ("softmax-half", "cat", "addcmul"):
-        chosen, without = variants(ALL[name], "jax", "jit", "cpu")
-        assert names(chosen) == ["fp32", "fp32-aa", "bf16", "fp16"]
-        assert without == {"bf16-native": NOT_FLOAT32, "fp16-native": NOT_FLOAT32}
-    assert "bf16-native" in names(variants(ALL["cross-entropy"], "jax", "jit", "cpu")[0])  # its integers stay integers
-
-
-def test_shortened_products_are_there_where_there_are_products() -> None:
-    assert "tf32" in names(variants(ALL["mm-64"], "cuda", "eager")[0])
-    assert variants(ALL["softmax"], "cuda", "eager")[1] == {"tf32": NO_PRODUCT}
-    assert "tf32" in names(variants(ALL["mlp-step"], "cuda", "eager")[0])
-    assert "fp32-default" in names(variants(ALL["lstm-cell"], "jax", "jit", "tpu")[0])
-    assert variants(ALL["prelu"], "jax", "jit", "tpu")[1] == {"fp32-default": NO_PRODUCT}
-
-
-def test_a_step_in_float16_throughout_is_left_out_as_the_scaler_refuses_it() -> None:
-    for w in ALL.values():
-        if isinstance(w, StepWorkload):
-            assert variants(w, "cuda", "eager")[1] == {"fp16-native": FP16_GRADIENTS}
+def test_the_scaler_refuses_a_step_in_float16_throughout() -> None:
     parameter = torch.ones(2, dtype=torch.float16, requires_grad=True)
     parameter.grad = torch.ones_like(parameter)
     scaler = torch.amp.GradScaler("cpu")
@@ -133,12 +105,8 @@ def test_globs_parts_and_families() -> None:
     assert selected("overhead") == [name for name, w in ALL.items() if w.family == "overhead"]
 
 
-def test_who_names_a_workload_gets_it_in_the_quick_mode_too() -> None:
-    assert not ALL["mm-256"].quick
-    assert selected("mm-256", quick=True) == ["mm-256"]
-
-
 def test_heavy_ones_are_left_out_of_a_pattern_and_cannot_be_all_of_it() -> None:
+    assert selected("mm-256", quick=True) == ["mm-256"], "who names a workload gets it in the quick mode too"
     assert "mm-8192" not in selected("mm-*")
     assert "mm-8192" in selected("mm-*", heavy=True)
     with pytest.raises(UsageError, match="'mm-8192' names workloads for a GPU or TPU only: mm-8192"):
@@ -151,17 +119,13 @@ def test_heavy_ones_are_left_out_of_a_pattern_and_cannot_be_all_of_it() -> None:
         ("mm-1042", "did you mean .*mm-1024"),
         ("sofmax", "did you mean .*softmax"),
         ("qqq*", "families are matmul, conv"),
+        ("", "no benchmark workload named ''"),
     ],
 )
 def test_a_pattern_that_matches_nothing(pattern: str, hint: str) -> None:
     with pytest.raises(UsageError, match=hint) as raised:
         select(["mm-16", pattern])
     assert repr(pattern) in str(raised.value)
-
-
-def test_an_empty_pattern_matches_nothing() -> None:
-    with pytest.raises(UsageError, match="no benchmark workload named ''"):
-        select([""])
 
 
 def test_a_workload_of_ones_own_has_variants() -> None:
