@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ampcheck.jax_device import jit
-from ampcheck.jax_device.lowerings.grouped import experts_backward
+from ampcheck.jax_device.lowerings.matmul import experts_backward
 from tests.jax.agreement import NAN, close, same
 
 torch.manual_seed(0)

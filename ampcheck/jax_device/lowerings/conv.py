@@ -14,7 +14,7 @@ from jax import Array
 
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.accumulate import asked
-from ampcheck.jax_device.lowerings.pooling import each
+from ampcheck.jax_device.lowerings.spatial import each
 
 
 def _turned(weight: Array, groups: int) -> Array:

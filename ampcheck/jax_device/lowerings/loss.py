@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import jax
 import jax.numpy as jnp
+import torch
 from jax import Array
 
+from ampcheck.jax_device.annotations import Tree
+from ampcheck.jax_device.dispatch.kernels import computed
+from ampcheck.jax_device.dispatch.special import kernel
 from ampcheck.jax_device.lowering import Computation, Number, lower
 from ampcheck.jax_device.lowerings.wide import MEAN, pullback, reduced, rounded, spread, widened
 
@@ -113,3 +120,126 @@ def _multilabel_margin_loss_backward(
     grad_output: Array, self: Array, target: Array, reduction: int, is_target: Array
 ) -> Array:
     return pullback(lambda x: _multilabel_margin_loss(x, target, reduction)[0], grad_output, self)[0]
+
+
+def _rows(targets: Array, lengths: Array, longest: int) -> Array:
+    """Return targets as (N, longest), from that form or one after the other."""
+    if targets.ndim == 2:
+        return jnp.pad(targets, [(0, 0), (0, max(0, longest - targets.shape[1]))])[:, :longest]
+    ends = jnp.cumsum(lengths)
+    places = (ends - lengths)[:, None] + jnp.arange(longest)[None]
+    return (
+        jnp.take(targets, jnp.clip(places, 0, max(targets.size - 1, 0)))
+        if targets.size
+        else jnp.zeros(places.shape, targets.dtype)
+    )
+
+
+def _alphas(log_probs: Array, rows: Array, blank: int) -> Array:
+    """Return, as (N, T, 2 * longest + 1), the log probability of all beginnings that end in a state at a time."""
+    count, longest = rows.shape
+    states = jnp.full((count, 2 * longest + 1), blank).at[:, 1::2].set(rows)
+    emitted = jnp.take_along_axis(log_probs.transpose(1, 0, 2), states[:, None, :].astype(jnp.int64), axis=2)
+    skips = jnp.zeros(states.shape, bool).at[:, 2:].set((states[:, 2:] != blank) & (states[:, 2:] != states[:, :-2]))
+    start = jnp.where(jnp.arange(states.shape[1]) < 2, emitted[:, 0], -jnp.inf)
+
+    def step(alpha: Array, now: Array) -> tuple[Array, Array]:
+        # A state is reached from itself, from the one before and, between different labels, past the blank before it.
+        one = jnp.pad(alpha, [(0, 0), (1, 0)], constant_values=-jnp.inf)[:, :-1]
+        two = jnp.pad(alpha, [(0, 0), (2, 0)], constant_values=-jnp.inf)[:, : alpha.shape[1]]
+        new = _log_sum(alpha, one, jnp.where(skips, two, -jnp.inf)) + now
+        return new, new
+
+    _, later = jax.lax.scan(step, start, emitted[:, 1:].transpose(1, 0, 2))
+    return jnp.concatenate([start[:, None], later.transpose(1, 0, 2)], axis=1)
+
+
+def _log_sum(*terms: Array) -> Array:
+    """Compute log(sum(exp)), whose gradient is zero, not nan, where every term is -inf."""
+    stacked = jnp.stack(terms)
+    peak = jax.lax.stop_gradient(jnp.max(stacked, axis=0))
+    dead = jnp.isneginf(peak)
+    shifted = jnp.exp(jnp.where(dead, -1.0, stacked - jnp.where(dead, 0, peak)))
+    return jnp.where(dead, -jnp.inf, jnp.log(jnp.sum(shifted, axis=0)) + jnp.where(dead, 0, peak))
+
+
+def _loss(
+    log_probs: Array, targets: Array, input_lengths: Sequence[int], target_lengths: Sequence[int], blank: int
+) -> tuple[Array, Array]:
+    longest = max(target_lengths, default=0)
+    inputs, lengths = jnp.asarray(input_lengths, jnp.int64), jnp.asarray(target_lengths, jnp.int64)
+    alphas = _alphas(log_probs, _rows(targets, lengths, longest), blank)
+    last = jnp.take_along_axis(alphas, jnp.maximum(inputs - 1, 0)[:, None, None], axis=1)[:, 0]
+    end = jnp.take_along_axis(last, 2 * lengths[:, None], axis=1)[:, 0]
+    before = jnp.take_along_axis(last, jnp.maximum(2 * lengths - 1, 0)[:, None], axis=1)[:, 0]
+    total = _log_sum(end, jnp.where(lengths > 0, before, -jnp.inf))
+    empty = jnp.where(lengths == 0, 0.0, jnp.inf).astype(total.dtype)  # no steps have only the empty target
+    return jnp.where(inputs == 0, empty, -total), alphas
+
+
+@lower("_ctc_loss")
+@widened
+def ctc_loss(
+    log_probs: Array,
+    targets: Array,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[Array, Array]:
+    """Compute -log of the targets' probability by (T, N, C) log probabilities: (N), and the table of beginnings."""
+    return _loss(log_probs, targets, input_lengths, target_lengths, blank)
+
+
+@lower("_ctc_loss_backward")
+@rounded
+def ctc_loss_backward(
+    grad: Array,
+    log_probs: Array,
+    targets: Array,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    neg_log_likelihood: Array,
+    log_alpha: Array,
+    blank: int,
+    zero_infinity: bool = False,
+) -> Array:
+    """Return the gradient of the log probabilities as PyTorch defines it: exp(log_probs) less the expected alignments.
+
+    It is that of the logits of which they are the log_softmax; after its own backward pass both agree.
+    """
+    _, vjp = jax.vjp(lambda x: _loss(x, targets, input_lengths, target_lengths, blank)[0], log_probs)
+    (by_likelihood,) = vjp(jnp.ones_like(neg_log_likelihood))
+    steps = jnp.arange(log_probs.shape[0])[:, None] < jnp.asarray(input_lengths, jnp.int64)[None]
+    expected = jnp.where(steps[..., None], jnp.exp(log_probs) + by_likelihood, 0) * grad[None, :, None]
+    if zero_infinity:
+        return jnp.where(jnp.isinf(neg_log_likelihood)[None, :, None], 0, expected)
+    return jnp.where(jnp.isinf(neg_log_likelihood)[None, :, None] & steps[..., None], jnp.nan, expected)
+
+
+@kernel("_ctc_loss.Tensor")
+def ctc_loss_tensor(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> Tree:
+    """Read the lengths from their tensors, as PyTorch's own kernels do: they shape the program."""
+    lengths = input_lengths.tolist(), target_lengths.tolist()
+    return computed("_ctc_loss")(log_probs, targets, *lengths, blank, zero_infinity)
+
+
+@kernel("_ctc_loss_backward.Tensor")
+def ctc_loss_backward_tensor(
+    grad: torch.Tensor,
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    *rest: Tree,
+) -> Tree:
+    """Read the lengths as `ctc_loss_tensor` does."""
+    lengths = input_lengths.tolist(), target_lengths.tolist()
+    return computed("_ctc_loss_backward")(grad, log_probs, targets, *lengths, *rest)

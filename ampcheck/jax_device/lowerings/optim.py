@@ -1,19 +1,159 @@
-"""The fused optimizer steps of `torch.optim`: one program for all parameters of a group.
+"""`torch.optim`: `torch._foreach_*` and fused steps, one program for a list of tensors, and the ops of `GradScaler`.
 
-The formulas are those of PyTorch's fused CUDA kernels (aten/src/ATen/native/cuda/fused_*): low precision computes in
-float32, the gradients are unscaled in place where a gradient scaler gives its scale, and a step in which it
-found a non-finite gradient changes nothing.
+Overloads that take their scalars as a 1-d CPU tensor (`_foreach_addcdiv.Tensor`) are PyTorch's own: it reads the tensor
+and calls the `ScalarList` overload. The formulas of the steps are those of PyTorch's fused CUDA kernels
+(aten/src/ATen/native/cuda/fused_*): low precision computes in float32, the gradients are unscaled in place where a
+gradient scaler gives its scale, and a step in which it found a non-finite gradient changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import cast
 
+import jax
 import jax.numpy as jnp
+import torch
 from jax import Array
 
-from ampcheck.jax_device.lowering import Computation, lower
+from ampcheck.jax_device.dispatch.promotion import common_of, convert
+from ampcheck.jax_device.dtypes import jax_dtype, opmath_dtype
+from ampcheck.jax_device.lowering import OWN, Computation, Number, lower
+from ampcheck.jax_device.lowerings.accumulate import matmul
+from ampcheck.jax_device.lowerings.pointwise import lerp
+from ampcheck.jax_device.lowerings.reduction import powersum, vector_norm
 from ampcheck.jax_device.lowerings.wide import wide
+
+Operands = Sequence[Array] | Sequence[Number] | Number
+"""An operand for each tensor, or one for all."""
+
+
+def unified(*operands: Number) -> list[Number]:
+    """Bring arrays to their common dtype by PyTorch's promotion; low precision to float32, which rounds once."""
+    dtype = common_of(operands)
+    if dtype is None:
+        return list(operands)
+    dtype = opmath_dtype(dtype)  # rounded by the program, once, to what PyTorch promises
+    return [convert(o, dtype) if isinstance(o, jax.Array) and not o.weak_type else o for o in operands]
+
+
+def _zipped(first: Sequence[Array], others: Sequence[Operands]) -> Iterator[list[Number]]:
+    """Return the operands of each element: lists by place, anything else as it is for all."""
+    for i, x in enumerate(first):
+        yield [x, *(o[i] if isinstance(o, (list, tuple)) else cast(Number, o) for o in others)]
+
+
+def _pointwise(function: Computation) -> Computation:
+    def compute(self: Sequence[Array], *others: Operands, **kwargs: Number) -> list[Array]:
+        return [function(*unified(*operands), **kwargs) for operands in _zipped(self, others)]
+
+    return compute
+
+
+def _add(x: Array, other: Array, alpha: Number | None = None) -> Array:
+    return x + (other if alpha is None else other * alpha)
+
+
+def _sub(x: Array, other: Array, alpha: Number | None = None) -> Array:
+    return x - (other if alpha is None else other * alpha)
+
+
+_SCALARS = ("List", "Scalar", "ScalarList")
+_BINARY: dict[str, tuple[Computation, tuple[str, ...]]] = {
+    "add": (_add, (*_SCALARS, "Tensor")),
+    "sub": (_sub, _SCALARS),
+    "mul": (lambda x, other: x * other, (*_SCALARS, "Tensor")),
+    "div": (lambda x, other: jnp.true_divide(x, other), (*_SCALARS, "Tensor")),
+    "addcmul": (lambda x, first, second, value=1: x + value * first * second, _SCALARS[1:]),
+    "addcdiv": (lambda x, first, second, value=1: x + value * (first / second), _SCALARS[1:]),
+    "lerp": (lerp, _SCALARS),
+    "maximum": (jnp.maximum, _SCALARS),
+    "minimum": (jnp.minimum, _SCALARS),
+    "clamp_min": (jnp.maximum, _SCALARS),
+    "clamp_max": (jnp.minimum, _SCALARS),
+}
+for _name, (_function, _overloads) in _BINARY.items():
+    lower(*(f"_foreach_{_name}.{which}" for which in _overloads))(_pointwise(_function))
+
+_UNARY = (
+    "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma",
+    "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt",
+    "tan", "tanh", "trunc",
+)  # fmt: skip
+
+
+def _unary(name: str) -> Computation:
+    def compute(self: Sequence[Array]) -> list[Array]:
+        return [OWN[name].compute(x) for x in self]
+
+    return compute
+
+
+for _name in _UNARY:
+    lower(f"_foreach_{_name}")(_unary(_name))
+
+
+@lower("_foreach_pow.List", "_foreach_pow.Scalar", "_foreach_pow.ScalarList")
+def power(self: Sequence[Array], exponent: Sequence[Array] | Number | Sequence[Number]) -> list[Array]:
+    """Raise each tensor to its exponent."""
+    name = "pow.Tensor_Scalar" if not isinstance(exponent, list) or _numbers(exponent) else "pow.Tensor_Tensor"
+    return [OWN[name].compute(*unified(*operands)) for operands in _zipped(self, (exponent,))]
+
+
+def _numbers(values: Sequence[Number]) -> bool:
+    return all(not isinstance(v, jax.Array) or v.weak_type for v in values)
+
+
+@lower("_foreach_pow.ScalarAndTensor")
+def power_of(self: Number, exponent: Sequence[Array]) -> list[Array]:
+    """Raise the number to each of the exponents."""
+    return [OWN["pow.Scalar"].compute(*unified(self, x)) for x in exponent]
+
+
+@lower("_foreach_zero")
+def zero(self: Sequence[Array]) -> list[Array]:
+    """Return zeros."""
+    return [jnp.zeros_like(x) for x in self]
+
+
+@lower("_foreach_clone")
+def clone(self: Sequence[Array], memory_format: torch.memory_format | None = None) -> list[Array]:
+    """Return the same values."""
+    return list(self)
+
+
+@lower("_foreach_copy")
+def copy(self: Sequence[Array], src: Sequence[Array], non_blocking: bool = False) -> list[Array]:
+    """Return the values of `src` in the shapes and dtypes of `self`."""
+    return [jnp.broadcast_to(convert(y, x.dtype), x.shape) for x, y in zip(self, src, strict=True)]
+
+
+@lower("_foreach_max")
+def largest(self: Sequence[Array]) -> list[Array]:
+    """Return the largest element of each tensor."""
+    return [jnp.max(x) for x in self]
+
+
+@lower("_foreach_mm")
+def mm(self: Sequence[Array], mat2: Sequence[Array]) -> list[Array]:
+    """Return the matrix product of each pair."""
+    return [matmul(x, y) for x, y in zip(self, mat2, strict=True)]
+
+
+def _read(x: Array, dtype: torch.dtype | None) -> Array:
+    return wide(x if dtype is None else convert(x, jax_dtype(dtype)))
+
+
+@lower("_foreach_norm.Scalar", static=True)
+def norm(self: Sequence[Array], ord: float = 2, dtype: torch.dtype | None = None) -> list[Array]:
+    """Return the vector norm of each tensor; low precision is added up in float32."""
+    return [vector_norm(_read(x, dtype), ord, tuple(range(x.ndim))) for x in self]
+
+
+@lower("_foreach_powsum.Scalar", static=True)
+def powsum(self: Sequence[Array], ord: float = 2, dtype: torch.dtype | None = None) -> list[Array]:
+    """Return the sum of the powers of each tensor's magnitudes: its norm before the root."""
+    return [powersum(_read(x, dtype), ord, tuple(range(x.ndim))) for x in self]
 
 
 class _FusedStep:
@@ -159,3 +299,53 @@ def adagrad(
         sums.append(total)
     out = step.kept([params, unscaled, sums], [self, grads, state_sums])
     return out if isinstance(lr, Array) and not lr.weak_type else (*out, list(state_steps))
+
+
+def _single(name: str, array: Array, dtype: type) -> None:
+    if array.size != 1:
+        raise RuntimeError(f"{name} must be a 1-element tensor; it has {array.size} elements")
+    if array.dtype != dtype:
+        raise RuntimeError(f"{name} must be a {jnp.dtype(dtype).name} tensor; it is {array.dtype}")
+
+
+@lower("_amp_foreach_non_finite_check_and_unscale")
+def unscale(self: Sequence[Array], found_inf: Array, inv_scale: Array) -> tuple[list[Array], Array]:
+    """Return gradients times `inv_scale`, and `found_inf`: 1 where a gradient was not finite before, else unchanged.
+
+    Low precision is multiplied in float32. A scale of 1 leaves a gradient as it is, also where it is not finite.
+    """
+    _single("inv_scale", inv_scale, jnp.float32)
+    _single("found_inf", found_inf, jnp.float32)
+    scale, out, bad = inv_scale.reshape(()), [], jnp.asarray(False)
+    for grad in self:
+        if not jnp.issubdtype(grad.dtype, jnp.floating):
+            raise RuntimeError(f"a gradient to unscale must be a floating tensor; it is {grad.dtype}")
+        wide = grad.astype(jnp.promote_types(grad.dtype, jnp.float32))
+        bad = bad | ~jnp.all(jnp.isfinite(wide))
+        out.append(jnp.where(scale == 1, wide, wide * scale).astype(grad.dtype))
+    return out, jnp.where(bad, jnp.float32(1), found_inf)
+
+
+@lower("_amp_update_scale", traced=("scale_growth_factor", "scale_backoff_factor", "growth_interval"))
+def update_scale(
+    self: Array,
+    growth_tracker: Array,
+    found_inf: Array,
+    scale_growth_factor: float | Array,
+    scale_backoff_factor: float | Array,
+    growth_interval: int | Array,
+) -> tuple[Array, Array]:
+    """Return the next scale, and how many steps since the last growth or overflow.
+
+    After an overflow the scale backs off; after `growth_interval` steps without one it grows, where float32 holds it.
+    """
+    _single("current_scale", self, jnp.float32)
+    _single("growth_tracker", growth_tracker, jnp.int32)
+    _single("found_inf", found_inf, jnp.float32)
+    overflow = found_inf.reshape(()) != 0
+    successful = growth_tracker + 1
+    grows = (successful == growth_interval) & ~overflow
+    grown = (self.astype(jnp.float64) * scale_growth_factor).astype(jnp.float32)
+    backed = (self.astype(jnp.float64) * scale_backoff_factor).astype(jnp.float32)
+    scale = jnp.where(overflow, backed, jnp.where(grows & jnp.isfinite(grown), grown, self))
+    return scale, jnp.where(overflow | grows, 0, successful).astype(jnp.int32)

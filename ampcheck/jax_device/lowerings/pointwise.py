@@ -1,17 +1,149 @@
-"""Elementwise arithmetic of two or more tensors, with PyTorch's promotion.
+"""Elementwise functions with PyTorch's promotion.
 
 Operands reach a formula in their common dtype. What says "wide" has several steps, so it is computed in float32 for
-float16 and bfloat16 and rounded once; a single step rounds once by itself.
+float16 and bfloat16 and rounded once; a single step rounds once by itself. Of integers most functions of one tensor
+give floating results. Polynomials follow their three-term recurrences: p(k + 1) from x, k, p(k) and p(k - 1).
 """
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+import jax.scipy.special as special
+import torch
 from jax import Array
 
+from ampcheck.jax_device.dtypes import jax_dtype
 from ampcheck.jax_device.lowering import Computation, Number, lower
-from ampcheck.jax_device.lowerings.wide import widened
+from ampcheck.jax_device.lowerings.wide import wide, widened
+
+
+def floating(x: Array) -> Array:
+    """Return the array, integers and bools in PyTorch's default floating dtype."""
+    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jax_dtype(torch.get_default_dtype()))
+
+
+def once(function: Computation) -> Computation:
+    """Wrap a function of a floating array: low precision is computed in float32 and rounded once."""
+
+    def compute(self: Array, *args: Array) -> Array:
+        x = floating(self)
+        out: Array = function(wide(x), *args)
+        return out.astype(x.dtype)
+
+    return compute
+
+
+def digamma(x: Array) -> Array:
+    """Return the derivative of the logarithm of gamma, with PyTorch's infinities at both zeros."""
+    return jnp.where(x == 0, jnp.copysign(jnp.inf, -x), special.digamma(x))
+
+
+def _erfcx(x: Array) -> Array:
+    """Compute exp(x²) erfc(x): the product where nothing overflows, a continued fraction for large x."""
+    large = jnp.maximum(x, 5.0)
+    tail = jnp.zeros_like(x)
+    for k in range(40, 0, -1):
+        tail = (k / 2) / (large + tail)
+    # x * x rounds; what is lost matters, as exp multiplies it.
+    safe = jnp.minimum(x, 5.0)
+    wide = safe.astype(jnp.float64)
+    product = jnp.exp(wide * wide) * jax.lax.erfc(wide)
+    return jnp.where(x > 5, 1 / (jnp.sqrt(jnp.pi) * (large + tail)), product.astype(x.dtype))
+
+
+_FUNCTIONS: dict[str, Computation] = {
+    "acos": jnp.arccos,
+    "acosh": jnp.arccosh,
+    "asin": jnp.arcsin,
+    "asinh": jnp.arcsinh,
+    "atan": jnp.arctan,
+    "atanh": jnp.arctanh,
+    "cos": jnp.cos,
+    "cosh": jnp.cosh,
+    "erf": jax.lax.erf,
+    "erfc": jax.lax.erfc,
+    "erfinv": jax.lax.erf_inv,
+    "exp": jnp.exp,
+    "exp2": jnp.exp2,
+    "expm1": jnp.expm1,
+    "digamma": digamma,
+    "lgamma": special.gammaln,
+    "log": jnp.log,
+    "log10": jnp.log10,
+    "log1p": jnp.log1p,
+    "log2": jnp.log2,
+    "rsqrt": jax.lax.rsqrt,
+    "sigmoid": jax.nn.sigmoid,
+    "sin": jnp.sin,
+    "sinc": jnp.sinc,
+    "sinh": jnp.sinh,
+    "sqrt": jnp.sqrt,
+    "tan": jnp.tan,
+    "tanh": jnp.tanh,
+    "reciprocal": jnp.reciprocal,
+    "special_erfcx": _erfcx,
+    "special_ndtri": special.ndtri,
+    "i0": special.i0,
+    "special_i0e": special.i0e,
+    "special_i1": special.i1,
+    "special_i1e": special.i1e,
+}
+for _name, _function in _FUNCTIONS.items():
+    lower(_name)(once(_function))
+
+
+def _kept(function: Computation) -> Computation:
+    """Wrap a function of floating arrays; an integer is its own result."""
+
+    def compute(self: Array) -> Array:
+        out: Array = function(self) if jnp.issubdtype(self.dtype, jnp.inexact) else self
+        return out
+
+    return compute
+
+
+_ROUNDING: dict[str, Computation] = {
+    "ceil": jnp.ceil,
+    "floor": jnp.floor,
+    "trunc": jnp.trunc,
+    "round": jnp.round,
+    "frac": lambda x: x - jnp.trunc(x),
+}
+for _name, _function in _ROUNDING.items():
+    lower(_name)(_kept(_function))
+lower("abs")(jnp.abs)
+lower("neg")(jnp.negative)
+lower("conj_physical", "_conj_physical")(jnp.conj)
+
+
+@lower("sign")
+def sign(self: Array) -> Array:
+    """Return -1, 0 or 1; 0 of nan; a bool as it is."""
+    # JAX's sign of nan is nan, PyTorch's is 0.
+    return self if self.dtype == jnp.bool_ else jnp.where(jnp.isnan(self), jnp.zeros_like(self), jnp.sign(self))
+
+
+@lower("sgn")
+def sgn(self: Array) -> Array:
+    """Return the sign; of a complex number, the number of magnitude 1 in its direction."""
+    if not jnp.issubdtype(self.dtype, jnp.complexfloating):
+        return sign(self)
+    size = jnp.abs(self)
+    return jnp.where(size == 0, jnp.zeros_like(self), self / jnp.where(size == 0, 1, size))
+
+
+@lower("angle")
+def angle(self: Array) -> Array:
+    """Return the angle of a complex number; of a real one 0 or pi, and nan of nan."""
+    if jnp.issubdtype(self.dtype, jnp.complexfloating):
+        return jnp.angle(self)
+    x = wide(floating(self))
+    out = jnp.where(x < 0, jnp.asarray(jnp.pi, x.dtype), jnp.zeros_like(x))
+    return jnp.where(jnp.isnan(x), x, out)
 
 
 def _scaled(value: Number, alpha: Number | None) -> Number:
@@ -123,3 +255,252 @@ def lerp(self: Array, end: Array, weight: Number) -> Array:
 @lower("where.self")
 def _where(condition: Array, self: Array, other: Array) -> Array:
     return jnp.where(condition.astype(jnp.bool_), self, other)
+
+
+class Family(NamedTuple):
+    """The polynomial of degree 1, and the recurrence."""
+
+    first: Computation
+    following: Computation
+
+
+def _chebyshev(x: Array, k: Array, p: Array, before: Array) -> Array:
+    return 2 * x * p - before
+
+
+def _legendre(x: Array, k: Array, p: Array, before: Array) -> Array:
+    return ((2 * k + 1) * x * p - k * before) / (k + 1)
+
+
+def _laguerre(x: Array, k: Array, p: Array, before: Array) -> Array:
+    return ((2 * k + 1 - x) * p - k * before) / (k + 1)
+
+
+def _hermite_h(x: Array, k: Array, p: Array, before: Array) -> Array:
+    return 2 * x * p - 2 * k * before
+
+
+def _hermite_he(x: Array, k: Array, p: Array, before: Array) -> Array:
+    return x * p - k * before
+
+
+FAMILIES = {
+    "chebyshev_polynomial_t": Family(lambda x: x, _chebyshev),
+    "chebyshev_polynomial_u": Family(lambda x: 2 * x, _chebyshev),
+    "chebyshev_polynomial_v": Family(lambda x: 2 * x - 1, _chebyshev),
+    "chebyshev_polynomial_w": Family(lambda x: 2 * x + 1, _chebyshev),
+    "legendre_polynomial_p": Family(lambda x: x, _legendre),
+    "laguerre_polynomial_l": Family(lambda x: 1 - x, _laguerre),
+    "hermite_polynomial_h": Family(lambda x: 2 * x, _hermite_h),
+    "hermite_polynomial_he": Family(lambda x: x, _hermite_he),
+}
+
+
+def evaluate(family: Family, x: Array, n: Array) -> Array:
+    """Return the polynomial of degree n (integers, of x's shape) at x; 0 for a negative degree."""
+    last = jnp.max(n, initial=1)
+
+    def following(k: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        before, p = state
+        more = k < n
+        new = family.following(x, jnp.asarray(k, x.dtype), p, before)
+        return jnp.where(more, p, before), jnp.where(more, new, p)
+
+    _, p = jax.lax.fori_loop(1, last, following, (jnp.ones_like(x), family.first(x)))
+    return jnp.where(n < 0, 0, jnp.where(n == 0, 1, p)).astype(x.dtype)
+
+
+def _lowering(family: Family, shifted: bool) -> Computation:
+    def compute(x: Array, n: Array) -> Array:
+        x, n = jnp.broadcast_arrays(floating(jnp.asarray(x)), jnp.asarray(n))
+        degree = jnp.where(jnp.isfinite(n), n, -1).astype(jnp.int64)  # an infinite loop would be as long
+        return evaluate(family, 2 * x - 1 if shifted else x, degree)
+
+    return compute
+
+
+for _name, _family in FAMILIES.items():
+    lower(f"special_{_name}")(_lowering(_family, shifted=False))
+    if _name.startswith("chebyshev"):
+        lower(f"special_shifted_{_name}")(_lowering(_family, shifted=True))
+
+
+_MANY = 2.0**16  # terms that are added one by one; PyTorch has no bound
+
+
+def _torchax(name: str) -> Computation:
+    """Return torchax's lowering, for floating arrays: it has none of PyTorch's promotion."""
+
+    def compute(self: Array) -> Array:
+        from torchax.ops import jaten  # noqa: PLC0415  # a second of start-up, for eight rare functions
+
+        out: Array = getattr(jaten, f"_aten_{name}")(floating(self))
+        return out
+
+    return compute
+
+
+_BESSEL = [
+    "special_bessel_j0",
+    "special_bessel_j1",
+    "special_bessel_y0",
+    "special_bessel_y1",
+    "special_modified_bessel_i0",
+    "special_modified_bessel_i1",
+    "special_modified_bessel_k0",
+    "special_modified_bessel_k1",
+]
+for _name in _BESSEL:
+    lower(_name)(_torchax(_name))
+
+
+def _scaled_k(x: Array, order: float) -> Array:
+    """Compute exp(x) K_order(x), x in float64: the integral of exp(-x (cosh t - 1)) cosh(order t) over t > 0.
+
+    The trapezoidal rule converges exponentially here: with this step its error is below float64's.
+    """
+    step, count = 0.125, 220
+    t = jnp.arange(count) * step
+    weight = jnp.where(t == 0, 0.5, 1.0) * step * jnp.cosh(order * t)
+    total = jnp.sum(weight * jnp.exp(-x[..., None] * (jnp.cosh(t) - 1)), axis=-1)
+    return jnp.where(x > 0, total, jnp.where(x == 0, jnp.inf, jnp.nan))
+
+
+def _scaled_modified_bessel_k(order: int) -> Computation:
+    def compute(x: Array) -> Array:
+        return _scaled_k(x.astype(jnp.float64), order).astype(x.dtype)
+
+    return compute
+
+
+lower("special_scaled_modified_bessel_k0")(once(_scaled_modified_bessel_k(0)))
+lower("special_scaled_modified_bessel_k1")(once(_scaled_modified_bessel_k(1)))
+
+
+@lower("special_spherical_bessel_j0")
+@once
+def spherical_bessel_j0(x: Array) -> Array:
+    """Compute sin(x) / x, 1 at 0 and 0 at infinity."""
+    safe = jnp.where((x == 0) | jnp.isinf(x), 1, x)
+    return jnp.where(jnp.isinf(x), 0, jnp.where(x == 0, 1, jnp.sin(safe) / safe)).astype(x.dtype)
+
+
+def _airy_series(x: Array) -> Array:
+    """Return the power series about 0, for float64 x of magnitude up to 7."""
+    first, second, cube = jnp.ones_like(x), x, x * x * x
+    f, g = first, second
+    for k in range(1, 40):
+        first, second = first * cube / ((3 * k - 1) * (3 * k)), second * cube / ((3 * k) * (3 * k + 1))
+        f, g = f + first, g + second
+    return f / (3 ** (2 / 3) * math.gamma(2 / 3)) - g / (3 ** (1 / 3) * math.gamma(1 / 3))
+
+
+def _airy_oscillating(x: Array) -> Array:
+    """Return the asymptotic series for float64 x far below 0."""
+    z = jnp.maximum(-x, 1.0)
+    zeta = 2 / 3 * z * jnp.sqrt(z)
+    terms = [1.0]
+    for k in range(1, 14):
+        terms.append(terms[-1] * (6 * k - 5) * (6 * k - 3) * (6 * k - 1) / (216 * k * (2 * k - 1)))
+    even = sum((-1) ** (k // 2) * u / zeta**k for k, u in enumerate(terms) if k % 2 == 0)
+    odd = sum((-1) ** (k // 2) * u / zeta**k for k, u in enumerate(terms) if k % 2)
+    phase = zeta - jnp.pi / 4
+    out: Array = (jnp.cos(phase) * even + jnp.sin(phase) * odd) / (jnp.sqrt(jnp.pi) * z**0.25)
+    return out
+
+
+@lower("special_airy_ai")
+@once
+def airy_ai(x: Array) -> Array:
+    """Return the Airy function Ai."""
+    wide = x.astype(jnp.float64)
+    near = _airy_series(jnp.clip(wide, -7, 2))
+    above = jnp.maximum(wide, 1.0)
+    zeta = 2 / 3 * above * jnp.sqrt(above)
+    decaying = jnp.sqrt(above / 3) / jnp.pi * _scaled_k(zeta, 1 / 3) * jnp.exp(-zeta)
+    decaying = jnp.where(wide > 103.892, 0.0, decaying)
+    out = jnp.where(wide > 2, decaying, jnp.where(wide < -7, _airy_oscillating(wide), near))
+    return jnp.where(jnp.isfinite(wide), out, jnp.nan).astype(x.dtype)
+
+
+def _hurwitz(x: Array, q: Array) -> Array:
+    """Compute the Hurwitz zeta function, of negative q too: terms up to q > 0 are added one by one, as PyTorch does."""
+    x, q = jnp.broadcast_arrays(x, q)
+    pole = (x == 1) | ((x > 1) & (q <= 0) & (q == jnp.floor(q)))
+
+    def below(state: tuple[Array, Array]) -> Array:
+        return jnp.any((state[1] <= 0) & (state[1] > -_MANY))
+
+    def added(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        total, at = state
+        more = (at <= 0) & (at > -_MANY)
+        return jnp.where(more, total + jnp.power(at, -x), total), jnp.where(more, at + 1, at)
+
+    total, q = jax.lax.while_loop(below, added, (jnp.zeros_like(q), jnp.where(pole | (x < 1), 1, q)))
+    return jnp.where(pole, jnp.inf, jnp.where(x < 1, jnp.nan, total + jax.lax.zeta(x, q)))
+
+
+@lower("special_zeta", promotes=True)
+def zeta(self: Array, other: Array) -> Array:
+    """Return the Hurwitz zeta function."""
+    return _hurwitz(*(floating(jnp.asarray(a)) for a in (self, other)))
+
+
+def _trigamma(x: Array) -> Array:
+    """Return the second derivative of the logarithm of gamma, reflected for x below 1/2."""
+    reflected = x < 0.5
+    sine = jnp.sin(jnp.pi * x)
+    y = jnp.where(reflected, 1 - x, x)
+    total = jnp.zeros_like(x)
+    for _ in range(6):
+        total, y = total + 1 / (y * y), y + 1
+    inverse = 1 / (y * y)
+    total = total + (1 + 1 / (2 * y) + inverse * (1 / 6 - inverse * (1 / 30 - inverse / 42))) / y
+    return jnp.where(reflected, jnp.pi * jnp.pi / (sine * sine) - total, total)
+
+
+@lower("polygamma")
+def polygamma(n: int, self: Array) -> Array:
+    """Return the n-th derivative of digamma; from n = 2 on by the zeta function, as PyTorch has it."""
+
+    def later(x: Array) -> Array:
+        return (1.0 if n % 2 else -1.0) * math.factorial(n) * _hurwitz(jnp.asarray(n + 1, x.dtype), x)
+
+    out: Array = once(digamma if n == 0 else _trigamma if n == 1 else later)(self)
+    return out
+
+
+def _quantized(
+    self: Array, scale: float | Array, zero_point: float | Array, least: int, most: int
+) -> tuple[Array, Array]:
+    values = wide(self)
+    step = jnp.asarray(scale).astype(values.dtype)
+    # PyTorch multiplies by the inverse, which rounds otherwise than a division.
+    steps = jnp.round(values * (1 / step)) + jnp.asarray(zero_point).astype(values.dtype)
+    inside = (steps >= least) & (steps <= most)
+    return ((jnp.clip(steps, least, most) - zero_point) * step).astype(self.dtype), inside
+
+
+@lower("fake_quantize_per_tensor_affine_cachemask")
+def per_tensor(self: Array, scale: float, zero_point: int, quant_min: int, quant_max: int) -> tuple[Array, Array]:
+    """Quantize by one scale and zero point."""
+    return _quantized(self, scale, zero_point, quant_min, quant_max)
+
+
+@lower("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams")
+def per_tensor_given_as_tensors(
+    self: Array, scale: Array, zero_point: Array, fake_quant_enabled: Array, quant_min: int, quant_max: int
+) -> tuple[Array, Array]:
+    """Return the same, of one-element tensors; the values stay where it is not enabled."""
+    out, inside = _quantized(self, scale.reshape(()), zero_point.reshape(()), quant_min, quant_max)
+    enabled = fake_quant_enabled.reshape(()) != 0
+    return jnp.where(enabled, out, self), inside | ~enabled
+
+
+@lower("fake_quantize_per_channel_affine_cachemask")
+def per_channel(
+    self: Array, scale: Array, zero_point: Array, axis: int, quant_min: int, quant_max: int
+) -> tuple[Array, Array]:
+    """Quantize by a scale and a zero point for each place along `axis`."""
+    column = [-1 if i == axis % self.ndim else 1 for i in range(self.ndim)]
+    return _quantized(self, scale.reshape(column), zero_point.reshape(column), quant_min, quant_max)

@@ -1,4 +1,7 @@
-"""Reductions over dimensions: sums, extremes, truth values, moments. Lower precision is accumulated in float32."""
+"""Reductions: sums, extremes, moments, running ones, norms, and those of consecutive segments.
+
+Lower precision is accumulated in float32. Distances are of differences, not of products, so that near rows stay apart.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax import Array
 
@@ -154,3 +158,287 @@ def hash_tensor(self: Array, dim: Dims = None, *, keepdim: bool = False, mode: i
     reduced = axes(self, dim)
     out = jax.lax.reduce(bits, jnp.uint64(0), jax.lax.bitwise_xor, reduced)
     return jnp.expand_dims(out, reduced) if keepdim else out
+
+
+def _register_running(name: str, running: Callable[[Array, int], Array]) -> None:
+    @lower(name)
+    def compute(self: Array, dim: int, *, dtype: torch.dtype | None = None) -> Array:
+        values = summand(self, dtype)  # of integers in int64
+        return running(values, dim) if self.ndim else values
+
+
+_register_running("cumsum", jnp.cumsum)
+_register_running("cumprod", jnp.cumprod)
+
+
+@lower("logcumsumexp", "_logcumsumexp")
+def logcumsumexp(self: Array, dim: int) -> Array:
+    """Compute log(cumsum(exp(self))) without overflow."""
+    if not self.ndim or not self.size:
+        return self
+    if jnp.iscomplexobj(self):
+        return _complex_logcumsumexp(self, dim)
+    out: Array = jax.lax.associative_scan(jnp.logaddexp, wide(self), axis=dim % self.ndim)
+    return out
+
+
+def _complex_logcumsumexp(self: Array, dim: int) -> Array:
+    """Add one element after the other, as PyTorch does: the multiple of 2 pi in the imaginary part depends on it."""
+
+    def step(total: Array, value: Number) -> tuple[Array, Array]:
+        first = total.real > value.real
+        greater, less = jnp.where(first, total, value), jnp.where(first, value, total)
+        both = jnp.where(jnp.isneginf(less.real), greater, greater + jnp.log1p(jnp.exp(less - greater)))
+        return both, both
+
+    lines = jnp.moveaxis(self, dim, 0)
+    rest = jax.lax.scan(step, lines[0], lines[1:])[1]
+    return jnp.moveaxis(jnp.concatenate([lines[:1], rest]), 0, dim)
+
+
+def _running(self: Array, dim: int, beats: Callable[[Array, Array], Array]) -> tuple[Array, Array]:
+    if not self.ndim or not self.size:
+        return self, jnp.zeros(self.shape, jnp.int64)
+    floating = jnp.issubdtype(self.dtype, jnp.floating)
+
+    def later(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
+        wins = beats(second[0], first[0])
+        if floating:
+            wins = jnp.isnan(second[0]) | (~jnp.isnan(first[0]) & wins)
+        return jnp.where(wins, second[0], first[0]), jnp.where(wins, second[1], first[1])
+
+    places = jax.lax.broadcasted_iota(jnp.int64, self.shape, dim % self.ndim)
+    values, indices = jax.lax.associative_scan(later, (self, places), axis=dim % self.ndim)
+    return values, indices
+
+
+# At each place the last extreme so far, and its place; the last nan once there was one.
+lower("cummax")(lambda self, dim: _running(self, dim, jnp.greater_equal))
+lower("cummin")(lambda self, dim: _running(self, dim, jnp.less_equal))
+
+
+def vector_norm(values: Array, order: float, reduced: tuple[int, ...], keepdim: bool = False) -> Array:
+    """Compute (sum |x|^order)^(1/order), with the limits for 0, infinity and minus infinity."""
+    # `abs` would cost a pass, and have a gradient of its own at 0.
+    if order == 2 and not jnp.iscomplexobj(values):
+        return jnp.sqrt(jnp.sum(jnp.square(values), reduced, keepdims=keepdim))
+    size = jnp.abs(values)
+    if order == math.inf:
+        return jnp.max(size, reduced, keepdims=keepdim, initial=0)
+    if order == -math.inf:
+        return jnp.min(size, reduced, keepdims=keepdim, initial=jnp.inf)
+    total = powersum(values, order, reduced, keepdim)
+    if order == 2:
+        return jnp.sqrt(total)
+    return total if order in (0, 1) else jnp.power(total, 1 / order)
+
+
+def powersum(values: Array, order: float, reduced: tuple[int, ...], keepdim: bool = False) -> Array:
+    """Return the sum of |x|^order; for 0 the number of elements that are not zero."""
+    if order == 2:
+        squares = jnp.square(values.real) + jnp.square(values.imag) if jnp.iscomplexobj(values) else jnp.square(values)
+        return jnp.sum(squares, reduced, keepdims=keepdim)
+    size = jnp.abs(values)
+    terms = (size != 0).astype(size.dtype) if order == 0 else size if order == 1 else jnp.power(size, order)
+    return jnp.sum(terms, reduced, keepdims=keepdim)
+
+
+@lower("linalg_vector_norm", static=True)
+def linalg_vector_norm(
+    self: Array, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Array:
+    """Return the vector norm over `dim`, computed in `dtype` where given."""
+    values = wide(self if dtype is None else convert(self, jax_dtype(dtype)))
+    return vector_norm(values, ord, axes(self, dim), keepdim)
+
+
+@lower("linalg__powsum", static=True)
+def linalg_powsum(
+    self: Array, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Array:
+    """Return the sum of |x|^ord over `dim`, computed in `dtype` where given."""
+    values = wide(self if dtype is None else convert(self, jax_dtype(dtype)))
+    return powersum(values, ord, axes(self, dim), keepdim)
+
+
+@lower("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype", "norm.ScalarOpt_dtype", static=True)
+def norm(
+    self: Array, p: float | None = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Array:
+    """Return the vector norm over `dim`; of order 2 where `p` is None."""
+    return linalg_vector_norm(self, 2 if p is None else p, dim, keepdim, dtype=dtype)
+
+
+@lower("dist", static=True)
+def dist(self: Array, other: Array, p: float = 2) -> Array:
+    """Return the norm of the difference."""
+    apart = wide(self) - wide(other)
+    return vector_norm(apart, p, tuple(range(apart.ndim)))
+
+
+@lower("_cdist_forward")
+def cdist_forward(x1: Array, x2: Array, p: float, compute_mode: int | None = None) -> Array:
+    """Return the norm of each row of x1 minus each row of x2."""
+    return vector_norm(wide(x1)[..., :, None, :] - wide(x2)[..., None, :, :], p, (-1,))
+
+
+@lower("_euclidean_dist")
+def euclidean_dist(x1: Array, x2: Array) -> Array:
+    """Return the Euclidean distance of each row of x1 to each row of x2."""
+    return cdist_forward(x1, x2, 2.0)
+
+
+def _slope(apart: Array, p: float, distance: Array) -> Array:
+    """Return the derivative of the norm by its elements: 0 at distance 0 (ATen/native/cpu/DistanceOpsKernel.cpp)."""
+    sign = jnp.sign(apart)
+    if p == 0:
+        return jnp.zeros_like(apart)
+    if p == 1:
+        return sign
+    if p == math.inf:
+        return sign * (jnp.abs(apart) == distance)
+    safe = jnp.where(distance == 0, jnp.ones_like(distance), distance)
+    steep = apart / safe if p == 2 else sign * jnp.power(jnp.abs(apart), p - 1) / jnp.power(safe, p - 1)
+    flat = (distance == 0) | ((apart == 0) if p < 1 else False)
+    return jnp.where(flat, jnp.zeros_like(steep), steep)
+
+
+@lower("_cdist_backward")
+def cdist_backward(grad: Array, x1: Array, x2: Array, p: float, cdist: Array) -> Array:
+    """Return the gradient of `_cdist_forward` by x1."""
+    apart = wide(x1)[..., :, None, :] - wide(x2)[..., None, :, :]
+    return jnp.sum(wide(grad)[..., None] * _slope(apart, p, wide(cdist)[..., None]), -2)
+
+
+@lower("_pdist_forward")
+def pdist_forward(self: Array, p: float = 2.0) -> Array:
+    """Return the norm of the difference of each pair of rows."""
+    first, second = np.triu_indices(self.shape[0], 1)
+    return vector_norm(wide(self)[first] - wide(self)[second], p, (-1,))
+
+
+@lower("_pdist_backward")
+def pdist_backward(grad: Array, self: Array, p: float, pdist: Array) -> Array:
+    """Return the gradient of `_pdist_forward`."""
+    first, second = np.triu_indices(self.shape[0], 1)
+    apart = wide(self)[first] - wide(self)[second]
+    slopes = wide(grad)[:, None] * _slope(apart, p, wide(pdist)[:, None])
+    return jnp.zeros_like(wide(self)).at[first].add(slopes).at[second].add(-slopes)
+
+
+_START: dict[str, float] = {"max": -float("inf"), "min": float("inf"), "sum": 0.0, "mean": 0.0, "prod": 1.0}
+_COMBINED: dict[str, Computation] = {
+    "max": jnp.maximum,
+    "min": jnp.minimum,
+    "sum": jnp.add,
+    "mean": jnp.add,
+    "prod": jnp.multiply,
+}
+_OVER: dict[str, Computation] = {
+    "max": jax.ops.segment_max,
+    "min": jax.ops.segment_min,
+    "sum": jax.ops.segment_sum,
+    "mean": jax.ops.segment_sum,
+    "prod": jax.ops.segment_prod,
+}
+
+
+def _ends(lengths: Array | None, offsets: Array | None) -> tuple[Array, Array]:
+    """Return length and end of each segment, of shape (rows, segments): the dimensions before the axis are rows."""
+    if offsets is not None:
+        offsets = offsets.reshape(-1, offsets.shape[-1])
+        return offsets[:, 1:] - offsets[:, :-1], offsets[:, 1:]
+    assert lengths is not None  # a call gives one of the two
+    lengths = lengths.reshape(-1, lengths.shape[-1])
+    return lengths, jnp.cumsum(lengths, axis=-1)
+
+
+def _places(ends: Array, lengths: Array, count: int) -> Array:
+    """Return the segment of each of the `count` elements of a row; one past the last for elements in none."""
+    at = jnp.arange(count)
+    found = jax.vmap(lambda e: jnp.searchsorted(e, at, side="right"))(ends)
+    # Offsets may start behind the first element; what lies before them is in no segment.
+    first = (ends - lengths)[:, :1] if ends.shape[1] else jnp.zeros((ends.shape[0], 1), ends.dtype)
+    return jnp.where(at < first, ends.shape[1], found)
+
+
+def _each(rows: Array, places: Array, segments: int, reduce: str) -> Array:
+    """Return each row's reduction per segment, of shape (rows, segments, rest)."""
+    over = _OVER[reduce]
+    out: Array = jax.vmap(lambda row, place: over(row, place, num_segments=segments))(rows, places)
+    return out
+
+
+@lower("segment_reduce")
+def segment_reduce(
+    data: Array,
+    reduce: str,
+    *,
+    lengths: Array | None = None,
+    indices: Array | None = None,
+    offsets: Array | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: Number | None = None,
+) -> Array:
+    """Reduce each segment of the dimension `axis`; a mean of no elements is nan unless `initial` is given."""
+    length, end = _ends(lengths, offsets)
+    segments = end.shape[1]
+    shape = (*data.shape[:axis], segments, *data.shape[axis + 1 :])
+    if not data.size and not segments:
+        return jnp.zeros(shape, data.dtype)
+    rows = data.reshape(end.shape[0], data.shape[axis], -1)
+    out = _each(rows, _places(end, length, data.shape[axis]), segments, reduce)
+    start = _START[reduce] if initial is None else initial
+    out = _COMBINED[reduce](out, jnp.asarray(start, out.dtype))
+    if reduce == "mean":
+        count = length[..., None].astype(out.dtype)
+        empty = jnp.nan if initial is None else out
+        out = jnp.where(count == 0, empty, out / jnp.maximum(count, 1))
+    return out.reshape(shape)
+
+
+@lower("_segment_reduce_backward")
+def segment_reduce_backward(
+    grad: Array,
+    output: Array,
+    data: Array,
+    reduce: str,
+    *,
+    lengths: Array | None = None,
+    offsets: Array | None = None,
+    axis: int = 0,
+    initial: Number | None = None,
+) -> Array:
+    """Return the gradient of `data`: equal extrema share it; elements in no segment have none."""
+    length, end = _ends(lengths, offsets)
+    segments = end.shape[1]
+    if not data.size:
+        return jnp.zeros_like(data)
+    rows = data.reshape(end.shape[0], data.shape[axis], -1)
+    places = _places(end, length, data.shape[axis])
+
+    def spread(values: Array) -> Array:
+        """Return each segment's value at its elements, 0 at elements in no segment."""
+        padded = jnp.pad(values.reshape(end.shape[0], segments, -1), ((0, 0), (0, 1), (0, 0)))
+        return jnp.take_along_axis(padded, places[..., None], axis=1)
+
+    given = spread(grad)
+    if reduce == "mean":
+        given = given / jnp.maximum(
+            spread(jnp.broadcast_to(length[..., None], grad.reshape(given.shape[0], segments, -1).shape)), 1
+        )
+    elif reduce in ("max", "min"):
+        chosen = ((rows == spread(output)) | jnp.isnan(rows)).astype(rows.dtype)
+        given = given * chosen / jnp.maximum(spread(_each(chosen, places, segments, "sum")), 1)
+    elif reduce == "prod":
+        given = given * _others(rows, places, segments, spread, 1.0 if initial is None else initial)
+    return given.reshape(data.shape)
+
+
+def _others(rows: Array, places: Array, segments: int, spread: Callable[[Array], Array], start: Number) -> Array:
+    """Return, at each element, the product of `start` and the segment's other elements, also where it is zero."""
+    zero = rows == 0
+    product = spread(_each(jnp.where(zero, 1, rows), places, segments, "prod") * start)
+    zeros = spread(_each(zero.astype(rows.dtype), places, segments, "sum"))
+    return jnp.where(zero, jnp.where(zeros == 1, product, 0), jnp.where(zeros == 0, product / rows, 0))

@@ -1,14 +1,131 @@
-"""Copying and filling tensors, putting them together, and the gradients of their parts."""
+"""Tensors made from numbers, copied, filled and put together, and the gradients of their parts.
+
+The numbers of factories are traced, so that only size and dtype make a new program.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import torch
 from jax import Array
 
-from ampcheck.jax_device.lowering import Number, lower
+from ampcheck.jax_device.dispatch.kernels import fit
+from ampcheck.jax_device.dispatch.special import kernel
+from ampcheck.jax_device.dispatch.writing import assign
+from ampcheck.jax_device.dtypes import jax_dtype
+from ampcheck.jax_device.lowering import Number, compiled, lower
+from ampcheck.jax_device.storage import transfer
+from ampcheck.jax_device.storage.arrays import wrap
+
+Bound = complex | jax.Array
+"""A number of a factory, which is given anew at each call."""
+Values = Callable[..., jax.Array]
+"""The values of `size` elements for a dtype, from the factory's numbers."""
+
+
+def _steps(start: Bound, step: Bound, *, size: int, dtype: torch.dtype) -> jax.Array:
+    """Compute start + i * step, for integers in int64, else in float64."""
+    wide = jnp.float64 if dtype.is_floating_point else jnp.int64
+    return jnp.asarray(start).astype(wide) + jnp.arange(size, dtype=wide) * jnp.asarray(step).astype(wide)
+
+
+def _even(start: Bound, end: Bound, *, size: int, dtype: torch.dtype) -> jax.Array:
+    """Go evenly from `start` to `end`, each half from its own end; ends and step are rounded to the dtype."""
+    wide = jnp.complex128 if dtype.is_complex else jnp.float64
+
+    def rounded(number: Bound) -> jax.Array:
+        array = jnp.asarray(number)
+        return (array.astype(jax_dtype(dtype)) if dtype.is_floating_point else array).astype(wide)
+
+    first, last = rounded(start), rounded(end)
+    step = rounded((last - first) / max(size - 1, 1))
+    i = jnp.arange(size)
+    return jnp.where((i < size // 2) | (size == 1), first + step * i, last - step * (size - 1 - i))
+
+
+def _powers(start: Bound, end: Bound, base: Bound, *, size: int, dtype: torch.dtype) -> jax.Array:
+    exponents = _even(start, end, size=size, dtype=dtype)
+    return jnp.power(jnp.asarray(base).astype(exponents.dtype), exponents)
+
+
+@cache
+def _program(values: Values, size: int, dtype: torch.dtype) -> Values:
+    def program(*numbers: Bound) -> jax.Array:
+        return values(*numbers, size=size, dtype=dtype).astype(jax_dtype(dtype))
+
+    return compiled(program, size)
+
+
+def _made(values: Values, meta: torch.Tensor, *numbers: Bound) -> torch.Tensor:
+    """Make a tensor of the Meta tensor's size and dtype."""
+    return wrap(_program(values, meta.numel(), meta.dtype)(*numbers).reshape(meta.shape))
+
+
+def _arange(*bounds: complex, dtype: torch.dtype | None = None, **_: object) -> torch.Tensor:
+    start, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+    return _made(_steps, torch.arange(start, end, step, dtype=dtype, device="meta"), start, step)
+
+
+def _range(start: float, end: float, step: float = 1, *, dtype: torch.dtype | None = None, **_: object) -> torch.Tensor:
+    size = int((end - start) / step) + 1 if step and (end - start) / step >= 0 else 0
+    if not size:
+        raise RuntimeError(f"upper bound and lower bound inconsistent with step sign: from {start} to {end} by {step}")
+    return _made(_steps, torch.empty(size, dtype=dtype, device="meta"), start, step)
+
+
+def _linspace(start: float, end: float, steps: int, *, dtype: torch.dtype | None = None, **_: object) -> torch.Tensor:
+    return _made(_even, torch.linspace(start, end, steps, dtype=dtype, device="meta"), start, end)
+
+
+def _logspace(
+    start: float, end: float, steps: int, base: float = 10.0, *, dtype: torch.dtype | None = None, **_: object
+) -> torch.Tensor:
+    return _made(_powers, torch.logspace(start, end, steps, base, dtype=dtype, device="meta"), start, end, base)
+
+
+def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **_: object) -> torch.Tensor:
+    size = (n, n if m is None else m)
+    return wrap(_identity(*size, jax_dtype(torch.eye(*size, dtype=dtype, device="meta").dtype)))
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _identity(n: int, m: int, dtype: np.dtype) -> jax.Array:
+    return jnp.eye(n, m, dtype=dtype)
+
+
+def _register(make: Callable[..., torch.Tensor], names: tuple[str, ...], outs: tuple[str, ...]) -> None:
+    kernel(*names)(make)
+
+    @kernel(*outs)
+    def filled(*numbers: Bound, out: torch.Tensor) -> torch.Tensor:
+        made = make(*numbers, dtype=out.dtype)
+        fit(out, made)
+        assign(out, made)
+        return out
+
+
+_register(_arange, ("arange", "arange.start", "arange.start_step"), ("arange.out", "arange.start_out"))
+_register(_range, ("range", "range.step"), ("range.out",))
+_register(_linspace, ("linspace",), ("linspace.out",))
+_register(_logspace, ("logspace",), ("logspace.out",))
+_register(_eye, ("eye", "eye.m"), ("eye.out", "eye.m_out"))
+
+
+def _register_indices(name: str, indices: Callable[..., torch.Tensor]) -> None:
+    @kernel(name)
+    def on_device(
+        row: int, col: int, offset: int = 0, *, dtype: torch.dtype | None = None, **_: object
+    ) -> torch.Tensor:
+        return transfer.to_device(indices(row, col, offset, dtype=dtype or torch.int64, device="cpu"))
+
+
+_register_indices("tril_indices", torch.tril_indices)
+_register_indices("triu_indices", torch.triu_indices)
 
 
 @lower("_to_copy", "clone")

@@ -1,12 +1,19 @@
-"""Sorting and what is found by it. nan is greater than everything, as PyTorch orders."""
+"""Sorting and what is found by it: extremes, distinct elements, places in sorted sequences, counts.
+
+nan is greater than everything, as PyTorch orders. The shapes of distinct elements depend on the values, so that these
+cannot be compiled.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from ampcheck.jax_device.lowering import lower
+from ampcheck.jax_device.lowering import Number, lower
 
 
 @lower("sort")
@@ -126,3 +133,259 @@ def _differs(values: Array, dim: int) -> Array:
     """Return whether each element but the first differs from the one before it."""
     length = values.shape[dim]
     return jax.lax.slice_in_dim(values, 1, length, axis=dim) != jax.lax.slice_in_dim(values, 0, length - 1, axis=dim)
+
+
+def _grouped(new: Array, places: Array) -> tuple[Array, Array, Array]:
+    """Return, of elements in order, where each group starts, each one's group by its own place, and the sizes."""
+    starts = jnp.asarray(np.flatnonzero(np.asarray(new)))
+    groups = jnp.cumsum(new.astype(jnp.int64)) - 1
+    inverse = jnp.zeros(places.shape, jnp.int64).at[places].set(groups)
+    return starts, inverse, jnp.diff(starts, append=places.size)
+
+
+def _changes(lines: Array) -> Array:
+    """Return whether each row but the first differs from the one before; nan differs from nan."""
+    differs = jnp.any(lines[1:] != lines[:-1], axis=1)
+    return jnp.concatenate([jnp.ones(min(1, lines.shape[0]), jnp.bool_), differs])
+
+
+def _flat(self: Array, ordered: Array, places: Array) -> tuple[Array, Array, Array]:
+    starts, inverse, counts = _grouped(_changes(ordered.reshape(-1, 1)), places)
+    return ordered[starts], inverse.reshape(self.shape), counts
+
+
+def _wanted(found: tuple[Array, Array, Array], return_inverse: bool, return_counts: bool) -> tuple[Array, Array, Array]:
+    """Leave inverse and counts empty where nobody wants them."""
+    values, inverse, counts = found
+    nothing = jnp.zeros(0, jnp.int64)
+    return values, inverse if return_inverse else nothing, counts if return_counts else nothing
+
+
+@lower("_unique2", concrete=True)
+def unique(
+    self: Array, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[Array, Array, Array]:
+    """Return the distinct elements in order, each element's place among them, and how often each occurs."""
+    return _wanted(_flat(self, *sort(self.reshape(-1))), return_inverse, return_counts)
+
+
+@lower("_unique", concrete=True)
+def unique_old(self: Array, sorted: bool = True, return_inverse: bool = False) -> tuple[Array, Array]:
+    """Return the distinct elements in order, and each element's place among them."""
+    values, inverse, _ = unique(self, sorted, return_inverse)
+    return values, inverse
+
+
+def _rows(self: Array, dim: int) -> Array:
+    front = jnp.moveaxis(self, dim, 0)
+    return front.reshape(front.shape[0], int(np.prod(front.shape[1:])))
+
+
+def _kept(self: Array, dim: int, rows: Array, order: Array) -> tuple[Array, Array, Array]:
+    starts, inverse, counts = _grouped(_changes(rows[order]), order)
+    return jnp.take(self, order[starts], dim), inverse, counts
+
+
+@lower("unique_dim", concrete=True)
+def unique_dim(
+    self: Array, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[Array, Array, Array]:
+    """Return the distinct slices along `dim` in order, each slice's place among them, and how often each occurs."""
+    rows = _rows(self, dim)
+    order = jnp.lexsort(rows.T[::-1]) if rows.shape[1] else jnp.arange(rows.shape[0])
+    return _kept(self, dim, rows, order)
+
+
+@lower("unique_dim_consecutive", concrete=True)
+def unique_dim_consecutive(
+    self: Array, dim: int, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[Array, Array, Array]:
+    """Return the slices along `dim` that differ from the one before, each one's place among them, and runs' lengths."""
+    return _kept(self, dim, _rows(self, dim), jnp.arange(self.shape[dim]))
+
+
+@lower("unique_consecutive", concrete=True)
+def unique_consecutive(
+    self: Array, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> tuple[Array, Array, Array]:
+    """Return the elements, or slices along `dim`, that differ from the one before; inverse and counts if wanted."""
+    if dim is not None:
+        values, inverse, counts = unique_dim_consecutive(self, dim)
+    else:
+        values, inverse, counts = _flat(self, self.reshape(-1), jnp.arange(self.size))
+    return _wanted((values, inverse, counts), return_inverse, return_counts)
+
+
+def insertion(ordered: Array, values: Array, right: bool, sorter: Array | None = None) -> Array:
+    """Return where each of `values` goes in `ordered`, whose last dimension is sorted, before or after what equals it.
+
+    A binary search for all values at once, with the comparisons of ATen/native/Bucketization.cpp: nan goes last.
+    """
+    length = ordered.shape[-1]
+    low, high = jnp.zeros(values.shape, jnp.int64), jnp.full(values.shape, length, jnp.int64)
+    if not length or not values.size:
+        return low
+    lines = (lambda line, places: line[places]) if ordered.ndim == 1 else _along_last
+
+    def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        middle = (low + high) // 2
+        place = jnp.minimum(middle, length - 1)
+        found = lines(ordered, place if sorter is None else lines(sorter, place))
+        # Negated, so that a comparison with nan sends the search to the right.
+        before = ~(found > values) if right else ~(found >= values)
+        before = before & (low < high)
+        return jnp.where(before, middle + 1, low), jnp.where(before, high, middle)
+
+    out: Array = jax.lax.fori_loop(0, length.bit_length(), halve, (low, high))[0]
+    return out
+
+
+def _along_last(line: Array, places: Array) -> Array:
+    return jnp.take_along_axis(line, places, -1)
+
+
+@lower("searchsorted.Tensor", "searchsorted.Scalar", promotes=True)
+def searchsorted(
+    sorted_sequence: Array,
+    self: Number,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Array | None = None,
+) -> Array:
+    """Return where each value goes in the sorted sequence, or in the sequence sorted by the places in `sorter`."""
+    places = None if sorter is None else sorter.astype(jnp.int64)
+    return insertion(sorted_sequence, jnp.asarray(self), right or side == "right", places)
+
+
+@lower("bucketize.Tensor", "bucketize.Scalar", promotes=True)
+def bucketize(self: Number, boundaries: Array, *, out_int32: bool = False, right: bool = False) -> Array:
+    """Return where each value goes in the sorted boundaries."""
+    return insertion(boundaries, jnp.asarray(self), right)
+
+
+def _widened(low: Number, high: Number) -> tuple[Array, Array]:
+    """Widen a range that is one number by one on both sides."""
+    return jnp.where(low == high, low - 1, low), jnp.where(low == high, high + 1, high)
+
+
+@lower("histc")
+def histc(self: Array, bins: int = 100, min: Number = 0, max: Number = 0) -> Array:
+    """Count the elements in each of `bins` equal intervals from `min` to `max`, or from the least to the greatest
+    element where these are equal. What lies outside, and nan, is not counted."""
+    values = self.reshape(-1)
+    low, high = jnp.asarray(min).astype(self.dtype), jnp.asarray(max).astype(self.dtype)
+    if values.size:
+        given = low != high
+        low, high = jnp.where(given, low, jnp.min(values)), jnp.where(given, high, jnp.max(values))
+    low, high = _widened(low, high)
+    inside = (values >= low) & (values <= high)
+    place = jnp.where(inside, (values - low) / (high - low) * bins, bins + 1).astype(jnp.int64)
+    place = jnp.where(inside & (place == bins), bins - 1, place)  # the last interval holds its upper end
+    return jnp.zeros(bins, jnp.int64).at[place].add(inside.astype(jnp.int64), mode="drop")
+
+
+@lower("bincount", concrete=True)
+def bincount(self: Array, weights: Array | None = None, minlength: int = 0) -> Array:
+    """Return how often each number from 0 to the greatest occurs, or the sum of the weights where it does.
+
+    Raises RuntimeError for negative numbers.
+    """
+    if self.ndim != 1 or (self.size and int(self.min()) < 0):
+        raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+    if weights is not None and weights.shape != self.shape:
+        raise RuntimeError(f"weights should be 1-d and have the same length as input, {self.size}, not {weights.shape}")
+    length = max(int(self.max()) + 1 if self.size else 0, minlength)
+    if weights is None or (not self.size and not weights.size):
+        return jnp.zeros(length, jnp.int64).at[self].add(1)
+    kept = weights if weights.dtype in (jnp.float32, jnp.float64) else weights.astype(jnp.float64)
+    return jnp.zeros(length, kept.dtype).at[self].add(kept)
+
+
+def _edges(values: Array, count: int, bounds: Sequence[float] | None) -> Array:
+    """Return the ends of `count` equal intervals over the values."""
+    if bounds is not None:
+        low, high = (jnp.asarray(b, values.dtype) for b in bounds)
+    elif values.size:
+        low, high = jnp.min(values), jnp.max(values)
+    else:
+        low, high = jnp.asarray(0, values.dtype), jnp.asarray(1, values.dtype)
+    low, high = jnp.where(low == high, low - 0.5, low), jnp.where(low == high, high + 0.5, high)
+    return jnp.linspace(low, high, count + 1, dtype=values.dtype)
+
+
+def _counted(points: Array, edges: Sequence[Array], weight: Array | None, density: bool) -> Array:
+    """Return the histogram of points, a row each, over the grid of the edges; the last interval holds its upper end."""
+    weights = jnp.ones(points.shape[0], points.dtype) if weight is None else weight.reshape(-1)
+    places = []
+    inside = jnp.ones(points.shape[0], jnp.bool_)
+    for d, edge in enumerate(edges):
+        column = points[:, d]
+        inside = inside & (column >= edge[0]) & (column <= edge[-1])
+        place = insertion(edge, column, right=True) - 1
+        places.append(jnp.clip(place, 0, edge.shape[0] - 2))
+    out = jnp.zeros([edge.shape[0] - 1 for edge in edges], points.dtype)
+    out = out.at[tuple(places)].add(jnp.where(inside, weights, jnp.zeros_like(weights)))
+    if not density:
+        return out
+    out = out / jnp.sum(out)
+    for d, edge in enumerate(edges):
+        out = out / jnp.diff(edge).reshape([-1 if i == d else 1 for i in range(out.ndim)])
+    return out
+
+
+@lower("histogram.bins_tensor")
+def histogram(self: Array, bins: Array, *, weight: Array | None = None, density: bool = False) -> tuple[Array, Array]:
+    """Return the histogram over the intervals between the given edges, and the edges."""
+    return _counted(self.reshape(-1, 1), [bins], weight, density), bins
+
+
+@lower("histogram.bin_ct")
+def histogram_count(
+    self: Array,
+    bins: int = 100,
+    *,
+    range: Sequence[float] | None = None,
+    weight: Array | None = None,
+    density: bool = False,
+) -> tuple[Array, Array]:
+    """Return the histogram over that many equal intervals, and their edges."""
+    edges = _edges(self, bins, range)
+    return _counted(self.reshape(-1, 1), [edges], weight, density), edges
+
+
+@lower("_histogramdd_bin_edges")
+def histogramdd_edges(
+    self: Array,
+    bins: Sequence[int],
+    *,
+    range: Sequence[float] | None = None,
+    weight: Array | None = None,
+    density: bool = False,
+) -> list[Array]:
+    """Return the edges of equal intervals in each dimension of the points, which lie along the last one."""
+    points = self.reshape(-1, self.shape[-1])
+    return [
+        _edges(points[:, d], count, None if range is None else range[2 * d : 2 * d + 2]) for d, count in enumerate(bins)
+    ]
+
+
+@lower("_histogramdd_from_bin_cts")
+def histogramdd_count(
+    self: Array,
+    bins: Sequence[int],
+    *,
+    range: Sequence[float] | None = None,
+    weight: Array | None = None,
+    density: bool = False,
+) -> Array:
+    """Return the histogram over that many equal intervals in each dimension."""
+    return histogramdd(self, histogramdd_edges(self, bins, range=range), weight=weight, density=density)
+
+
+@lower("_histogramdd_from_bin_tensors")
+def histogramdd(self: Array, bins: Sequence[Array], *, weight: Array | None = None, density: bool = False) -> Array:
+    """Return the histogram over the grid of the given edges."""
+    return _counted(self.reshape(-1, self.shape[-1]), bins, weight, density)

@@ -1,0 +1,604 @@
+"""Images: pooling, padding by what is inside, interpolation, and sampling at the places of a grid.
+
+Windows are pooled and images interpolated dimension after dimension, so that a window costs the sum of its sides.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import Array
+
+from ampcheck.jax_device.annotations import Tree
+from ampcheck.jax_device.dispatch.kernels import computed
+from ampcheck.jax_device.dispatch.special import kernel
+from ampcheck.jax_device.lowering import Computation, lower
+from ampcheck.jax_device.lowerings.wide import pullback, rounded, transposed, wanted, widened
+
+Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+_FAR = np.iinfo(np.int32).max  # the index of padding, so that an element that equals it is taken instead
+
+
+def each(value: Sequence[int], dims: int, default: Sequence[int] = ()) -> tuple[int, ...]:
+    """Return an option for each spatial dimension: one number stands for all."""
+    value = tuple(value) or tuple(default)
+    return value * dims if len(value) == 1 else value
+
+
+def windows(length: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
+    """Return how many windows a dimension has; with `ceil_mode` the last one may hang over, but starts inside."""
+    span = length + 2 * padding - dilation * (kernel - 1) - 1
+    count = (span + stride - 1 if ceil_mode else span) // stride + 1
+    return count - 1 if ceil_mode and (count - 1) * stride >= length + padding else count
+
+
+def _better(new: tuple[Array, Array], old: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Return the greater of two (value, index); the lower index where equal; nan over everything."""
+    (value, index), (best, place) = new, old
+    wins = (value > best) | ((value == best) & (index < place))
+    if jnp.issubdtype(value.dtype, jnp.floating):
+        wins = wins | (jnp.isnan(value) & ~(jnp.isnan(best) & (place >= index)))
+    return jnp.where(wins, value, best), jnp.where(wins, index, place)
+
+
+def _greatest(candidates: Iterator[tuple[Array, Array]]) -> tuple[Array, Array]:
+    best = next(candidates)
+    for candidate in candidates:
+        best = _better(candidate, best)
+    return best
+
+
+def _lowest(dtype: np.dtype) -> float:
+    return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
+
+
+def _places(size: Sequence[int], ndim: int) -> Array:
+    """Return each element's index within its last dimensions, of shape (1, …, *size)."""
+    return jnp.arange(math.prod(size), dtype=np.int32).reshape(*((1,) * (ndim - len(size))), *size)
+
+
+def _strided(array: Array, axis: int, start: int, count: int, step: int) -> Array:
+    return jax.lax.slice_in_dim(array, start, start + (count - 1) * step + 1, step, axis)
+
+
+def _register_max_pool(dims: int) -> None:
+    @lower(f"max_pool{dims}d_with_indices")
+    def forward(
+        self: Array,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        ceil_mode: bool = False,
+    ) -> tuple[Array, Array]:
+        return _max_pool(self, dims, kernel_size, stride, padding, dilation, ceil_mode)
+
+    kinds = ("max_pool{}d_with_indices", "adaptive_max_pool{}d", "fractional_max_pool{}d")
+
+    # The indices are the last argument of each. Some Meta kernels do not say the dtype of the result.
+    @lower(*(f"{kind.format(dims)}_backward" for kind in kinds))
+    @rounded
+    def backward(grad_output: Array, self: Array, *options: Array) -> Array:
+        return _scattered(grad_output, options[-1], self.shape, dims)
+
+
+def _max_pool(
+    self: Array,
+    dims: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> tuple[Array, Array]:
+    kernel = each(kernel, dims)
+    options = zip(kernel, each(stride, dims, kernel), each(padding, dims), each(dilation, dims), strict=True)
+    value, index = self, jnp.broadcast_to(_places(self.shape[-dims:], self.ndim), self.shape)
+    for axis, (k, s, p, d) in enumerate(options, self.ndim - dims):
+        count = windows(self.shape[axis], k, s, p, d, ceil_mode)
+        after = max(0, (count - 1) * s + d * (k - 1) + 1 - p - self.shape[axis])
+        around = [(p, after) if i == axis else (0, 0) for i in range(self.ndim)]
+        # A window of several dimensions is the extreme of its rows' extremes; the index goes along, so it stays exact.
+        value = jnp.pad(value, around, constant_values=_lowest(self.dtype))
+        index = jnp.pad(index, around, constant_values=_FAR)
+        value, index = _greatest(
+            (_strided(value, axis, j * d, count, s), _strided(index, axis, j * d, count, s)) for j in range(k)
+        )
+    return value, index
+
+
+@lower("adaptive_max_pool2d", "adaptive_max_pool3d")
+def adaptive_max_pool(self: Array, output_size: Sequence[int]) -> tuple[Array, Array]:
+    """Return the greatest of each of `output_size` nearly equal parts, and its index in the last dimensions."""
+    dims = len(output_size)
+    value, index = self, jnp.broadcast_to(_places(self.shape[-dims:], self.ndim), self.shape)
+    for axis, parts in enumerate(output_size, self.ndim - dims):
+        starts, stops = _parts(self.shape[axis], parts)
+        longest = int((stops - starts).max(initial=1))
+        # Parts differ in length by one at most: a short one takes its last element twice, which changes no maximum.
+        taps = [np.minimum(starts + j, stops - 1) for j in range(longest)]
+        value, index = _greatest((jnp.take(value, t, axis=axis), jnp.take(index, t, axis=axis)) for t in taps)
+    return value, index
+
+
+def _parts(length: int, parts: int) -> tuple[Ints, Ints]:
+    i = np.arange(parts)
+    return i * length // max(parts, 1), -(-(i + 1) * length // max(parts, 1))
+
+
+def _rows(array: Array, dims: int) -> Array:
+    """Flatten to (all leading dimensions, all last `dims` ones)."""
+    return array.reshape(math.prod(array.shape[:-dims]), math.prod(array.shape[-dims:]))
+
+
+def _scattered(values: Array, indices: Array, size: Sequence[int], dims: int) -> Array:
+    flat = jnp.zeros((math.prod(size[:-dims]), math.prod(size[-dims:])), values.dtype)
+    rows = jnp.arange(flat.shape[0])[:, None]
+    return flat.at[rows, _rows(indices, dims)].add(_rows(values, dims)).reshape(size)
+
+
+@lower("max_unpool2d", "max_unpool3d")
+def max_unpool(self: Array, indices: Array, output_size: Sequence[int], *_: Sequence[int]) -> Array:
+    """Return zeros, with each element of self at its index in the last dimensions."""
+    dims = len(output_size)
+    size = (*self.shape[:-dims], *output_size)
+    flat = jnp.zeros((math.prod(size[:-dims]), math.prod(output_size)), self.dtype)
+    rows = jnp.arange(flat.shape[0])[:, None]
+    return flat.at[rows, _rows(indices, dims)].set(_rows(self, dims)).reshape(size)
+
+
+def _register_avg_pool(dims: int) -> None:
+    @lower(f"avg_pool{dims}d")
+    @widened
+    def forward(
+        self: Array,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Array:
+        return _avg_pool(self, dims, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+
+    @lower(f"avg_pool{dims}d_backward")
+    @widened
+    def backward(
+        grad_output: Array,
+        self: Array,
+        kernel_size: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        *options: bool,
+    ) -> Array:
+        def pooled(x: Array) -> Array:
+            return _avg_pool(x, dims, kernel_size, stride, padding, *options)
+
+        return transposed(pooled, grad_output, self.shape)
+
+    @lower(f"_adaptive_avg_pool{dims}d_backward")
+    @widened
+    def adaptive_backward(grad_output: Array, self: Array) -> Array:
+        return transposed(lambda x: adaptive_avg_pool(x, grad_output.shape[-dims:]), grad_output, self.shape)
+
+
+for _dims in (2, 3):
+    _register_max_pool(_dims)
+    _register_avg_pool(_dims)
+
+
+def _avg_pool(
+    self: Array,
+    dims: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    counted: bool,
+    divisor: int | None,
+) -> Array:
+    kernel = each(kernel, dims)
+    options = zip(kernel, each(stride, dims, kernel), each(padding, dims), strict=True)
+    out, sizes = self, np.ones((1,) * dims)
+    for i, (k, s, p) in enumerate(options):
+        axis, length = self.ndim - dims + i, self.shape[self.ndim - dims + i]
+        count = windows(length, k, s, p, 1, ceil_mode)
+        after = max(0, (count - 1) * s + k - p - length)
+        out = jnp.pad(out, [(p, after) if j == axis else (0, 0) for j in range(self.ndim)])
+        out = reduce(operator.add, [_strided(out, axis, j, count, s) for j in range(k)])
+        starts = np.arange(count) * s - p
+        stops = np.minimum(starts + k, length + p)
+        # what hangs over by ceil_mode beyond the padding is never counted
+        covered = stops - starts if counted else np.minimum(stops, length) - np.maximum(starts, 0)
+        sizes = sizes * covered.reshape([-1 if j == i else 1 for j in range(dims)])
+    if jnp.issubdtype(out.dtype, jnp.integer):
+        return out // (sizes.astype(np.int64) if divisor is None else divisor)
+    return out / (sizes.astype(out.dtype) if divisor is None else divisor)
+
+
+@lower("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
+@widened
+def adaptive_avg_pool(self: Array, output_size: Sequence[int]) -> Array:
+    """Return the mean of each of `output_size` nearly equal parts of the last dimensions."""
+    dims = len(output_size)
+    for axis, parts in enumerate(output_size, self.ndim - dims):
+        self = _part_means(self, axis, parts)
+    return self
+
+
+def _part_means(array: Array, axis: int, parts: int) -> Array:
+    length = array.shape[axis]
+    if parts and length % parts == 0:
+        return jnp.mean(
+            array.reshape(*array.shape[:axis], parts, length // parts, *array.shape[axis + 1 :]), axis=axis + 1
+        )
+    starts, stops = _parts(length, parts)
+    column = [-1 if i == axis else 1 for i in range(array.ndim)]
+    out = jnp.zeros((), array.dtype)
+    for j in range(int((stops - starts).max(initial=1))):
+        taken = jnp.take(array, np.minimum(starts + j, stops - 1), axis=axis)
+        out = out + jnp.where((starts + j < stops).reshape(column), taken, 0)
+    means: Array = out / (stops - starts).reshape(column).astype(out.dtype)
+    return means
+
+
+def _starts(samples: Array, length: int, parts: int, kernel: int) -> Array:
+    """Return where the windows of one dimension start, per batch and channel: (N, C, parts)."""
+    if parts == 1:
+        return jnp.full((*samples.shape, 1), length - kernel)
+    alpha = jnp.asarray((length - kernel) / (parts - 1), samples.dtype)
+    steps = jnp.arange(parts, dtype=samples.dtype)
+    starts = jnp.trunc((steps + samples[..., None]) * alpha) - jnp.trunc(samples * alpha)[..., None]
+    return starts.astype(jnp.int64).at[..., -1].set(length - kernel)
+
+
+@lower("fractional_max_pool2d", "fractional_max_pool3d")
+def fractional_max_pool(
+    self: Array, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: Array
+) -> tuple[Array, Array]:
+    """Return the greatest of each window, and its index. `random_samples`: (N, C, dims) in [0, 1)."""
+    dims = len(output_size)
+    batch = self if self.ndim == dims + 2 else self[None]
+    size = batch.shape[2:]
+    order = (1, 0) if dims == 2 else (0, 1, 2)  # the two-dimensional kernels take the samples as (width, height)
+    flat = batch.reshape(*batch.shape[:2], math.prod(size))
+    starts = [
+        _starts(random_samples[..., order[i]], n, parts, k)
+        for i, (n, parts, k) in enumerate(zip(size, output_size, kernel_size, strict=True))
+    ]
+    best: tuple[Array, Array] | None = None
+    for offsets in itertools.product(*map(range, kernel_size)):
+        index = jnp.zeros((), jnp.int64)
+        for i, (start, offset) in enumerate(zip(starts, offsets, strict=True)):
+            places = (start + offset) * math.prod(size[i + 1 :])
+            index = index + places.reshape(*places.shape[:2], *[places.shape[2] if j == i else 1 for j in range(dims)])
+        places = index.reshape(*flat.shape[:2], math.prod(output_size))
+        taken = jnp.take_along_axis(flat, places, axis=-1).reshape(index.shape)
+        best = (taken, index) if best is None else _better((taken, index), best)
+    assert best is not None  # a kernel has an element
+    value, index = best
+    return (value, index) if batch is self else (value[0], index[0])
+
+
+Places = Callable[[int, int, int], Ints]
+"""Where each element of a padded dimension comes from, of a length and the widths before and after it."""
+
+
+def _reflected(length: int, before: int, after: int) -> Ints:
+    places = np.arange(-before, length + after)
+    places = np.abs(places)
+    return np.where(places >= length, 2 * (length - 1) - places, places)
+
+
+def _replicated(length: int, before: int, after: int) -> Ints:
+    return np.clip(np.arange(-before, length + after), 0, length - 1)
+
+
+def _padded(self: Array, padding: Sequence[int], places: Places) -> Array:
+    """Pad by `padding`, which names (before, after) of the last dimension first."""
+    for i in range(len(padding) // 2):
+        axis = self.ndim - 1 - i
+        where = places(self.shape[axis], padding[2 * i], padding[2 * i + 1])
+        self = (
+            jnp.take(self, where, axis=axis, mode="clip")
+            if self.size
+            else jnp.zeros((*self.shape[:axis], len(where), *self.shape[axis + 1 :]), self.dtype)
+        )
+    return self
+
+
+def _register(kind: str, places: Places) -> None:
+    names = [f"{kind}_pad{dims}d" for dims in (1, 2, 3)]
+
+    @lower(*names)
+    def forward(self: Array, padding: Sequence[int]) -> Array:
+        return _padded(self, padding, places)
+
+    @lower(*(f"{name}_backward" for name in names))
+    @widened
+    def backward(grad_output: Array, self: Array, padding: Sequence[int]) -> Array:
+        return transposed(lambda x: _padded(x, padding, places), grad_output, self.shape)
+
+
+_register("reflection", _reflected)
+_register("replication", _replicated)
+
+
+_CUBIC = -0.75  # Keys' parameter of upsample_bicubic2d
+_CUBIC_SMOOTH = -0.5  # and of its antialiased form
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+class Taps(NamedTuple):
+    """For one dimension: which inputs each output takes, (outputs, taps), and their weights."""
+
+    places: Ints
+    weight: Floats
+
+
+def _step(length: int, out: int, scale: float | None) -> float:
+    return 1 / scale if scale is not None and scale > 0 else length / out
+
+
+def nearest(length: int, out: int, scale: float | None, *, exact: bool = False) -> Taps:
+    """Take the input under each output; `exact`: under its middle. float32, as PyTorch's kernels compute it."""
+    step = np.float32(_step(length, out, scale))  # float64 would take another input where a quotient is nearly whole
+    places = np.arange(out, dtype=np.float32) + np.float32(0.5 if exact else 0)
+    index = np.minimum(np.floor(places * step).astype(np.int64), length - 1)
+    return Taps(index[:, None], np.ones((out, 1)))
+
+
+def _sources(length: int, out: int, scale: float | None, align_corners: bool, *, clipped: bool) -> Floats:
+    places = np.arange(out, dtype=np.float64)
+    if align_corners:
+        return places * ((length - 1) / (out - 1) if out > 1 else 0.0)
+    sources = (places + 0.5) * _step(length, out, scale) - 0.5
+    return np.maximum(sources, 0) if clipped else sources
+
+
+def linear(length: int, out: int, scale: float | None, align_corners: bool) -> Taps:
+    """Weigh the two nearest inputs."""
+    if length == out:  # PyTorch copies
+        return Taps(np.arange(out)[:, None], np.ones((out, 1)))
+    sources = _sources(length, out, scale, align_corners, clipped=True)
+    low = np.minimum(np.floor(sources).astype(np.int64), length - 1)
+    share = np.clip(sources - low, 0, 1)
+    return Taps(np.stack([low, np.minimum(low + 1, length - 1)], 1), np.stack([1 - share, share], 1))
+
+
+def _keys(x: Floats, a: float) -> Floats:
+    x = np.abs(x)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * a
+    return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
+
+
+def cubic(length: int, out: int, scale: float | None, align_corners: bool) -> Taps:
+    """Weigh the four nearest inputs; the edges are repeated."""
+    sources = _sources(length, out, scale, align_corners, clipped=False)
+    low = np.floor(sources).astype(np.int64)
+    offsets = np.arange(-1, 3)
+    return Taps(np.clip(low[:, None] + offsets, 0, length - 1), _keys((sources - low)[:, None] - offsets, _CUBIC))
+
+
+def _triangle(x: Floats) -> Floats:
+    triangle: Floats = np.maximum(0, 1 - np.abs(x))
+    return triangle
+
+
+def _smooth_cubic(x: Floats) -> Floats:
+    return _keys(x, _CUBIC_SMOOTH)
+
+
+def _lanczos(x: Floats) -> Floats:
+    return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0)
+
+
+def antialiased(
+    length: int, out: int, scale: float | None, align_corners: bool, window: Callable[[Floats], Floats], reach: int
+) -> Taps:
+    """Weigh every input within the window, which is widened where the output is smaller."""
+    width = ((length - 1) / (out - 1) if out > 1 else 0.0) if align_corners else _step(length, out, scale)
+    widened_by = max(width, 1.0)
+    support = reach * widened_by
+    centre = width * (np.arange(out) + 0.5)
+    first = np.maximum((centre - support + 0.5).astype(np.int64), 0)
+    last = np.minimum((centre + support + 0.5).astype(np.int64), length)
+    taps = np.arange(math.ceil(support) * 2 + 1)
+    index = first[:, None] + taps
+    weight = window((index - centre[:, None] + 0.5) / widened_by)
+    weight = np.where(index < last[:, None], weight, 0.0)
+    total = weight.sum(1, keepdims=True)
+    return Taps(np.minimum(index, length - 1), weight / np.where(total == 0, 1, total))
+
+
+def resample(array: Array, axis: int, taps: Taps) -> Array:
+    """Return the weighted sums along one axis. An input of weight zero counts for nothing, even if it is not finite."""
+    column = [-1 if i == axis else 1 for i in range(array.ndim)]
+    if taps.places.shape[1] == 1:
+        return jnp.take(array, taps.places[:, 0], axis=axis)
+    out = jnp.zeros((), array.dtype)
+    for index, weight in zip(taps.places.T, taps.weight.T, strict=True):
+        if weight.any():
+            term = jnp.take(array, index, axis=axis) * weight.astype(array.dtype).reshape(column)
+            out = out + (term if weight.all() else jnp.where((weight != 0).reshape(column), term, 0))
+    return out
+
+
+Dimension = Callable[[int, int, "float | None", bool], Taps]
+
+
+def _resized(
+    self: Array, output_size: Sequence[int], align: bool, scales: Sequence[float | None], taps: Dimension
+) -> Array:
+    first = self.ndim - len(output_size)
+    given = (*scales, *((None,) * (len(output_size) - len(scales))))
+    for i, (out, scale) in enumerate(zip(output_size, given, strict=True)):
+        self = resample(self, first + i, taps(self.shape[first + i], out, scale, align))
+    return self
+
+
+def _define(names: Sequence[str], taps: Dimension, *, aligned: bool) -> None:
+    """Register the forward and the backward pass of one kind of interpolation."""
+
+    @lower(*names)
+    @widened
+    def forward(self: Array, output_size: Sequence[int], *rest: float | None) -> Array:
+        align, scales = (bool(rest[0]), rest[1:]) if aligned else (False, rest)
+        return _resized(self, output_size, align, scales, taps)
+
+    @lower(*(f"{name}_backward" for name in names))
+    @widened
+    def backward(
+        grad_output: Array, output_size: Sequence[int], input_size: Sequence[int], *rest: float | None
+    ) -> Array:
+        align, scales = (bool(rest[0]), rest[1:]) if aligned else (False, rest)
+        return transposed(lambda x: _resized(x, output_size, align, scales, taps), grad_output, input_size)
+
+
+def _antialiased(window: Callable[[Floats], Floats], reach: int) -> Dimension:
+    return lambda n, out, scale, align: antialiased(n, out, scale, align, window, reach)
+
+
+_NEAREST = ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
+_EXACT = ("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d")
+_define(_NEAREST, lambda n, out, scale, _: nearest(n, out, scale), aligned=False)
+_define(_EXACT, lambda n, out, scale, _: nearest(n, out, scale, exact=True), aligned=False)
+_define(("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), linear, aligned=True)
+_define(("upsample_bicubic2d",), cubic, aligned=True)
+_define(("_upsample_bilinear2d_aa",), _antialiased(_triangle, 1), aligned=True)
+_define(("_upsample_bicubic2d_aa",), _antialiased(_smooth_cubic, 2), aligned=True)
+_define(("_upsample_lanczos2d_aa",), _antialiased(_lanczos, 3), aligned=True)
+
+
+_NEAREST_MODE, _BICUBIC = 1, 2  # interpolation modes; 0 is linear
+_BORDER, _REFLECTION = 1, 2  # padding modes; 0 is zeros
+_KEYS = -0.75
+
+
+def _place(normal: Array, length: int, align_corners: bool) -> Array:
+    """Convert a coordinate in [-1, 1] to elements."""
+    return (normal + 1) / 2 * (length - 1) if align_corners else ((normal + 1) * length - 1) / 2
+
+
+def _inside(place: Array, length: int, padding: int, align_corners: bool) -> Array:
+    """Return the place after padding; its gradient is zero where it was clipped, also on the edge itself."""
+    if padding == _REFLECTION:
+        low, span = (0.0, length - 1) if align_corners else (-0.5, length)
+        if span == 0:
+            return jnp.zeros_like(place)
+        distance = jnp.abs(place - low)
+        rest, turns = jax.lax.rem(distance, jnp.full_like(distance, span)), jnp.floor(distance / span)
+        place = jnp.where(turns % 2 == 0, rest, span - rest) + low
+    if padding in (_BORDER, _REFLECTION):
+        place = jax.lax.clamp(jnp.zeros((), place.dtype), place, jnp.asarray(length - 1, place.dtype))
+    return place
+
+
+def _fetch(flat: Array, size: Sequence[int], places: Sequence[Array]) -> Array:
+    """Return the values at whole places, zero outside. flat: (N, C, elements); places: (N, outputs) each."""
+    index, valid = jnp.zeros((), jnp.int64), jnp.ones((), jnp.bool_)
+    for place, length in zip(places, size, strict=True):
+        valid = valid & (place >= 0) & (place <= length - 1)
+        # outside it is any valid place: its value is dropped below
+        index = index * length + jnp.clip(jnp.nan_to_num(place), 0, length - 1).astype(jnp.int64)
+    index = jnp.broadcast_to(index[:, None], (*flat.shape[:2], index.shape[-1]))
+    return jnp.where(valid[:, None], jnp.take_along_axis(flat, index, axis=2), 0)
+
+
+def _cubic(x: Array) -> Array:
+    x = jnp.abs(x)
+    near = ((_KEYS + 2) * x - (_KEYS + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * _KEYS
+    return jnp.where(x <= 1, near, far)
+
+
+def _weighted(
+    flat: Array,
+    size: Sequence[int],
+    places: Sequence[Array],
+    offsets: Sequence[int],
+    weigh: Computation,
+    pad: Callable[[Array, int], Array],
+) -> Array:
+    out = jnp.zeros((), flat.dtype)
+    floors = [jax.lax.stop_gradient(jnp.floor(p)) for p in places]
+    for corner in itertools.product(offsets, repeat=len(size)):
+        weight = math.prod(weigh(p - (f + c)) for p, f, c in zip(places, floors, corner, strict=True))
+        taken = _fetch(flat, size, [pad(f + c, n) for f, c, n in zip(floors, corner, size, strict=True)])
+        out = out + taken * weight[:, None]
+    return out
+
+
+@lower("grid_sampler_2d", "grid_sampler_3d")
+@widened
+def grid_sampler(input: Array, grid: Array, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Array:
+    """Sample (N, C, …) at the grid (N, …, dims), whose coordinates are x first and in [-1, 1]."""
+    size, shape = input.shape[2:], grid.shape[1:-1]
+    flat = input.reshape(*input.shape[:2], math.prod(size))
+    rows = grid.reshape(grid.shape[0], math.prod(shape), len(size))
+    places = [_place(rows[..., len(size) - 1 - i], n, align_corners) for i, n in enumerate(size)]
+
+    def pad(place: Array, length: int) -> Array:
+        return _inside(place, length, padding_mode, align_corners)
+
+    if interpolation_mode == _BICUBIC:
+        out = _weighted(flat, size, places, (-1, 0, 1, 2), _cubic, pad)
+    else:
+        places = [pad(p, n) for p, n in zip(places, size, strict=True)]
+        if interpolation_mode == _NEAREST_MODE:
+            out = _fetch(flat, size, [jnp.round(p) for p in places])
+        else:
+            out = _weighted(flat, size, places, (0, 1), lambda x: 1 - jnp.abs(x), lambda p, _: p)
+    return out.reshape(*input.shape[:2], *shape)
+
+
+@lower("grid_sampler_2d_backward", "grid_sampler_3d_backward")
+@widened
+def grid_sampler_backward(
+    grad_output: Array,
+    input: Array,
+    grid: Array,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+    output_mask: Sequence[bool],
+) -> tuple[Array | None, ...]:
+    """Return the gradients of input and grid that the mask asks for."""
+
+    def forward(x: Array, g: Array) -> Array:
+        return grid_sampler(x, g, interpolation_mode, padding_mode, align_corners)
+
+    grads = pullback(forward, grad_output, input, grid)
+    return wanted(output_mask, *grads)
+
+
+@kernel("_grid_sampler_2d_cpu_fallback")
+def fallback(
+    input: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Tree:
+    """Call grid_sampler_2d; PyTorch's own kernel of this overload reads CPU memory, on any device."""
+    return computed("grid_sampler_2d")(input, grid, interpolation_mode, padding_mode, align_corners)
+
+
+@kernel("_grid_sampler_2d_cpu_fallback_backward")
+def fallback_backward(
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    grid: torch.Tensor,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+) -> Tree:
+    """Return the gradients of input and grid."""
+    compute = computed("grid_sampler_2d_backward")
+    return compute(grad_output, input, grid, interpolation_mode, padding_mode, align_corners, [True, True])
