@@ -9,15 +9,14 @@ import torch
 
 from ampcheck.jax_device import backend, lowerings
 from ampcheck.jax_device.annotations import NAME
-from ampcheck.jax_device.dispatch import install, views
+from ampcheck.jax_device.dispatch import install
 from ampcheck.jax_device.interop.dlpack import from_jax, to_jax
 from ampcheck.jax_device.interop.functions import j2t_autograd, t2j
-from ampcheck.jax_device.jit.buckets import Bucket
-from ampcheck.jax_device.jit.transform import jit
+from ampcheck.jax_device.jit.transform import Bucket, jit
 from ampcheck.register import register_autocast
 
 backend.make()
 install.install()
 autocast = register_autocast(NAME, base="cuda", dtypes=(torch.bfloat16, torch.float16))
 
-__all__ = ["Bucket", "from_jax", "j2t_autograd", "jit", "lowerings", "t2j", "to_jax", "views"]
+__all__ = ["Bucket", "from_jax", "j2t_autograd", "jit", "lowerings", "t2j", "to_jax"]

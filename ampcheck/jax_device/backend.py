@@ -16,7 +16,7 @@ from ampcheck.jax_device import disk_cache, random, streams
 from ampcheck.jax_device.annotations import NAME, Device, Tree
 from ampcheck.jax_device.device import index_of, properties
 from ampcheck.jax_device.interop import checkpoints, distributed, dlpack
-from ampcheck.jax_device.jit import flex
+from ampcheck.jax_device.jit.watch import install_flex
 from ampcheck.jax_device.storage import memory, moving, overrides
 from ampcheck.jax_device.torch_private import InductorBackend, setup_backend
 
@@ -192,4 +192,4 @@ def make() -> None:
     _profile_on_the_host()
     memory.install()
     moving.install()
-    flex.install()
+    install_flex()

@@ -16,7 +16,7 @@ import torch
 from jaxlib.mlir import ir
 
 from ampcheck.jax_device.disk_cache import DiskCache
-from ampcheck.jax_device.dispatch import program, shapes
+from ampcheck.jax_device.dispatch import program
 from tests.cli_support import LIMIT
 
 # A few programs in a new process: how many were asked for, how many of them were found, and what tells processors.
@@ -123,7 +123,7 @@ def test_the_programs_on_disk_are_bounded(tmp_path: Path) -> None:
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No program and no shape is known."""
     program.program_cache.clear()
-    monkeypatch.setattr(program, "varying", shapes.Varying())
+    monkeypatch.setattr(program, "varying", program.Varying())
     yield
     program.program_cache.clear()
 
@@ -178,7 +178,7 @@ def test_as_an_error_the_warning_leaves_the_op_usable(fresh: None) -> None:
                 x.exp()
             except UserWarning:
                 break
-        assert n == shapes.MANY
+        assert n == program.MANY
         assert x.exp().shape == (n,)
         assert torch.ones(n + 1, device="jax").exp().shape == (n + 1,)
 
@@ -204,14 +204,14 @@ class Wider(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    "each", [shapes.EACH, pytest.param(0, marks=pytest.mark.nightly)], ids=["as-it-is", "injected"]
+    "each", [program.EACH, pytest.param(0, marks=pytest.mark.nightly)], ids=["as-it-is", "injected"]
 )
 def test_a_model_of_many_widths_with_some_batch_sizes_is_no_such_loop(
     fresh: None, monkeypatch: pytest.MonkeyPatch, each: int
 ) -> None:
     """Its lines compile for as many shapes as are a loop's elsewhere, as DenseNet's do, but for few in each layer."""
-    monkeypatch.setattr(shapes, "MANY", 8)
-    monkeypatch.setattr(shapes, "EACH", each)
+    monkeypatch.setattr(program, "MANY", 8)
+    monkeypatch.setattr(program, "EACH", each)
     model = torch.nn.Sequential(*(Wider(width) for width in range(1, 11))).to("jax")
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ampcheck.jax_device import Bucket, jit
-from ampcheck.jax_device.jit.buckets import Buckets
+from ampcheck.jax_device.jit.transform import Buckets
 
 SIZES = Bucket((4, 8))
 

@@ -9,13 +9,37 @@ from torch.library import Library
 
 from ampcheck.jax_device.annotations import Kernel, Tree
 from ampcheck.jax_device.device import placed
-from ampcheck.jax_device.dispatch import meta
 from ampcheck.jax_device.dispatch.kernels import computed, inplace_kernel, missing, out_kernel
 from ampcheck.jax_device.dispatch.schema import arguments, functional, is_out, is_view, overloads
-from ampcheck.jax_device.dispatch.special import COMPOSED, SPECIAL
+from ampcheck.jax_device.dispatch.special import COMPOSED, SPECIAL, by_convolution
 from ampcheck.jax_device.lowering import OWN, find, short_name
 from ampcheck.jax_device.storage.arrays import META
 from ampcheck.register.torch_private import OpOverload, has_kernel
+
+
+def _gru_cell(
+    input_gates: torch.Tensor, hidden_gates: torch.Tensor, hx: torch.Tensor, *_: object
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(hx), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
+
+
+def _gru_cell_backward(
+    grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool
+) -> tuple[torch.Tensor | None, ...]:
+    rows, width = workspace.shape[0], workspace.shape[1] // 5 * 3
+    gates = [workspace.new_empty((rows, width)) for _ in range(2)]
+    biases = [workspace.new_empty((width,)) if has_bias else None for _ in range(2)]
+    return *gates, torch.empty_like(grad_hy), *biases
+
+
+# Meta kernels of ops that PyTorch has none for: what shapes come out, also of sizes that `torch.compile` leaves open.
+# Other ops without a Meta kernel are run on zeros by PyTorch's fake tensors, which takes sizes that are numbers.
+_META: dict[str, Kernel] = {
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+    **by_convolution(torch.convolution),
+}
+
 
 KEY = "PrivateUse1"
 # PyTorch's own kernels take these apart: one checks and calls convolution_overrideable, one knows hermitian matrices.
@@ -81,8 +105,10 @@ def _lazy(op: OpOverload) -> Kernel:
 
 def install() -> None:
     """Register every kernel. Called once, when the device is made."""
-    meta.install()
     aten = Library("aten", "IMPL")
+    for name, function in _META.items():
+        if not has_kernel(f"aten::{name}", "Meta"):
+            aten.impl(name, function, "Meta")
     for op in overloads():
         found = kernel(op)
         if found is not None and short_name(op) in FILLS:

@@ -1,8 +1,9 @@
-"""One compiled XLA program per overload, shapes, dtypes, strides and static arguments, and how it is found again.
+"""From a call to its compiled XLA program: one per overload, shapes, dtypes, strides and static arguments.
 
 The first call of a kind asks PyTorch's Meta kernel what comes out (shapes, strides, dtypes, and the errors PyTorch
 raises), and makes a `jax.jit` function that reads the tensors from their storages' arrays, runs the lowering and puts
-the results into PyTorch's dtypes. Later calls find that function by a key.
+the results into PyTorch's dtypes. Later calls find that function by a key. A loop that compiles an op for new shapes
+again and again gets a warning; the first step of a model compiles for many shapes too, but not in one module.
 """
 
 from __future__ import annotations
@@ -10,37 +11,366 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import torch
 
 from ampcheck.jax_device import random
-from ampcheck.jax_device.annotations import Kernel, Kwargs, Tree
-from ampcheck.jax_device.dispatch import promotion
-from ampcheck.jax_device.dispatch.call import Call, Fixed, Key, NumberSlot, Slot, Taken, given_again, meta
-from ampcheck.jax_device.dispatch.results import (
-    PromisedResult,
-    conform,
-    made,
-    plain,
-    promised,
-    single,
-    structure,
-)
-from ampcheck.jax_device.dispatch.schema import Kind, arguments
-from ampcheck.jax_device.dispatch.shapes import varying
+from ampcheck.jax_device.annotations import NAME, Args, Kernel, Kwargs, Tree
+from ampcheck.jax_device.dispatch.schema import Argument, Kind, arguments
+from ampcheck.jax_device.dtypes import check_promotion, common_dtype, convert, jax_dtype
 from ampcheck.jax_device.lowering import Lowering, compiled, short_name
 from ampcheck.jax_device.random import RawKey
 from ampcheck.jax_device.storage import transfer
-from ampcheck.jax_device.storage.arrays import wrap
-from ampcheck.jax_device.storage.layout import Columns, by_columns, read, settled
-from ampcheck.jax_device.torch_private import DisableTorchFunction, disable_current_modes, pytree
+from ampcheck.jax_device.storage.arrays import alias, contents, create, storage_of, wrap
+from ampcheck.jax_device.storage.layout import Columns, Layout, by_columns, contiguous, order, physical, read, settled
+from ampcheck.jax_device.torch_private import DisableTorchFunction, conj, disable_current_modes, neg_view, pytree
 from ampcheck.register.torch_private import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard, OpOverload
+
+
+class Slot(NamedTuple):
+    """How a tensor argument is read: which of the program's arrays it lies in, its place there, its PyTorch dtype.
+
+    `conj` and `neg` are PyTorch's lazy bits: some overloads (mm, clone) get tensors that have them.
+    """
+
+    place: int
+    layout: Layout | None
+    dtype: torch.dtype
+    conj: bool = False
+    neg: bool = False
+
+
+class NumberSlot(NamedTuple):
+    """A number that is given anew at each call: which of the program's numbers, and its Python type."""
+
+    place: int
+    kind: type
+
+
+class Fixed(NamedTuple):
+    """A number that is part of the program. Its type is kept beside it, because 1, 1.0 and True are equal."""
+
+    kind: type
+    value: complex
+
+
+Taken = Any
+"""An argument as a program is found by it: slots and fixed numbers in tuples, or a plain value."""
+Key = tuple[Any, ...]
+"""What programs are found by; it is hashed."""
+
+
+class Call:
+    """The arguments of one call, taken apart into a key, arrays and numbers."""
+
+    def __init__(
+        self, name: str, named: Mapping[str, Argument], static: bool, args: Sequence[Tree], kwargs: Kwargs
+    ) -> None:
+        self.arrays: list[jax.Array | np.ndarray] = []
+        self.numbers: list[Tree] = []
+        self.generator: torch.Generator | None = None
+        self._shapes: list[tuple[int, ...]] = []
+        self._name, self._static = name, static
+        given = [(a, self._taken(a, value)) for a, value in zip(named.values(), args, strict=False)]
+        by_name = {key: self._taken(named[key], value) for key, value in kwargs.items()}
+        self.args = tuple(value for a, value in given if a.kind is not Kind.GENERATOR)
+        self.kwargs = {key: value for key, value in by_name.items() if named[key].kind is not Kind.GENERATOR}
+        # The default dtype is that of factories, and of what an op computes of integers.
+        self.key = (self.args, tuple(self.kwargs.items()), tuple(self._shapes), torch.get_default_dtype())
+
+    def _taken(self, argument: Argument, value: Tree) -> Taken:
+        kind = argument.kind
+        if kind is Kind.TENSOR:
+            return self._tensor(value)
+        if kind is Kind.TENSORS:
+            return tuple(self._tensor(v) for v in value) if value is not None else None
+        if kind is Kind.GENERATOR:
+            self.generator = value
+            return None
+        if kind is Kind.NUMBER:
+            return self._number(value)
+        if kind is Kind.NUMBERS:
+            return tuple(self._number(v) for v in value)
+        return tuple(value) if isinstance(value, (list, torch.Size)) else value
+
+    def _number(self, value: Tree) -> Taken:
+        if value is None or isinstance(value, str):
+            return value
+        # A `SymFloat` is no float to isinstance, and must not be asked for its value.
+        if value.__class__ is torch.SymFloat:  # a number that jit traces
+            self.numbers.append(value.node.traced)
+            return NumberSlot(len(self.numbers) - 1, torch.SymFloat)
+        if self._static:
+            return Fixed(type(value), value)
+        self.numbers.append(value)
+        return NumberSlot(len(self.numbers) - 1, type(value))
+
+    def _tensor(self, value: Tree) -> Taken:
+        if value is None:
+            return None
+        if not isinstance(value, torch.Tensor):
+            return self._number(value)
+        if value.device.type != NAME:
+            value = transfer.guest(value, self._name)
+            if not isinstance(value, torch.Tensor):
+                self.arrays.append(value)
+                self._shapes.append(())
+                return Slot(len(self.arrays) - 1, None, transfer.dtype_of(value))
+        array = contents(value)
+        self.arrays.append(array)
+        self._shapes.append(array.shape)
+        # Most tensors are all of their storage: no layout is then part of the key, nor read in the program.
+        natural = array.shape == value.shape and value.is_contiguous()
+        layout = None if natural else Layout.of(value)
+        return Slot(len(self.arrays) - 1, layout, value.dtype, value.is_conj(), value.is_neg())
+
+
+def given_again(call: Call) -> tuple[list[Tree], Kwargs]:
+    """Return the arguments of a call again, tensors on its arrays, without its generator."""
+
+    def given(taken: Taken) -> Tree:
+        if isinstance(taken, Slot):
+            whole = wrap(jax.numpy.asarray(call.arrays[taken.place]))
+            whole = whole if taken.layout is None else alias(whole, *taken.layout)
+            whole = neg_view(whole) if taken.neg else whole
+            return conj(whole) if taken.conj else whole
+        if isinstance(taken, NumberSlot):
+            return call.numbers[taken.place]
+        if isinstance(taken, Fixed):
+            return taken.value
+        return [given(v) for v in taken] if isinstance(taken, tuple) else taken
+
+    return [given(v) for v in call.args], {name: given(v) for name, v in call.kwargs.items()}
+
+
+def meta(call: Call, taken: Taken) -> Tree:
+    """Return the argument for PyTorch's Meta kernel."""
+    if isinstance(taken, Slot):
+        size = call.arrays[taken.place].shape if taken.layout is None else taken.layout.size
+        stride = contiguous(size) if taken.layout is None else taken.layout.stride
+        return torch.empty_strided(size, stride, dtype=taken.dtype, device="meta")
+    if isinstance(taken, NumberSlot):
+        return 1.0 if taken.kind is torch.SymFloat else call.numbers[taken.place]
+    if isinstance(taken, Fixed):
+        return taken.value
+    if isinstance(taken, tuple):
+        return [meta(call, v) for v in taken]
+    return torch.device("meta") if isinstance(taken, torch.device) else taken
+
+
+class PromisedResult(NamedTuple):
+    """What PyTorch promises of one result."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def promised(op: OpOverload, args: Sequence[Tree], kwargs: Kwargs) -> tuple[list[PromisedResult | None] | None, bool]:
+    """Ask PyTorch what comes out of meta tensors, in order, and whether it is one tensor; None where it cannot say."""
+    if any(a.name == "device" for a in arguments(op)):
+        kwargs = {**kwargs, "device": torch.device("meta")}
+    try:
+        out = _asked(op, args, kwargs)
+    except NotImplementedError:
+        return None, False
+    alone = isinstance(out, torch.Tensor)
+    flat = [out] if alone else pytree.tree_leaves(out or ())  # an op that only checks its arguments returns nothing
+    return [None if o is None else _result(o) for o in flat], alone
+
+
+def _asked(op: OpOverload, args: Sequence[Tree], kwargs: Kwargs) -> Tree:
+    """Call PyTorch's Meta kernel. Of few overloads it takes a number for a tensor; others get a 0-d tensor."""
+    try:
+        return op(*args, **kwargs)
+    except RuntimeError as error:
+        if "same reduction dim" in str(error):  # since torch 2.14, from the Meta kernel of mm in Python
+            (n, m), (k, p) = args[0].shape, args[1].shape
+            raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({n}x{m} and {k}x{p})") from None
+        if "Unable to cast" not in str(error):
+            raise
+    scalars = [
+        torch.scalar_tensor(v, device="meta", dtype=torch.tensor(v).dtype)
+        if a.kind is Kind.TENSOR and isinstance(v, (bool, int, float, complex))
+        else v
+        for a, v in zip(arguments(op), args, strict=False)
+    ]
+    return op(*scalars, **kwargs)
+
+
+def _result(out: torch.Tensor) -> PromisedResult:
+    size = tuple(out.shape)
+    # The device gives each result a storage of its own, so strides with holes or overlaps become contiguous ones.
+    dense = order(Layout(size, out.stride(), 0), math.prod(size)) is not None
+    return PromisedResult(size, out.stride() if dense else contiguous(size), out.dtype)
+
+
+def plain(result: PromisedResult) -> bool:
+    if 0 in result.size:
+        return len(result.size) < 2  # of more dimensions, `create` makes other strides than PyTorch
+    return result.stride == contiguous(result.size) or math.prod(result.size) <= 1
+
+
+def single(run: Kernel, result: PromisedResult) -> Kernel:
+    """Return the program of an overload with one contiguous result: the shortest way from arrays to a tensor."""
+    size, dtype = result.size, result.dtype
+
+    def program(*inputs: jax.Array) -> Tree:
+        (array,) = run(*inputs)
+        tensor = create(size, dtype)
+        storage_of(tensor).array = array
+        return tensor
+
+    return program
+
+
+def made(array: jax.Array, result: PromisedResult | None) -> torch.Tensor:
+    """Return a tensor on a new storage that holds the array; the array is laid out as the strides say."""
+    if result is None:
+        return wrap(array)
+    tensor: torch.Tensor = create(array.shape, result.dtype)
+    storage_of(tensor).array = array
+    return tensor if plain(result) else alias(tensor, result.size, result.stride, 0)
+
+
+def conform(name: str, flat: list[Tree], wanted: list[PromisedResult | None] | None) -> list[Tree]:
+    """Return the lowering's arrays in PyTorch's dtypes and storage order; raise RuntimeError for wrong shapes."""
+    if wanted is None:
+        return [o if o is None else jax.numpy.asarray(o) for o in flat]
+    if len(flat) != len(wanted):
+        raise RuntimeError(f"the jax lowering of aten::{name} gave {len(flat)} results; PyTorch promises {len(wanted)}")
+    out: list[Tree] = []
+    for value, result in zip(flat, wanted, strict=True):
+        if value is None or result is None:
+            out.append(None)
+            continue
+        array = jax.numpy.asarray(value)
+        if array.shape != result.size:
+            raise RuntimeError(
+                f"the jax lowering of aten::{name} gave shape {list(array.shape)}; PyTorch promises {list(result.size)}"
+            )
+        array = convert(array, jax_dtype(result.dtype))
+        out.append(array if plain(result) else physical(array, result.stride))
+    return out
+
+
+def structure(op: OpOverload, lengths: list[int]) -> Callable[[list[Tree]], Tree]:
+    """Return a function from the flat results to what the overload returns: a tensor, a list, or a tuple of these."""
+    kinds = [str(r.type) for r in op._schema.returns]
+    if kinds == ["Tensor"]:
+        return lambda flat: flat[0]
+    if kinds == ["List[Tensor]"]:
+        return lambda flat: flat
+    if "List[Tensor]" not in kinds:
+        return tuple
+    return lambda flat: _nested(flat, kinds, lengths)
+
+
+def _nested(flat: list[Tree], kinds: list[str], lengths: list[int]) -> Args:
+    out, rest = [], list(flat)
+    for kind, count in zip(kinds, lengths, strict=True):
+        taken, rest = rest[:count], rest[count:]
+        out.append(taken[0] if kind == "Tensor" else taken)
+    return tuple(out)
+
+
+MANY = 32
+"""For how many shapes a line compiles an op until it gets a warning."""
+EACH = 8
+"""So many of them for each module that runs the line; a model may have a layer for each of many widths."""
+GENERATED = "<kernel of "
+"""How the file names of generated kernels begin."""
+_TORCH, _AMPCHECK = f"{Path(torch.__file__).parent}/", f"{Path(__file__).parents[2]}/"
+_NOT_THE_USERS = (_TORCH, f"{_AMPCHECK}jax_device/", f"{_AMPCHECK}register/", GENERATED, "<frozen ")
+# What goes through all parameters of a model, of whatever shape.
+_OVER_PARAMETERS = tuple(_TORCH + part for part in ("optim/", "amp/", "nn/utils/", "nn/init.py"))
+
+
+class _Place(NamedTuple):
+    """A line that runs ops, and the innermost module in whose code it is."""
+
+    frame: FrameType
+    module: int
+
+
+class Varying:
+    """The shapes for which each line of the user's compiled each op."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str, int], tuple[set[tuple[tuple[int, ...], ...]], set[int]]] = {}
+        self._warned: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+
+    def note(self, op: str, call: Call) -> None:
+        """Count a new program of `op`. Warns once a function, with the user's line, where there are too many."""
+        if any(isinstance(array, jax.core.Tracer) for array in call.arrays):
+            return  # part of a program that jit makes, which counts its own
+        shapes = tuple(_shapes(call, [*call.args, *call.kwargs.values()]))
+        place = _place(sys._getframe(1)) if shapes else None
+        if place is None:
+            return
+        frame = place.frame
+        code, line = frame.f_code, frame.f_lineno
+        with self._lock:
+            seen, modules = self._seen.setdefault((op, code.co_filename, line), (set(), set()))
+            seen.add(shapes)
+            modules.add(place.module)
+            function = (code.co_filename, code.co_qualname)
+            if len(seen) < max(MANY, EACH * len(modules)) or function in self._warned:
+                return
+            self._warned.add(function)
+        warnings.warn_explicit(
+            f"this line compiled aten::{op} for {len(seen)} different shapes, the last of them "
+            f"{', '.join(map(str, shapes))}; each is a program of its own, compiled at its first call and kept in "
+            "memory. Pad the inputs to a few sizes, such as powers of two; then ampcheck.jax_device.jit makes one "
+            'program of a whole step for each size. docs/jax_device.md, "What compiling costs".',
+            UserWarning,
+            code.co_filename,
+            line,
+            module=frame.f_globals.get("__name__"),
+            registry=frame.f_globals.setdefault("__warningregistry__", {}),
+        )
+
+
+varying = Varying()
+
+
+def _shapes(call: Call, taken: Iterable[Taken]) -> Iterator[tuple[int, ...]]:
+    """Yield the sizes of the tensors among a call's arguments."""
+    for value in taken:
+        if isinstance(value, Slot):
+            yield tuple(call.arrays[value.place].shape if value.layout is None else value.layout.size)
+        elif type(value) is tuple:
+            yield from _shapes(call, value)
+
+
+def _place(frame: FrameType | None) -> _Place | None:
+    """Return the user's line that an op was called from; None in backward's thread, and for all parameters at once."""
+    line, module = None, 0
+    while frame is not None:
+        code = frame.f_code
+        if line is None and not code.co_filename.startswith(_NOT_THE_USERS):
+            line = frame
+        if line is None and code.co_filename.startswith(_OVER_PARAMETERS):
+            return None
+        if not module and code.co_varnames[:1] == ("self",):
+            owner = frame.f_locals.get("self")
+            module = id(owner) if isinstance(owner, torch.nn.Module) else 0
+        if line is not None and module:
+            break
+        frame = frame.f_back
+    return _Place(line, module) if line is not None else None
+
 
 _Key: Any = DispatchKey  # its members are not in torch's stubs
 # AutocastIPU is where jit watches (jit/watch.py).
@@ -222,9 +552,9 @@ def build(op: Functional, call: Call) -> tuple[Kernel, Kernel]:
         _one_dtype(op.name, [*call.args, *call.kwargs.values()])
     meta_args = [meta(call, a) for a in call.args]
     meta_kwargs = {name: meta(call, a) for name, a in call.kwargs.items()}
-    promotion.check(op.op, meta_args)
+    check_promotion(op.op, meta_args)
     results, alone = (None, False) if lowering.concrete else promised(op.op, meta_args, meta_kwargs)
-    common = promotion.common([*meta_args, *meta_kwargs.values()]) if lowering.promotes else None
+    common = common_dtype([*meta_args, *meta_kwargs.values()]) if lowering.promotes else None
     template_args, template_kwargs, arrays = call.args, call.kwargs, len(call.arrays)
 
     lengths: list[int] = []  # of the lists among the results, known once the program is traced

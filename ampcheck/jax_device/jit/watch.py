@@ -1,4 +1,7 @@
-"""What a trace touches: every op of the function, forward and backward, is seen."""
+"""What a trace touches: every op of the function, forward and backward, is seen, and every value that Python asks for.
+
+Such a value is a number that comes later, or an outcome that the trace assumes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import linecache
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from traceback import walk_stack, walk_tb
@@ -16,20 +19,21 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 from torch.library import Library
 
-from ampcheck.jax_device.annotations import Args, DeviceStorage, Kwargs, Tree
+from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
 from ampcheck.jax_device.dispatch.program import VALUE_NEEDED
 from ampcheck.jax_device.dispatch.schema import is_view, overloads
-from ampcheck.jax_device.jit.optim import TracedNumber
-from ampcheck.jax_device.jit.values import Asking, DeferredNumber, Value, array_of, as_number
+from ampcheck.jax_device.jit.state import Traced, TracedNumber
 from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import Bytes, alias, storage_of, wrap
 from ampcheck.jax_device.storage.layout import Layout
 from ampcheck.jax_device.torch_private import (
     DisableTorchFunction,
+    flex_attention_function,
     include_key,
     is_functorch_wrapped,
     pytree,
@@ -42,8 +46,125 @@ from ampcheck.register.torch_private import (
     OpOverload,
     exclude_key,
     fallthrough_keys,
+    flex_attention,
     higher_order_ops,
 )
+
+Value = tuple[str, tuple[int, ...], bytes]
+"""What an array held, NaNs and all, for comparisons: dtype, shape, bytes."""
+
+
+class Asking(BaseException):
+    """The trace needs a value that no one knows yet. No Exception, so that nothing of the caller's takes it."""
+
+
+def value_of(array: jax.Array) -> Value:
+    """Return the value of an array that was computed."""
+    found = np.asarray(array)
+    return found.dtype.name, found.shape, found.tobytes()
+
+
+def array_of(value: Value) -> np.ndarray:
+    """Return the array that had the value."""
+    dtype, shape, content = value
+    return np.frombuffer(content, jnp.dtype(dtype)).reshape(shape)
+
+
+class DeferredNumber(Traced):
+    """A number that `item()` gives in a trace, or one computed of it: Python has it after the call.
+
+    `kind`: float, int or bool.
+    """
+
+    def __init__(self, traced: TracedNumber, kind: type, asker: OpWatch) -> None:
+        self.traced, self.kind, self.asker = traced, kind, asker
+        asker.numbers.append(weakref.ref(self))
+
+    @classmethod
+    def of(cls, array: jax.Array, asker: OpWatch) -> DeferredNumber:
+        """Return the number of an array of one element, weakly typed as a number of Python's is."""
+        kind = float if jnp.issubdtype(array.dtype, jnp.floating) else int
+        wide = np.dtype(np.float64 if kind is float else np.int64)
+        number = jax.lax.convert_element_type_p.bind(array.reshape(()), new_dtype=wide, weak_type=True, sharding=None)
+        return cls(number, kind, asker)
+
+    def _with(self, traced: TracedNumber, kind: type | None = None) -> DeferredNumber:
+        return DeferredNumber(traced, kind or self.kind, self.asker)
+
+    def _look(self, *_: object) -> NoReturn:
+        self.asker.look()
+
+    guard_float = str = _graph_repr = is_integer = sym_sum = _look
+    pow = float_pow = _look  # of which Python makes a float, a complex number or an error
+    __str__ = _look
+
+    def guard_bool(self, *_: object) -> bool:
+        """Decide which way the trace goes."""
+        return bool(self.asker.ask(self.traced if self.kind is bool else self.traced != 0))
+
+    def guard_int(self, *_: object) -> int:
+        """Return how many: the value of an integer, which is a size or an index as a rule."""
+        return int(self.asker.ask(self.traced)) if self.kind is int else self.asker.look()
+
+    int_ = guard_int
+
+    def bool_(self) -> bool:
+        """Decide as `guard_bool` does, where `if` asks."""
+        return self.guard_bool()
+
+    def maybe_as_int(self) -> None:
+        """Return None: the number is not known yet."""
+
+    maybe_as_float = maybe_as_bool = maybe_as_int
+
+    def is_float(self) -> bool:
+        return self.kind is float
+
+    def is_int(self) -> bool:
+        return self.kind is int
+
+    def is_bool(self) -> bool:
+        return self.kind is bool
+
+    def wrap_float(self, number: float) -> DeferredNumber:
+        return self._with(number, float)
+
+    def wrap_int(self, number: int) -> DeferredNumber:  # type: ignore[override]
+        return self._with(number, int)
+
+    def sym_float(self) -> DeferredNumber:
+        """Return float(x)."""
+        return self._with(self.traced * 1.0, float)
+
+    def truediv(self, other: Traced) -> DeferredNumber:
+        """Return x / y, where y is a number other than 0, for which Python would raise."""
+        if not isinstance(other.traced, (int, float)) or not other.traced:
+            self.asker.look()
+        return self._with(self.traced / other.traced, float)
+
+    float_truediv = int_truediv = truediv
+
+    def _compare(compute: Function) -> Callable[[DeferredNumber, DeferredNumber], DeferredNumber]:  # type: ignore[misc]
+        def method(self: DeferredNumber, other: DeferredNumber) -> DeferredNumber:
+            return self._with(compute(jnp.asarray(self.traced), other.traced), bool)
+
+        return method
+
+    eq, ne = _compare(jnp.equal), _compare(jnp.not_equal)
+    lt, le = _compare(jnp.less), _compare(jnp.less_equal)
+    gt, ge = _compare(jnp.greater), _compare(jnp.greater_equal)
+
+
+def as_number(node: DeferredNumber) -> torch.SymFloat | torch.SymInt:
+    """Return the number as PyTorch gives it to Python; an outcome is a bool."""
+    return torch.SymFloat(node) if node.kind is float else torch.SymInt(node)
+
+
+def deferred(value: Tree) -> DeferredNumber | None:
+    """Return the node of a number that comes later."""
+    symbolic = isinstance(value, (torch.SymFloat, torch.SymInt, torch.SymBool))
+    return value.node if symbolic and isinstance(value.node, DeferredNumber) else None
+
 
 _LIBRARIES = (*(str(Path(module.__file__ or "").parent) for module in (torch, jax)), str(Path(__file__).parents[1]))
 
@@ -355,3 +476,29 @@ class OpWatch:
         for storage, _, _ in self.alive():
             del storage.array
         self._made.clear()
+
+
+class _InATrace:
+    """Whether this thread is traced by `jit`, in the place of a flag that keeps `flex_attention` from compiling."""
+
+    def __init__(self, flag: bool) -> None:
+        self._flag = flag
+
+    def __bool__(self) -> bool:
+        return self._flag or watching()
+
+
+def install_flex() -> None:
+    """Let `flex_attention` take tensors of the device, which PyTorch refuses by their name, once a process.
+
+    Eagerly and in `torch.compile` PyTorch's own way serves: its operator, run by plain ops. `flex_attention` itself
+    calls `torch.compile`, which cannot be done in the middle of a trace of `jit`; there the plain ops run without it.
+    """
+    module = flex_attention_function
+    code = module._validate_device.__code__
+    # The function stays PyTorch's own, which Dynamo follows; the names of devices are a constant in it.
+    known = [c | {"jax"} if isinstance(c, frozenset) and "cuda" in c else c for c in code.co_consts]
+    module._validate_device.__code__ = code.replace(co_consts=tuple(known))
+    module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = _InATrace(module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG)
+    # In a trace autograd differentiates the ops, with respect to what score_mod reads as well.
+    flex_attention.py_impl(KEY)(flex_attention.py_kernels[DispatchKey.CompositeExplicitAutograd])

@@ -11,9 +11,8 @@ import torch
 from jax import Array
 
 from ampcheck.jax_device.annotations import Tree
-from ampcheck.jax_device.dispatch.kernels import computed
+from ampcheck.jax_device.dispatch.kernels import assign, computed
 from ampcheck.jax_device.dispatch.special import kernel
-from ampcheck.jax_device.dispatch.writing import assign
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.wide import pullback, wanted, widened
 

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import torch
 from jax import Array
 
-from ampcheck.jax_device.dispatch.promotion import common_of, convert
-from ampcheck.jax_device.dtypes import jax_dtype, opmath_dtype
+from ampcheck.jax_device.dtypes import common_dtype_of, convert, jax_dtype, opmath_dtype
 from ampcheck.jax_device.lowering import OWN, Computation, Number, lower
 from ampcheck.jax_device.lowerings.accumulate import matmul
 from ampcheck.jax_device.lowerings.pointwise import lerp
@@ -30,7 +29,7 @@ Operands = Sequence[Array] | Sequence[Number] | Number
 
 def unified(*operands: Number) -> list[Number]:
     """Bring arrays to their common dtype by PyTorch's promotion; low precision to float32, which rounds once."""
-    dtype = common_of(operands)
+    dtype = common_dtype_of(operands)
     if dtype is None:
         return list(operands)
     dtype = opmath_dtype(dtype)  # rounded by the program, once, to what PyTorch promises

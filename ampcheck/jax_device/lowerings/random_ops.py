@@ -18,10 +18,9 @@ from jax import Array
 
 from ampcheck.jax_device import random
 from ampcheck.jax_device.annotations import Tree
-from ampcheck.jax_device.dispatch.kernels import computed, fit
+from ampcheck.jax_device.dispatch.kernels import assign, computed, fit
 from ampcheck.jax_device.dispatch.schema import arguments, overload
 from ampcheck.jax_device.dispatch.special import kernel
-from ampcheck.jax_device.dispatch.writing import assign
 from ampcheck.jax_device.lowering import Number, lower
 from ampcheck.jax_device.storage.arrays import wrap
 

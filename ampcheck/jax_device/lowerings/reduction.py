@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from jax import Array
 
-from ampcheck.jax_device.dispatch.promotion import convert
-from ampcheck.jax_device.dtypes import jax_dtype
+from ampcheck.jax_device.dtypes import convert, jax_dtype
 from ampcheck.jax_device.lowering import Computation, Number, lower
 from ampcheck.jax_device.lowerings.wide import wide
 

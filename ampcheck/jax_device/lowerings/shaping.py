@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from jax import Array
 
-from ampcheck.jax_device.dispatch.kernels import fit
+from ampcheck.jax_device.dispatch.kernels import assign, fit
 from ampcheck.jax_device.dispatch.special import kernel
-from ampcheck.jax_device.dispatch.writing import assign
 from ampcheck.jax_device.dtypes import jax_dtype
 from ampcheck.jax_device.lowering import Number, compiled, lower
 from ampcheck.jax_device.storage import transfer
