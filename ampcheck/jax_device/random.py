@@ -16,9 +16,8 @@ import numpy as np
 import torch
 
 from ampcheck.jax_device.annotations import Device
-from ampcheck.jax_device.device import index_of
+from ampcheck.jax_device.device import index_of, replace
 from ampcheck.jax_device.torch_private import CGenerator
-from ampcheck.jax_device.torch_types import replace
 
 _WORD = 2**64 - 1
 RawKey = np.ndarray[tuple[int, ...], np.dtype[np.uint32]] | jax.Array

@@ -11,8 +11,7 @@ import torch
 from ampcheck.errors import UsageError
 from ampcheck.register import kernels
 from ampcheck.register.casts import Casts
-from ampcheck.register.kernels import Kernel, kind
-from ampcheck.register.messages import overload_name
+from ampcheck.register.kernels import Kernel, kind, overload_name
 from ampcheck.register.torch_private import Argument, OpOverload, op_names
 from ampcheck.spec.casting import APPENDED, POLICIES
 from ampcheck.spec.policies import closest, table

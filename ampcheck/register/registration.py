@@ -11,13 +11,11 @@ import torch
 from torch.library import Library, fallthrough_kernel
 
 from ampcheck.errors import UsageError
-from ampcheck.register.casts import Casts
+from ampcheck.register.casts import Cache, Casts
 from ampcheck.register.hops import HigherOrder
-from ampcheck.register.kernels import KEY
-from ampcheck.register.messages import overload_name
+from ampcheck.register.kernels import KEY, overload_name
 from ampcheck.register.plan import BASES, FALLTHROUGH, PolicyPlan, plan
 from ampcheck.register.torch_private import DispatchKey, backend_name, has_fallback, has_kernel
-from ampcheck.register.weight_cache import Cache
 
 Memory = Callable[[torch.Tensor], object]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from torch.library import Library
@@ -96,3 +96,17 @@ NAMES.attributes(
 NAMES.attributes("torch.library.Library", "_destroy", need="taking the kernels back", of=Library)
 NAMES.attributes("torch.Tensor", "_is_view", "_version", need="which casts may be cached, and for how long")
 NAMES.check()
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_SKIP = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+
+
+def dynamo_skip(function: Callable[P, R]) -> Callable[P, R]:
+    """Keep Dynamo from compiling or following a Python function from now on; a call costs nothing more.
+
+    A kernel's Python runs as it is between two graphs of a compiled function. Dynamo skips files by their folders;
+    generated code has no file.
+    """
+    eval_frame.set_code_exec_strategy(function.__code__, _SKIP)
+    return function

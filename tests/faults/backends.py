@@ -18,7 +18,7 @@ import torch
 from torch.library import Library
 from torch.utils._pytree import tree_map
 
-from ampcheck.register import weight_cache
+from ampcheck.register import casts
 from tests.faults.mutant import Inject, Mutant
 
 Kernel = Callable[..., Any]
@@ -558,7 +558,7 @@ MM_OF_GRADIENTS = {
 }
 KEPT_CASTS = {
     "kept-casts-stay": lambda name: patch.object(
-        weight_cache.Cache, "_fresh", lambda self, found, weight: found.weight() is weight
+        casts.Cache, "_fresh", lambda self, found, weight: found.weight() is weight
     )
 }
 DECLARED = {

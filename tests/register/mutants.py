@@ -22,7 +22,7 @@ from torch._C import DispatchKey
 
 from ampcheck.devices.preflight import PreflightFinding, examine
 from ampcheck.devices.registry import known
-from ampcheck.register import casts, hops, kernels, plan, registration, weight_cache
+from ampcheck.register import casts, hops, kernels, plan, registration
 from tests.cli_support import ROOT
 from tests.faults.collecting import Result, collected
 from tests.faults.mutant import Inject, both, mutants, put, wrap
@@ -120,10 +120,10 @@ MISTAKES = {
     "doubles-are-eligible": put(casts, _DOUBLE=torch.float32),
     "flex-attention-falls-through": put(registration, HigherOrder=lambda base: _HIGHER(DispatchKey.AutocastXPU)),
     "cache-is-not-cleared": put(registration, _clear_with_torch=lambda cache: lambda: None),
-    "cache-forgets-the-dtype": wrap(weight_cache.Cache, __init__=start),
-    "cache-ignores-changes": put(weight_cache.Cache, _fresh=lambda self, found, weight: found.weight() is weight),
-    "gradients-stay-low": put(weight_cache._Graph, forward=staticmethod(lambda ctx, weight, holder: holder[0])),
-    "traces-see-kept-casts": put(weight_cache, _foreign=lambda weight: False),
+    "cache-forgets-the-dtype": wrap(casts.Cache, __init__=start),
+    "cache-ignores-changes": put(casts.Cache, _fresh=lambda self, found, weight: found.weight() is weight),
+    "gradients-stay-low": put(casts._Graph, forward=staticmethod(lambda ctx, weight, holder: holder[0])),
+    "traces-see-kept-casts": put(casts, _foreign=lambda weight: False),
 }
 
 

@@ -25,11 +25,22 @@ from ampcheck.jax_device.dispatch.program import GENERATED, Functional, Key, qui
 from ampcheck.jax_device.dispatch.schema import Kind, arguments, overload, takes_lazy
 from ampcheck.jax_device.dtypes import TO_JAX, convert, jax_dtype
 from ampcheck.jax_device.lowering import compiled, find
-from ampcheck.jax_device.storage.arrays import META, Bytes, contents, from_bytes, storage_of, store, to_bytes
-from ampcheck.jax_device.storage.layout import Layout, contiguous, read, settled, write
+from ampcheck.jax_device.storage.arrays import (
+    META,
+    Bytes,
+    Layout,
+    contents,
+    contiguous,
+    from_bytes,
+    read,
+    settled,
+    storage_of,
+    store,
+    to_bytes,
+    write,
+)
 from ampcheck.jax_device.torch_private import function_modes, pytree, set_storage
-from ampcheck.register.dynamo_skip import dynamo_skip
-from ampcheck.register.torch_private import OpOverload, has_kernel
+from ampcheck.register.torch_private import OpOverload, dynamo_skip, has_kernel
 
 
 class Overlap(RuntimeError):

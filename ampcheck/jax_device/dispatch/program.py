@@ -31,8 +31,21 @@ from ampcheck.jax_device.dtypes import check_promotion, common_dtype, convert, j
 from ampcheck.jax_device.lowering import Lowering, compiled, short_name
 from ampcheck.jax_device.random import RawKey
 from ampcheck.jax_device.storage import transfer
-from ampcheck.jax_device.storage.arrays import alias, contents, create, storage_of, wrap
-from ampcheck.jax_device.storage.layout import Columns, Layout, by_columns, contiguous, order, physical, read, settled
+from ampcheck.jax_device.storage.arrays import (
+    Columns,
+    Layout,
+    alias,
+    by_columns,
+    contents,
+    contiguous,
+    create,
+    order,
+    physical,
+    read,
+    settled,
+    storage_of,
+    wrap,
+)
 from ampcheck.jax_device.torch_private import DisableTorchFunction, conj, disable_current_modes, neg_view, pytree
 from ampcheck.register.torch_private import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard, OpOverload
 

@@ -20,10 +20,8 @@ from ampcheck.jax_device.dispatch.kernels import Overlap, assign, computed, elem
 from ampcheck.jax_device.dtypes import jax_dtype
 from ampcheck.jax_device.lowering import F
 from ampcheck.jax_device.storage import transfer
-from ampcheck.jax_device.storage.arrays import alias, contents, storage_of, wrap
-from ampcheck.jax_device.storage.layout import Layout, contiguous, expanded, order
-from ampcheck.register.dynamo_skip import dynamo_skip
-from ampcheck.register.torch_private import DispatchKey, OpOverload
+from ampcheck.jax_device.storage.arrays import Layout, alias, contents, contiguous, expanded, order, storage_of, wrap
+from ampcheck.register.torch_private import DispatchKey, OpOverload, dynamo_skip
 
 SPECIAL: dict[str, Kernel] = {}
 COMPOSED: dict[str, Kernel] = {}

@@ -23,8 +23,7 @@ from ampcheck.jax_device.jit.trace import Constant, NewTensor, StepTrace, grad_l
 from ampcheck.jax_device.jit.watch import Value, raw, value_of
 from ampcheck.jax_device.storage.arrays import Bytes, create, storage_of
 from ampcheck.jax_device.torch_private import GlobalStateGuard, TensorGuards, function_modes, pytree, transform_level
-from ampcheck.register.dynamo_skip import dynamo_skip
-from ampcheck.register.torch_private import dispatch_modes
+from ampcheck.register.torch_private import dispatch_modes, dynamo_skip
 
 Run = tuple[Sequence[jax.Array], list[torch.Tensor], list[DeviceStorage]]
 """What a program computed, and the tensors and storages that it may touch."""

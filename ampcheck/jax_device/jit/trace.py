@@ -30,8 +30,7 @@ from ampcheck.jax_device.jit.state import (
     traced_optimizers,
 )
 from ampcheck.jax_device.jit.watch import Asking, OpWatch, Poisoned, Value, ValueNeededError, deferred, raw
-from ampcheck.jax_device.storage.arrays import Bytes, alias, create, storage_of
-from ampcheck.jax_device.storage.layout import Layout
+from ampcheck.jax_device.storage.arrays import Bytes, Layout, alias, create, storage_of
 from ampcheck.jax_device.torch_private import conj, neg_view, pytree
 
 

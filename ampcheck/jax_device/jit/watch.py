@@ -29,8 +29,7 @@ from ampcheck.jax_device.dispatch.program import VALUE_NEEDED
 from ampcheck.jax_device.dispatch.schema import is_view, overloads
 from ampcheck.jax_device.jit.state import Traced, TracedNumber
 from ampcheck.jax_device.storage import transfer
-from ampcheck.jax_device.storage.arrays import Bytes, alias, storage_of, wrap
-from ampcheck.jax_device.storage.layout import Layout
+from ampcheck.jax_device.storage.arrays import Bytes, Layout, alias, storage_of, wrap
 from ampcheck.jax_device.torch_private import (
     DisableTorchFunction,
     flex_attention_function,

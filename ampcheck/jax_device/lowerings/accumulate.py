@@ -23,7 +23,7 @@ import torch
 from jax import Array
 
 from ampcheck.jax_device.dtypes import opmath_dtype
-from ampcheck.jax_device.storage.layout import Columns
+from ampcheck.jax_device.storage.arrays import Columns
 
 Matrix = Array | Columns
 """Of shape (…, m, n), or a vector."""

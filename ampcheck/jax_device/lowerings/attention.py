@@ -21,7 +21,7 @@ from ampcheck.jax_device.lowerings.accumulate import linear, matmul, product
 from ampcheck.jax_device.lowerings.activation import gelu, masked_softmax
 from ampcheck.jax_device.lowerings.normalization import layer_norm
 from ampcheck.jax_device.lowerings.wide import wide
-from ampcheck.jax_device.storage.layout import Columns
+from ampcheck.jax_device.storage.arrays import Columns
 
 _MATH, _FLASH = 0, 1  # at::SDPBackend
 

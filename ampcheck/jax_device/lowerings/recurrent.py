@@ -22,8 +22,7 @@ from ampcheck.jax_device.dispatch.special import apart, composed, kernel, zeros
 from ampcheck.jax_device.lowering import Computation, lower
 from ampcheck.jax_device.lowerings.accumulate import matmul, product
 from ampcheck.jax_device.lowerings.wide import rounded, wide, widened
-from ampcheck.jax_device.storage.arrays import wrap
-from ampcheck.jax_device.storage.layout import Columns
+from ampcheck.jax_device.storage.arrays import Columns, wrap
 from ampcheck.register.torch_private import OpOverload, dispatch_modes, functorch_level
 
 

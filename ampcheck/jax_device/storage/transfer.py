@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from ampcheck.jax_device.dtypes import jax_dtype, torch_dtype
-from ampcheck.jax_device.storage.arrays import contents, wrap
-from ampcheck.jax_device.storage.layout import Layout, read, settled
+from ampcheck.jax_device.storage.arrays import Layout, contents, read, settled, wrap
 
 # Overloads whose index tensors may lie on the CPU, as on CUDA (aten/src/ATen/native/TensorAdvancedIndexing.cpp).
 _INDEXING = ("index.", "index_put", "_index_put_impl", "_unsafe_index")
