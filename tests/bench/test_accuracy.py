@@ -15,15 +15,7 @@ from ampcheck.bench.core.prepare import reference
 
 MM = OpWorkload(name="mm", family="m", policy="downcast", flops=1, inputs=(Spec((64, 64)),) * 2, call=torch.mm)
 HALF = OpWorkload(name="exp", family="e", policy="upcast", inputs=(Spec((8,), torch.bfloat16),), call=torch.exp)
-STEP = StepWorkload(
-    name="step",
-    family="s",
-    policy="mixed",
-    flops=1,
-    inputs=(Spec((8, 4)),) * 2,
-    model=lambda: nn.Linear(4, 4),
-    loss=F.mse_loss,
-)
+STEP = StepWorkload(name="step", family="s", policy="mixed", model=lambda: nn.Linear(4, 4), inputs=(), loss=F.mse_loss)
 
 
 def vector(*values: float) -> torch.Tensor:
@@ -54,7 +46,7 @@ def test_error(output: tuple[float, ...], exact: tuple[float, ...], error: float
     assert accuracy.error(vector(*output), vector(*exact)) == pytest.approx(error)
 
 
-def test_error_of_unlike_vectors() -> None:
+def test_vectors_of_other_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"an output of shape \(1,\) beside a reference of \(2,\)"):
         accuracy.error(vector(1), vector(1, 1))  # would be broadcast
 
@@ -70,22 +62,22 @@ def test_real_arithmetic_is_within_its_limit_and_beyond_the_next(name: str) -> N
     assert accuracy.limit(name, STEP) > accuracy.limit(name, MM)
 
 
-def test_what_is_too_large_says_so() -> None:
-    assert accuracy.beyond(0.5, PRECISIONS["bf16"], MM) == "error 5.0e-01 is beyond what bf16 gives (3e-02 at most)"
-    assert accuracy.beyond(0.02, PRECISIONS["fp16"], MM) == "error 2.0e-02 is beyond what fp16 gives (8e-03 at most)"
-    assert accuracy.beyond(0.02, PRECISIONS["bf16-native"], MM) == ""
-    assert accuracy.beyond(inf, PRECISIONS["bf16"], MM) == "the output is not finite, or not zero, where float64's is"
-    shortened = accuracy.beyond(3e-4, PRECISIONS["fp32"], MM, "cuda")
-    assert shortened == "error 3.0e-04 is beyond what fp32 gives (3e-05 at most): this is TF32"
-    assert accuracy.beyond(0.5, PRECISIONS["fp32"], MM) == "error 5.0e-01 is beyond what fp32 gives (3e-05 at most)"
-
-
-def test_inputs_in_lower_precision_are_no_fault_of_the_variant() -> None:
-    assert accuracy.given_low(HALF) == "bf16"
-    assert accuracy.given_low(MM) == ""
-    assert accuracy.beyond(2e-3, PRECISIONS["fp32"], HALF) == ""
-    assert accuracy.beyond(2e-2, PRECISIONS["fp16"], HALF) == ""
-    assert accuracy.beyond(0.5, PRECISIONS["fp32"], HALF).startswith("error 5.0e-01 is beyond what bf16 gives")
+@pytest.mark.parametrize(
+    ("found", "precision", "workload", "words"),
+    [
+        (0.5, "bf16", MM, "error 5.0e-01 is beyond what bf16 gives (3e-02 at most)"),
+        (0.02, "fp16", MM, "error 2.0e-02 is beyond what fp16 gives (8e-03 at most)"),
+        (0.02, "bf16-native", MM, ""),
+        (inf, "bf16", MM, "the output is not finite, or not zero, where float64's is"),
+        (3e-4, "fp32", MM, "error 3.0e-04 is beyond what fp32 gives (3e-05 at most): this is TF32"),
+        (0.5, "fp32", MM, "error 5.0e-01 is beyond what fp32 gives (3e-05 at most)"),
+        (2e-3, "fp32", HALF, ""),  # inputs in lower precision are no fault of the variant
+        (2e-2, "fp16", HALF, ""),
+        (0.5, "fp32", HALF, "error 5.0e-01 is beyond what bf16 gives (3e-02 at most)"),
+    ],
+)
+def test_what_is_too_large_says_so(found: float, precision: str, workload: OpWorkload, words: str) -> None:
+    assert accuracy.beyond(found, PRECISIONS[precision], workload, "cuda") == words
 
 
 @pytest.mark.parametrize(

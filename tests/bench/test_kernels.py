@@ -35,11 +35,6 @@ def workload(policy: str, *inputs: Spec) -> OpWorkload:
     return OpWorkload(name="test", family="test", policy=policy, inputs=given, call=torch.exp)
 
 
-def rules(text: str, variant: Variant, of: OpWorkload, promised: tuple[str, ...] = ()) -> str:
-    read = kernels.program(HEAD + text)
-    return dtype_rules.judge(kernels.computing(read.kernels), variant, of, promised, read)
-
-
 def test_a_program_is_read() -> None:
     read = kernels.program(HEAD + CAST + dot("bf16", "f32") + CONV + "    %6 = stablehlo.add %5, %5 : tensor<8xf32>\n")
     assert read.takes == ("fp32",)
@@ -53,34 +48,33 @@ def test_a_program_is_read() -> None:
         kernels.program("HloModule jit_f")
 
 
-def test_products_of_a_program() -> None:
-    mm = workload("downcast")
-    assert rules(CAST + dot("bf16", "bf16"), BF16, mm) == ""
-    assert rules(CAST + dot("bf16", "f32"), BF16, mm) == ""
-    plain = HEAD.replace("bf16", "f32") + dot("f32", "f32")
-    read = kernels.program(plain)
-    found = dtype_rules.judge(kernels.computing(read.kernels), BF16, mm, (), read)
-    assert found == "autocast cast nothing: dot_general received fp32"
-    widened = rules(CAST + dot("f32", "f32"), BF16, mm)
-    assert widened == "1 of 1 products compute in fp32: what is bf16 is widened for them"
-    float32 = rules(CAST + dot("bf16", "f32"), Variant(PRECISIONS["fp32"]), mm)
-    assert float32 == "dot_general computes in bf16 in a variant named fp32"
+WIDE = "    %1 = stablehlo.exponential %arg0 : tensor<8x8xf32>\n"
+NARROW = "    %1 = stablehlo.exponential %0 : tensor<8x8xbf16>\n"
+GIVEN_LOW = workload("upcast", Spec((8, 8), torch.bfloat16))
 
 
-def test_programs_without_products() -> None:
-    exp = "    %1 = stablehlo.exponential %0 : tensor<8x8xbf16>\n"
-    wide = "    %1 = stablehlo.exponential %arg0 : tensor<8x8xf32>\n"
-    half = workload("upcast", Spec((8, 8), torch.bfloat16))
-    assert rules(wide, BF16, half, ("upcast",)) == ""
-    assert rules(exp, BF16, half, ("upcast",)) == "exponential received bf16 where autocast promises fp32"
-    assert rules(exp, BF16, half) == ""  # nobody promised anything
-    promoted = rules(exp, BF16, workload("promote"), ("promote",))
-    assert promoted == "exponential computes in bf16 where autocast promises fp32"
-    assert rules(exp, BF16, workload("fallthrough")) == "exponential computes in bf16, which none of its inputs is"
-    assert rules(wide, BF16, workload("fallthrough")) == ""
-    assert rules(CAST + wide, BF16, workload("downcast")) == ""
-    native = rules(wide, Variant(PRECISIONS["bf16-native"]), workload("upcast"))
-    assert native == "nothing is in bf16: exponential received fp32"
+@pytest.mark.parametrize(
+    ("text", "name", "of", "promised", "words"),
+    [
+        (CAST + dot("bf16", "bf16"), "bf16", workload("downcast"), (), ""),
+        (CAST + dot("bf16", "f32"), "bf16", workload("downcast"), (), ""),
+        (CAST + dot("f32", "f32"), "bf16", workload("downcast"), (), "1 of 1 products compute in fp32: what is bf16"),
+        (CAST + dot("bf16", "f32"), "fp32", workload("downcast"), (), "computes in bf16 in a variant named fp32"),
+        (CAST + WIDE, "bf16", workload("downcast"), (), ""),
+        (WIDE, "bf16", GIVEN_LOW, ("upcast",), ""),
+        (NARROW, "bf16", GIVEN_LOW, ("upcast",), "exponential received bf16 where autocast promises fp32"),
+        (NARROW, "bf16", GIVEN_LOW, (), ""),  # nobody promised anything
+        (NARROW, "bf16", workload("promote"), ("promote",), "computes in bf16 where autocast promises fp32"),
+        (NARROW, "bf16", workload("fallthrough"), (), "computes in bf16, which none of its inputs is"),
+        (WIDE, "bf16", workload("fallthrough"), (), ""),
+        (WIDE, "bf16-native", workload("upcast"), (), "nothing is in bf16: exponential received fp32"),
+    ],
+)
+def test_the_rules_for_programs(text: str, name: str, of: OpWorkload, promised: tuple[str, ...], words: str) -> None:
+    read = kernels.program(HEAD + text)
+    found = dtype_rules.judge(kernels.computing(read.kernels), Variant(PRECISIONS[name]), of, promised, read)
+    assert words in found
+    assert bool(found) == bool(words)
 
 
 def test_a_program_s_text_is_what_is_judged() -> None:
@@ -106,14 +100,11 @@ def test_a_program_s_text_is_what_is_judged() -> None:
 
 
 def test_words_for_kernels() -> None:
-    many = [BenchKernel("mm", ("bf16", "bf16"))] * 12 + [
-        BenchKernel("mse_loss", ("fp32",)),
-        BenchKernel("softmax.int", ("fp32",)),
-    ]
+    single = [BenchKernel(name, ("fp32",)) for name in ("mse_loss", "softmax.int")]
+    many = [BenchKernel("mm", ("bf16", "bf16"))] * 12 + single
     assert dtype_rules.describe(many) == "12 of 14 kernels in bf16, 2 in fp32 (mse_loss, softmax)"
     assert dtype_rules.describe([BenchKernel("exp", ("fp32",)), BenchKernel("exp", ("fp32",))]) == "2 exp in fp32"
-    names = [BenchKernel(name, ("fp32",)) for name in "abcde"]
-    assert dtype_rules.describe(names) == "5 kernels in fp32"
+    assert dtype_rules.describe([BenchKernel(name, ("fp32",)) for name in "abcde"]) == "5 kernels in fp32"
     assert dtype_rules.describe([BenchKernel("softmax.int", ("bf16",), "fp32")]) == "softmax in fp32"
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ampcheck.bench.core.model import BenchPlan, Rounds
-from ampcheck.bench.core.timing import Clock, CpuClock, Timed, calibrate, clock, interleave, warm_up
+from ampcheck.bench.core.timing import Clock, CpuClock, Timed, calibrate, interleave
 from ampcheck.bench.run import measure
 from ampcheck.devices.cpu import Cpu
 
@@ -56,15 +56,6 @@ def test_what_goes_before_is_outside_of_the_clock(monkeypatch: pytest.MonkeyPatc
     assert wall["a"] == [2, 2, 2]
 
 
-def test_the_first_call_is_told_from_the_later_ones() -> None:
-    waits = iter([0.05, 0, 0])
-    assert warm_up(CpuClock(Cpu()), lambda: time.sleep(next(waits))) >= 0.05
-
-
-def test_each_device_has_its_clock() -> None:
-    assert type(clock(Cpu())) is CpuClock
-
-
 # ---- variants that take too long for their rounds
 
 
@@ -89,9 +80,10 @@ def timed(
     monkeypatch: pytest.MonkeyPatch,
     patience: float = 6.0,
     given_up: dict[str, dict[str, Any]] | None = None,
+    warming: Callable[..., float] = lambda timer, call, times=3: timer.sample(call, 1)[0],
 ) -> tuple[Rounds, Telling]:
     """Measure a product of 64² on the CPU where the calls of some variants take some seconds."""
-    monkeypatch.setattr(measure, "warm_up", lambda timer, call, times=3: timer.sample(call, 1)[0])
+    monkeypatch.setattr(measure, "warm_up", warming)
     measurer = measure.Measurer(BenchPlan("cpu", [], 0, 5, 1e-4, True, 1, [], patience))
     measurer.timer = timer = Telling(seconds)
     return measurer.measure("mm-64", "eager", timer.say, given_up), timer
@@ -120,10 +112,7 @@ def test_a_variant_that_is_far_too_slow_is_not_even_shown_to_be_what_it_says(mon
     assert found.facts["bf16"] == {"first": 4.0, "at_least": 4.0}
     assert ("bf16", "check_precision") not in timer.said
     assert set(found.samples) == ALL - {"bf16"}
-
-
-def test_nothing_is_measured_beside_a_first_variant_that_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, timer = timed({"fp32": 1.0}, monkeypatch)
+    found, timer = timed({"fp32": 1.0}, monkeypatch)  # nothing is measured beside it
     assert (found.samples, set(found.failed)) == ({}, {"fp32"})
     assert {variant for variant, _ in timer.said} == {"fp32"}
 
@@ -136,29 +125,18 @@ def test_what_an_earlier_process_gave_up_is_not_tried_again(monkeypatch: pytest.
 
 
 def test_a_call_is_announced_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, timer = timed({}, monkeypatch)
-    assert [what for variant, what in timer.said if variant == "bf16"] == ["prepare", "call", "call", "check_precision"]
-    assert timer.said[-1] == ("", "rounds")
-    monkeypatch.setattr(measure, "COMPILED_AHEAD", ())
-    _, timer = timed({}, monkeypatch)
-    assert [what for variant, what in timer.said if variant == "bf16"] == [
-        "prepare",
-        "compile",
-        "call",
-        "call",
-        "check_precision",
-    ]
+    for ahead, steps in ((measure.COMPILED_AHEAD, ["prepare"]), ((), ["prepare", "compile"])):
+        monkeypatch.setattr(measure, "COMPILED_AHEAD", ahead)
+        _, timer = timed({}, monkeypatch)
+        said = [what for variant, what in timer.said if variant == "bf16"]
+        assert said == [*steps, "call", "call", "check_precision"]
+        assert timer.said[-1] == ("", "rounds")
 
 
 def test_a_first_call_that_compiles_bounds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "COMPILED_AHEAD", ())
-    compiling = lambda timer, call, times=3: 100.0  # noqa: E731
-    monkeypatch.setattr(measure, "warm_up", compiling)
-    measurer = measure.Measurer(BenchPlan("cpu", [], 0, 5, 1e-4, True, 1, [], 6.0))
-    measurer.timer = timer = Telling({})
-    found = measurer.measure("mm-64", "eager", timer.say)
-    assert set(found.samples) == ALL
-    assert found.failed == {}
+    found, _ = timed({}, monkeypatch, warming=lambda timer, call, times=3: 100.0)
+    assert (set(found.samples), found.failed) == (ALL, {})
 
 
 # ---- a device that computes after it has returned
