@@ -19,7 +19,7 @@ from ampcheck.bench.run.group import QUICK, RESERVE, Bench, Event, Expected, Mod
 from ampcheck.bench.run.runfile import read
 from ampcheck.bench.run.summary import summarize
 from ampcheck.cli import main
-from tests.cli_support import LIMIT, interrupted, run
+from tests.cli_support import LIMIT, interrupted, refused, run
 
 TASKS = {"cpu": [("mm-16", "eager"), ("add", "eager"), ("mm-64", "eager")]}
 
@@ -54,35 +54,30 @@ def measured(
 
 def test_every_process_measures_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
     found, events = measured(monkeypatch, "pass", Mode("test", 2, 3, 0.01))
-    assert sorted((one.process, one.workload) for one in found) == [
-        (process, name) for process in (0, 1) for name in ("add", "mm-16", "mm-64")
-    ]
-    assert [len(one.samples["fp32"]) for one in found] == [3] * 6
-    assert [event.done for event in events if event.group] == list(range(6))
-    assert {event.total for event in events} == {6}
+    names = ("add", "mm-16", "mm-64")
+    assert sorted((one.process, one.workload) for one in found) == [(n, name) for n in (0, 1) for name in names]
+    assert {len(one.samples["fp32"]) for one in found} == {3}
+    assert [(event.done, event.total) for event in events if event.group] == [(n, 6) for n in range(6)]
 
 
 @pytest.mark.parametrize(
     ("action", "reason"),
     [
-        (
-            "os.kill(os.getpid(), signal.SIGSEGV)",
-            "the process ended with signal SIGSEGV; it was in <module> (<string>:9)",
-        ),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "the process ended with signal SIGSEGV; it was in <module>"),
         ("sys.exit('no such kernel')", "the process ended with exit code 1: no such kernel"),
-        ("time.sleep(3600)", "took more than 5 s"),
+        ("time.sleep(3600)", "took more than 2 s"),
     ],
 )
 def test_a_group_that_ends_its_process_costs_that_group(
     monkeypatch: pytest.MonkeyPatch, action: str, reason: str
 ) -> None:
-    found, _ = measured(monkeypatch, action, Mode("test", 1, 3, 0.01, limit=5))
+    found, _ = measured(monkeypatch, action, Mode("test", 1, 3, 0.01, limit=2))
     by_name = {one.workload: one for one in found}
-    assert by_name["add"].failed == {"fp32": reason}
+    assert by_name["add"].failed["fp32"].startswith(reason)
     assert by_name["mm-16"].samples
     assert by_name["mm-64"].samples
     (group,) = (group for group in summarize(found) if group.workload == "add")
-    assert [(variant.verdict, variant.reason) for variant in group.variants] == [("not measured", reason)]
+    assert [variant.verdict for variant in group.variants] == ["not measured"]
 
 
 def test_threads_are_pinned_everywhere() -> None:
@@ -118,41 +113,32 @@ def hanging(monkeypatch: pytest.MonkeyPatch, variant: str, what: str, mode: Mode
     return {one.workload: one for one in found}
 
 
-def test_a_call_that_does_not_end_costs_its_variant_and_bounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = hanging(monkeypatch, "bf16", "call", Mode("test", 1, 5, 0.01, patience=1))
-    assert found["add"].failed == {
-        "bf16": "a call had not ended after 1 s; its precision was not checked, so no ratio is given"
-    }
-    assert found["add"].facts == {"bf16": {"at_least": 1}}
-    assert found["add"].samples == {"fp32": [1.0] * 5}
-    assert found["mm-16"].samples
-    assert found["mm-64"].samples
-    (group,) = (group for group in summarize(found.values()) if group.workload == "add")
-    variant = group.variant("bf16")
-    assert variant is not None
-    assert (variant.verdict, variant.at_least, variant.at_most, variant.speed) == ("not measured", 1, None, None)
+CALL = Mode("test", 1, 5, 0.01, limit=2, patience=1)
 
 
 @pytest.mark.parametrize(
-    ("what", "reason"),
+    ("what", "reason", "bound"),
     [
-        ("compile", "it took more than 5 s to be called for the first time, which compiles it"),
-        ("prepare", "it took more than 5 s to be made ready"),
-        ("check_precision", "it took more than 5 s to have its precision checked"),
+        ("call", "a call had not ended after 1 s; its precision was not checked, so no ratio is given", 1),
+        ("compile", "it took more than 2 s to be called for the first time, which compiles it", None),
+        ("prepare", "it took more than 2 s to be made ready", None),
+        ("check_precision", "it took more than 2 s to have its precision checked", None),
     ],
 )
-def test_what_is_no_single_call_bounds_nothing(monkeypatch: pytest.MonkeyPatch, what: str, reason: str) -> None:
-    found = hanging(monkeypatch, "bf16", what, Mode("test", 1, 5, 0.01, limit=5, patience=1))
+def test_a_variant_that_hangs_costs_itself_and_only_a_call_bounds_it(
+    monkeypatch: pytest.MonkeyPatch, what: str, reason: str, bound: int | None
+) -> None:
+    found = hanging(monkeypatch, "bf16", what, CALL)
     assert found["add"].failed == {"bf16": reason}
-    assert found["add"].facts == {"bf16": {"at_least": None}}
+    assert found["add"].facts == {"bf16": {"at_least": bound}}
+    assert found["add"].samples == {"fp32": [1.0] * 5}
+    assert found["mm-16"].samples
+    assert found["mm-64"].samples
 
 
 def test_without_its_first_variant_a_group_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = hanging(monkeypatch, "fp32", "call", Mode("test", 1, 5, 0.01, patience=1))
-    assert found["add"].samples == {}
-    assert list(found["add"].failed) == ["fp32"]
-    assert found["add"].facts == {"fp32": {"at_least": 1}}
-    assert found["mm-64"].samples
+    add = hanging(monkeypatch, "fp32", "call", CALL)["add"]
+    assert (add.samples, list(add.failed), add.facts) == ({}, ["fp32"], {"fp32": {"at_least": 1}})
 
 
 def test_a_process_that_dies_in_a_call_bounds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,20 +211,17 @@ def test_a_quick_run_without_time_says_what_it_left_out(
 
 @pytest.mark.nightly
 def test_a_quick_run_has_a_file_a_table_and_precision_checks(tmp_path: Path) -> None:
-    done = run(
-        tmp_path, "bench", "--quick", "--device=cpu", "--filter=mm-64", "--compiler=eager", f"--reports={tmp_path}"
-    )
+    options = ("--device=cpu", "--filter=mm-64", "--compiler=eager", f"--reports={tmp_path}")
+    done = run(tmp_path, "bench", "--quick", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = (tmp_path / "bench").glob("*.jsonl")
     found = read(path)
-    assert found.header["mode"] == "quick"
-    assert found.header["threads"] == 1
+    assert (found.header["mode"], found.header["threads"]) == ("quick", 1)
     (group,) = found.groups.values()
     variants = {variant.name: variant for variant in group.variants}
     assert list(variants)[:3] == ["fp32", "fp32-aa", "bf16"]
     assert "mm in bf16" in variants["bf16"].precision_check
-    assert 1e-4 < (variants["bf16"].error or 0) < 1e-2
-    assert (variants["fp32"].error or 1) < 1e-6
+    assert (variants["fp32"].error or 1) < 1e-6 < 1e-4 < (variants["bf16"].error or 0) < 1e-2
     assert all(name in done.stdout for name in ("mm-64", "bf16-native", str(path)))
     assert "1 group, about" in done.stderr
     assert "left out" not in done.stdout
@@ -255,11 +238,10 @@ def test_a_quick_run_has_a_file_a_table_and_precision_checks(tmp_path: Path) -> 
         (["--device=tpu-v99"], "tpu-v99"),
     ],
 )
-def test_bad_input_is_one_sentence(tmp_path: Path, options: list[str], words: str) -> None:
-    done = run(tmp_path, "bench", "--quick", f"--reports={tmp_path}", *options)
-    assert done.returncode == 2, done.stdout
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_bad_input_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    assert words in refused(capsys, "bench", "--quick", f"--reports={tmp_path}", *options)
     assert not (tmp_path / "bench").exists()
 
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,10 +71,7 @@ BAD = [
     ("steps.py:raises", "raises of steps.py raised LookupError: no such data at all (steps.py:9)"),
     ("none.py", "none.py does not exist"),
     ("broken.py", "broken.py cannot be loaded: ZeroDivisionError: division by zero (broken.py:1)"),
-    (
-        "nosuchmodule:make",
-        "module nosuchmodule cannot be imported: ModuleNotFoundError: No module named 'nosuchmodule'",
-    ),
+    ("nosuchmodule:make", "module nosuchmodule cannot be imported: ModuleNotFoundError: No module named"),
     ("steps", "'steps' names no function; it is written MODULE:FUNCTION, FILE.py:FUNCTION or FILE.py"),
     ("two.py", "two.py marks several functions with @ampcheck.step: marked, other; name one as two.py:FUNCTION"),
     ("unmarked.py", "unmarked.py marks no function with @ampcheck.step"),
@@ -94,20 +92,18 @@ def test_a_file_alone_gives_its_marked_function(scripts: Path) -> None:
     assert isinstance(load("steps:marked").model, nn.Linear)
 
 
-def test_a_step_that_does_not_run_in_float32_is_refused_with_its_own_words() -> None:
-    spec = StepSpec(nn.Linear(2, 2), (torch.ones(1, 3),), None)
-    with pytest.raises(UsageError, match="the step cannot be run in float32 on cpu: RuntimeError: mat1 and mat2"):
-        UserStep(spec, PRECISIONS["fp32"], "cpu").try_out()
-
-
-def test_an_exception_is_told_with_the_users_line_and_not_with_torchs() -> None:
-    def loss(output: torch.Tensor) -> torch.Tensor:
-        return output.view(7)
-
-    spec = StepSpec(nn.Linear(2, 2), (torch.ones(1, 2),), loss)
-    with pytest.raises(
-        UsageError, match=rf"RuntimeError: shape .*\(test_user_step.py:{loss.__code__.co_firstlineno + 1}\)$"
-    ):
+@pytest.mark.parametrize(
+    ("width", "loss", "words"),
+    [
+        (3, None, r"the step cannot be run in float32 on cpu: RuntimeError: mat1 and mat2"),
+        (2, lambda output: output.view(7), r"RuntimeError: shape .*\(test_user_step.py:\d+\)$"),
+    ],
+)
+def test_a_step_that_does_not_run_is_refused_with_its_own_words_and_the_users_line(
+    width: int, loss: Any, words: str
+) -> None:
+    spec = StepSpec(nn.Linear(2, 2), (torch.ones(1, width),), loss)
+    with pytest.raises(UsageError, match=words):
         UserStep(spec, PRECISIONS["fp32"], "cpu").try_out()
 
 
