@@ -143,7 +143,6 @@ _ANOMALY, _COMPUTED = torch.autograd.set_detect_anomaly, parametrize.Parametriza
 AUTODIFF = {
     "backward-turns-autocast-off": wrap(Tensor, backward=then(lambda tensor: SET(tensor.device.type, False))),
     "backward-always-retains": wrap(Tensor, backward=with_options(retain_graph=True)),
-    "backward-never-retains": wrap(Tensor, backward=with_options(retain_graph=False)),
     "backward-for-every-leaf": wrap(Tensor, backward=with_options(inputs=None)),
     "backward-in-default-dtype": wrap(Tensor, backward=with_the_default_dtype),
     "grad-sets-grad": wrap(torch.autograd, grad=also_accumulating),
@@ -151,7 +150,6 @@ AUTODIFF = {
     "gradients-added-in-low-in-regions": wrap(Tensor, backward=adding_in_low_in_regions),
     "batch-backwards": wrap(torch.autograd, grad=batched_backwards),
     "product-gradient-doubled": kernel("mm", passed(doubled, 1)),
-    "product-once-differentiable": kernel("mm", computed(low, low)),
     "product-gradient-in-other-dtype": kernel("mm", computed(low, lambda call: call.other)),
     "layer-gradient-lost": kernel("linear", detached(1)),
     "layer-weight-gradient-doubled": kernel("linear", passed(doubled, 1)),
@@ -240,7 +238,6 @@ def plus_one(own: Any, self: Any, func: Any, *rest: Any) -> Any:
 
 CHECKPOINT = {
     "replay-off": again_with(enabled=False),
-    "replay-on": again_with(enabled=True),
     "replay-cached": again_with(cache_enabled=True),
     "replay-in-default-dtype": wrap(checkpoint, _get_autocast_kwargs=default_dtype),
     "replay-in-other-dtype": again_with(dtype=other_of),
@@ -445,21 +442,14 @@ _OP = custom_ops.CustomOpDef
 CUSTOM = {
     "fwd-casts-outside": forward(casting(cast_all), always=True),
     "fwd-leaves-autocast-on": forward(casting_with_autocast_on),
-    "fwd-casts-the-first": forward(
-        casting(lambda type_, dtype, args, kwargs: ((*cast(args[:2], type_, dtype), *args[2:]), kwargs))
-    ),
     "fwd-casts-everything": forward(
         casting(lambda _, dtype, args, kwargs: ([x.to(dtype) if isinstance(x, Tensor) else x for x in args], kwargs))
-    ),
-    "fwd-drops-keywords": forward(
-        lambda f, type_, dtype, args, kwargs: casting(cast_all)(f, type_, dtype, args, kwargs if dtype else {})
     ),
     "fwd-casts-the-result": forward(casting_the_result),
     "fwd-left-open": forward(left_open),
     "fwd-of-any-device-type": forward(of_any_type, always=True),
     "fwd-loses-its-name": wrap(torch.amp, custom_fwd=without_name),
     "bwd-not-decorated": put(torch.amp, custom_bwd=lambda *given, **options: lambda function: function),
-    "bwd-always-on": bwd(lambda type_, ctx: torch.autocast(type_, dtype=ctx._dtype)),
     "bwd-in-a-new-region": bwd(lambda type_, ctx: torch.autocast(type_)),
     "bwd-always-off": bwd(lambda type_, ctx: off(type_)),
     "bwd-in-the-callers-dtype": bwd(in_the_callers_dtype),
@@ -544,10 +534,7 @@ def halved_tangent(own: Any, *args: Any, **options: Any) -> Any:
 
 FUNCTORCH = {
     "grad-outside-of-regions": transform("grad", outside),
-    "jvp-outside-of-regions": transform("jvp", outside),
-    "grad-in-other-dtype": transform("grad", within(another_dtype)),
     "functionalized-outside": transform("functionalize", outside),
-    "grad-leaves-on": transformed("grad", leave_on),
     "vmap-outside-of-regions": mapping(
         lambda own, function, *rest, **options: own(partial(outside, function), *rest, **options)
     ),

@@ -236,10 +236,6 @@ def no_script_pass(device: str) -> Iterator[None]:
         torch._C._jit_set_autocast_mode(before)
 
 
-def without_last_cast() -> AbstractContextManager[object]:
-    return kernel("linear", lambda call: call.cast(call.low, unless=lambda place, t: place == 2))("cpu")
-
-
 def leave_on() -> None:
     SET("cpu", True)
 
@@ -268,24 +264,20 @@ PROGRAMS = {
     "jit-region-dropped": entering(dropped),
     "jit-region-dropped-by-script": no_script_pass,
     "jit-trace-in-float32": handed_out(_WIDE, "trace"),
-    "jit-cast-of-one-argument-forgotten": handed_out(within(without_last_cast)),
     "jit-second-call-in-float32": handed_out(remembering(right_once)),
     "jit-gradient-twice": handed_out(results(doubled_gradient)),
     "jit-gradient-lost": handed_out(results(torch.Tensor.detach)),
-    "jit-gradient-lost-by-export": handed_out(results(torch.Tensor.detach), "export"),
     "jit-state-left-on": handed_out(afterwards(leave_on)),
 }
 UPCAST = {"jit-upcast-lost": handed_out(_LOW), "jit-upcast-after-rounding": handed_out(results(rounded))}
 BANNED = {"jit-refusal-swallowed": handed_out(calling(swallowed))}
 PROMOTE = {
-    "jit-promotes-always-narrow": handed_out(_LOW, "export"),
     "jit-mixed-refused-by-script": handed_out(calling(refusing_mixed), "script"),
 }
 CONTEXT = {
     "jit-no-guard-on-surroundings": handed_out(remembering(frozen)),
     "jit-kept-across-dtypes": handed_out(remembering(frozen_dtypes)),
     "jit-result-widened": handed_out(_WIDE),
-    "jit-result-widened-by-export": handed_out(_WIDE, "export"),
     "jit-result-in-float64": handed_out(_DOUBLE),
     "jit-result-in-float64-by-export": handed_out(_DOUBLE, "export"),
     "jit-called-outside": handed_out(within(off), "export"),
@@ -303,7 +295,6 @@ DECORATOR = {
 }
 EXCEPTIONS = {
     "jit-state-left-by-exception": handed_out(failing(leave_on)),
-    "jit-state-left-by-export": wrap(torch.export, export=on_error(leave_on)),
     "jit-exception-in-other-words": handed_out(calling(other_words)),
     "jit-exception-lost-in-capture": wrap(torch.export, export=lost_in_capture),
 }

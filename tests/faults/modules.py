@@ -62,12 +62,9 @@ FUNCTIONS = {
     "mm-without-autocast": function("mm", outside),
     "method-addmm-in-low": function("Tensor.addmm_", in_bfloat16),
     "method-mm-without-autocast": function("Tensor.mm", outside),
-    "sum-otherwise": function("sum", lambda own, x, dim, dtype: own(x, dim)),
     "add-in-low": function("add", in_bfloat16),
     "cat-otherwise": function("cat", lambda own, x: own([t.bfloat16() for t in x])),
-    "view-as-complex-otherwise": function("view_as_complex", lambda own, x: own(x.clone())),
     "cat-of-nothing-runs": function("cat", lambda own, x, *rest: own(x, *rest) if x else torch.empty(0)),
-    "relu-in-low": function("relu", in_bfloat16),
 }
 CACHE = {
     "mm-detached": function("mm", giving(torch.Tensor.detach)),
@@ -95,11 +92,6 @@ def forward(module: type[nn.Module], change: Change) -> Inject:
     return wrap(module, forward=change)
 
 
-def of_first(change: Callable[[torch.Tensor], torch.Tensor]) -> Change:
-    """Change the first result."""
-    return giving(lambda out: change(out) if isinstance(out, torch.Tensor) else (change(out[0]), *out[1:]))
-
-
 def narrowed(own: Any, self: nn.Module, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     return own(self, low(x) if x.is_floating_point() else x, *args, **kwargs)
 
@@ -112,8 +104,6 @@ def casting_parameters(own: Any, self: nn.Module, *args: Any, **kwargs: Any) -> 
 
 
 MODULES = {
-    "functional-linear-without-autocast": function("nn.functional.linear", outside),
-    "functional-loss-without-autocast": function("nn.functional.mse_loss", outside),
     "lstm-without-autocast": function("_VF.lstm", outside),
     "attention-without-autocast": function("nn.functional.scaled_dot_product_attention", outside),
     "attention-leaves-the-mask": kernel(
@@ -123,19 +113,13 @@ MODULES = {
     "linear-in-float32": kernel("linear", linear_in_float32),
     "linear-outside": forward(nn.Linear, outside),
     "linear-casts-parameters": forward(nn.Linear, casting_parameters),
-    "linear-widened": forward(nn.Linear, of_first(torch.Tensor.float)),
-    "conv-outside": forward(nn.Conv2d, outside),
-    "layer-norm-outside": forward(nn.LayerNorm, outside),
     "layer-norm-narrowed": forward(nn.LayerNorm, narrowed),
     "lstm-outside": forward(nn.LSTM, outside),
     "gru-outside": forward(nn.GRU, outside),
-    "attention-outside": forward(nn.MultiheadAttention, outside),
     "encoder-layer-outside": forward(nn.TransformerEncoderLayer, outside),
     "fast-encoder-layer-outside": function("_transformer_encoder_layer_fwd", outside),
-    "sequential-outside": forward(nn.Sequential, outside),
     "batch-norm-narrowed": forward(nn.BatchNorm2d, narrowed),
     "loss-narrowed": forward(nn.MSELoss, narrowed),
-    "embedding-lowered": forward(nn.Embedding, of_first(low)),
 }
 
 
@@ -231,11 +215,6 @@ def drop_gradient(parameter: nn.Parameter) -> None:
     parameter.grad = None
 
 
-def round_values(parameter: nn.Parameter) -> None:
-    if not nn.parameter.is_lazy(parameter):
-        parameter.data = parameter.data.bfloat16().to(parameter.dtype)
-
-
 def untie(self: nn.Module, state: dict[str, Any]) -> None:
     """Load parameters that nothing else has."""
     vars(self).update(state)
@@ -265,8 +244,6 @@ def copies(state: Any, assign: bool) -> tuple[Any, bool]:
 MOVES = {
     "gradient-renewed": after_moving(renew_gradient),
     "gradient-dropped": after_moving(drop_gradient),
-    "values-rounded": after_moving(round_values),
-    "attributes-forgotten": after_moving(lambda parameter: vars(parameter).clear()),
     "copy-unties": put(nn.Module, __setstate__=untie),
     "assign-copies": loading(copies),
     "load-assigns": loading(lambda state, assign: (state, True)),
@@ -287,12 +264,6 @@ MUTANTS = (
     *mutants("eager/context", {"mm-never-cast": function("mm", never_cast)}),
     *mutants("autograd/cache", CACHE),
     *mutants("eager/downcast", {"functional-linear-outside": functional("linear")}, cases="linear[+-]*"),
-    *mutants("eager/upcast", {"functional-loss-outside": functional("smooth_l1_loss")}, cases="smooth_l1_loss[+-]*"),
-    *mutants(
-        "eager/errors",
-        {"loss-not-refused": function("nn.functional.binary_cross_entropy", lambda own, x, y: x)},
-        [CUDA],
-    ),
     *mutants("eager/modules", MODULES),
     *mutants(
         "eager/modules",

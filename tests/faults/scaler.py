@@ -147,7 +147,6 @@ UNSCALE = {
     "unscale-skips-scalars": without(lambda n, grad, _: grad.dim() == 0),
     "unscale-stops-at-empty": unscaling(stops_at_an_empty_one),
     "unscale-blind-to-nan": blind_to(torch.isnan),
-    "unscale-blind-to-inf": blind_to(torch.isinf),
     "unscale-blind-to-minus-inf": blind_to(torch.isneginf),
     "unscale-blind-to-last-element": blind_to(last_element),
     "unscale-twice": unscaling(lambda own, *given: (own(*given), own(*given))[1]),
@@ -252,19 +251,6 @@ def where_skipped(act: Callable[[Any], object]) -> Change:
     return step
 
 
-def halve_momentum(optimizer: Any) -> None:
-    for kept in optimizer.state.values():
-        for value in kept.values():
-            if isinstance(value, Tensor):
-                value.mul_(0.5)
-
-
-def count_step(optimizer: Any) -> None:
-    for kept in optimizer.state.values():
-        if "step" in kept:
-            kept["step"] += 1
-
-
 def step_on_zeros(optimizer: Any) -> None:
     """Step with gradients of zero, which momentum and weight decay make a step."""
     for parameter in parameters(optimizer):
@@ -329,13 +315,6 @@ def refusing_first_place(own: Any, self: Any, optimizer: Any, *args: Any, **kwar
     return own(self, optimizer, **kwargs)
 
 
-def skips_although_disabled(own: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    grads = [parameter.grad for parameter in parameters(optimizer)]
-    if not self._enabled and any(grad is not None and not grad.isfinite().all() for grad in grads):
-        return None
-    return own(self, optimizer, *args, **kwargs)
-
-
 def forgetting_failures(own: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     """Take back what a fused step was told where it raises, which PyTorch does not."""
     try:
@@ -352,28 +331,10 @@ def leaves_attributes(own: Any, self: Any, optimizer: Any, *args: Any, **kwargs:
     return out
 
 
-def when_set(act: Callable[[Any, Any], object]) -> Change:
-    """Act on an enabled scaler and the new scale it was given."""
-
-    def update(own: Any, self: Any, new_scale: Any = None) -> None:
-        own(self, new_scale)
-        if new_scale is not None and self._enabled:
-            act(self, new_scale)
-
-    return update
-
-
 def take(self: Any, new_scale: Any) -> None:
     """Use the tensor that was given, not a copy."""
     if isinstance(new_scale, Tensor):
         self._scale = new_scale
-
-
-def keeps_stages(own: Any, self: Any, new_scale: Any = None) -> None:
-    kept = self._per_optimizer_states if self._enabled else None
-    own(self, new_scale)
-    if kept is not None:
-        self._per_optimizer_states = kept
 
 
 def updates_by_nothing(own: Any, self: Any, new_scale: Any = None) -> None:
@@ -434,29 +395,19 @@ def as_given_where_listed(own: Any, self: Any, outputs: Any) -> Any:
 
 
 LOSSSCALE = {
-    "scaler-first-group-undivided": of_some(lambda optimizer, _: group(optimizer, slice(1, None))),
     "scaler-steps-in-any-case": scaler(_maybe_opt_step=steps_in_any_case),
-    "scaler-skip-touches-momentum": scaler(_maybe_opt_step=where_skipped(halve_momentum)),
     "scaler-skips-for-all": scaler(_maybe_opt_step=skips_for_all),
     "scaler-leaves-inference-mode": scaler(scale=within(partial(torch.inference_mode, False))),
     "scaler-returns-nothing": scaler(step=lambda own, *args, **kwargs: (own(*args, **kwargs), None)[1]),
     "scaled-list-keeps-its-dtype": scaler(scale=as_given_where_listed),
     "scaler-doubles-when-scaling": scaler(scale=then(double_scale)),
     "scaler-new-scale-ignored": scaler(update=lambda own, self, new=None: own(self) if new is None else None),
-    "scaler-new-scale-resets": scaler(update=when_set(lambda self, _: self._growth_tracker.zero_())),
-    "scaler-new-scale-aliased": scaler(update=when_set(take)),
-    "scaler-stages-kept": scaler(update=keeps_stages),
 }
 MISUSE = {
-    "scaler-divided-twice": scaler(unscale_=ready_again),
     "scaler-stepped-twice": scaler(step=ready_again),
-    "scaler-closure-taken": scaler(
-        step=lambda own, self, optimizer, *args, closure=None, **kwargs: own(self, optimizer, *args, **kwargs)
-    ),
     "scaler-no-gradients-taken": scaler(step=steps_without_gradients),
     "scaler-update-of-nothing": scaler(update=updates_by_nothing),
     "scaler-scales-when-disabled": scaler(scale=scales_by(1.0)),
-    "scaler-skips-when-disabled": scaler(step=skips_although_disabled),
     "scaler-tuples-for-lists": scaler(
         scale=lambda own, self, outputs: (lambda out: tuple(out) if isinstance(out, list) else out)(own(self, outputs))
     ),
@@ -517,10 +468,6 @@ def saving(change: Callable[[Any, dict[str, Any]], dict[str, Any]], method: str 
     return scaler(**{method: save})
 
 
-def losing(**lost: object) -> Inject:
-    return saving(lambda self, kept: {**kept, **lost}, "__getstate__")
-
-
 def pickles_at_any_time(own: Any, self: Any) -> Any:
     stages = vars(self).pop("_per_optimizer_states", None)
     try:
@@ -566,17 +513,13 @@ def not_pickled(own: Any, self: Any) -> Any:
 
 
 PERSISTENCE = {
-    "scaler-scale-stale-when-saved": saving(lambda self, saved: {**saved, "scale": self._init_scale}),
     "scaler-tracker-stale-when-saved": saving(
         lambda self, saved: {**saved, "_growth_tracker": self._init_growth_tracker}
     ),
     "scaler-saves-tensors": saving(
         lambda self, saved: {**saved, **({"scale": self._scale} if self._scale is not None else {})}
     ),
-    "scaler-pickle-loses-interval": losing(_growth_interval=2000),
-    "scaler-pickle-loses-tracker": losing(_init_growth_tracker=0),
     "scaler-pickles-at-any-time": scaler(__getstate__=pickles_at_any_time),
-    "scaler-tracker-not-loaded": scaler(load_state_dict=loads_without("_growth_tracker", "_init_growth_tracker")),
     "scaler-scale-not-loaded": scaler(load_state_dict=loads_without("scale", "_scale")),
     "scaler-loads-nothing": scaler(load_state_dict=lambda own, self, saved: own(self, saved) if saved else None),
 }
@@ -615,9 +558,7 @@ OPTIMIZERS = {
     "scaler-later-groups-undivided": of_some(lambda optimizer, _: group(optimizer, slice(0, 1))),
     "fused-ignores-found-inf": unaware("_fused_adam_", "found_inf"),
     "fused-ignores-grad-scale": unaware("_fused_adam_", "grad_scale"),
-    "fused-sgd-ignores-found-inf": unaware("_fused_sgd_", "found_inf"),
     "fused-sgd-ignores-grad-scale": unaware("_fused_sgd_", "grad_scale"),
-    "skipped-step-counted": scaler(_maybe_opt_step=where_skipped(count_step)),
     "skipped-step-of-zeros": scaler(_maybe_opt_step=where_skipped(step_on_zeros)),
     "found-inf-stays": scaler(step=leaves_attributes),
     "missing-is-bad": scaler(_unscale_grads_=missing_is_bad),
@@ -640,7 +581,6 @@ LOOPS = {
 _ON_JAX = (
     "unscale-skips-last",
     "unscale-blind-to-nan",
-    "unscale-blind-to-inf",
     "unscale-blind-to-minus-inf",
     "unscale-forgets-found",
     "unscale-checks-the-first-alone",
@@ -655,7 +595,6 @@ _ON_JAX = (
     "half-is-unscaled",
     "fused-ignores-found-inf",
     "fused-ignores-grad-scale",
-    "skipped-step-counted",
     "first-optimizer-alone",
 )
 

@@ -19,7 +19,6 @@ from tests.faults.kernels import Call, always_bfloat16, float32_doubles_too, in_
 from tests.faults.mutant import (
     CUDA,
     MPS,
-    XPU,
     Change,
     Inject,
     both,
@@ -43,7 +42,6 @@ from tests.faults.regions import (
     quietly,
     refuse,
     region,
-    vaguely,
 )
 
 _BACKENDS: Any = torch.backends
@@ -62,12 +60,6 @@ def enabled_or_off(own: Any, *args: Any) -> bool:
         return own(*args)
     except RuntimeError:
         return False
-
-
-def everywhere(own: Any, *args: Any) -> None:
-    own(*args)
-    for name in TYPES:
-        own(name, args[-1])
 
 
 def set_dtype_low_only(own: Any, *args: Any) -> None:
@@ -89,17 +81,12 @@ def available(change: Change) -> Inject:
 
 STATE = {
     "is-enabled-never": on_torch(is_autocast_enabled=lambda own, *args: own(*args) and False),
-    "is-enabled-always": on_torch(is_autocast_enabled=returns(True)),
-    "is-enabled-reversed": on_torch(is_autocast_enabled=lambda own, *args: not torch._C._is_any_autocast_enabled()),
     "is-enabled-if-any": on_torch(is_autocast_enabled=lambda own, *args: own(*args) or any(map(own, TYPES))),
     "is-enabled-takes-device": on_torch(is_autocast_enabled=lambda own, *a: own(*(getattr(x, "type", x) for x in a))),
     "is-enabled-takes-unknown": on_torch(is_autocast_enabled=enabled_or_off),
-    "is-enabled-refuses-vaguely": on_torch(is_autocast_enabled=vaguely),
     "get-dtype-stale": on_torch(
         get_autocast_dtype=lambda own, name: torch.bfloat16 if name == "cpu" else torch.float16
     ),
-    "get-dtype-bfloat16": on_torch(get_autocast_dtype=returns(torch.bfloat16)),
-    "set-enabled-everywhere": on_torch(set_autocast_enabled=everywhere),
     "set-enabled-nothing": on_torch(set_autocast_enabled=returns(None)),
     "set-enabled-takes-number": on_torch(
         set_autocast_enabled=lambda own, *a: own(*a[:-1], bool(a[-1]) if isinstance(a[-1], int) else a[-1])
@@ -107,12 +94,9 @@ STATE = {
     "set-enabled-takes-anything": on_torch(
         set_autocast_enabled=lambda own, *a: own(*a) if len(a) == 2 and type(a[1]) is bool else None
     ),
-    "set-dtype-everywhere": on_torch(set_autocast_dtype=everywhere),
     "set-dtype-low-only": on_torch(set_autocast_dtype=set_dtype_low_only),
     "set-dtype-returns-old": on_torch(set_autocast_dtype=set_dtype_returns),
     "set-cache-nothing": on_torch(set_autocast_cache_enabled=returns(None)),
-    "set-cache-takes-number": on_torch(set_autocast_cache_enabled=lambda own, enabled: own(bool(enabled))),
-    "is-cache-always-on": on_torch(is_autocast_cache_enabled=returns(True)),
     "depth-one-too-many": on_torch(autocast_increment_nesting=lambda own: own() + 1),
 }
 CACHE = {
@@ -128,16 +112,6 @@ CACHE = {
 # ---- deprecated spellings
 
 
-def loudly(category: type[Warning], text: str) -> Change:
-    """Give another warning."""
-
-    def change(own: Any, *args: Any, **kwargs: Any) -> Any:
-        warnings.warn(text, category, stacklevel=3)
-        return quietly(own, *args, **kwargs)
-
-    return change
-
-
 def alias(name: str, arguments: str, use: str, body: Callable[..., Any]) -> Inject:
     """Let a deprecated function of torch give its warning and do something else."""
     text = f"torch.{name}({arguments}) is deprecated. Please use torch.{use} instead."
@@ -149,16 +123,9 @@ def alias(name: str, arguments: str, use: str, body: Callable[..., Any]) -> Inje
     return on_torch(**{name: change})
 
 
-def region_of_cpu(own: Any, self: Any, enabled: bool = True, dtype: Any = torch.float16, cached: bool = True) -> None:
-    text = "`torch.cuda.amp.autocast(args...)` is deprecated. Please use `torch.amp.autocast('cuda', args...)` instead."
-    warnings.warn(text, FutureWarning, stacklevel=3)
-    torch.autocast.__init__(self, "cpu", dtype, enabled, cached)
-
-
 _CPU_REGION, _CUDA_REGION = torch.cpu.amp.autocast, torch.cuda.amp.autocast
 DEPRECATED = {
     "cpu-region-does-not-warn": wrap(torch.cpu.amp, autocast=quietly),
-    "cpu-region-is-no-class": put(torch.cpu.amp, autocast=partial(torch.autocast, "cpu")),
     "cpu-region-inverted": put(torch.cpu.amp, autocast=lambda enabled=True, **k: _CPU_REGION(not enabled, **k)),
     "cpu-region-in-float16": wrap(
         _CPU_REGION,
@@ -170,23 +137,16 @@ DEPRECATED = {
         _CPU_REGION, __init__=lambda own, self, enabled=True, *a, **k: own(self, True, *a, **k)
     ),
     "is-cpu-enabled-does-not-warn": on_torch(is_autocast_cpu_enabled=quietly),
-    "is-cpu-enabled-names-nothing": on_torch(is_autocast_cpu_enabled=loudly(DeprecationWarning, "deprecated")),
-    "is-cpu-enabled-says-no": on_torch(is_autocast_cpu_enabled=returns(False)),
     "is-cpu-enabled-reads-cuda": alias(
         "is_autocast_cpu_enabled", "", "is_autocast_enabled('cpu')", lambda: torch.is_autocast_enabled("cuda")
-    ),
-    "set-cpu-dtype-does-nothing": alias(
-        "set_autocast_cpu_dtype", "dtype", "set_autocast_dtype('cpu', dtype)", lambda dtype: None
     ),
     "get-autocast-xla-dtype-is-bfloat16": on_torch(get_autocast_xla_dtype=returns(torch.bfloat16)),
 }
 DEPRECATED_ON_CUDA = {
-    "cuda-region-of-cpu": wrap(_CUDA_REGION, __init__=region_of_cpu),
     "set-gpu-dtype-sets-cpu": alias(
         "set_autocast_gpu_dtype", "dtype", "set_autocast_dtype('cuda', dtype)", partial(SET_DTYPE, "cpu")
     ),
     "custom-fwd-does-not-warn": wrap(torch.cuda.amp, custom_fwd=quietly),
-    "custom-fwd-is-the-new-one": put(torch.cuda.amp, custom_fwd=partial(torch.amp.custom_fwd, device_type="cuda")),
 }
 
 # ---- errors and warnings
@@ -200,7 +160,6 @@ def without_warnings() -> Inject:
 ERRORS = {
     "silent": without_warnings(),
     "no-warning-at-all": put(warnings, warn=lambda *given, **options: None),
-    "autocast-of-text": wrap(torch, autocast=lambda own, type_, *args, **options: own(str(type_), *args, **options)),
     "regions-say-available": wrap(torch.amp.autocast_mode, is_autocast_available=returns(True)),
 }
 
@@ -263,15 +222,9 @@ def one_dtype_for_all() -> Inject:
 
 
 THREADS = {
-    "threads-start-enabled": starting(lambda thread: [SET(name, True) for name in TYPES]),
-    "threads-start-without-cache": starting(lambda thread: SET_CACHE(False)),
-    "threads-start-one-level-deep": starting(lambda thread: INCREMENT()),
     "threads-start-in-a-region": starting(start_in_a_region),
     "threads-inherit-enabled": inheriting(lambda name, enabled, dtype: SET(name, enabled)),
-    "threads-inherit-dtype": inheriting(lambda name, enabled, dtype: SET_DTYPE(name, dtype)),
-    "threads-share-enabled": fresh(lambda: one_state_for_all(of_products=True)),
     "threads-share-the-answer": fresh(lambda: one_state_for_all(of_products=False)),
-    "threads-share-dtype": fresh(one_dtype_for_all),
     "to-thread-stays": put(asyncio, to_thread=lambda call: asyncio.sleep(0, call())),
     "backward-raises-in-a-region": wrap(
         torch.Tensor,
@@ -362,20 +315,6 @@ DEFAULTS = {
 
 MUTANTS = (
     *mutants("eager/state", STATE),
-    *mutants(
-        "eager/state",
-        {"is-enabled-on-cpu-only": on_torch(is_autocast_enabled=lambda own, *a: own(*a) and a == ("cpu",))},
-        [CUDA],
-    ),
-    *mutants(
-        "eager/state",
-        {
-            "set-enabled-never-off": on_torch(
-                set_autocast_enabled=lambda own, *a: own(*a) if len(a) != 2 or a[1] is not False else None
-            )
-        },
-        [XPU],
-    ),
     *mutants("eager/state", {"set-dtype-nothing": on_torch(set_autocast_dtype=returns(None))}, [MPS]),
     *mutants("eager/defaults", DEFAULTS),
     *mutants(
