@@ -1,4 +1,4 @@
-"""Count the lines of Python room by room, and measure how often the package has each of its concepts.
+"""Count the lines of Python folder by folder, and how often the package has each of its concepts.
 
     python scripts/count_lines.py [--places]
 
@@ -17,27 +17,29 @@ import re
 import textwrap
 import tokenize
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
+from ampcheck.spec.compilers import COMPILERS
+
+T = TypeVar("T", bound=ast.AST)
 ROOT = Path(__file__).parents[1]
-COUNTED = ("ampcheck", "suites", "tests", "bench")
-LIMITS = {"package, suites, tests, bench": 95_000, "tests": 28_000}
+COUNTED = ("ampcheck", "suites", "tests", "bench", "scripts")
+LIMITS = {"all": 100_000, "tests": 28_000}
 LONG = 60
 """Lines of a function that is too long."""
-_DEVICE_TYPES = {"cpu", "cuda", "xpu", "mps", "mtia", "maia", "hpu", "privateuseone"}
-_CONTAINERS = {"list", "tuple", "dict", "Sequence", "Mapping"}
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+DEVICE_TYPES = {"cpu", "cuda", "xpu", "mps", "mtia", "maia", "hpu", "privateuseone"}
+CONTAINERS = {"list", "tuple", "dict", "Sequence", "Mapping"}
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file of Python."""
+    """A file of Python. `path`: from the root of the repository."""
 
     path: Path
-    """From the root of the repository."""
 
     @cached_property
     def text(self) -> str:
@@ -49,42 +51,36 @@ class Source:
         """Return its syntax tree."""
         return ast.parse(self.text)
 
-    @cached_property
-    def nodes(self) -> list[ast.AST]:
-        """Return every node of its syntax tree."""
-        return list(ast.walk(self.tree))
-
     @property
     def lines(self) -> int:
         """Return how many lines it has."""
         return self.text.count("\n")
 
+    @cached_property
     def tokens(self) -> list[tokenize.TokenInfo]:
         """Return its tokens."""
         return list(tokenize.generate_tokens(io.StringIO(self.text).readline))
 
-    def at(self, node: ast.AST, what: str = "") -> str:
-        """Return the place of a node."""
-        return f"{self.path}:{getattr(node, 'lineno', 1)} {what}".strip()
+    def nodes(self, kind: type[T]) -> list[T]:
+        """Return the nodes of a kind."""
+        return [node for node in ast.walk(self.tree) if isinstance(node, kind)]
 
-    def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-        """Yield every function and method."""
-        yield from (node for node in self.nodes if isinstance(node, _FUNCTIONS))
+    def tables(self) -> Iterator[tuple[ast.AST, str, ast.expr]]:
+        """Yield the assignments to names of the module: the node, the name and the value."""
+        for node in self.tree.body:
+            if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                yield node, _name(target), node.value
+
+
+Places = Iterator[tuple[ast.AST, str]]
+"""Nodes of a file, each with words for it."""
 
 
 def sources(*folders: str) -> list[Source]:
     """Return the files of some folders, sorted."""
     found = (path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    return [Source(path.relative_to(ROOT)) for path in sorted(found) if ".venv" not in path.parts[0]]
-
-
-def room(path: Path) -> str:
-    """Return the folder that a file is counted in: a package's or a suite's own, `tests/x`, else the top folder."""
-    depth = 2 if path.parts[0] in ("ampcheck", "suites", "tests") and len(path.parts) > 2 else 1
-    return "/".join(path.parts[:depth])
-
-
-# ---- concepts: each function returns the places where the package has one
+    return [Source(path.relative_to(ROOT)) for path in sorted(found)]
 
 
 def _name(node: ast.AST) -> str:
@@ -96,120 +92,88 @@ def _name(node: ast.AST) -> str:
 
 def _texts(source: Source) -> Iterator[tuple[ast.Constant, str]]:
     """Yield the strings that are used as values, so no docstrings, with their nodes."""
-    said = {id(node.value) for node in source.nodes if isinstance(node, ast.Expr)}
-    for node in source.nodes:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+    docstrings = {id(node.value) for node in source.nodes(ast.Expr)}
+    for node in source.nodes(ast.Constant):
+        if isinstance(node.value, str) and id(node) not in docstrings:
             yield node, node.value
 
 
-def recorders(package: Iterable[Source]) -> list[str]:
-    """Find subclasses of TorchDispatchMode, direct and indirect, and those in text."""
-    classes = [(source, node) for source in package for node in source.nodes if isinstance(node, ast.ClassDef)]
-    modes, found = {"TorchDispatchMode"}, dict[str, None]()
-    for _ in range(5):  # a subclass of a subclass may come first
-        for source, node in classes:
-            if any(_name(base) in modes for base in node.bases):
-                modes.add(node.name)
-                found[source.at(node, node.name)] = None
-    as_text = re.compile(r"class (\w+)\(TorchDispatchMode\)")
-    for source in package:
-        for constant, text in _texts(source):
-            found.update((source.at(constant, f"{name} (text)"), None) for name in as_text.findall(text))
-    return list(found)
+# ---- concepts: each function yields the places of a file that have one
 
 
-def closeness(package: Iterable[Source]) -> list[str]:
-    """Find modules that compare floating values within a tolerance."""
-    calls = {"allclose", "isclose", "assert_close"}
-    return [
-        str(source.path)
-        for source in package
-        if any(isinstance(node, ast.Call) and _name(node) in calls for node in source.nodes)
-        or any(isinstance(node, ast.arg) and node.arg in ("rtol", "atol") for node in source.nodes)
-    ]
+def recorders(source: Source) -> Places:
+    """Find classes that see ops by themselves, in text too; those that are made of Recorder use its hooks."""
+    for node in source.nodes(ast.ClassDef):
+        if "TorchDispatchMode" in map(_name, node.bases):
+            yield node, node.name
+    for constant, text in _texts(source):
+        for name in re.findall(r"class (\w+)\(TorchDispatchMode\)", text):
+            yield constant, f"{name} (text)"
 
 
-def tree_walkers(package: Iterable[Source]) -> list[str]:
+def closeness(source: Source) -> Places:
+    """Find functions that compare floating values within a tolerance, but for kernels, which are ops that do so."""
+    for function in source.nodes(ast.FunctionDef):
+        if "kernel" not in map(_name, function.decorator_list):
+            for call in ast.walk(function):
+                if re.fullmatch(r"(torch|np|jnp|torch\.testing)\.(allclose|isclose|assert_close)", _called(call)):
+                    yield call, function.name
+
+
+def _called(node: ast.AST) -> str:
+    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+
+
+def tree_walkers(source: Source) -> Places:
     """Find functions that call themselves on the items of containers to reach tensors."""
-    found = []
-    for source in package:
-        for function in source.functions():
-            calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
-            itself = any(_name(call) == function.name for call in calls)
-            asks = [ast.unparse(call) for call in calls if _name(call) == "isinstance"]
-            containers = any(_CONTAINERS & set(re.findall(r"\w+", text)) for text in asks)
-            if itself and containers and any("Tensor" in text or "Array" in text for text in asks):
-                found.append(source.at(function, function.name))
-    return found
+    for function in source.nodes(ast.FunctionDef):
+        calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+        asks = [ast.unparse(call) for call in calls if _name(call) == "isinstance"]
+        containers = any(CONTAINERS & set(re.findall(r"\w+", text)) for text in asks)
+        if containers and function.name in map(_name, calls) and re.search("Tensor|Array", " ".join(asks)):
+            yield function, function.name
 
 
-def _tables(package: Iterable[Source]) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the assignments to names of modules: the place with the name, and the value."""
-    for source in package:
-        for node in source.tree.body:
-            if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                    yield source.at(node, _name(target)), node.value
+def compiler_tables(source: Source) -> Places:
+    """Find tables whose keys or values are names of compilers."""
+    for node, name, value in source.tables():
+        if isinstance(value, ast.Dict):
+            for side in (value.keys, value.values):
+                texts = [each.value for each in side if isinstance(each, ast.Constant)]
+                if len(set(texts) & set(COMPILERS)) >= 3 and len(set(texts) - set(COMPILERS)) < 3:
+                    yield node, name
 
 
-def compiler_tables(package: Iterable[Source]) -> list[str]:
-    """Find tables of modules that are named for compilers or executors and have entries."""
-    return [
-        place
-        for place, value in _tables(package)
-        if re.search(r" _?(COMPILERS|EXECUTORS)$", place) and isinstance(value, (ast.Dict, ast.Tuple))
-    ]
-
-
-def dtype_tables(package: Iterable[Source]) -> list[str]:
-    """Find tables of modules from device types to dtypes."""
-    found = []
-    for place, value in _tables(package):
+def dtype_tables(source: Source) -> Places:
+    """Find tables from device types to dtypes."""
+    for node, name, value in source.tables():
         if isinstance(value, ast.Dict):
             keys = {key.value for key in value.keys if isinstance(key, ast.Constant)}
-            text = ast.unparse(value)
-            if len(keys & _DEVICE_TYPES) >= 3 and re.search(r"bf16|bfloat16", text):
-                found.append(place)
-    return found
+            if len(keys & DEVICE_TYPES) >= 3 and re.search("bf16|bfloat16", ast.unparse(value)):
+                yield node, name
 
 
-def child_protocols(package: Iterable[Source]) -> list[str]:
-    """Find modules that start a process and read what it writes."""
-    found = []
-    for source in package:
-        for node in source.nodes:
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("subprocess.Popen", "subprocess.run"):
-                read = {"stdout", "capture_output"} & {keyword.arg for keyword in node.keywords}
-                if (read and "sys.executable" in source.text) or _name(node) == "Popen":
-                    found.append(str(source.path))
-    return sorted(set(found))
+def child_protocols(source: Source) -> Places:
+    """Find calls that start a process and read what it writes."""
+    for node in source.nodes(ast.Call):
+        if _called(node) in ("subprocess.Popen", "subprocess.run"):
+            read = {"stdout", "capture_output"} & {keyword.arg for keyword in node.keywords}
+            if (read and "sys.executable" in source.text) or _name(node) == "Popen":
+                yield node, ""
 
 
-def excuses(package: Iterable[Source]) -> list[str]:
-    """Find modules of the runner that read or write which failing cases are excused."""
-    words = ("deviations", "baseline", "suggest", "waiver")
-    return [str(s.path) for s in package if "runner" in s.path.parts and s.path.stem.startswith(words)]
+def who_raised(source: Source) -> Places:
+    """Find functions that look at the frames of a traceback to say whose an error is."""
+    for function in source.nodes(ast.FunctionDef):
+        if {"tb_next", "tb_lasti", "walk_tb", "extract_tb"} & set(map(_name, ast.walk(function))):
+            yield function, function.name
 
 
-def who_raised(package: Iterable[Source]) -> list[str]:
-    """Find functions that look at the frames or the bytecode of a traceback to say whose an error is."""
-    marks = {"tb_next", "tb_lasti", "walk_tb", "extract_tb"}
-    return [
-        source.at(function, function.name)
-        for source in package
-        for function in source.functions()
-        if marks & {_name(node) for node in ast.walk(function)}
-    ]
-
-
-def reproductions(package: Iterable[Source]) -> list[str]:
+def reproductions(source: Source) -> Places:
     """Find Python that is kept as text: strings of at least three lines which parse, or which have parts of code."""
-    found = []
-    for source in package:
-        for node, text in _texts(source):
-            if text.count("\n") >= 3 and _is_code(text):
-                found.append(source.at(node, f"{text.count(chr(10))} lines"))
-    return found
+    for node, text in _texts(source):
+        if text.count("\n") >= 3 and _is_code(text):
+            yield node, f"{text.count(chr(10))} lines"
 
 
 def _is_code(text: str) -> bool:
@@ -217,23 +181,53 @@ def _is_code(text: str) -> bool:
         body = ast.parse(textwrap.dedent(text.strip("\n"))).body
     except SyntaxError:
         return re.search(r"^[ck |]*(def|class|import|from) \w+", text, re.MULTILINE) is not None
-    return any(isinstance(node, (*_FUNCTIONS, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign)) for node in body)
+    code = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign)
+    return any(isinstance(node, code) for node in body)
 
 
-def interpreters(package: Iterable[Source]) -> list[str]:
+def interpreters(source: Source) -> Places:
     """Find functions of random programs that tell at least three kinds of steps apart with `match`."""
-    return [
-        source.at(function, function.name)
-        for source in package
-        if "programs" in source.path.parts
-        for function in source.functions()
-        if any(isinstance(node, ast.Match) and len(node.cases) >= 3 for node in ast.walk(function))
-    ]
+    for function in source.nodes(ast.FunctionDef) if "programs" in source.path.parts else ():
+        if any(isinstance(node, ast.Match) and len(node.cases) >= 3 for node in ast.walk(function)):
+            yield function, function.name
 
 
-def policy_tables(package: Iterable[Source]) -> list[str]:
-    """Find the CSV files that have a policy for each op."""
-    del package
+def imports_inside(source: Source) -> Places:
+    """Find imports inside of functions."""
+    for node in {n: None for f in source.nodes(ast.FunctionDef) for n in ast.walk(f)}:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node, ast.unparse(node)
+
+
+def long_functions(source: Source) -> Places:
+    """Find functions of more than `LONG` lines."""
+    for function in source.nodes(ast.FunctionDef):
+        if (function.end_lineno or function.lineno) - function.lineno >= LONG:
+            yield function, function.name
+
+
+CONCEPTS: dict[str, tuple[Callable[[Source], Places], str]] = {
+    "recorders (TorchDispatchMode), in text too": (recorders, "1 with hooks"),
+    "functions that say what is close": (closeness, "1 of named tolerances"),
+    "walkers of a tree of tensors": (tree_walkers, "0: torch.utils._pytree"),
+    "tables of compilers": (compiler_tables, "1"),
+    "tables of default dtypes": (dtype_tables, "1 in spec"),
+    "calls that start and read processes (child protocols)": (child_protocols, "1"),
+    "functions that ask a traceback who raised": (who_raised, "1, by frames"),
+    "texts of Python (reproductions)": (reproductions, "0: the check's source"),
+    "interpreters of random programs": (interpreters, "0: state machines"),
+    "imports inside of functions": (imports_inside, "those for start-up"),
+    f"functions over {LONG} lines": (long_functions, "5"),
+}
+
+
+def places(find: Callable[[Source], Places], files: Iterable[Source]) -> list[str]:
+    """Return where some files have a concept, each place as file, line and words."""
+    return [f"{f.path}:{getattr(node, 'lineno', 1)} {words}".strip() for f in files for node, words in find(f)]
+
+
+def policy_tables() -> list[str]:
+    """Return the CSV files that have a policy for each op."""
     found = []
     for path in sorted((ROOT / "ampcheck").rglob("*.csv")):
         with path.open(newline="", encoding="utf-8") as file:
@@ -243,71 +237,25 @@ def policy_tables(package: Iterable[Source]) -> list[str]:
     return found
 
 
-CONCEPTS: dict[str, tuple[Callable[[Iterable[Source]], list[str]], str]] = {
-    "recorders (TorchDispatchMode), in text too": (recorders, "1 with hooks"),
-    "modules that say what is close": (closeness, "1 of named tolerances"),
-    "walkers of a tree of tensors": (tree_walkers, "0: torch.utils._pytree"),
-    "tables of compilers": (compiler_tables, "1"),
-    "tables of default dtypes": (dtype_tables, "1 in spec"),
-    "modules that start and read processes (child protocols)": (child_protocols, "1"),
-    "ways to excuse a case": (excuses, "1"),
-    "functions that ask a traceback who raised": (who_raised, "1, by frames"),
-    "texts of Python (reproductions)": (reproductions, "0: the check's source"),
-    "interpreters of random programs": (interpreters, "0: state machines"),
-    "policy tables": (policy_tables, "1 of 732 rows"),
-}
-
-
-# ---- style: figures for a thousand lines
-
-
-def classes_twice(package: Iterable[Source]) -> dict[str, list[str]]:
-    """Return the places of each class name that the package has more than once."""
+def classes_twice(files: Iterable[Source]) -> dict[str, list[str]]:
+    """Return the places of each class name that some files have more than once."""
     found: dict[str, list[str]] = defaultdict(list)
-    for source in package:
-        for node in source.nodes:
-            if isinstance(node, ast.ClassDef):
-                found[node.name].append(source.at(node))
-    return {name: places for name, places in sorted(found.items()) if len(places) > 1}
+    for place in places(lambda source: ((node, node.name) for node in source.nodes(ast.ClassDef)), files):
+        where, _, name = place.partition(" ")
+        found[name].append(where)
+    return {name: where for name, where in sorted(found.items()) if len(where) > 1}
+
+
+def per_thousand(files: Iterable[Source], kind: int, text: str) -> float:
+    """Return how many tokens of a kind a thousand lines have that match a pattern."""
+    files = list(files)
+    found = sum(t.type == kind and re.match(text, t.string) is not None for file in files for t in file.tokens)
+    return 1000 * found / max(1, sum(file.lines for file in files))
 
 
 def any_per_thousand(files: Iterable[Source]) -> float:
     """Return how often a thousand lines say `Any`."""
-    files = list(files)
-    said = sum(token.type == tokenize.NAME and token.string == "Any" for file in files for token in file.tokens())
-    return 1000 * said / max(1, sum(file.lines for file in files))
-
-
-def comments_per_thousand(files: Iterable[Source]) -> float:
-    """Return how many comments a thousand lines have, those for linters left out."""
-    files = list(files)
-    comments = [t.string for file in files for t in file.tokens() if t.type == tokenize.COMMENT]
-    said = sum(not re.match(r"# *(noqa|type:)", comment) for comment in comments)
-    return 1000 * said / max(1, sum(file.lines for file in files))
-
-
-def imports_inside(files: Iterable[Source]) -> list[str]:
-    """Return the imports inside of functions."""
-    return [
-        source.at(node, ast.unparse(node))
-        for source in files
-        for node in {
-            id(inner): inner
-            for function in source.functions()
-            for inner in ast.walk(function)
-            if isinstance(inner, (ast.Import, ast.ImportFrom))
-        }.values()
-    ]
-
-
-def long_functions(files: Iterable[Source]) -> list[str]:
-    """Return the functions of more than `LONG` lines."""
-    return [
-        source.at(function, function.name)
-        for source in files
-        for function in source.functions()
-        if (function.end_lineno or function.lineno) - function.lineno + 1 > LONG
-    ]
+    return per_thousand(files, tokenize.NAME, "Any$")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -315,47 +263,41 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Count lines of Python and concepts of the package.")
     parser.add_argument("--places", action="store_true", help="list what was counted")
     args = parser.parse_args(arguments)
-    over = print_rooms()
-    print_concepts(sources("ampcheck"), places=args.places)
+    over = print_folders()
+    print_concepts(sources("ampcheck"), listed=args.places)
     return int(over)
 
 
-def print_rooms() -> bool:
+def print_folders() -> bool:
     """Print the lines of each folder and the totals; return whether a total is over its limit."""
-    rooms: Counter[str] = Counter()
-    for source in sources(*COUNTED, "scripts"):
-        rooms[room(source.path)] += source.lines
-    tops = {top: sum(n for name, n in rooms.items() if name.split("/")[0] == top) for top in (*COUNTED, "scripts")}
-    for top, lines in tops.items():
-        print(f"{lines:7} {top}")
-        for name in sorted(name for name in rooms if name.startswith(f"{top}/")):
-            print(f"{rooms[name]:11} {name}")
-    totals = {"package, suites, tests, bench": sum(tops[top] for top in COUNTED), "tests": tops["tests"]}
+    lines: Counter[str] = Counter()
+    for source in sources(*COUNTED):
+        for depth in range(1, min(len(source.path.parts), 3)):
+            lines["/".join(source.path.parts[:depth])] += source.lines
+    for name in sorted(lines, key=lambda name: (COUNTED.index(name.partition("/")[0]), name)):
+        print(f"{lines[name]:{11 if '/' in name else 7}} {name}")
+    totals = {"all": sum(lines[top] for top in COUNTED), "tests": lines["tests"]}
     for name, total in totals.items():
         over = f", {total - LIMITS[name]} too many" if total > LIMITS[name] else ""
         print(f"{total:7} {name}: at most {LIMITS[name]}{over}")
     return any(total > LIMITS[name] for name, total in totals.items())
 
 
-def print_concepts(package: Sequence[Source], *, places: bool) -> None:
-    """Print how often the package has each concept, and `places` where."""
+def print_concepts(package: list[Source], *, listed: bool) -> None:
+    """Print how often the package has each concept, and if asked where."""
+    found = {concept: (places(find, package), target) for concept, (find, target) in CONCEPTS.items()}
+    found["policy tables"] = policy_tables(), "1 of 732 rows"
+    found["class names twice"] = [f"{n}: {', '.join(where)}" for n, where in classes_twice(package).items()], "0"
     device = [source for source in package if "jax_device" in source.path.parts]
     print("\n| concept | now | target |\n|---|---|---|")
-    shown = {concept: find(package) for concept, (find, _) in CONCEPTS.items()}
-    for concept, (_, target) in CONCEPTS.items():
-        print(f"| {concept} | {len(shown[concept])} | {target} |")
-    twice = classes_twice(package)
-    shown["class names twice"] = [f"{name}: {', '.join(found)}" for name, found in twice.items()]
-    inside = shown["imports inside of functions"] = imports_inside(package)
-    long = shown[f"functions over {LONG} lines"] = long_functions(package)
-    print(f"| class names twice | {len(twice)} | 0 |")
+    for concept, (where, target) in found.items():
+        print(f"| {concept} | {len(where)} | {target} |")
     print(f"| `Any` per 1000 lines | {any_per_thousand(package):.0f} | 15 |")
     print(f"| `Any` per 1000 lines of jax_device | {any_per_thousand(device):.0f} | 30 |")
-    print(f"| comments per 1000 lines | {comments_per_thousand(package):.0f} | 57 to 133 elsewhere |")
-    print(f"| imports inside of functions | {len(inside)} | those for start-up |")
-    print(f"| functions over {LONG} lines | {len(long)} | 5 |")
-    for concept, found in shown.items() if places else ():
-        print(f"\n{concept}", *found, sep="\n  ")
+    comments = per_thousand(package, tokenize.COMMENT, r"#(?! *(noqa|type:))")
+    print(f"| comments per 1000 lines | {comments:.0f} | 57 to 133 elsewhere |")
+    for concept, (where, _) in found.items() if listed else ():
+        print(f"\n{concept}", *where, sep="\n  ")
 
 
 if __name__ == "__main__":

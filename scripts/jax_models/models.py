@@ -5,10 +5,12 @@ None has dropout or another source of random numbers in its step, for those of t
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -165,138 +167,17 @@ def _denoising(call: Callable[..., Any], batch: Batch) -> torch.Tensor:
     return F.mse_loss(call(noised, batch["timestep"]).sample, batch["noise"])
 
 
-def _transformers(model: str, config: str, **settings: Any) -> nn.Module:
-    """Make a model of transformers from the names of its classes and the settings of its configuration."""
+_SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def _transformers(name: str) -> nn.Module:
+    """Make a model of transformers as `transformers.toml` describes it."""
+    about = tomllib.loads(Path(__file__).with_name("transformers.toml").read_text(encoding="utf-8"))[name]
+    settings = {**(_SIZES if about.get("of_our_sizes") else {}), **about["settings"]}
+    settings |= dict.fromkeys(about.get("without_dropout", ()), 0.0)
     library = import_module("transformers")
-    made: nn.Module = getattr(library, model)(getattr(library, config)(**settings))
+    made: nn.Module = getattr(library, about["head"])(getattr(library, about["config"])(**settings))
     return made.train()
-
-
-_DECODER = {
-    "vocab_size": _WORDS,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": _LENGTH,
-    "use_cache": False,
-}
-
-
-def _gpt2() -> nn.Module:
-    return _transformers(
-        "GPT2LMHeadModel",
-        "GPT2Config",
-        vocab_size=_WORDS,
-        n_positions=_LENGTH,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        resid_pdrop=0.0,
-        use_cache=False,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-
-
-def _bert() -> nn.Module:
-    return _transformers(
-        "BertForMaskedLM",
-        "BertConfig",
-        vocab_size=_WORDS,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=_LENGTH,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-
-
-def _t5() -> nn.Module:
-    return _transformers(
-        "T5ForConditionalGeneration",
-        "T5Config",
-        vocab_size=_WORDS,
-        d_model=32,
-        d_kv=8,
-        d_ff=64,
-        num_layers=2,
-        num_heads=4,
-        dropout_rate=0.0,
-        tie_word_embeddings=True,
-        decoder_start_token_id=0,
-        use_cache=False,
-    )
-
-
-def _mixtral() -> nn.Module:
-    return _transformers(
-        "MixtralForCausalLM",
-        "MixtralConfig",
-        **_DECODER,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        output_router_logits=True,
-    )
-
-
-def _mamba() -> nn.Module:
-    return _transformers(
-        "MambaForCausalLM",
-        "MambaConfig",
-        vocab_size=_WORDS,
-        hidden_size=32,
-        state_size=8,
-        num_hidden_layers=2,
-        use_cache=False,
-    )
-
-
-def _wav2vec2() -> nn.Module:
-    return _transformers(
-        "Wav2Vec2ForCTC",
-        "Wav2Vec2Config",
-        vocab_size=_CLASSES,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        conv_dim=(16, 16, 16),
-        conv_kernel=(10, 3, 3),
-        conv_stride=(5, 2, 2),
-        num_feat_extract_layers=3,
-        num_conv_pos_embeddings=16,
-        num_conv_pos_embedding_groups=4,
-        apply_spec_augment=False,
-        layerdrop=0.0,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        activation_dropout=0.0,
-        feat_proj_dropout=0.0,
-        final_dropout=0.0,
-        ctc_loss_reduction="mean",
-    )
-
-
-def _vit() -> nn.Module:
-    return _transformers(
-        "ViTForImageClassification",
-        "ViTConfig",
-        image_size=32,
-        patch_size=8,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        num_labels=_CLASSES,
-    )
 
 
 def _resnet18() -> nn.Module:
@@ -324,20 +205,22 @@ def _unet() -> nn.Module:
     return made
 
 
-_LLAMA = partial(_transformers, "LlamaForCausalLM", "LlamaConfig", **_DECODER)
+def _of_transformers(name: str, kind: str, batch: Callable[[], dict[str, torch.Tensor]]) -> TrainedModel:
+    return TrainedModel(name, kind, "transformers", partial(_transformers, name), batch, _own_loss)
+
 
 MODELS: Mapping[str, TrainedModel] = {
     model.name: model
     for model in (
         TrainedModel("tied-decoder", "decoder, tied weights", "torch", TiedDecoder, _text, _next_word),
         TrainedModel("lstm-ctc", "recurrent, CTC", "torch", SpeechTagger, _series, _alignment),
-        TrainedModel("gpt2", "decoder, tied weights", "transformers", _gpt2, _text, _own_loss),
-        TrainedModel("llama", "decoder", "transformers", _LLAMA, _text, _own_loss),
-        TrainedModel("bert", "encoder", "transformers", _bert, _masked, _own_loss),
-        TrainedModel("t5", "encoder-decoder, tied weights", "transformers", _t5, _pairs, _own_loss),
-        TrainedModel("mixtral", "mixture of experts", "transformers", _mixtral, _text, _own_loss),
-        TrainedModel("mamba", "state space", "transformers", _mamba, _text, _own_loss),
-        TrainedModel("wav2vec2", "speech, CTC", "transformers", _wav2vec2, _speech, _own_loss),
+        _of_transformers("gpt2", "decoder, tied weights", _text),
+        _of_transformers("llama", "decoder", _text),
+        _of_transformers("bert", "encoder", _masked),
+        _of_transformers("t5", "encoder-decoder, tied weights", _pairs),
+        _of_transformers("mixtral", "mixture of experts", _text),
+        _of_transformers("mamba", "state space", _text),
+        _of_transformers("wav2vec2", "speech, CTC", _speech),
         TrainedModel(
             "resnet18",
             "convolutions, batch norm",
@@ -349,7 +232,7 @@ MODELS: Mapping[str, TrainedModel] = {
             fp32_bound=1e-3,  # the CPU's own are as far from float64's; the device's are within 2e-6 of these
         ),
         TrainedModel("convnext", "convolutions, layer norm", "timm", _convnext, partial(_images, 32), _classes),
-        TrainedModel("vit", "attention on images", "transformers", _vit, partial(_images, 32), _own_loss),
+        _of_transformers("vit", "attention on images", partial(_images, 32)),
         TrainedModel("unet2d", "diffusion", "diffusers", _unet, _noised, _denoising),
     )
 }

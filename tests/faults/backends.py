@@ -21,6 +21,7 @@ from ampcheck.register import casts
 from tests.faults.gradients import without_a_graph
 from tests.faults.kernels import (
     FP32,
+    Body,
     Call,
     in_other,
     kernel,
@@ -82,6 +83,22 @@ def policies(**overrides: str) -> Inject:
         register(**{op.replace("__", "."): policy for op, policy in overrides.items()})
         try:
             yield
+        finally:
+            register()
+
+    return inject
+
+
+def autocast(op: str, body: Body) -> Inject:
+    """Register an autocast kernel of the backend's own for an overload."""
+
+    @contextmanager
+    def inject(name: str) -> Iterator[None]:
+        register = subject(name).register
+        register(**{op: "fallthrough"})
+        try:
+            with kernel(op, body)(name):
+                yield
         finally:
             register()
 
@@ -363,12 +380,12 @@ MM = {
 }
 MM_AUTOCAST = {
     "mm-not-cast": policies(mm="fallthrough"),
-    "cast-to-the-other-low": kernel("mm", in_other),
-    "cast-to-fp16-always": kernel("mm", to(lambda call: torch.float16)),
-    "only-float32-cast": kernel("mm", low_but(lambda t: t.dtype != FP32)),
-    "raises-in-the-autocast-kernel": kernel("mm", refuses(AttributeError("injected"))),
-    "zeroes-what-it-cast": kernel("mm", zeroing),
-    "casts-the-callers-tensors": kernel("mm", low_for_good),
+    "cast-to-the-other-low": autocast("mm", in_other),
+    "cast-to-fp16-always": autocast("mm", to(lambda call: torch.float16)),
+    "only-float32-cast": autocast("mm", low_but(lambda t: t.dtype != FP32)),
+    "raises-in-the-autocast-kernel": autocast("mm", refuses(AttributeError("injected"))),
+    "zeroes-what-it-cast": autocast("mm", zeroing),
+    "casts-the-callers-tensors": autocast("mm", low_for_good),
     "copies-change-bf16": copies(coarse),
     "copies-refuse-bf16": copies(refusing_brain),
     "casts-truncate": copies(truncating),
@@ -396,7 +413,7 @@ SUM = {
         {"wrong-for-integers": giving(lambda out: out + 1, lambda x, *args, **kwargs: x.dtype == torch.int64)},
     ),
     "sum-not-filled-in": policies(sum__dim_IntList="fallthrough"),
-    "arguments-dropped": kernel("sum.dim_IntList", forgetful),
+    "arguments-dropped": autocast("sum.dim_IntList", forgetful),
 }
 SOFTMAX_BACKWARD = {
     "gradient-off": giving(lambda out: out * 1.1),
@@ -441,7 +458,7 @@ WARNINGS = made(
     (
         ("eager/downcast", "mm", of_kernel("mm", {"warns": warning(UserWarning)})),
         ("eager/downcast", "mm", of_kernel("mm", {"warns-in-low": warning(DeprecationWarning, low)})),
-        ("eager/downcast", "mm", {"warns-when-casting": kernel("mm", noisily)}),
+        ("eager/downcast", "mm", {"warns-when-casting": autocast("mm", noisily)}),
         ("eager/upcast", "exp", of_kernel("exp", {"warns-of-runtime": warning(RuntimeWarning)})),
         (
             "autograd/optdtype",
@@ -466,7 +483,11 @@ MUTANTS = made(
         ("eager/upcast", "native_layer_norm", of_kernel("native_layer_norm", _SECOND_OUTPUT)),
         ("eager/downcast", "addmm", {**of_kernel("addmm", ADDMM), "remembers-the-first-result": _REMEMBERS}),
         ("eager/downcast", "bmm", of_kernel("bmm", {"bmm-nan-in-low": giving(lambda out: out * float("nan"), low)})),
-        ("eager/downcast", "linalg_multi_dot", {"a-list-element-forgotten": kernel("linalg_multi_dot", low_but_last)}),
+        (
+            "eager/downcast",
+            "linalg_multi_dot",
+            {"a-list-element-forgotten": autocast("linalg_multi_dot", low_but_last)},
+        ),
         ("eager/optdtype", "sum.dim_IntList", SUM),
         ("eager/promote", "addcmul", {"addcmul-not-promoted": policies(addcmul="fallthrough")}),
         ("eager/banned", "binary_cross_entropy", {"banned-runs": policies(binary_cross_entropy="fallthrough")}),
@@ -482,8 +503,8 @@ MUTANTS = made(
             "autograd/downcast",
             "mm",
             {
-                "no-kernel-where-gradients-are-needed": kernel("mm", needing_gradients),
-                "detached": kernel("mm", without_a_graph),
+                "no-kernel-where-gradients-are-needed": autocast("mm", needing_gradients),
+                "detached": autocast("mm", without_a_graph),
             },
         ),
         ("eager/cache", "changed_weight", KEPT_CASTS),
