@@ -167,10 +167,7 @@ def table(rows: Sequence[Row], header: Mapping[str, Any]) -> str:
     for row in rows:
         if row.reason:
             reasons.setdefault(row.reason, []).append(row)
-    parts += [
-        "",
-        *(f"- {_named(own)}: {shorten(reason, 320, placeholder=' …')}" for reason, own in reasons.items()),
-    ]
+    parts += ["", *(f"- {_named(own)}: {shorten(reason, 320, placeholder=' …')}" for reason, own in reasons.items())]
     return "\n".join(parts).rstrip()
 
 

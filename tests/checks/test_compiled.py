@@ -192,8 +192,7 @@ def ran(text: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "status"),
-    [("could not create a primitive descriptor for x", Unsupported), ("a bug", Broken)],
+    ("words", "status"), [("could not create a primitive descriptor for x", Unsupported), ("a bug", Broken)]
 )
 def test_what_eager_mode_raises_without_autocast_too_is_no_fault_of_a_program(
     words: str, status: type[Exception], monkeypatch: pytest.MonkeyPatch

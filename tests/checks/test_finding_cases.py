@@ -172,12 +172,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Callable[[], AbstractContextMan
         {},
         without_a_context,
     ),
-    "eligibility/custom_fwd_container-named": (
-        ARGUMENTS,
-        "custom_fwd_container",
-        {"kind": "named"},
-        named_tuples,
-    ),
+    "eligibility/custom_fwd_container-named": (ARGUMENTS, "custom_fwd_container", {"kind": "named"}, named_tuples),
     "eligibility/custom_op_that_mutates": (ELIGIBILITY, "custom_op_that_mutates", {}, refusing),
     "eligibility/custom_op_with_keyword": (ELIGIBILITY, "custom_op_with_keyword", {}, refusing),
     "eligibility/custom_fwd_other_argument-layers": (
@@ -196,12 +191,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Callable[[], AbstractContextMan
     "eligibility/under_vmap-linear_bias": (ELIGIBILITY, "under_vmap", {"op": "linear_bias"}, nothing_enabled),
     "eligibility/under_vmap-cross_entropy": (ELIGIBILITY, "under_vmap", {"op": "cross_entropy"}, nothing_enabled),
     "eligibility/attention_under_vmap": (ELIGIBILITY, "attention_under_vmap", {}, nothing_enabled),
-    "eligibility/low_and_wide-inner": (
-        ELIGIBILITY,
-        "low_and_wide",
-        {"op": "inner"},
-        inner_that_widens,
-    ),
+    "eligibility/low_and_wide-inner": (ELIGIBILITY, "low_and_wide", {"op": "inner"}, inner_that_widens),
     "decorator/recursion_compiled": ("jit.test_decorator", "recursion_compiled", {}, a_region_a_call),
 }
 """The module and name of each case's scenario, its parameters, and what mends torch."""

@@ -171,11 +171,7 @@ BACKENDS = {
         "the inputs of aten::mm cannot be made on opaque: RuntimeError: injected: bfloat16 cannot be copied",
     ),
 }
-SAID = {
-    CPU: {**OPS, **GRADIENTS, **SCENARIOS, **COMPILED},
-    CUDA: OPS_ON_CUDA,
-    "opaque": BACKENDS,
-}
+SAID = {CPU: {**OPS, **GRADIENTS, **SCENARIOS, **COMPILED}, CUDA: OPS_ON_CUDA, "opaque": BACKENDS}
 
 
 @pytest.fixture(scope="module")

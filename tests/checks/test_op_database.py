@@ -177,11 +177,7 @@ def _refuse(out: object) -> object:
     [
         ("add", lambda out: out.bfloat16(), "add returned bf16; expected fp32 as without autocast (rule fallthrough"),
         ("add", lambda out: out * 1.5, "output 0 of add differs in value; expected the same bits as without autocast"),
-        (
-            "add",
-            lambda out: out.unsqueeze(0),
-            "output 0 of add has shape (1,); expected () as without autocast",
-        ),
+        ("add", lambda out: out.unsqueeze(0), "output 0 of add has shape (1,); expected () as without autocast"),
         ("allclose", lambda out: not out, "allclose returned [False]; expected [True] as without autocast"),
         ("add", _refuse, "add under autocast raised RuntimeError: not under autocast; without autocast"),
         ("empty_like", lambda out: out.half(), "empty_like returned fp16; expected fp32 as without autocast"),
@@ -220,10 +216,7 @@ def test_what_is_raised_with_and_without_autocast_is_broken_unless_the_device_de
     with _planted("add", lambda *args, **kwargs: _refuse(None)):
         with pytest.raises(Broken, match=rf"^add raised {said}; it raises that without autocast, too$"):
             CHECK.run(case("add"), CPU)
-        with (
-            patch.object(type(CPU), "refusals", ("not under",)),
-            pytest.raises(Unsupported, match=f"^{said}$"),
-        ):
+        with patch.object(type(CPU), "refusals", ("not under",)), pytest.raises(Unsupported, match=f"^{said}$"):
             CHECK.run(case("add"), CPU)
 
 
@@ -249,17 +242,7 @@ def test_the_reproduction_runs(chosen: Case) -> None:
 
 @pytest.mark.nightly
 def test_in_the_suite_it_is_a_case_like_any_other(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "suites/eager/test_ops.py",
-        "--device",
-        "cpu",
-        "--op",
-        "gcd",
-        "-q",
-    ]
+    command = [sys.executable, "-m", "pytest", "suites/eager/test_ops.py", "--device", "cpu", "--op", "gcd", "-q"]
     command += ["--run-file", str(tmp_path / "run.jsonl")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode == 0, done.stdout

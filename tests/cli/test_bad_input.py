@@ -155,10 +155,7 @@ def test_a_malformed_manifest(line: str, sentence: str, tmp_path: Path) -> None:
         (toml({**_ENTRY, "reason": " "}), "deviation 'one' has no reason"),
         (toml({k: v for k, v in _ENTRY.items() if k != "reason"}), "deviation 'one' has no reason"),
         (toml({**_ENTRY, "colour": "red"}), "deviation 'one' has unknown fields: colour"),
-        (
-            toml({**_ENTRY, "kind": "bug"}),
-            "kind must be one of deviation, fault, unsupported, flaky, baseline; it is",
-        ),
+        (toml({**_ENTRY, "kind": "bug"}), "kind must be one of deviation, fault, unsupported, flaky, baseline; it is"),
         (toml({**_ENTRY, "cases": []}), 'cases must be a list of globs of the form "rule/id"'),
         (toml({**_ENTRY, "link": "somewhere"}), "link must be a URL or \"unreported\"; it is 'somewhere'"),
         (toml({**_ENTRY, "raises": "("}), "raises is not a regular expression"),
@@ -169,10 +166,7 @@ def test_a_malformed_manifest(line: str, sentence: str, tmp_path: Path) -> None:
         (toml({**_ENTRY, "torch": "new"}), "torch is not a version range: 'new'"),
         (toml({**_ENTRY, "but": []}), 'but must be a list of globs of the form "rule/id"'),
         (toml({**_ENTRY, "but": "x/y"}), 'but must be a list of globs of the form "rule/id"'),
-        (
-            toml({**_ENTRY, "lacks": "mmm bf16"}),
-            'lacks must be an op and a dtype, as in "mkldnn_rnn_layer bf16"',
-        ),
+        (toml({**_ENTRY, "lacks": "mmm bf16"}), 'lacks must be an op and a dtype, as in "mkldnn_rnn_layer bf16"'),
         (toml({**_ENTRY, "devices": "cpu"}), 'devices must be a list of names, as in ["cpu", "virtual:cuda"]'),
         (toml({**_ENTRY, "devices": []}), 'devices must be a list of names, as in ["cpu", "virtual:cuda"]'),
         (toml({**_ENTRY, "devices": ["cpu", "gpu"]}), "there is no device named 'gpu'; there are cpu, cuda, jax"),

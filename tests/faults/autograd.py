@@ -22,21 +22,7 @@ from tests.faults.gradients import cast_again, computed, detached, doubled, one_
 from tests.faults.kernels import complex_too, in_low, kernel, low, low_doubles_too, wide
 from tests.faults.modules import low as in_regions_low
 from tests.faults.modules import off, outside
-from tests.faults.mutant import (
-    CPU,
-    JAX,
-    Change,
-    Inject,
-    both,
-    fresh,
-    giving,
-    mutants,
-    put,
-    returns,
-    then,
-    within,
-    wrap,
-)
+from tests.faults.mutant import CPU, JAX, Change, Inject, both, fresh, giving, mutants, put, returns, then, within, wrap
 from tests.faults.regions import SET, SET_CACHE, SET_DTYPE
 
 Tensor = torch.Tensor
@@ -483,8 +469,7 @@ CUSTOM_ON_JAX_TOO = {
 def transform(name: str, change: Change) -> Inject:
     """Change the functions that a transform of torch.func is given."""
     return wrap(
-        torch.func,
-        **{name: lambda own, function, *args, **options: own(partial(change, function), *args, **options)},
+        torch.func, **{name: lambda own, function, *args, **options: own(partial(change, function), *args, **options)}
     )
 
 

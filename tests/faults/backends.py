@@ -19,18 +19,7 @@ from torch.utils._pytree import tree_map
 
 from ampcheck.register import casts
 from tests.faults.gradients import without_a_graph
-from tests.faults.kernels import (
-    FP32,
-    Body,
-    Call,
-    in_other,
-    kernel,
-    low_but,
-    low_but_last,
-    low_for_good,
-    refuses,
-    to,
-)
+from tests.faults.kernels import FP32, Body, Call, in_other, kernel, low_but, low_but_last, low_for_good, refuses, to
 from tests.faults.mutant import Inject, Mutant
 
 Kernel = Callable[..., Any]

@@ -271,9 +271,7 @@ PROGRAMS = {
 }
 UPCAST = {"jit-upcast-lost": handed_out(_LOW), "jit-upcast-after-rounding": handed_out(results(rounded))}
 BANNED = {"jit-refusal-swallowed": handed_out(calling(swallowed))}
-PROMOTE = {
-    "jit-mixed-refused-by-script": handed_out(calling(refusing_mixed), "script"),
-}
+PROMOTE = {"jit-mixed-refused-by-script": handed_out(calling(refusing_mixed), "script")}
 CONTEXT = {
     "jit-no-guard-on-surroundings": handed_out(remembering(frozen)),
     "jit-kept-across-dtypes": handed_out(remembering(frozen_dtypes)),
@@ -290,9 +288,7 @@ NESTING = {
     "jit-inner-region-dropped": entering(unless_inside_another),
     "jit-disabled-region-on": entering(always_on),
 }
-DECORATOR = {
-    "jit-decorator-lost": handed_out(lambda _, function: _COMPILE(inspect.unwrap(function), backend="eager")),
-}
+DECORATOR = {"jit-decorator-lost": handed_out(lambda _, function: _COMPILE(inspect.unwrap(function), backend="eager"))}
 EXCEPTIONS = {
     "jit-state-left-by-exception": handed_out(failing(leave_on)),
     "jit-exception-in-other-words": handed_out(calling(other_words)),
@@ -548,9 +544,7 @@ HOPS = {
     "operator-refuses-regions": refusing_regions,
     "attention-uncast": of_operator(flex_attention, DispatchKey.AutocastCPU, uncast),
     "dropped-anew": of_operator(
-        run_with_rng_state,
-        DispatchKey.BackendSelect,
-        lambda own, state, op, *args, **kwargs: op(*args, **kwargs),
+        run_with_rng_state, DispatchKey.BackendSelect, lambda own, state, op, *args, **kwargs: op(*args, **kwargs)
     ),
 }
 

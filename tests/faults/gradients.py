@@ -300,19 +300,12 @@ GRADIENTS = {
         MPS: {"gradient-of-layer-norm-weight-missing": ("layer_norm", detached(1, wide))},
     },
     "promote": {
-        CPU: {
-            "gradient-of-promoted-in-low": ("stack", rounded(promoted)),
-            "gradients-swapped": ("cat", swapped),
-        },
+        CPU: {"gradient-of-promoted-in-low": ("stack", rounded(promoted)), "gradients-swapped": ("cat", swapped)},
         CUDA: {},
         JAX: {},
     },
 }
-ON_JAX = (
-    "gradient-of-the-copy-only",
-    "gradient-of-layer-doubled",
-    "gradient-of-exp-in-low",
-)
+ON_JAX = ("gradient-of-the-copy-only", "gradient-of-layer-doubled", "gradient-of-exp-in-low")
 
 MUTANTS = (
     *(

@@ -20,13 +20,7 @@ from torch.library import Library, get_kernel
 from ampcheck.observe.recorder import overload
 from tests.faults.mutant import CPU, CUDA, MPS, MTIA, XPU, Inject, Mutant, both, mutants
 
-KEYS = {
-    CPU: "AutocastCPU",
-    CUDA: "AutocastCUDA",
-    XPU: "AutocastXPU",
-    MPS: "AutocastMPS",
-    MTIA: "AutocastMTIA",
-}
+KEYS = {CPU: "AutocastCPU", CUDA: "AutocastCUDA", XPU: "AutocastXPU", MPS: "AutocastMPS", MTIA: "AutocastMTIA"}
 FP32 = torch.float32
 Tensor = torch.Tensor
 
@@ -337,9 +331,7 @@ PROMOTE = {
         "grid-sampler-as-given": ("grid_sampler", as_given),
         "index-put-as-given": ("index_put", as_given),
     },
-    XPU: {
-        "cross-doubles-count": ("cross", promote(with_doubles)),
-    },
+    XPU: {"cross-doubles-count": ("cross", promote(with_doubles))},
     MPS: {
         "tensordot-doubles-cast": ("tensordot", doubles_down),
         "addcdiv-third-ignored": ("addcdiv", promote(widest, but=2)),
@@ -400,14 +392,9 @@ OPTDTYPE = {
 APPEND = {
     CUDA: {
         "norm-not-redirected": ("norm.Scalar", as_given),
-        "norm-redirected-always-float32": (
-            "norm.ScalarOpt_dim",
-            appends(lambda call, t: FP32, lambda call, t: True),
-        ),
+        "norm-redirected-always-float32": ("norm.ScalarOpt_dim", appends(lambda call, t: FP32, lambda call, t: True)),
     },
-    XPU: {
-        "norm-redirected-to-low": ("norm.Scalar", appends(lambda call, t: call.low)),
-    },
+    XPU: {"norm-redirected-to-low": ("norm.Scalar", appends(lambda call, t: call.low))},
 }
 _LOSS = "binary_cross_entropy"
 BANNED = {
@@ -415,31 +402,17 @@ BANNED = {
         "cross-entropy-runs": (_LOSS, as_given),
         "cross-entropy-refused-badly": (_LOSS, refuses(RuntimeError("this is not supported"))),
     },
-    XPU: {
-        "cross-entropy-type-error": (_LOSS, refuses(TypeError(f"{_LOSS} is unsafe; use {_LOSS}_with_logits"))),
-    },
+    XPU: {"cross-entropy-type-error": (_LOSS, refuses(TypeError(f"{_LOSS} is unsafe; use {_LOSS}_with_logits")))},
 }
 FALLTHROUGH = {
-    CPU: {
-        "exp-policy-on-cpu": ("exp", in_float32),
-        "softmax-slightly-off-on-cpu": ("softmax.int", slightly_off),
-    },
-    CUDA: {
-        "cat-downcast-on-cuda": ("cat", in_low),
-    },
+    CPU: {"exp-policy-on-cpu": ("exp", in_float32), "softmax-slightly-off-on-cpu": ("softmax.int", slightly_off)},
+    CUDA: {"cat-downcast-on-cuda": ("cat", in_low)},
     XPU: {"stack-downcast-on-xpu": ("stack", in_low)},
-    MPS: {
-        "cross-entropy-policy-on-mps": (_LOSS, in_float32),
-    },
+    MPS: {"cross-entropy-policy-on-mps": (_LOSS, in_float32)},
 }
 UNLISTED = {
-    CPU: {
-        "relu-downcast-on-cpu": ("relu", in_low),
-        "view-downcast-on-cpu": ("view", in_low),
-    },
-    CUDA: {
-        "gelu-policy-on-cuda": ("gelu", in_float32),
-    },
+    CPU: {"relu-downcast-on-cpu": ("relu", in_low), "view-downcast-on-cpu": ("view", in_low)},
+    CUDA: {"gelu-policy-on-cuda": ("gelu", in_float32)},
     XPU: {"sigmoid-policy-on-xpu": ("sigmoid", in_float32)},
 }
 """Ops that have a policy nowhere; the op database has other names for them."""
@@ -483,10 +456,7 @@ ELIGIBILITY = {
             "conv2d",
             each(lambda call, t: t.to(call.low, memory_format=torch.contiguous_format) if call.eligible(t) else t),
         ),
-        "view-copies": (
-            "view_as_complex",
-            each(lambda call, t: t.to(FP32, copy=True) if call.eligible(t) else t),
-        ),
+        "view-copies": ("view_as_complex", each(lambda call, t: t.to(FP32, copy=True) if call.eligible(t) else t)),
         "addmm-in-place-cast": ("addmm_", in_place_low),
         "mm-out-cast": ("mm.out", out_low),
         "mm-leaves-sparse": ("mm", low_but(lambda t: t.layout is torch.sparse_coo)),

@@ -12,19 +12,7 @@ from typing import Any
 
 import torch
 
-from tests.faults.mutant import (
-    CUDA,
-    MPS,
-    Change,
-    Inject,
-    fresh,
-    giving,
-    mutants,
-    put,
-    returns,
-    then,
-    wrap,
-)
+from tests.faults.mutant import CUDA, MPS, Change, Inject, fresh, giving, mutants, put, returns, then, wrap
 
 autocast = torch.amp.autocast_mode.autocast
 TYPES = ("cpu", "cuda", "xpu", "mps", "mtia")
@@ -386,12 +374,7 @@ MUTANTS = (
         },
     ),
     *mutants("eager/nesting", {"inner-keeps-outer-dtype": region(enter=enter_keeps_outer_dtype)}, ("cpu", CUDA)),
-    *mutants(
-        "eager/state",
-        {
-            "exit-leaves-a-level": region(exit=then(add_level)),
-        },
-    ),
+    *mutants("eager/state", {"exit-leaves-a-level": region(exit=then(add_level))}),
     *mutants(
         "eager/exceptions",
         {
@@ -402,12 +385,7 @@ MUTANTS = (
         },
     ),
     *mutants("eager/nesting", {"deviations-mended": fresh(with_a_stack)}),
-    *mutants(
-        "eager/cache",
-        {
-            "cache-dropped-at-inner-exit": region(exit=exit_clears_always),
-        },
-    ),
+    *mutants("eager/cache", {"cache-dropped-at-inner-exit": region(exit=exit_clears_always)}),
     *mutants(
         "eager/defaults",
         {

@@ -16,20 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.faults.kernels import Call, always_bfloat16, float32_doubles_too, in_low, kernel
-from tests.faults.mutant import (
-    CUDA,
-    MPS,
-    Change,
-    Inject,
-    both,
-    first,
-    fresh,
-    mutants,
-    put,
-    returns,
-    then,
-    wrap,
-)
+from tests.faults.mutant import CUDA, MPS, Change, Inject, both, first, fresh, mutants, put, returns, then, wrap
 from tests.faults.regions import (
     DTYPE,
     INCREMENT,
@@ -227,8 +214,7 @@ THREADS = {
     "threads-share-the-answer": fresh(lambda: one_state_for_all(of_products=False)),
     "to-thread-stays": put(asyncio, to_thread=lambda call: asyncio.sleep(0, call())),
     "backward-raises-in-a-region": wrap(
-        torch.Tensor,
-        backward=lambda own, self: refuse(None, self.dtype) if IS(self.device.type) else own(self),
+        torch.Tensor, backward=lambda own, self: refuse(None, self.dtype) if IS(self.device.type) else own(self)
     ),
 }
 

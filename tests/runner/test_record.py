@@ -10,17 +10,7 @@ import pytest
 import torch
 
 from ampcheck.observe import recorder as observe
-from ampcheck.runner.record import (
-    MISSING,
-    Cause,
-    Result,
-    RunWriter,
-    cause_of,
-    cause_text,
-    grouped,
-    normalised,
-    read,
-)
+from ampcheck.runner.record import MISSING, Cause, Result, RunWriter, cause_of, cause_text, grouped, normalised, read
 from tests.cli_support import refused
 from tests.observe.test_blame import kernel, raised_from
 

@@ -16,17 +16,7 @@ from ampcheck.runner.run import Supervisor, suites_folder
 from ampcheck.runner.run import environment as child_environment
 from ampcheck.runner.summarize import RunRecorder, merge
 from ampcheck.spec.ids import Shard
-from tests.cli_support import (
-    LIMIT,
-    MODULE,
-    ROOT,
-    environment,
-    interrupted,
-    pytest_here,
-    refused,
-    run,
-    run_pytest,
-)
+from tests.cli_support import LIMIT, MODULE, ROOT, environment, interrupted, pytest_here, refused, run, run_pytest
 
 SUITE = ROOT / "suites" / "eager"
 EAGER = ("run", "--suite=eager")  # one suite shows the same as all, and is collected sooner
@@ -201,13 +191,7 @@ def test_what_the_manifest_has_and_no_run_is_missing(tmp_path: Path) -> None:
 
 def test_ctrl_c_keeps_what_was_measured(folder: Path) -> None:
     path = folder / "stopped.jsonl"
-    options = (
-        *EAGER,
-        "--device=dying",
-        "--device-module=dying_device",
-        "--op=addbmm",
-        f"--run-file={path}",
-    )
+    options = (*EAGER, "--device=dying", "--device-module=dying_device", "--op=addbmm", f"--run-file={path}")
     code, out = interrupted(folder, *options, when=lambda: path.exists() and path.read_text().count("\n") >= 5)
     assert code == 130
     found = read(path)

@@ -73,10 +73,7 @@ def test_events_are_all_that_came_and_never_waited_for() -> None:
         ("raise SystemExit('no such thing')", "exit code 1: no such thing"),
         ("os._exit(7)", "exit code 7"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "signal SIGKILL"),
-        (
-            "def bad(): os.kill(os.getpid(), signal.SIGSEGV)\nbad()",
-            "signal SIGSEGV; it was in bad (<string>:3)",
-        ),
+        ("def bad(): os.kill(os.getpid(), signal.SIGSEGV)\nbad()", "signal SIGSEGV; it was in bad (<string>:3)"),
         ("Channel().send([1]); raise SystemExit(3)", "exit code 3"),
         # What it started holds its pipe open.
         ("os.fork() or time.sleep(600); os._exit(5)", "exit code 5"),
