@@ -124,85 +124,47 @@ def a_region_a_call() -> AbstractContextManager[object]:
 
 def inner_that_widens() -> AbstractContextManager[object]:
     """A torch.inner that promotes."""
-    calls = import_module(f"suites.{ELIGIBILITY}").LOW_AND_WIDE
+    calls = import_module("suites.eager.test_eligibility").LOW_AND_WIDE
     return patch.dict(calls, inner=lambda low, wide: torch.inner(low.float(), wide))
 
 
-CACHED = "eager.test_cache"
-TRAINED = "autograd.test_cache"
-ELIGIBILITY = "eager.test_eligibility"
-ARGUMENTS = "autograd.test_eligibility"
-CASES: dict[str, tuple[str, str, dict[str, Any], Callable[[], AbstractContextManager[object]]]] = {
-    "cache/inner_region_of_another_dtype": (CACHED, "inner_region_of_another_dtype", {}, nothing_kept),
-    "cache/other_dtype_set_inside": (CACHED, "other_dtype_set_inside", {}, nothing_kept),
-    "cache/other_dtype_in_a_thread": (CACHED, "other_dtype_in_a_thread", {}, nothing_kept),
-    "cache/layer_in_two_dtypes": (CACHED, "layer_in_two_dtypes", {}, nothing_kept),
-    "cache/changed_weight-in_place": (CACHED, "changed_weight", {"change": "in_place"}, nothing_kept),
-    "cache/changed_weight-loaded": (CACHED, "changed_weight", {"change": "loaded"}, nothing_kept),
-    "cache/changed_weight-replaced": (CACHED, "changed_weight", {"change": "replaced"}, nothing_kept),
-    "cache/after_a_fake_mode": (CACHED, "after_a_fake_mode", {}, nothing_kept),
-    "cache/gradient_of_many_uses": (TRAINED, "gradient_of_many_uses", {}, nothing_kept),
-    "cache/training_inside_a_region-disabled": (
-        TRAINED,
-        "training_inside_a_region",
-        {"outer": "disabled"},
-        nothing_kept,
-    ),
-    "cache/training_inside_a_region-elsewhere": (
-        TRAINED,
-        "training_inside_a_region",
-        {"outer": "elsewhere"},
-        nothing_kept,
-    ),
-    "context/custom_bwd_settings-kept": (
-        "autograd.test_context",
-        "custom_bwd_settings",
-        {"forward": True},
-        whole_state,
-    ),
-    "context/custom_bwd_settings-dropped": (
-        "autograd.test_context",
-        "custom_bwd_settings",
-        {"forward": False},
-        whole_state,
-    ),
-    "context/custom_fwd_with_setup_context": (
-        "autograd.test_context",
-        "custom_fwd_with_setup_context",
-        {},
-        without_a_context,
-    ),
-    "eligibility/custom_fwd_container-named": (ARGUMENTS, "custom_fwd_container", {"kind": "named"}, named_tuples),
-    "eligibility/custom_op_that_mutates": (ELIGIBILITY, "custom_op_that_mutates", {}, refusing),
-    "eligibility/custom_op_with_keyword": (ELIGIBILITY, "custom_op_with_keyword", {}, refusing),
-    "eligibility/custom_fwd_other_argument-layers": (
-        ARGUMENTS,
-        "custom_fwd_other_argument",
-        {"kind": "layers"},
-        containers_alone,
-    ),
-    "eligibility/custom_fwd_other_argument-ordered": (
-        ARGUMENTS,
-        "custom_fwd_other_argument",
-        {"kind": "ordered"},
-        containers_alone,
-    ),
-    "eligibility/eight_bits_that_widen": (ELIGIBILITY, "eight_bits_that_widen", {}, nothing_enabled),
-    "eligibility/under_vmap-linear_bias": (ELIGIBILITY, "under_vmap", {"op": "linear_bias"}, nothing_enabled),
-    "eligibility/under_vmap-cross_entropy": (ELIGIBILITY, "under_vmap", {"op": "cross_entropy"}, nothing_enabled),
-    "eligibility/attention_under_vmap": (ELIGIBILITY, "attention_under_vmap", {}, nothing_enabled),
-    "eligibility/low_and_wide-inner": (ELIGIBILITY, "low_and_wide", {"op": "inner"}, inner_that_widens),
-    "decorator/recursion_compiled": ("jit.test_decorator", "recursion_compiled", {}, a_region_a_call),
+CASES: dict[str, tuple[Callable[[], AbstractContextManager[object]], dict[str, Any]]] = {
+    "eager/cache/inner_region_of_another_dtype": (nothing_kept, {}),
+    "eager/cache/other_dtype_set_inside": (nothing_kept, {}),
+    "eager/cache/other_dtype_in_a_thread": (nothing_kept, {}),
+    "eager/cache/layer_in_two_dtypes": (nothing_kept, {}),
+    "eager/cache/changed_weight-in_place": (nothing_kept, {"change": "in_place"}),
+    "eager/cache/changed_weight-loaded": (nothing_kept, {"change": "loaded"}),
+    "eager/cache/changed_weight-replaced": (nothing_kept, {"change": "replaced"}),
+    "eager/cache/after_a_fake_mode": (nothing_kept, {}),
+    "autograd/cache/gradient_of_many_uses": (nothing_kept, {}),
+    "autograd/cache/training_inside_a_region-disabled": (nothing_kept, {"outer": "disabled"}),
+    "autograd/cache/training_inside_a_region-elsewhere": (nothing_kept, {"outer": "elsewhere"}),
+    "autograd/context/custom_bwd_settings-kept": (whole_state, {"forward": True}),
+    "autograd/context/custom_bwd_settings-dropped": (whole_state, {"forward": False}),
+    "autograd/context/custom_fwd_with_setup_context": (without_a_context, {}),
+    "autograd/eligibility/custom_fwd_container-named": (named_tuples, {"kind": "named"}),
+    "autograd/eligibility/custom_fwd_other_argument-layers": (containers_alone, {"kind": "layers"}),
+    "autograd/eligibility/custom_fwd_other_argument-ordered": (containers_alone, {"kind": "ordered"}),
+    "eager/eligibility/custom_op_that_mutates": (refusing, {}),
+    "eager/eligibility/custom_op_with_keyword": (refusing, {}),
+    "eager/eligibility/eight_bits_that_widen": (nothing_enabled, {}),
+    "eager/eligibility/under_vmap-linear_bias": (nothing_enabled, {"op": "linear_bias"}),
+    "eager/eligibility/under_vmap-cross_entropy": (nothing_enabled, {"op": "cross_entropy"}),
+    "eager/eligibility/attention_under_vmap": (nothing_enabled, {}),
+    "eager/eligibility/low_and_wide-inner": (inner_that_widens, {"op": "inner"}),
+    "jit/decorator/recursion_compiled": (a_region_a_call, {}),
 }
-"""The module and name of each case's scenario, its parameters, and what mends torch."""
+"""What mends torch for each case, and the parameters of its scenario."""
 
 
-def found(module: str, name: str, parameters: dict[str, Any]) -> list[str]:
+def found(case: str, parameters: dict[str, Any]) -> list[str]:
     """Every difference that a scenario finds on the CPU."""
+    suite, rule, name = case.partition("-")[0].split("/")
     amp = DeviceAmp(CPU, "bf16")
     reset({})
     try:
-        getattr(import_module(f"suites.{module}"), f"test_{name}")(amp, **parameters)
+        getattr(import_module(f"suites.{suite}.test_{rule}"), f"test_{name}")(amp, **parameters)
     finally:
         reset({})
     return amp.differences
@@ -213,9 +175,10 @@ def found(module: str, name: str, parameters: dict[str, Any]) -> list[str]:
 )
 @pytest.mark.parametrize("case", CASES)
 def test_the_finding_is_named_and_nothing_once_it_is_mended(case: str) -> None:
-    module, name, parameters, mend = CASES[case]
-    entries = [entry.in_region("bf16") for entry in KnownDeviations([CPU]).of("cpu", f"{case}-bf16-cpu")]
+    mend, parameters = CASES[case]
+    name = case.partition("/")[2]
+    entries = [entry.in_region("bf16") for entry in KnownDeviations([CPU]).of("cpu", f"{name}-bf16-cpu")]
     assert entries
-    assert after_deviations("fail", found(module, name, parameters), entries)[0] == "deviation"
+    assert after_deviations("fail", found(case, parameters), entries)[0] == "deviation"
     with mend():
-        assert found(module, name, parameters) == []
+        assert found(case, parameters) == []

@@ -59,16 +59,10 @@ buffers: dict[object, torch.Tensor] = {}
 calls = count()
 KERNELS: dict[str, tuple[Kernel, str, str]] = {
     "raises always": (raising(RuntimeError("kernel failed")), "broken", "RuntimeError: kernel failed; it raises that"),
-    "raises another class": (raising(AttributeError("no x")), "broken", "AttributeError: no x; it raises that without"),
     "raises in low precision": (
         lambda x, y: raising(IndexError("oops"))(x, y) if low(x) else mm(x, y),
         "broken",
         "IndexError: oops; it raises that without autocast, too",
-    ),
-    "raises in a region": (
-        lambda x, y: raising(RuntimeError("oops"))(x, y) if in_region() else mm(x, y),
-        "fail",
-        "raised RuntimeError: oops; the same call on explicitly cast inputs succeeds",
     ),
     "claims that there is no kernel": (
         raising(NotImplementedError("Could not run 'aten::mm' with arguments from the 'CPU' backend.")),
@@ -86,8 +80,6 @@ KERNELS: dict[str, tuple[Kernel, str, str]] = {
         "not implemented for",
     ),
     "wrong everywhere": (lambda x, y: mm(x, y) * 1.02, "broken", "it is wrong without autocast, too"),
-    "wrong sign": (lambda x, y: -mm(x, y), "broken", "the float64 result on the CPU; it is wrong without"),
-    "wrong in a region": (lambda x, y: mm(x, y) * (1.02 if in_region() else 1), "fail", "expected the same bits"),
     "wrong for large values": (
         lambda x, y: mm(x, y).clamp(-10, 10),
         "broken",
@@ -109,14 +101,6 @@ KERNELS: dict[str, tuple[Kernel, str, str]] = {
         "on large inputs, in torch.inference_mode(): output 0 of aten::mm is fp32; expected bf16",
     ),
     "writes to its input": (zeroing, "broken", "argument 0 of aten::mm holds other values after the call; it is only"),
-    "of another shape": (lambda x, y: mm(x, y)[:1], "broken", "has shape (1, 5); expected (3, 5)"),
-    "of another dtype": (lambda x, y: mm(x, y).double(), "broken", "is fp64; expected"),
-    "of other strides": (lambda x, y: mm(x, y).t().contiguous().t(), "broken", "has strides (1, 3)"),
-    "of other strides in a region": (
-        lambda x, y: mm(x, y).t().contiguous().t() if in_region() else mm(x, y),
-        "fail",
-        "has strides (1, 3)",
-    ),
     "of other strides outside alone": (
         lambda x, y: mm(x, y) if in_region() else mm(x, y).t().contiguous().t(),
         "pass",
