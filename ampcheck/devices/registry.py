@@ -70,12 +70,7 @@ def select(names: Sequence[str], modules: Sequence[str] = ()) -> list[Device]:
     Raises UsageError for a name that is unknown, or that this machine does not have, for a device that `unusable`
     refuses, and for devices of one type that different backends bring.
     """
-    devices = named(names, modules)
-    if not names:
-        return [device for device in devices if not device.on_request and unusable(device) is None]
-    for device in devices:
-        if reason := unusable(device):
-            raise UsageError(f"device {device.name!r} cannot be used here: {reason}")
+    devices = _usable(names, modules)
     backends: dict[str, Device] = {}
     for device in devices:
         other = backends.setdefault(device.type, device)
@@ -84,6 +79,30 @@ def select(names: Sequence[str], modules: Sequence[str] = ()) -> list[Device]:
                 f"devices {other.name!r} and {device.name!r} cannot be tested in one run: both are of type "
                 f"{device.type!r}, and a process has one backend of a type; run them one after the other"
             )
+    return devices
+
+
+def groups(names: Sequence[str], modules: Sequence[str] = ()) -> list[list[str]]:
+    """Divide the names of the devices that `select` would return into those that one process can have.
+
+    PyTorch's own devices are together; each further backend has a process of its own. For a backend that is loaded
+    changes what PyTorch does elsewhere: autograd has threads for it, without which a process that was forked has no
+    backward pass, and PrivateUse1 has its name. Raises UsageError as `select` does, but not for two backends of a type.
+    """
+    found: dict[str, list[str]] = {}
+    for device in _usable(names, modules):
+        found.setdefault(device.backend, []).append(device.name)
+    return list(found.values())
+
+
+def _usable(names: Sequence[str], modules: Sequence[str]) -> list[Device]:
+    """Return the devices of those names, all of which must be usable; without names, those to test."""
+    devices = named(names, modules)
+    if not names:
+        return [device for device in devices if not device.on_request and unusable(device) is None]
+    for device in devices:
+        if reason := unusable(device):
+            raise UsageError(f"device {device.name!r} cannot be used here: {reason}")
     return devices
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from difflib import get_close_matches
@@ -62,15 +62,8 @@ class Choice:
         return (self._shard is None or self._shard.has(key)) and (self._red is None or key in self._red)
 
     def gone(self, found: Collection[str]) -> list[str]:
-        """Return a sentence about red cases of the run file that are not among those found; none where all are."""
-        keys = sorted(key for key in self._red or () if self.has(key) and key not in found)
-        if not keys:
-            return []
-        more = f", and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-        return [
-            f"not in this run: {len(keys)} of the red cases of {self._file} no longer exist, or other options leave "
-            f"them out: {', '.join(keys[:_SHOWN])}{more}"
-        ]
+        """Return the red cases of the run file that are not among those found."""
+        return sorted(key for key in self._red or () if self.has(key) and key not in found)
 
 
 class Collector:
@@ -79,18 +72,19 @@ class Collector:
     Raises UsageError for an option that names something unknown.
     """
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(self, config: pytest.Config, names: Sequence[str] = ()) -> None:
+        """Begin a run on the devices of those names; by default on those of the options."""
         option = config.option
         if option.smoke and option.nightly:
             raise UsageError("--smoke and --nightly exclude each other: one runs a few cases, the other more than all")
         self.modules = tuple(option.device_module)
-        self.devices = {device.name: device for device in select(option.device, option.device_module)}
+        self.devices = {device.name: device for device in select(names or option.device, self.modules)}
         self.deviations = KnownDeviations(
             self.devices.values(), option.deviations, tuple(known(self.modules)), baseline=option.baseline
         )
         self.choice = Choice(option)
-        self.chosen = ""
-        """How many cases a smoke run chose of how many; "" for another run."""
+        self.chosen: tuple[int, int] | None = None
+        """How many cases a smoke run chose of how many; None for another run."""
         self.root: Path | None = None
         """The folder of the suites, once a file of one is collected."""
         self._nightly = bool(option.nightly)
@@ -224,7 +218,7 @@ class Collector:
         chosen = smoke([item.stash[CASE] for item in cases])
         out = {item for item, keep in zip(cases, chosen, strict=True) if not keep}
         items[:] = [item for item in items if item not in out]
-        self.chosen = f"smoke: {len(items)} of {len(cases)} cases"
+        self.chosen = len(cases) - len(out), len(cases)
         return [item for item in cases if item in out]
 
     def left_out(self, items: list[pytest.Item]) -> list[pytest.Item]:
@@ -241,11 +235,11 @@ class Collector:
             return bool(runs)
         return case.compiler in runs and (not self._compilers or case.compiler in self._compilers)
 
-    def stale(self) -> list[str]:
-        """Return a sentence for each deviation that matches no case; none unless every case was collected."""
+    def stale(self) -> dict[str, list[str]]:
+        """Return what `KnownDeviations.stale` does; nothing unless every case was collected."""
         everything = self.root is not None and any(self.root.is_relative_to(a.resolve()) for a in self._arguments)
         if self._ops or self._rules or self._dtypes or self._compilers or self._smoke or not everything:
-            return []
+            return {}
         others = [device for name, device in known(self.modules).items() if name not in self.devices]
         files = [device.deviations for device in others if device.deviations]
         devices = self.devices.values()
@@ -293,8 +287,8 @@ def _suits(device: Device, types: tuple[str, ...], values: bool, dtypes: str, si
 def header_lines(config: pytest.Config) -> list[str]:
     """Return torch, the devices tested, and why others are not. Raises UsageError for an unknown device."""
     option = config.option
-    devices = select(option.device, option.device_module)
-    lines = [f"torch {versions().get('torch', '?')}; devices: {', '.join(d.name for d in devices)}"]
+    devices = list(dict.fromkeys(option.device)) or [device.name for device in select((), option.device_module)]
+    lines = [f"torch {versions().get('torch', '?')}; devices: {', '.join(devices)}"]
     if option.shard is not None:
         lines[0] += f"; shard {Shard.parse(option.shard)}"
     if not option.device:
@@ -305,11 +299,16 @@ def header_lines(config: pytest.Config) -> list[str]:
     lines += [f"drift: {line}" for line in found[:_SHOWN]]
     if len(found) > _SHOWN:
         lines.append(f"drift: {len(found) - _SHOWN} more in the run file")
-    return [*lines, *config.stash.get(NOTES, []), *warned()]
+    return lines
 
 
-def header(config: pytest.Config, cases: Iterable[str], now: datetime) -> dict[str, Any]:
-    """Return the header of a run file for the cases of those keys."""
+def notes(config: pytest.Config) -> list[str]:
+    """Return what the preflight of the devices found, and what their backends warned of as they were loaded."""
+    return [*config.stash.get(NOTES, []), *warned()]
+
+
+def header(config: pytest.Config, devices: Iterable[Device], cases: Iterable[str], now: datetime) -> dict[str, Any]:
+    """Return the header of a run file for the cases of those keys on some devices."""
     option = config.option
     cases = list(cases)
     return {
@@ -324,7 +323,7 @@ def header(config: pytest.Config, cases: Iterable[str], now: datetime) -> dict[s
         "versions": versions(),
         "devices": [
             {"name": d.name, "token": d.token, "type": d.type, "key": d.key, "has_values": d.has_values, **d.describe()}
-            for d in select(option.device, option.device_module)
+            for d in devices
         ],
         "absent": absent(option.device_module),
         "preflight": config.stash.get(NOTES, []),

@@ -350,7 +350,7 @@ def _entry(path: Path, number: int, raw: object) -> Deviation:
     tables = {name: [*raw[name].items()] for name in ("libraries", "most") if isinstance(raw.get(name), dict)}
     given = {**raw, **tables}
     try:
-        entry = convert({**given, "file": _shown(path)}, Deviation)
+        entry = convert({**given, "file": shown_path(path)}, Deviation)
     except ValidationError as error:
         raise UsageError(f"{where} {_wrong(str(error), raw)}") from error
     op, _, dtype = entry.lacks.partition(" ")
@@ -402,7 +402,7 @@ def _baseline_entry(path: Path, where: str, raw: dict[str, Any]) -> Deviation:
         raises=_constant(status, "\n".join(raw["differences"])),
         torch="",
         added="",
-        file=_shown(path),
+        file=shown_path(path),
         status=status,
     )
 
@@ -416,7 +416,7 @@ def _distinct(deviations: list[Deviation]) -> list[Deviation]:
     return deviations
 
 
-def _shown(path: Path) -> str:
+def shown_path(path: Path) -> str:
     """Return a file's name for people: this package's own files without the folder it is installed in."""
     return path.relative_to(_ROOT).as_posix() if path.is_relative_to(_ROOT) else str(path)
 
@@ -482,26 +482,27 @@ class KnownDeviations:
         """Return every deviation once."""
         return list(dict.fromkeys(d for found in self._by_device.values() for d in found))
 
-    def stale(self, names: Iterable[str], *, unjudged: Iterable[Path] = ()) -> list[str]:
-        """Return a sentence for each glob that matches none of the cases `rule/id`.
+    def stale(self, names: Iterable[str], *, unjudged: Iterable[Path] = ()) -> dict[str, list[str]]:
+        """Return the globs of each deviation that match none of the cases `rule/id`, by the file and id of all judged.
 
         `unjudged`: files that speak of devices whose cases are not among the names, too.
         """
+        left_out = {shown_path(path) for path in unjudged}
         by_rule = defaultdict(list)
         for name in names:
             by_rule[name.partition("/")[0]].append(name)
-        left_out = {_shown(path) for path in unjudged}
-        out = []
+        out: dict[str, list[str]] = {}
         for deviation in self.all():
             if deviation.file in left_out:
                 continue
+            unmatched = out.setdefault(f"{deviation.file}: deviation {deviation.id!r}", [])
             tokens = {d.token for d in self._devices.values() if d.name in deviation.devices}
             for glob in deviation.cases:
                 matches = re.compile(translate(glob)).match
                 rule = glob.partition("/")[0]
                 among = by_rule.get(rule, ()) if rule == escape(rule) else chain.from_iterable(by_rule.values())
                 if not any(matches(name) and (not tokens or name.rpartition("-")[2] in tokens) for name in among):
-                    out.append(f"{deviation.file}: deviation {deviation.id!r}: no case matches {glob!r}")
+                    unmatched.append(glob)
         return out
 
 

@@ -10,6 +10,7 @@ import json
 import sys
 from argparse import SUPPRESS
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,14 +20,15 @@ import pytest
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import Result, cause_text, new_run_file, seed_of_programs, unmeasured
 from ampcheck.runner.run import JUDGING, SELECTION, RunPlan, suite_by_name, suites_folder
-from ampcheck.runner.summarize import RunRecorder
+from ampcheck.runner.summarize import RunRecorder, choice_lines, stale_lines
 from ampcheck.runner.worker import Channel
 
 _T = TypeVar("_T")
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
 
+    from ampcheck.devices.base import Device
     from ampcheck.runner.collect import Collector, Found
     from ampcheck.runner.judge import Judge
     from ampcheck.spec.case import Case
@@ -113,8 +115,8 @@ class Plugin:
         self.child = SupervisedRun() if config.option.supervised else None
         self._deselected = 0
         self._selected: list[pytest.Item] = []
-        self._stale: list[str] = []
-        self._chosen = ""
+        self._stale: dict[str, list[str]] = {}
+        self._chosen: tuple[int, int] | None = None
         self._gone: list[str] = []
         self._baselines: dict[str, list[str]] = {}
         self._folder: TemporaryDirectory[str] | None = None
@@ -131,6 +133,8 @@ class Plugin:
             from ampcheck.runner.collect import check_files  # noqa: PLC0415  # imports torch
 
             self._or_exit(lambda: check_files(self.config))
+            if self.child is not None:
+                self._or_exit(partial(self.child.divide, self.config.option))
             self._new_collector()
             if self.child is not None:
                 self.child.preflight("")
@@ -228,7 +232,8 @@ class Plugin:
         path = None if option.no_run_file else option.run_file or new_run_file(option.reports, now)
         recorder = RunRecorder(path)
         cases = expected(self.config, found, choice)
-        recorder.begin(header(self.config, cases, now), cases)
+        assert self.collector is not None
+        recorder.begin(header(self.config, self.collector.devices.values(), cases, now), cases)
         self._gone, recorder.baselines = choice.gone(found), self._baselines
         return recorder
 
@@ -236,7 +241,9 @@ class Plugin:
         """Examine the devices of the cases that a run begins with; its notes go to the header."""
         if self.config.option.collectonly or (self.child and not self.child.first):
             return
-        notes = self._or_exit(lambda: _examine(self.config, found, self.child))
+        assert self.collector is not None
+        devices = list(self.collector.devices.values())
+        notes = self._or_exit(lambda: _examine(self.config, devices, found, self.child))
         if self.child is None and (reporter := self.config.pluginmanager.get_plugin("terminalreporter")):
             for note in notes:
                 reporter.write_line(note)
@@ -303,7 +310,7 @@ class Plugin:
             pytest.ExitCode.INTERNAL_ERROR,
         ):
             return
-        self.recorder.stale = self._stale
+        self.recorder.stale = stale_lines([self._stale])
         self.recorder.finish()
         if self.recorder.failed() and session.exitstatus == 0:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -311,18 +318,18 @@ class Plugin:
     def pytest_report_header(self) -> list[str]:
         if not self._names_suite():
             return []
-        from ampcheck.runner.collect import header_lines  # noqa: PLC0415  # imports torch
+        from ampcheck.runner.collect import header_lines, notes  # noqa: PLC0415  # imports torch
 
-        return self._or_exit(lambda: header_lines(self.config))
+        return [*self._or_exit(lambda: header_lines(self.config)), *notes(self.config)]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.recorder is None or not self.recorder.results:
             return
         self.recorder.deselected = len(terminalreporter.stats.get("deselected", ()))
         terminalreporter.write_sep("=", "conformance")
-        for line in (self.recorder.closing(), *self._gone, *self.recorder.write_files(), self._chosen):
-            if line:
-                terminalreporter.write_line(line)
+        chosen = choice_lines([self._chosen] if self._chosen else [], self.config.option.red_in, self._gone)
+        for line in (self.recorder.closing(), *chosen, *self.recorder.write_files()):
+            terminalreporter.write_line(line)
 
     def _names_suite(self) -> bool:
         return any("suites" in str(argument) for argument in self.config.args)
@@ -330,7 +337,8 @@ class Plugin:
     def _new_collector(self) -> Collector:
         from ampcheck.runner.collect import Collector  # noqa: PLC0415  # imports torch
 
-        collector = self._or_exit(lambda: Collector(self.config))
+        names = self.child.devices if self.child is not None else ()
+        collector = self._or_exit(lambda: Collector(self.config, names))
         self._baselines = collector.deviations.baselines()
         return collector
 
@@ -347,21 +355,33 @@ class Plugin:
 class SupervisedRun(Channel):
     """The child's side of `ampcheck.runner.run.Supervisor`: reads the plan, and answers with events.
 
-    They are `preflight` as each of its steps begins, `refused` where the user's input is at fault, one `header` with
-    every case of all children, `start` and `case` for each case, a line of the run file, and `footer` at the end, or
-    `broken` where pytest stopped by itself.
+    They are `groups` where the run has more devices than one process can have, `preflight` as each of its steps begins,
+    `refused` where the user's input is at fault, one `header` with every case of all children of its group, `start` and
+    `case` for each case, a line of the run file, and `footer` at the end, or `broken` where pytest stopped by itself.
     """
 
     def __init__(self) -> None:
         super().__init__()
         # pytest put an object that refuses to be read in the place of sys.stdin; --capture=sys leaves file 0 alone.
-        self._plan = RunPlan(**json.loads((sys.__stdin__ or sys.stdin).readline()))
+        self._told = sys.__stdin__ or sys.stdin
+        self._plan = RunPlan(**json.loads(self._told.readline()))
+        self.devices = self._plan.devices
+        """The names of the devices that it tests."""
         self._processes = self._plan.shares
 
     @property
     def first(self) -> bool:
         """Return whether no earlier child ran cases of this share."""
         return not self._plan.done
+
+    def divide(self, option: Any) -> None:
+        """Divide the devices of the run into groups, where this is its first child, and take the first group."""
+        from ampcheck.devices.registry import groups  # noqa: PLC0415  # imports torch
+
+        if not self.devices:
+            found = groups(option.device, option.device_module)
+            self.devices = found[0] if found else ()
+            self.send({"kind": "groups", "groups": found})
 
     def choose(self, items: list[pytest.Item]) -> list[pytest.Item]:
         """Return the items of this child's share that are not done yet."""
@@ -373,21 +393,30 @@ class SupervisedRun(Channel):
         self.send({"kind": "preflight", "step": step})
 
     def begin(self, collector: Collector, config: pytest.Config, found: Found, deselected: int) -> None:
-        """Say what all children together have to run."""
-        from ampcheck.runner.collect import expected, header, header_lines  # noqa: PLC0415  # imports torch
+        """Say what all children of this group have to run, and wait for leave to run this one's share."""
+        from ampcheck.runner.collect import expected, header, header_lines, notes  # noqa: PLC0415  # imports torch
 
         cases = expected(config, found, collector.choice)
         self.send(
             {
                 "kind": "header",
-                "header": {**header(config, cases, datetime.now(UTC)), "processes": self._processes},
-                "lines": [*header_lines(config), *filter(None, [collector.chosen]), *collector.choice.gone(found)],
+                "header": {
+                    **header(config, collector.devices.values(), cases, datetime.now(UTC)),
+                    "processes": self._processes,
+                },
+                "lines": header_lines(config),
+                "notes": notes(config),
+                "smoke": collector.chosen,
+                "gone": collector.choice.gone(found),
+                "red_in": str(config.option.red_in or ""),
                 "cases": cases,
                 "deselected": deselected,
                 "stale": collector.stale(),
                 "baselines": collector.deviations.baselines(),
             }
         )
+        if not self._told.readline():  # the supervisor is gone
+            sys.exit(1)
 
     def judge_dead(self, judge: Judge, cases: list[tuple[pytest.Function, Case]]) -> None:
         """Judge the case that ended an earlier child, if there is one."""
@@ -408,15 +437,14 @@ def _marker(definition: Any) -> pytest.Mark | None:
     return found
 
 
-def _examine(config: pytest.Config, found: Found, child: SupervisedRun | None) -> list[str]:
+def _examine(config: pytest.Config, devices: Sequence[Device], found: Found, child: SupervisedRun | None) -> list[str]:
     """Take the preflight of the devices of some cases, and keep its notes for the header."""
     from ampcheck.devices.preflight import before_run  # noqa: PLC0415  # imports torch
-    from ampcheck.devices.registry import select  # noqa: PLC0415  # imports torch
     from ampcheck.runner.collect import NOTES  # noqa: PLC0415  # imports torch
 
     names = {case["device"] for case in found.values()}
-    devices = [d for d in select(config.option.device, config.option.device_module) if d.name in names]
     notes = before_run(
-        devices, lambda device, step: child.preflight(f"device {device.name!r}: {step}") if child else None
+        [device for device in devices if device.name in names],
+        lambda device, step: child.preflight(f"device {device.name!r}: {step}") if child else None,
     )
     return config.stash.setdefault(NOTES, notes)

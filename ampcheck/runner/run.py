@@ -9,6 +9,7 @@ Needs no torch.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -21,8 +22,8 @@ from typing import Any
 from zlib import crc32
 
 from ampcheck.errors import HarnessError, UsageError
-from ampcheck.runner.record import RED, Result, cause_text, seed_of_programs, unmeasured
-from ampcheck.runner.summarize import RunRecorder
+from ampcheck.runner.record import RED, Result, cause_text, manifest_hash, seed_of_programs, unmeasured
+from ampcheck.runner.summarize import RunRecorder, choice_lines, stale_lines
 from ampcheck.runner.worker import Worker
 from ampcheck.spec.ids import Shard
 
@@ -172,6 +173,9 @@ END_LIMIT = 600.0  # freeing thousands of compiled programs takes minutes on a b
 
 _POLL = 0.03
 
+_LEAVE = "run"
+"""Tells a child that has collected its cases to run them."""
+
 _REFUSED = re.compile(r"^ERROR: (.+)", re.MULTILINE)
 """How pytest says that it cannot use its command line, such as the expression behind -k."""
 
@@ -180,12 +184,15 @@ _REFUSED = re.compile(r"^ERROR: (.+)", re.MULTILINE)
 class RunPlan:
     """The task of a child: the cases of share number `share`, from 0, of `shares`, but the node ids of `done`.
 
-    `least`: there are fewer shares where each would have fewer cases than this. `dead`: the fields of a case that ended
-    an earlier child, as far as they are known, for this one to judge.
+    `devices`: the names of those that it tests. The first child has none: it divides the devices of the run into groups
+    that one process can have, says so, and tests the first group. `least`: there are fewer shares where each would have
+    fewer cases than this. `dead`: the fields of a case that ended an earlier child, as far as they are known, for this
+    one to judge.
     """
 
     share: int
     shares: int
+    devices: Sequence[str] = ()
     least: int = 0
     done: Sequence[str] = ()
     dead: Mapping[str, Any] | None = None
@@ -201,11 +208,16 @@ class RunPlan:
 
 @dataclass(slots=True)
 class _Share:
-    """One share of the cases and the child that runs it now. `current`: the case that began last in this child."""
+    """One share of a group's cases and the child that runs it now, once it has leave to.
 
+    `current`: the case that began last in this child.
+    """
+
+    group: int
     number: int
     child: Worker
     since: float
+    leave: bool
     done: set[str] = field(default_factory=set)
     current: str = ""
     answered: bool = False
@@ -218,7 +230,9 @@ class _Share:
 
 
 class Supervisor:
-    """Runs the suites in `processes` children side by side.
+    """Runs the suites in `processes` children side by side, each with devices that one process can have.
+
+    The first child of each group of devices collects the group's cases at once, and waits for its turn to run them.
 
     Args:
         arguments: of pytest.
@@ -253,6 +267,10 @@ class Supervisor:
         self._timeout = timeout
         self._max_red = max_red
         self._tick = tick
+        self._groups: list[Sequence[str]] = [()]
+        """The names of the devices of each group; the first child says which there are."""
+        self._heads: dict[int, dict[str, Any]] = {}
+        """What the first child of each group said when it had collected the group's cases."""
         self._shares: list[_Share] = []
 
     def run(self) -> None:
@@ -262,10 +280,11 @@ class Supervisor:
         Whatever is raised, KeyboardInterrupt included, what was measured until then has been taken.
         """
         try:
-            self._open(1 if self._least else self._processes)
+            self._start(0, 0)
             while open_shares := [share for share in self._shares if share.ended != "footer"]:
                 for share in open_shares:
                     self._follow(share)
+                self._go_on()
                 self._tick()
                 if self._max_red and self._recorder.red() >= self._max_red:
                     break
@@ -273,14 +292,40 @@ class Supervisor:
         finally:
             self._stop()
 
-    def _open(self, count: int) -> None:
-        """Start children until there are `count`."""
-        for number in range(len(self._shares), count):
-            plan = RunPlan(number, self._processes, self._least)
-            self._shares.append(_Share(number, self._start(plan), time.monotonic()))
+    def _start(self, group: int, number: int, *, leave: bool = False) -> None:
+        """Start the child of a share."""
+        plan = RunPlan(number, self._processes, self._groups[group], self._least)
+        self._shares.append(_Share(group, number, self._child(plan, leave=leave), time.monotonic(), leave))
 
-    def _start(self, plan: RunPlan) -> Worker:
-        return Worker(self._command, self._env, asdict(plan))
+    def _child(self, plan: RunPlan, *, leave: bool) -> Worker:
+        child = Worker(self._command, self._env)
+        child.tell(json.dumps(asdict(plan)))
+        if leave:
+            child.tell(_LEAVE)
+        return child
+
+    def _go_on(self) -> None:
+        """Let shares run while there are fewer than `processes`, once the cases of all groups are known.
+
+        The shares of a group are next to each other, so that few groups are in memory at a time.
+        """
+        if len(self._heads) < len(self._groups):
+            return
+        started = {(share.group, share.number): share for share in self._shares}
+        running = sum(1 for share in self._shares if share.leave and share.ended != "footer")
+        for group, head in sorted(self._heads.items()):
+            for number in range(head["header"]["processes"]):
+                share = started.get((group, number))
+                if running >= self._processes:
+                    return
+                if share is None:
+                    self._start(group, number, leave=True)
+                elif not share.leave:
+                    share.child.tell(_LEAVE)
+                    share.since, share.leave = time.monotonic(), True
+                else:
+                    continue
+                running += 1
 
     def _stop(self) -> None:
         for share in self._shares:
@@ -301,7 +346,7 @@ class Supervisor:
             self._finished(share)
         elif status is not None:
             self._died(share, "error" if share.ended == "broken" else "crash", share.child.how())
-        elif time.monotonic() - share.since > self._limit(share):
+        elif (share.leave or not share.collected) and time.monotonic() - share.since > self._limit(share):
             self._hung(share)
 
     def _hung(self, share: _Share) -> None:
@@ -329,9 +374,15 @@ class Supervisor:
         kind = event["kind"]
         if kind == "refused":
             raise UsageError(event["message"])
-        if kind == "header":
+        if kind == "groups":
+            self._groups = event["groups"] or [()]
+            for group in range(1, len(self._groups)):
+                self._start(group, 0)
+        elif kind == "header":
             share.collected, share.preflight = True, ""
-            self._begin(event)
+            if share.group not in self._heads:
+                self._heads[share.group] = event
+                self._begin()
         elif kind == "preflight":
             share.preflight = event["step"]
         elif kind == "start":
@@ -347,13 +398,27 @@ class Supervisor:
         elif kind in ("footer", "broken"):
             share.ended = kind
 
-    def _begin(self, event: dict[str, Any]) -> None:
-        recorder = self._recorder
-        if not recorder.begun:
-            recorder.lines, recorder.stale = event["lines"], event["stale"]
-            recorder.deselected, recorder.baselines = event["deselected"], event["baselines"]
-            recorder.begin(event["header"], event["cases"])
-        self._open(event["header"]["processes"])
+    def _begin(self) -> None:
+        """Begin the run file, once the cases of all groups are known."""
+        if len(self._heads) < len(self._groups):
+            return
+        heads = [self._heads[group] for group in range(len(self._groups))]
+        recorder, headers = self._recorder, [head["header"] for head in heads]
+        cases = {key: case for head in heads for key, case in head["cases"].items()}
+        gone = [key for key in heads[0]["gone"] if all(key in head["gone"] for head in heads)]
+        recorder.lines = [*heads[0]["lines"], *dict.fromkeys(note for head in heads for note in head["notes"])]
+        recorder.lines += choice_lines([head["smoke"] for head in heads if head["smoke"]], heads[0]["red_in"], gone)
+        recorder.stale = stale_lines([head["stale"] for head in heads])
+        recorder.deselected = sum(head["deselected"] for head in heads)
+        recorder.baselines = heads[0]["baselines"]
+        merged = {
+            "cases": len(cases),
+            "manifest": manifest_hash(cases),
+            "devices": [device for header in headers for device in header["devices"]],
+            "preflight": list(dict.fromkeys(note for header in headers for note in header["preflight"])),
+            "processes": max(header["processes"] for header in headers),
+        }
+        recorder.begin({**headers[0], **merged}, cases)
 
     def _release(self, share: _Share) -> None:
         if share.dead is not None:
@@ -404,8 +469,15 @@ class Supervisor:
             seconds=round(time.monotonic() - share.since, 3),
         )
         share.child.stop()
-        plan = RunPlan(share.number, self._processes, self._least, sorted(share.done), share.dead.filled())
-        share.child = self._start(plan)
+        plan = RunPlan(
+            share.number,
+            self._processes,
+            self._groups[share.group],
+            self._least,
+            sorted(share.done),
+            share.dead.filled(),
+        )
+        share.child = self._child(plan, leave=True)
         share.since, share.current, share.answered = time.monotonic(), "", False
         share.collected, share.ended = False, ""
 

@@ -283,6 +283,42 @@ def _clean(value: str) -> str:
     return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", value)
 
 
+# ---- a run as it begins
+
+
+def stale_lines(judged: Sequence[Mapping[str, Sequence[str]]]) -> list[str]:
+    """Return a sentence for each glob of a deviation that no case matches in any process that judged it.
+
+    `judged`: of each process, the unmatched globs of each deviation, by its file and id.
+    """
+    found = {(entry, glob): None for one in judged for entry, globs in one.items() for glob in globs}
+    return [
+        f"{entry}: no case matches {glob!r}"
+        for entry, glob in found
+        if all(glob in one[entry] for one in judged if entry in one)
+    ]
+
+
+def choice_lines(smoke: Sequence[tuple[int, int]], red_in: Path | str | None, gone: Sequence[str]) -> list[str]:
+    """Return what `--smoke` and `--last-failed` chose, in sentences.
+
+    Args:
+        smoke: of each process, how many cases a smoke run chose of how many.
+        red_in: the run file whose red cases run.
+        gone: those of them that this run lacks.
+    """
+    lines = []
+    if smoke:
+        chosen, whole = (sum(numbers) for numbers in zip(*smoke, strict=True))
+        lines.append(f"smoke: {chosen} of {whole} cases")
+    if gone:
+        lines.append(
+            f"not in this run: {len(gone)} of the red cases of {red_in} no longer exist, or other options leave "
+            f"them out: {_some(gone)}"
+        )
+    return lines
+
+
 # ---- a run as it goes
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +19,7 @@ import torch
 
 from ampcheck.devices import torchax as module
 from ampcheck.devices.base import Device
-from ampcheck.devices.registry import absent, known, select
+from ampcheck.devices.registry import absent, groups, known, select
 from ampcheck.devices.torchax import OLDEST, Torchax, TorchTorchax
 from ampcheck.errors import UsageError
 from ampcheck.observe import isolation
@@ -100,11 +101,23 @@ def test_one_type_of_two_backends_is_refused() -> None:
     )
 
 
-def test_the_command_line_refuses_both(tmp_path: Path) -> None:
-    done = run(tmp_path, "run", "--device=jax", "--device=torchax")
-    assert done.returncode == 2
-    assert "cannot be tested in one run" in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_each_backend_has_processes_of_its_own() -> None:
+    assert groups(["jax", "cpu", "torchax", "virtual:cuda", "torchax:torch-autocast"]) == [
+        ["jax"],
+        ["cpu", "virtual:cuda"],
+        ["torchax", "torchax:torch-autocast"],
+    ]
+
+
+def test_one_run_tests_both(tmp_path: Path) -> None:
+    options = ("--suite=eager", "--rule=downcast", "--op=addbmm", "--amp-dtype=bf16", "-n1", "--run-file=one.jsonl")
+    done = run(tmp_path, "run", "--device=jax", "--device=torchax", "--device=cpu", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = read(tmp_path / "one.jsonl")
+    by_device = Counter(result.device for result in found.results.values())
+    assert set(by_device) == {"jax", "torchax", "cpu"} == {device["name"] for device in found.header["devices"]}
+    assert found.header["cases"] == by_device.total() == len(found.results)
+    assert "; devices: jax, torchax, cpu" in done.stderr + done.stdout
 
 
 def test_a_type_that_is_not_there_yet_has_no_state() -> None:
