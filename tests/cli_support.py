@@ -135,6 +135,15 @@ def interrupted(folder: Path, *arguments: str, when: Callable[[], bool]) -> tupl
     return process.returncode, out
 
 
+def python(*arguments: object, folder: Path = ROOT, **env: str) -> str:
+    """Run Python, which must end well, with this ampcheck; return what it printed."""
+    command = [sys.executable, *map(str, arguments)]
+    env = {**environment(), **env}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`ampcheck` in a process of its own, in a folder outside of the repository."""
     command = [sys.executable, "-m", "ampcheck", *arguments]

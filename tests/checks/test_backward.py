@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 
 import pytest
@@ -20,7 +18,7 @@ from ampcheck.errors import Broken, Unsupported
 from ampcheck.spec.case import Case
 from ampcheck.spec.casting import POLICIES
 from ampcheck.spec.gradients import WITHOUT
-from tests.cli_support import LIMIT, ROOT
+from tests.cli_support import python
 from tests.processor import NO_BF16_LSTM
 
 CHECK = BackwardCheck()
@@ -177,12 +175,6 @@ def test_a_device_without_autograd_says_so() -> None:
         CHECK.run(cases(device, op="mm")[0], device)
 
 
-def _printed(program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize(
     ("name", "device"),
     [
@@ -196,7 +188,7 @@ def test_the_reproduction_of_what_is_right_finds_nothing(name: str, device: str)
     chosen = known()[device]
     program = CHECK.program(the(chosen, name), chosen, "float64" if chosen.has_values else "")
     assert "ampcheck" not in program
-    lines = _printed(program).splitlines()
+    lines = python("-c", program).splitlines()
     assert lines
     assert all(line.startswith("ok  ") for line in lines), lines
 
@@ -206,7 +198,7 @@ def test_the_reproduction_of_what_is_wrong_says_so() -> None:
     program = CHECK.program(the(device, "mm-fp32-grad-bf16-cpu"), device)
     wrong = program.replace("torch.autocast('cpu', dtype=torch.bfloat16)", "nullcontext()")
     assert wrong != program
-    printed = _printed(wrong)
+    printed = python("-c", wrong)
     assert "FAIL the outputs of aten::mm that require grad are fp32; expected bf16 (rule downcast" in printed
     assert "FAIL the gradient of argument 0 of aten::mm differs from the same op on explicitly cast inputs" in printed
     assert "FAIL the backward pass of aten::mm ran " in printed

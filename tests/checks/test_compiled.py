@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from ampcheck.samples import catalogue
 from ampcheck.spec.case import AROUND, Case
 from ampcheck.spec.compilers import COMPILERS
 from ampcheck.spec.rules import RULES
-from tests.cli_support import LIMIT, ROOT
+from tests.cli_support import python
 
 CPU = known()["cpu"]
 CHECK = CompiledCheck()
@@ -129,8 +127,7 @@ replay(lambda: __import__("torch._dynamo"), "cpu", "bf16", {})
 compiled = torch.compile(lambda x: x + torch.is_autocast_enabled("cpu"), backend="eager", fullgraph=True)
 assert compiled(torch.ones(1)) == 1
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-2000:]
+    python("-W", "ignore", "-c", program)
 
 
 def test_differences_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,9 +183,7 @@ def ran(text: str, folder: Path) -> list[str]:
     """What a program prints; TorchScript and Dynamo read its source."""
     path = folder / "program.py"
     path.write_text(text, encoding="utf-8")
-    done = subprocess.run([sys.executable, "-W", "ignore", str(path)], capture_output=True, text=True, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.splitlines()
+    return python("-W", "ignore", path).splitlines()
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
-from torch.library import Library
 
 from ampcheck.checks import forward
 from ampcheck.checks.cases import op_cases
@@ -18,6 +15,7 @@ from ampcheck.devices import base
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import Unsupported
 from ampcheck.spec.case import Case
+from tests.faults.kernels import kernel, to
 
 
 @pytest.fixture
@@ -56,18 +54,8 @@ def test_one_without_samples_is_unsupported(newer: Cpu) -> None:
 
 
 def test_one_that_follows_no_policy_is_named(newer: Cpu) -> None:
-    def half_hearted(left: Any, right: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
-            return torch.mm(left.to(torch.float64), right)
-
-    library = Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # replacing a kernel warns
-        library.impl("mm", half_hearted, "AutocastCPU", allow_override=True)
-    try:
+    with kernel("mm", to(lambda call: torch.float64))("cpu"):
         [difference] = DriftCheck().run(case_of(newer, "mm"), newer)
-    finally:
-        library._destroy()
     assert difference.startswith("aten::mm is registered under AutocastCPU, is in no table, and follows none of")
 
 

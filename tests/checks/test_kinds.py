@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from ampcheck.checks.kinds import check_of
 from ampcheck.devices.registry import known
 from ampcheck.spec.case import CELLS, Case
-from tests.cli_support import LIMIT
+from tests.cli_support import python
 from tests.reproduce import programs as runner
 
 CPU, CUDA = ("bf16", "cpu", "cpu"), ("fp16", "virtual:cuda", "vcu")
@@ -55,9 +53,7 @@ def test_what_is_right_runs_as_a_program(tmp_path: Path) -> None:
             made[f"{case.key}, not run"] = {"program": kind.program(case, device, ran=False)}
     given, got = tmp_path / "programs.json", tmp_path / "results.json"
     given.write_text(json.dumps(made), encoding="utf-8")
-    command = [sys.executable, "-I", runner.__file__, str(given), str(got)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-2000:]
+    python("-I", runner.__file__, given, got, folder=tmp_path)
     for name, ran in json.loads(got.read_text(encoding="utf-8")).items():
         refused = "banned" in name and name.endswith("not run")
         assert bool(ran["raised"]) == refused, f"{name}: {ran['raised']}"

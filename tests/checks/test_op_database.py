@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch
@@ -25,7 +23,7 @@ from ampcheck.spec.ids import MAX_LENGTH
 from ampcheck.spec.policies import minor, versions
 from ampcheck.spec.rules import RULES
 from scripts import op_database as tool
-from tests.cli_support import LIMIT, ROOT
+from tests.cli_support import python
 
 CPU = known()["cpu"]
 CHECK = OpDatabaseCheck()
@@ -109,8 +107,7 @@ assert sum(1 for _ in database_cases(known()["cpu"])) > 1000
 heavy = {f"torch.testing._internal.{m}" for m in ("common_utils", "common_methods_invocations", "opinfo")}
 assert not {*heavy, "expecttest", "jax"} & set(sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    python("-W", "error::UserWarning", "-c", program)
 
 
 # ---- samples
@@ -233,17 +230,13 @@ def test_an_op_this_torch_lacks_is_one_sentence() -> None:
 @pytest.mark.parametrize("chosen", [case("add", "bf16"), case("add", "fp16", "virtual:cuda")], ids=lambda c: c.device)
 def test_the_reproduction_runs(chosen: Case) -> None:
     program = CHECK.program(chosen, known()[chosen.device], "differs in value")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT, check=False)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    lines = python("-c", program).splitlines()
     assert len(lines) == SAMPLES
     assert all(line.startswith("ok  ") for line in lines), lines
 
 
 @pytest.mark.nightly
 def test_in_the_suite_it_is_a_case_like_any_other(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "suites/eager/test_ops.py", "--device", "cpu", "--op", "gcd", "-q"]
-    command += ["--run-file", str(tmp_path / "run.jsonl")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
-    assert done.returncode == 0, done.stdout
-    assert '"id":"gcd+database-int64-bf16-cpu"' in (tmp_path / "run.jsonl").read_text()
+    run_file = tmp_path / "run.jsonl"
+    python("-m", "pytest", "suites/eager/test_ops.py", "--device=cpu", "--op=gcd", "-q", f"--run-file={run_file}")
+    assert '"id":"gcd+database-int64-bf16-cpu"' in run_file.read_text()

@@ -20,7 +20,7 @@ from ampcheck.errors import UsageError
 from ampcheck.runner.deviations import after_deviations, load, suggest
 from ampcheck.runner.record import Result, RunWriter, read
 from ampcheck.spec.rules import RULES
-from tests.cli_support import MODULE, environment, refused
+from tests.cli_support import MODULE, environment, python, refused
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
@@ -47,8 +47,7 @@ def test_the_version_names_what_decides_results(capsys: pytest.CaptureFixture[st
 )
 def test_importing_imports_neither_torch_nor_jax(statement: str) -> None:
     code = f"import sys; {statement}; print(sorted({{'torch', 'jax', 'numpy'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert python("-c", code) == "[]\n"
 
 
 def test_the_door_opens_when_asked() -> None:

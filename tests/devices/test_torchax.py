@@ -6,7 +6,6 @@ Importing torchax gives PrivateUse1 its name for good, so whatever needs torchax
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from importlib.metadata import PackageNotFoundError
@@ -25,7 +24,7 @@ from ampcheck.errors import UsageError
 from ampcheck.observe import isolation
 from ampcheck.runner.deviations import load
 from ampcheck.runner.record import Result, read
-from tests.cli_support import ROOT, environment, run
+from tests.cli_support import ROOT, python, run
 
 DEVICES = [Torchax(), TorchTorchax()]
 
@@ -78,8 +77,7 @@ def test_asking_imports_neither_jax_nor_torchax() -> None:
         "for device in known().values(): device.unavailable(), device.policies()\n"
         "print({'jax', 'torchax'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    assert python("-c", code) == "set()\n"
 
 
 # ---- when it is chosen
@@ -218,10 +216,8 @@ QUESTIONS = {
 @pytest.fixture(scope="module")
 def answers() -> dict[str, Any]:
     """What one process that has torchax says to each of `QUESTIONS`: device, expression, what is planted before it."""
-    command = [sys.executable, "-c", _SCRIPT, json.dumps(list(QUESTIONS.values()))]
-    done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return dict(zip(QUESTIONS, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    said = python("-c", _SCRIPT, json.dumps(list(QUESTIONS.values())))
+    return dict(zip(QUESTIONS, json.loads(said.splitlines()[-1]), strict=True))
 
 
 def test_what_a_lowering_receives_is_seen(answers: dict[str, Any]) -> None:
@@ -254,9 +250,7 @@ def test_a_reproduction_is_torchax_s_own(answers: dict[str, Any]) -> None:
     program = answers["reproduction"]
     assert "with torchax.amp.autocast('jax', dtype=torch.bfloat16):" in program
     assert "ampcheck" not in program
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "FAIL output 0 of aten::mm is bf16; expected fp64" in done.stdout
+    assert "FAIL output 0 of aten::mm is bf16; expected fp64" in python("-c", program)
 
 
 # ---- its deviations

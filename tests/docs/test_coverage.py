@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from ampcheck.devices.registry import known
 from ampcheck.spec.compilers import COMPILERS
 from ampcheck.spec.dtypes import FLOATING
 from ampcheck.spec.rules import RULES
-from tests.cli_support import ROOT
+from tests.cli_support import ROOT, python
 
 PAGE = (ROOT / "docs" / "coverage" / "upstream.md").read_text(encoding="utf-8")
 
@@ -37,8 +35,7 @@ def unknown(text: str, names: set[str]) -> list[str]:
 def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Every case that a run of all devices collects, as `rule/id`."""
     manifest: Path = tmp_path_factory.mktemp("manifest") / "cases"
-    command = [sys.executable, "-m", "pytest", "suites", "--collect-only", "-q", "--no-run-file"]
-    subprocess.run([*command, f"--write-manifest={manifest}"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    python("-m", "pytest", "suites", "--collect-only", "-q", "--no-run-file", f"--write-manifest={manifest}")
     keys = [line.partition("\t")[0] for line in manifest.read_text().splitlines()]
     return {key.partition("/")[2] for key in keys}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli_support import ROOT, environment
+from tests.cli_support import ROOT, environment, python
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = README + "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
@@ -74,6 +74,4 @@ def test_the_example_device_runs(tmp_path: Path) -> None:
 
 def test_the_training_loop_on_jax_learns() -> None:
     code = next(block for block in blocks("python") if "import torch, ampcheck.jax_device" in block)
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert 0 < float(done.stdout) < 0.5  # an untrained model's is 8
+    assert 0 < float(python("-c", code)) < 0.5  # an untrained model's is 8

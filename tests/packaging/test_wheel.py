@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ampcheck.runner.record import read
-from tests.cli_support import LIMIT, MODULE, ROOT
+from tests.cli_support import LIMIT, MODULE, ROOT, python
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
@@ -33,8 +33,7 @@ def test_every_kind_of_data_file_ships() -> None:
 def test_the_door_imports_nothing_heavy() -> None:
     heavy = {"torch", "jax", "torchax", "numpy"}
     code = f"import sys, ampcheck, ampcheck.cli.main, ampcheck.runner.plugin; print({heavy} & set(sys.modules))"
-    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert out.strip() == "set()"
+    assert python("-c", code) == "set()\n"
 
 
 # ---- the built wheel, in an environment that has nothing else of ampcheck

@@ -29,7 +29,7 @@ from ampcheck.runner.summarize import stale_lines
 from ampcheck.spec.case import deviation_name
 from scripts.findings import OUTSIDE, Finding
 from scripts.findings import load as load_findings
-from tests.cli_support import LIMIT, ROOT, pytest_here
+from tests.cli_support import LIMIT, ROOT, pytest_here, python
 
 SECTIONS = {one.id: one for one in load_findings() if one.area != OUTSIDE}
 FILES = list(dict.fromkeys([SHARED, JIT, KERNELS, *(d.deviations for d in known().values() if d.deviations)]))
@@ -77,10 +77,7 @@ def wrong_cases(deviations: Iterable[Deviation], sections: Mapping[str, Finding]
 def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What deviations call every case of this machine's devices, those of nightly runs among them."""
     manifest = tmp_path_factory.mktemp("manifest") / "manifest"
-    command = [sys.executable, "-m", "pytest", "suites", "--collect-only", "-q", "--nightly"]
-    command += [f"--write-manifest={manifest}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
-    assert done.returncode == 0, done.stdout + done.stderr
+    python("-m", "pytest", "suites", "--collect-only", "-q", "--nightly", f"--write-manifest={manifest}")
     cases = [line.split("\t") for line in manifest.read_text(encoding="utf-8").splitlines()]
     return [deviation_name(*key.split("/"), json.loads(fields).get("compiler", "")) for key, fields in cases]
 

@@ -118,13 +118,6 @@ def test_promote_does_not_depend_on_the_order_of_arguments(args: list[Leaf], amp
     assert shuffled == tuple(straight[place] for place in order)
 
 
-@given(st.sampled_from(("downcast", "upcast", "promote")), leaves, amp_dtypes)
-def test_casting_twice_changes_nothing_more(policy: str, args: list[Leaf], amp: str) -> None:
-    once = expect(policy, "op", args, amp)
-    cast_once = [Leaf(dtype, leaf.on_device) for leaf, dtype in zip(args, once.leaves, strict=True)]
-    assert expect(policy, "op", cast_once, amp).casts(cast_once) == 0
-
-
 # Without the 8-bit dtypes, which torch refuses to promote.
 @given(st.lists(st.sampled_from(("fp16", "bf16", "fp32", "fp64")), min_size=1, max_size=6))
 def test_widest_is_as_torch_promotes(dtypes: list[str]) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,6 +10,7 @@ import torch
 from ampcheck.errors import UsageError
 from ampcheck.spec.private_names import PrivateNames
 from scripts import private_api
+from tests.cli_support import python
 
 PACKAGE = private_api.PACKAGE
 OTHERS = {
@@ -131,9 +129,7 @@ def test_a_name_that_is_looked_up_at_the_call(monkeypatch: pytest.MonkeyPatch) -
 
 def run(code: str) -> list[str]:
     """The lines that a process of its own prints."""
-    env = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
-    return done.stdout.splitlines()
+    return python("-c", code).splitlines()
 
 
 def test_a_package_says_what_this_torch_lacks() -> None:

@@ -1,4 +1,4 @@
-"""The model of the autocast state: what it says, and that torch says the same."""
+"""The model of the autocast state where no program of `suites/eager` runs it beside torch."""
 
 from __future__ import annotations
 
@@ -32,20 +32,6 @@ def test_defaults_are_those_of_torch(name: str) -> None:
     assert torch.get_autocast_dtype(name) == DTYPES[DEFAULTS[name]]
 
 
-def test_regions_nest_and_restore(thread: Thread) -> None:
-    outer = thread.construct("cpu", "fp16")
-    inner = thread.construct("cpu", "bf16", enabled=False, cache_enabled=False)
-    thread.enter(outer)
-    assert thread.state("cpu") == State(True, "fp16", True, 1)
-    thread.enter(inner)
-    assert thread.state("cpu") == State(False, "bf16", False, 2)
-    assert thread.state("xpu") == State(False, "fp16", False, 2)
-    thread.exit(inner)
-    assert thread.state("cpu") == State(True, "fp16", True, 1)
-    thread.exit(outer)
-    assert thread.state("cpu") == State(False, "bf16", True, 0)
-
-
 def test_a_region_inside_itself_restores(thread: Thread) -> None:
     region = thread.construct("cpu")
     for _ in range(3):
@@ -55,16 +41,6 @@ def test_a_region_inside_itself_restores(thread: Thread) -> None:
     assert thread.state("cpu") == State(False, "bf16", True, 0)
     with pytest.raises(ValueError, match="not inside this region of cpu"):
         thread.exit(region)
-
-
-def test_options_are_fixed_at_construction(thread: Thread) -> None:
-    thread.set_dtype("cpu", "fp16")
-    thread.set_cache_enabled(False)
-    region = thread.construct("cpu")
-    thread.set_dtype("cpu", "bf16")
-    thread.set_cache_enabled(True)
-    thread.enter(region)
-    assert thread.state("cpu") == State(True, "fp16", False, 1)
 
 
 def test_a_region_in_two_threads_restores_each() -> None:
@@ -112,45 +88,3 @@ def test_what_is_cast_once(tensor: Tensor, casts: list[int], thread: Thread) -> 
     thread.enter(thread.construct("cpu"))
     assert [_casts(thread, tensor) for _ in range(3)] == casts
     assert _casts(thread, tensor, policy="fallthrough") == 0
-
-
-def test_one_weight_twice_in_one_call(thread: Thread) -> None:
-    thread.enter(thread.construct("cpu"))
-    assert thread.op("cpu", "downcast", "mm", [WEIGHT, WEIGHT]).casts == 1
-
-
-def test_cache_off_and_inference_mode(thread: Thread) -> None:
-    thread.enter(thread.construct("cpu"))
-    assert [_casts(thread, inference=True), _casts(thread)] == [1, 1]
-    assert _casts(thread, inference=True) == 1
-    off = thread.construct("cpu", cache_enabled=False)
-    thread.enter(off)
-    assert _casts(thread) == 1
-    thread.exit(off)
-    assert _casts(thread) == 0
-    thread.clear_cache()
-    assert _casts(thread) == 1
-
-
-def test_casts_go_with_the_outermost_region_of_any_thread() -> None:
-    process = Process()
-    one, two = process.thread(), process.thread()
-    one.enter(one.construct("cpu"))
-    inner = one.construct("cpu")
-    one.enter(inner)
-    _casts(one)
-    one.exit(inner)
-    assert _casts(one) == 0
-    region = two.construct("cpu", enabled=False)
-    two.enter(region)
-    assert _casts(one) == 0
-    two.exit(region)
-    assert _casts(one) == 1
-
-
-def test_a_kept_cast_is_for_its_dtype(thread: Thread) -> None:
-    thread.enter(thread.construct("cpu", "bf16"))
-    _casts(thread)
-    thread.enter(thread.construct("cpu", "fp16"))
-    outcome = thread.op("cpu", "downcast", "mm", [WEIGHT])
-    assert (outcome.expectation.leaves, outcome.casts) == (("fp16",), 1)
