@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ampcheck.errors import UsageError
 from ampcheck.runner.record import read
 from ampcheck.runner.summarize import compare
 
@@ -23,7 +24,13 @@ def add(commands: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the comparison. Raises UsageError for a run file that cannot be read, or runs with nothing in common."""
+    """Print the comparison; return 1 where a case regressed.
+
+    Raises UsageError for a run file that cannot be read, and for runs with nothing in common. Where nothing regressed
+    and the later run lacks most cases of the earlier one, the UsageError comes after the comparison.
+    """
     found = compare(read(args.a), read(args.b))
     print({"text": found.as_text, "markdown": found.as_markdown, "json": found.as_json}[args.format]())
+    if found.partial and not found.regressed:
+        raise UsageError(f"{args.b} lacks {len(found.removed)} cases of {args.a}; only {found.common} were compared")
     return 1 if found.regressed else 0

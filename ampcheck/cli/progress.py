@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import sys
 import time
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from statistics import fmean
 
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import RED, Run, cause_of, counted, first_line, read
@@ -15,6 +18,10 @@ _EVERY = (0.2, 30.0)
 """Seconds between two lines: on a terminal, where the line is written over, and elsewhere."""
 _NAMED = 3
 """How many causes have their first red case named as it comes; the end of the run names all of them."""
+DURATIONS = Path(__file__).with_name("durations.csv")
+"""How long the cases of each rule take on each device of a machine with two cores."""
+_LEAST_SECONDS = 0.003
+"""What every case takes beside its own work: pytest's part, and its line of the run file."""
 _ALIKE = 0.9
 """The share of a run's cases that an earlier run must have to tell how long this one will take."""
 _LOOKED_AT = 20
@@ -40,20 +47,42 @@ def earlier(folder: Path, cases: Collection[str]) -> Run | None:
     return None
 
 
-def weights(cases: Collection[str], run: Run | None) -> dict[str, float]:
-    """Return each case's seconds in an earlier run, the mean for a case that it lacks; 1 without a run."""
-    known = {key: run.results[key].seconds for key in cases if key in run.results} if run is not None else {}
-    mean = sum(known.values()) / len(known) if known else 0.0
-    return {key: known.get(key, mean) for key in cases} if mean else dict.fromkeys(cases, 1.0)
+Cases = Mapping[str, Mapping[str, str]]
+"""The fields of each case of a run, by key."""
 
 
-def forecast(run: Run, cases: Collection[str], processes: int) -> float:
+def weights(cases: Cases, run: Run | None) -> dict[str, float]:
+    """Return each case's seconds in an earlier run; for a case that it lacks, the mean of its rule on its device.
+
+    Where the earlier run has none of that rule either, that is the mean on the machine that `DURATIONS` is of.
+    """
+    means = usual_seconds()
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for result in run.results.values() if run is not None else ():
+        found[result.device, f"{result.suite}/{result.rule}"].append(result.seconds)
+    means |= {place: fmean(seconds) for place, seconds in found.items()}
+    usual = fmean(means.values())
+    out = {}
+    for key, case in cases.items():
+        place = case.get("device", ""), key.rpartition("/")[0]
+        known = run.results[key].seconds if run is not None and key in run.results else means.get(place, usual)
+        out[key] = known + _LEAST_SECONDS
+    return out
+
+
+def usual_seconds() -> dict[tuple[str, str], float]:
+    """Return the mean seconds of a case by device and rule, as `scripts/durations.py` measured them."""
+    with DURATIONS.open(encoding="utf-8", newline="") as file:
+        return {(row["device"], row["rule"]): float(row["seconds"]) for row in csv.DictReader(file)}
+
+
+def forecast(run: Run, cases: Cases, processes: int) -> float:
     """Return the seconds that the cases will take in so many processes, by a complete earlier run that has most.
 
     The earlier run's time is divided among its cases in proportion to the seconds of each.
     """
     seconds = float((run.footer or {}).get("seconds", 0.0)) * int(run.header.get("processes", 1))
-    whole = sum(result.seconds for result in run.results.values())
+    whole = sum(result.seconds + _LEAST_SECONDS for result in run.results.values())
     return seconds * sum(weights(cases, run).values()) / whole / processes if whole else seconds / processes
 
 

@@ -47,18 +47,60 @@ SCREEN = 36
 _DETAILED = 20
 
 
+ROWS = 12
+"""The lines of a table that has one for each rule; a longer one has the rules alone in which something is red."""
+
+
+def verdict(results: Collection[Result]) -> str:
+    """Return what a run found, in a sentence: what is red and where, or that nothing is, and on how many devices."""
+    counts = Counter(result.status for result in results)
+    red = [result for result in results if result.status in RED]
+    others = [f"{counted(counts['pass'], 'case')} {'passes' if counts['pass'] == 1 else 'pass'}"]
+    others += [f"{counted(counts['deviation'], 'known deviation')}"] if counts["deviation"] else []
+    others += [f"{counts['unsupported']} unsupported"] if counts["unsupported"] else []
+    if red:
+        where = ", ".join(dict.fromkeys(result.device for result in red))
+        kinds = ", ".join(f"{counts[status]} {status}" for status in RED if counts[status])
+        what = f"{counted(len(red), 'case')} {'is' if len(red) == 1 else 'are'} red on {where}: {kinds}"
+    else:
+        what = f"Nothing is red on {counted(len({result.device for result in results}), 'device')}"
+    return f"{what}; {', '.join(others)}."
+
+
+def nothing_passed(results: Iterable[Result]) -> str:
+    """Return a sentence that names the rules of a device of which no case passed; "" where there are none."""
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for result in results:
+        counts.setdefault((result.rule, result.device), Counter())[result.status] += 1
+    found = [
+        f"{rule} on {device} ({', '.join(f'{count} {status}' for status, count in c.most_common())})"
+        for (rule, device), c in sorted(counts.items())
+        if not c["pass"] and rule != "reports"  # its cases are faults of PyTorch that are reported
+    ]
+    return f"no case passed of {_some(found)}" if found else ""
+
+
 def table(results: Collection[Result]) -> str:
-    """Return a line per device and rule, a column per status that occurs, and a total; "" for no results."""
+    """Return a line per device and rule, a column per status that occurs, and a total; "" for no results.
+
+    Where that takes more than `ROWS` lines, a device has one, and one more for each rule in which a case is red.
+    """
     counts: dict[tuple[str, str], Counter[str]] = {}
     for result in results:
         counts.setdefault((result.device, result.rule), Counter())[result.status] += 1
     if not counts:
         return ""
-    used = [status for status in STATUSES if any(c[status] for c in counts.values())]
+    total: Counter[str] = sum(counts.values(), Counter())
+    used = [status for status in STATUSES if total[status]]
+    if len(counts) > ROWS:
+        red = {place: c for place, c in counts.items() if any(c[status] for status in RED)}
+        counts = {}
+        for result in results:
+            counts.setdefault((result.device, "all"), Counter())[result.status] += 1
+        counts |= red
     rows = [
         [device, rule, sum(c.values()), *(c[s] or "" for s in used)] for (device, rule), c in sorted(counts.items())
     ]
-    total: Counter[str] = sum(counts.values(), Counter())
     rows.append(["all", "all", sum(total.values()), *(total[s] for s in used)])
     return str(tabulate(rows, headers=["device", "rule", "cases", *used]))
 
@@ -66,7 +108,8 @@ def table(results: Collection[Result]) -> str:
 def ran(results: Collection[Result], expected: int, deselected: int, seconds: float) -> str:
     """Return how much of what was expected ran, in a sentence."""
     done = sum(1 for result in results if result.status != "missing")
-    return f"{done} of {expected} cases ran in {seconds:.1f} s; {deselected} more were not selected"
+    more = f"; {deselected} more were not selected" if deselected else ""
+    return f"{done} of {expected} cases ran in {seconds:.1f} s{more}"
 
 
 def case_text(result: Result, why: str = "", reproduced: str = "") -> str:
@@ -202,16 +245,21 @@ def write_summary(path: Path, text: str) -> None:
         raise UsageError(f"the summary {path} cannot be written: {error.strerror}") from error
 
 
-WARNED = 5
+WARNED = 3
 """How many warnings are shown at the end of a run."""
+
+
+_FOLDED = re.compile(r"(Pending)?(Deprecation|Future)Warning: |UserWarning: .* in beta state\b")
+"""Warnings that speak of what the cases call, which is deprecated or new, and not of the device."""
 
 
 def warned(results: Collection[Result]) -> list[str]:
     """Return a line for each of the commonest warnings that cases gave, with how many cases gave it."""
     counts = Counter(line for result in results for line in result.warnings.splitlines())
-    lines = [f"{counted(count, 'case')} warned of {line}" for line, count in counts.most_common(WARNED)]
-    more = len(counts) - WARNED
-    return [*lines, *([f"{counted(more, 'more warning')} in the run file"] if more > 0 else [])]
+    shown = [(line, count) for line, count in counts.most_common() if not _FOLDED.match(line)][:WARNED]
+    lines = [f"{counted(count, 'case')} warned of {first_line(line, 120)}" for line, count in shown]
+    more = len(counts) - len(shown)
+    return [*lines, *([f"{counted(more, 'more kind')} of warnings in the run file"] if more else [])]
 
 
 # ---- one run, as a JUnit file for continuous integration
@@ -443,10 +491,11 @@ class RunRecorder:
         return ran(self.results.values(), len(self.cases), self.deselected, self.seconds)
 
     def closing(self) -> str:
-        """Return what a terminal shows at the end: causes, a line per device and rule, and what the run itself met."""
+        """Return what a terminal shows at the end: the verdict, causes, a table, and what the run itself met."""
         results = self.results.values()
-        parts = [f"{causes(results, self.reproduced, str(self.summary_file or ''))}\n"] if self._red else []
-        parts += [table(results), *warned(results)]
+        parts = [verdict(results), ""]
+        parts += [f"{causes(results, self.reproduced, str(self.summary_file or ''))}\n"] if self._red else []
+        parts += [table(results), *filter(None, [nothing_passed(results)]), *warned(results)]
         parts += [*(f"stale: {line}" for line in self.stale), *(f"note: {line}" for line in self.notes)]
         for file, keys in self.baselines.items():
             parts += self._of_baseline(file, keys)
@@ -531,6 +580,11 @@ class Comparison:
     notes: Annotated[tuple[str, ...], Meta(description="Sentences that limit the comparison.")] = ()
 
     @property
+    def partial(self) -> bool:
+        """Return whether the later run has less than half of the earlier one's cases, so that no flip says little."""
+        return len(self.removed) > self.common
+
+    @property
     def unchanged(self) -> int:
         """Return how many common cases have the same status in both runs."""
         return self.common - len(self.regressed) - len(self.fixed) - len(self.changed)
@@ -547,7 +601,7 @@ class Comparison:
 
     def as_text(self) -> str:
         """Return the comparison for a terminal: flips one by one, added and removed cases as counts."""
-        parts = [f"from {self.a}", f"to   {self.b}", self.sentence(), *(f"note: {note}" for note in self.notes)]
+        parts = [f"from {self.a}", f"to   {self.b}", *(f"note: {note}" for note in self.notes), self.sentence()]
         for name in GROUPS:
             if self.group(name):
                 heading, headers, rows = self._table(name)
@@ -577,7 +631,12 @@ class Comparison:
             rows: list[list[object]] = [[c.key, c.words, first_line(c.message)] for c in changes]
             return heading, ["case", "status", "difference"], rows
         counts = Counter((c.device, c.rule, c.after or c.before) for c in changes)
-        return heading, ["device", "rule", "status", "cases"], [[*what, n] for what, n in sorted(counts.items())]
+        listed: list[list[object]] = [[*what, n] for what, n in sorted(counts.items())]
+        if len(listed) > ROWS:
+            largest = counts.most_common(ROWS - 1)
+            rest = counts.total() - sum(n for _, n in largest)
+            listed = [*([*what, n] for what, n in largest), [f"{len(listed) - len(largest)} more", "", "", rest]]
+        return heading, ["device", "rule", "status", "cases"], listed
 
 
 def markdown(text: str) -> str:
@@ -663,6 +722,11 @@ def _change(before: Result | None, after: Result | None) -> Change:
 
 def _notes(a: Run, b: Run) -> tuple[str, ...]:
     notes = []
+    few, many = sorted((len(a.results), len(b.results)))
+    if few * 2 < many:
+        notes.append(
+            f"the runs differ in what they select: the earlier has {len(a.results)}, the later {len(b.results)} cases"
+        )
     for run, what in ((a, "earlier"), (b, "later")):
         if interrupted(run):
             notes.append(f"the {what} run was interrupted ({run.note}), so cases it lacks may only not have run")

@@ -242,6 +242,18 @@ def test_compare_ends_with_1_where_something_regressed(tmp_path: Path, capsys: p
     assert "### Regressed (1)" in said(capsys, "compare", str(a), str(b), "--format=markdown", code=1)
 
 
+def test_compare_tells_a_part_from_the_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    every = {f"eager/{rule}/mm-fp32-bf16-cpu": "pass" for rule in RULES}
+    whole = write(tmp_path / "whole.jsonl", every)
+    part = write(tmp_path / "part.jsonl", dict(list(every.items())[:2]), second=1)
+    assert main.main(["compare", str(whole), str(part)]) == 2
+    out, err = capsys.readouterr()
+    assert f"lacks {len(every) - 2} cases of {whole}; only 2 were compared" in err
+    assert out.splitlines()[2].startswith("note: the runs differ in what they select")
+    assert len(out.splitlines()) < 25
+    assert f"{len(every) - 2} added" in said(capsys, "compare", str(part), str(whole))
+
+
 def test_report_takes_every_run_of_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "runs").mkdir()
     write(tmp_path / "runs" / "a.jsonl", GOOD)

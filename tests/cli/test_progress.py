@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
-from ampcheck.cli.progress import RunProgress, earlier, forecast, remaining, spoken, weights
+from ampcheck.cli.progress import RunProgress, earlier, forecast, remaining, spoken, usual_seconds, weights
 from ampcheck.runner.record import Result, Run, RunWriter
 from ampcheck.runner.run import RunPlan, fitting
 from ampcheck.runner.summarize import RunRecorder
@@ -21,6 +22,11 @@ def result(name: str, seconds: float, status: str = "pass") -> Result:
 
 def key(name: str) -> str:
     return result(name, 0).key
+
+
+def cases(*names: str) -> dict[str, dict[str, str]]:
+    """The fields of cases that are known before they run."""
+    return {key(name): {"device": "cpu"} for name in names}
 
 
 def made(seconds: dict[str, float], wall: float, processes: int = 1) -> Run:
@@ -43,23 +49,25 @@ def written(path: Path, names: str, age: int, *, whole: bool = True) -> Path:
 
 def test_the_time_of_an_earlier_run_is_divided_in_proportion() -> None:
     run = made({"a": 1.0, "b": 3.0, "c": 4.0}, wall=80.0)
-    assert forecast(run, [key("a"), key("b"), key("c")], 1) == pytest.approx(80)
-    assert forecast(run, [key("a"), key("b")], 1) == pytest.approx(40)
-    assert forecast(run, [key("c")], 4) == pytest.approx(10)
-    assert forecast(made({"a": 1.0}, wall=80.0, processes=2), [key("a")], 1) == pytest.approx(160)
+    assert forecast(run, cases(*"abc"), 1) == pytest.approx(80)
+    assert forecast(run, cases(*"ab"), 1) == pytest.approx(40, rel=0.01)
+    assert forecast(run, cases("c"), 4) == pytest.approx(10, rel=0.01)
+    assert forecast(made({"a": 1.0}, wall=80.0, processes=2), cases("a"), 1) == pytest.approx(160)
 
 
-def test_a_case_that_the_earlier_run_lacks_counts_as_the_mean() -> None:
+def test_a_case_that_the_earlier_run_lacks_counts_as_the_mean_of_its_rule_on_its_device() -> None:
     run = made({"a": 1.0, "b": 3.0}, wall=8.0)
-    assert weights([key("b"), key("new")], run) == {key("b"): 3.0, key("new"): 3.0}
-    assert weights([key("a"), key("b"), key("new")], run)[key("new")] == pytest.approx(2)
-    assert weights([key("a"), key("new")], None) == {key("a"): 1.0, key("new"): 1.0}
-    assert weights([key("new")], run) == {key("new"): 1.0}
+    found = weights(cases("b", "new"), run)
+    assert (found[key("b")], found[key("new")]) == (pytest.approx(3, abs=0.01), pytest.approx(2, abs=0.01))
+    usual = usual_seconds()["cpu", "eager/downcast"]
+    assert 0 < weights(cases("new"), None)[key("new")] - usual < 0.01
+    elsewhere = {key("new"): {"device": "mine"}}
+    assert weights(elsewhere, None)[key("new")] == pytest.approx(fmean(usual_seconds().values()), abs=0.01)
 
 
 def test_cases_that_took_no_time_divide_nothing_by_zero() -> None:
     run = made({"a": 0.0, "b": 0.0}, wall=6.0)
-    assert forecast(run, [key("a"), key("b")], 2) == pytest.approx(3)
+    assert forecast(run, cases(*"ab"), 2) == pytest.approx(3)
 
 
 def test_what_is_left_goes_on_at_the_pace_so_far() -> None:
@@ -76,15 +84,15 @@ def test_times_in_words(seconds: float, words: str) -> None:
 
 
 def test_the_newest_complete_run_with_the_cases_is_the_one_to_go_by(tmp_path: Path) -> None:
-    cases = [key(name) for name in "abcdefghij"]
-    assert earlier(tmp_path, cases) is None
-    assert earlier(tmp_path / "absent", cases) is None
+    collected = cases(*"abcdefghij")
+    assert earlier(tmp_path, collected) is None
+    assert earlier(tmp_path / "absent", collected) is None
     written(tmp_path / "old.jsonl", "abcdefghij", 1)
     expected = written(tmp_path / "new.jsonl", "abcdefghixyz", 2)
     written(tmp_path / "half.jsonl", "abcde", 3)
     written(tmp_path / "interrupted.jsonl", "abcdefghij", 4, whole=False)
     (tmp_path / "damaged.jsonl").write_text("no run file")
-    found = earlier(tmp_path, cases)
+    found = earlier(tmp_path, collected)
     assert found is not None
     assert found.path == expected
 
@@ -93,7 +101,7 @@ def begun(names: str, processes: int = 1) -> RunRecorder:
     """A run that has collected a case for each letter."""
     recorder = RunRecorder(None)
     recorder.lines = ["torch 1"]
-    recorder.begin({"processes": processes}, {key(name): {} for name in names})
+    recorder.begin({"processes": processes}, cases(*names))
     return recorder
 
 
@@ -137,7 +145,7 @@ def test_processes_are_as_many_as_cores_and_memory_allow() -> None:
 
 def test_few_cases_are_not_divided() -> None:
     def processes(least: int, cases: int) -> int:
-        return RunPlan(0, 8, least).processes(cases)
+        return RunPlan(0, 8, least=least).processes(cases)
 
     assert [processes(200, cases) for cases in (0, 199, 400, 10_000)] == [1, 1, 2, 8]
     assert processes(0, 3) == 8

@@ -10,7 +10,18 @@ import pytest
 
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import SCHEMA, STATUSES, Result, Run, read
-from ampcheck.runner.summarize import compare, devices, interrupted, merge, warned
+from ampcheck.runner.summarize import (
+    ROWS,
+    compare,
+    devices,
+    interrupted,
+    merge,
+    nothing_passed,
+    table,
+    verdict,
+    warned,
+)
+from ampcheck.spec.rules import RULES
 from tests.report.conftest import made
 
 CPU = {"name": "cpu", "has_values": True}
@@ -200,7 +211,23 @@ def test_a_missing_shard_leaves_the_run_incomplete(numbers: tuple[int, ...], cou
 def test_warnings_are_counted_the_commonest_first() -> None:
     slow, old = "UserWarning: slow kernel", "DeprecationWarning: old name"
     results = [made("mm", warnings=slow), made("bmm", warnings=f"{slow}\n{old}"), made("dot")]
-    assert warned(results) == [f"2 cases warned of {slow}", f"1 case warned of {old}"]
+    assert warned(results) == [f"2 cases warned of {slow}", "1 more kind of warnings in the run file"]
     many = [made(f"op{number}", warnings=f"UserWarning: number {number}") for number in range(8)]
-    assert warned(many)[-1] == "3 more warnings in the run file"
+    assert warned(many)[-1] == "5 more kinds of warnings in the run file"
     assert warned([made("mm")]) == []
+
+
+def test_the_end_of_a_run_fits_a_screen_and_says_first_what_matters() -> None:
+    rules = [rule for rule in RULES if rule != "reports"][: ROWS + 1]
+    green = [made("mm", rule=rule) for rule in rules]
+    assert verdict(green) == f"Nothing is red on 1 device; {len(rules)} cases pass."
+    assert len(table(green).splitlines()) == 4  # the head, the device, and the total
+    assert nothing_passed(green) == ""
+    some = [*green[1:], made("mm", "deviation", rule=rules[0]), made("bmm", "fail", rule=rules[1])]
+    assert verdict(some) == f"1 case is red on cpu: 1 fail; {len(rules) - 1} cases pass, 1 known deviation."
+    assert [line.split()[:3] for line in table(some).splitlines()[2:]] == [
+        ["cpu", "all", str(len(some))],
+        ["cpu", rules[1], "2"],
+        ["all", "all", str(len(some))],
+    ]
+    assert nothing_passed(some) == f"no case passed of {rules[0]} on cpu (1 deviation)"
