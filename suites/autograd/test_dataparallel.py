@@ -50,8 +50,7 @@ class _Decorated(_Net):
     """A layer that notes the state it runs in, with its own region by a decorator."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        decorated: Callable[[torch.Tensor], torch.Tensor] = self.amp.region(cache_enabled=False)(super().forward)
-        return decorated(x)
+        return self.amp.region(cache_enabled=False)(super().forward)(x)
 
 
 class _Within(_Net):
@@ -67,8 +66,7 @@ def _parallel_outputs(amp: Amp, nets: list[_Net], inputs: list[torch.Tensor]) ->
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None or accelerator.type != amp.type:
         amp.unsupported(f"parallel_apply runs on PyTorch's accelerator alone, which {amp.name} is not")
-    found: list[torch.Tensor] = parallel_apply(nets, inputs, devices=[0] * len(nets))
-    return found
+    return parallel_apply(nets, inputs, devices=[0] * len(nets))
 
 
 @pytest.mark.parametrize("count", [1, 2], ids=["one", "two"])
@@ -296,11 +294,9 @@ def test_region_in_the_forward(amp: Amp, place: str) -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if place == "decorated":
-                decorated: torch.Tensor = amp.region()(self.inner)(x)
-                return decorated
+                return amp.region()(self.inner)(x)
             with amp.region():
-                within: torch.Tensor = self.inner(x)
-                return within
+                return self.inner(x)
 
     def run() -> list[tuple[torch.dtype, object]]:
         out = DistributedDataParallel(Net())(x)
@@ -381,8 +377,7 @@ def test_computed_again(amp: Amp, reentrant: bool) -> None:
             self.inner = _network(amp)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = checkpoint(self.inner, x, use_reentrant=reentrant)
-            return out
+            return checkpoint(self.inner, x, use_reentrant=reentrant)
 
     def run() -> tuple[torch.dtype, list[tuple[torch.dtype, object]]]:
         net = DistributedDataParallel(Net(), static_graph=reentrant)

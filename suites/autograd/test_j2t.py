@@ -87,12 +87,8 @@ def test_only_what_requires_grad(amp: Amp) -> None:
 @scenario(types=("jax",), dtypes="default", values=True)
 def test_several_results(amp: Amp) -> None:
     """Nested results keep their nesting; one left out of the loss costs the others nothing."""
-
-    def function(x: Any) -> Any:
-        return {"double": x * 2, "pair": (x.sum(), x**3)}
-
     x, x_cpu = _device_and_cpu_leaf(amp, 5)
-    out = amp.j2t(function)(x)
+    out = amp.j2t(lambda x: {"double": x * 2, "pair": (x.sum(), x**3)})(x)
     amp.assert_equal("what comes out", sorted(out), ["double", "pair"])
     amp.assert_close("a result in a tuple", out["pair"][0], x_cpu.sum())
     (out["double"].sum() + out["pair"][1].sum()).backward()
@@ -103,12 +99,8 @@ def test_several_results(amp: Amp) -> None:
 @scenario(types=("jax",), dtypes="default", values=True)
 def test_integer_results(amp: Amp) -> None:
     """An integer result is there and has no gradient; the one beside it has."""
-
-    def function(x: Any) -> Any:
-        return x.argmax(), x.max()
-
     x, x_cpu = _device_and_cpu_leaf(amp, 6)
-    place, largest = amp.j2t(function)(x)
+    place, largest = amp.j2t(lambda x: (x.argmax(), x.max()))(x)
     amp.assert_equal("where the largest is", int(amp.host(place)), int(x_cpu.argmax()))
     amp.assert_equal("whether its place requires grad", place.requires_grad, False)
     largest.backward()
@@ -188,8 +180,7 @@ def test_cast_on_request(amp: Amp) -> None:
         with amp.region(enabled=False):
             call(x, y, i)
     low = "bfloat16" if amp.dtype == torch.bfloat16 else "float16"
-    outside = "float32 float64 int64"
-    amp.assert_equal("the dtypes outside of a region", seen[0], outside)
+    amp.assert_equal("the dtypes outside of a region", seen[0], "float32 float64 int64")
     amp.assert_equal("the dtypes inside", f"{low} float64 int64" in seen, True)
     amp.assert_equal("how many kinds of dtypes were seen", len(set(seen)), 2)
     amp.assert_equal("the dtype that came out", out.dtype, amp.dtype)

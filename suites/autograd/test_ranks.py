@@ -181,8 +181,7 @@ class _Wrapped:
         return torch.amp.GradScaler("cpu", init_scale=1024.0)
 
     def without_reduction(self) -> AbstractContextManager[object]:
-        found: AbstractContextManager[object] = self.net.no_sync()
-        return found
+        return self.net.no_sync()
 
     def gradients(self) -> Parameters:
         return {name: _whole(parameter.grad) for name, parameter in self.inner.named_parameters()}
@@ -230,8 +229,7 @@ class _Half(_Replicated):
 
 def _sent_in_bfloat16(group: Any, bucket: Any) -> Any:
     """Average gradients in bfloat16, as `bf16_compress_hook` does, which PyTorch takes with NCCL and XCCL alone."""
-    sent = bucket.buffer().bfloat16().div_(2)
-    future = dist.all_reduce(sent, group=group, async_op=True).get_future()
+    future = dist.all_reduce(bucket.buffer().bfloat16().div_(2), group=group, async_op=True).get_future()
     return future.then(lambda done: bucket.buffer().copy_(done.value()[0]))
 
 
@@ -252,8 +250,7 @@ class _LowRank(_Replicated):
     error = 1e-5
 
     def wrap(self) -> Any:
-        net = super().wrap()
-        return _with_power_sgd(net)
+        return _with_power_sgd(super().wrap())
 
 
 def _with_power_sgd(net: Any, start: int = 0, *, keeps: bool = False) -> Any:
@@ -401,8 +398,7 @@ class _Local(torch.nn.Module):
         self.inner = inner
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.inner(x).to_local()
-        return out
+        return self.inner(x).to_local()
 
 
 class _Unreduced(AbstractContextManager[None]):
@@ -465,11 +461,7 @@ def test_trained(amp: Amp, wrapper: str, place: str, recompute: str, accumulate:
     torch.manual_seed(0)
     net = _Net(recompute, amp.region if place == "inside" else nullcontext)
     start = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
-
-    def run() -> dict[str, Any]:
-        return _trained(amp, kind(net, amp.dtype), place, batch, scaler)
-
-    found = _on_two_ranks(amp, run)
+    found = _on_two_ranks(amp, lambda: _trained(amp, kind(net, amp.dtype), place, batch, scaler))
     if found is None:
         return
     wanted = _reference(amp, kind, start, batch, scaler)
@@ -643,11 +635,7 @@ def test_by_policy(amp: Amp, param: str, reduce: str, output: str, inputs: str, 
         "cast_forward_inputs": inputs == "cast",
     }
     batches = [amp.rand(6, 4) for _ in range(2 if accumulate == "twice" else 1)]
-
-    def run() -> dict[str, Any]:
-        return _by_policy(amp, policy, around, batches)
-
-    found = _on_two_ranks(amp, run)
+    found = _on_two_ranks(amp, lambda: _by_policy(amp, policy, around, batches))
     if found is None:
         return
     computed = policy["param_dtype"] or torch.float32
@@ -743,11 +731,7 @@ SPREAD = Product({"op": tuple(OPS), "first": LAYOUTS, "second": LAYOUTS, "mode":
 def test_spread(amp: Amp, op: str, first: str, second: str, mode: str) -> None:
     """An op on DTensors casts what it casts on plain tensors, forward and backward (distributed.tensor; amp.html)."""
     tensors = [amp.rand(4, 4, dtype=amp.dtype if dtype == "low" else torch.float32) for dtype in OPS[op][2]]
-
-    def run() -> dict[str, Any]:
-        return _spread(amp, op, (first, second, second), mode, tensors)
-
-    found = _on_two_ranks(amp, run)
+    found = _on_two_ranks(amp, lambda: _spread(amp, op, (first, second, second), mode, tensors))
     if found is None:
         return
     leaves = [tensor.clone().requires_grad_() for tensor in tensors]
@@ -927,8 +911,7 @@ def _stepped(amp: Amp, before: str) -> torch.amp.GradScaler:
     optimizer = torch.optim.SGD([weight], lr=0.5)
     for _ in range(3 if before == "growth" else 1):
         optimizer.zero_grad()
-        loss = weight.sum() * (1.0 if before == "growth" else float("inf"))
-        scaler.scale(loss).backward()
+        scaler.scale(weight.sum() * (1.0 if before == "growth" else float("inf"))).backward()
         scaler.step(optimizer)
         scaler.update()
     return scaler
@@ -946,8 +929,7 @@ def _loaded(amp: Amp, form: str, folder: str, **options: Any) -> dict[str, Any]:
     if form == "dictionary":
         kept: Any = state["scaler"]
         scaler.load_state_dict(kept)
-    scaled: dict[str, Any] = scaler.state_dict()
-    return scaled
+    return scaler.state_dict()
 
 
 # ---- single cases

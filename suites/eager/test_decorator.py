@@ -238,8 +238,7 @@ def test_one_region_for_two_functions(amp: Amp) -> None:
     """Two functions decorated with one region object, one calling the other, restore the state (amp.html)."""
     region = amp.region()
     inner = region(lambda: amp.probe())
-    outer = region(lambda: inner())
-    amp.assert_equal("dtype a product runs in, inside both", outer(), amp.dtype)
+    amp.assert_equal("dtype a product runs in, inside both", region(lambda: inner())(), amp.dtype)
     amp.assert_equal("state after both", amp.state(), (False, amp.default, True))
 
 
@@ -288,8 +287,7 @@ def test_arguments_and_result(amp: Amp) -> None:
     one, two = object(), object()
     amp.assert_equal("arguments as received", function(one, two, 3, key=4, other=5), (one, (two, 3), 4, {"other": 5}))
     amp.assert_equal("default arguments", function(one), (one, (), None, {}))
-    result = amp.region()(lambda: one)()
-    amp.assert_equal("whether the result is the function's own object", result is one, True)
+    amp.assert_equal("whether the result is the function's own object", amp.region()(lambda: one)() is one, True)
 
 
 @scenario()

@@ -158,15 +158,11 @@ def test_custom_functions(amp: Amp) -> None:
     Behaviour is that of torch.amp.custom_fwd: backward runs in the autocast state forward ran in.
     """
     ctx = SimpleNamespace()
-
-    def probe(ctx: object) -> torch.dtype:
-        return amp.probe()
-
     said = "`torch.cuda.amp.{}(args...)` is deprecated. Please use `torch.amp.{}(args..., device_type='cuda')`"
     for name in ("custom_fwd", "custom_bwd"):
         call = getattr(torch.cuda.amp, name)
         amp.assert_warns(name, FutureWarning, said.format(name, name), lambda c=call: c(lambda ctx: None))
-    forward, backward = _deprecated_decorators(amp, probe)
+    forward, backward = _deprecated_decorators(amp, lambda ctx: amp.probe())
     with amp.region():
         amp.assert_equal("dtype of a product in forward", forward(ctx), amp.dtype)
     with patch(_CUDA_IS_THERE, lambda: False), patch("torch.cuda.is_bf16_supported", lambda: True):
@@ -187,17 +183,13 @@ def _deprecated_decorators(amp: Amp, function: object) -> tuple[object, object]:
 def test_custom_forward_that_casts(amp: Amp) -> None:
     """cast_inputs casts eligible tensors and disables autocast (amp.html#torch.cuda.amp.custom_fwd)."""
     x, whole = amp.rand(2, 2, dtype=amp.dtype), amp.rand(2, 2, dtype=torch.int64)
-
-    def forward(ctx: object, x: torch.Tensor, whole: torch.Tensor) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
-        return x.dtype, whole.dtype, amp.probe()
-
     decorate = amp.assert_warns(
         "custom_fwd(cast_inputs=)",
         FutureWarning,
         "deprecated",
         lambda: torch.cuda.amp.custom_fwd(cast_inputs=torch.float32),
     )
-    decorated = decorate(forward)
+    decorated = decorate(lambda ctx, x, whole: (x.dtype, whole.dtype, amp.probe()))
     with amp.region():
         got = decorated(SimpleNamespace(), x, whole)
         amp.assert_equal(

@@ -143,8 +143,7 @@ class _Ctc(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         targets = torch.tensor([[1, 2], [3, 1]], device=x.device)
         lengths = torch.tensor([6, 6], device=x.device), torch.tensor([2, 2], device=x.device)
-        loss: torch.Tensor = nn.CTCLoss()(x.log_softmax(-1), targets, *lengths)
-        return loss
+        return nn.CTCLoss()(x.log_softmax(-1), targets, *lengths)
 
 
 def _inputs(amp: Amp, layer: Layer, dtype: torch.dtype) -> list[torch.Tensor]:

@@ -40,8 +40,7 @@ def _saved(module: nn.Module) -> nn.Module:
     file = io.BytesIO()
     torch.save(module, file)
     file.seek(0)
-    loaded: nn.Module = torch.load(file, weights_only=False)
-    return loaded
+    return torch.load(file, weights_only=False)
 
 
 def _tied(amp: Amp) -> nn.ModuleDict:

@@ -286,8 +286,7 @@ def test_backward_in_another_thread(amp: Amp) -> None:
     with amp.region():
         product = torch.mm(x, weight)
         product.register_hook(lambda gradient: dtypes.append(gradient.dtype))
-        loss = product.float().sum()
-        amp.thread(loss.backward)
+        amp.thread(product.float().sum().backward)
         amp.assert_equal("state here after backward", amp.state(), (True, amp.dtype, True))
     amp.assert_equal("dtype of the product's gradient", dtypes, [amp.dtype])
     amp.assert_equal(
@@ -341,8 +340,7 @@ def test_promotion_in_backward(amp: Amp) -> None:
     """A backward in a region with an op that widens does not raise (test_autocast_prioritize, pytorch#132715)."""
     x = amp.rand(4, 4, requires_grad=True)
     with amp.region():
-        out = torch.mm(x, x)
-        (out[:, torch.tensor([0, 1]).to(amp.type)] * 2).sum().backward()
+        (torch.mm(x, x)[:, torch.tensor([0, 1]).to(amp.type)] * 2).sum().backward()
     amp.assert_equal("dtype of the gradient", x.grad.dtype if x.grad is not None else None, torch.float32)
 
 

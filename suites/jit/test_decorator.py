@@ -57,12 +57,8 @@ def test_decorated_then_taken(amp: Amp, compiler: str) -> None:
 @scenario(compiler=[name for name in _EVERY if name != "packaged"])
 def test_taken_then_decorated(amp: Amp, compiler: str) -> None:
     """A compiled function that is decorated runs in the region on every call, as itself it does not."""
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return torch.mm(x, x)
-
     x = amp.rand(2, 2)
-    taken = amp.compiled(compiler, program, x)
+    taken = amp.compiled(compiler, lambda x: torch.mm(x, x), x)
     decorated = amp.region()(taken)
     for _ in range(2):
         amp.assert_equal("dtype decorated", decorated(x).dtype, amp.dtype)
@@ -81,11 +77,8 @@ def test_decorated_helper(amp: Amp, compiler: str) -> None:
     def second(x: torch.Tensor) -> torch.Tensor:
         return torch.mm(x, x)
 
-    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return first(x), torch.mm(x, x), second(x), first(x)
-
     x = amp.rand(2, 2)
-    taken = amp.compiled(compiler, program, x)
+    taken = amp.compiled(compiler, lambda x: (first(x), torch.mm(x, x), second(x), first(x)), x)
     amp.assert_equal("dtypes", [y.dtype for y in taken(x)], [amp.dtype, torch.float32, amp.other, amp.dtype])
 
 
@@ -116,11 +109,8 @@ def test_decorated_disabled(amp: Amp, compiler: str) -> None:
     def off(x: torch.Tensor) -> torch.Tensor:
         return torch.mm(x, x)
 
-    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return off(x), torch.mm(x, x)
-
     x = amp.rand(2, 2)
-    taken = amp.compiled(compiler, program, x)
+    taken = amp.compiled(compiler, lambda x: (off(x), torch.mm(x, x)), x)
     with amp.region():
         amp.assert_equal("dtypes in it and behind", [y.dtype for y in taken(x)], [torch.float32, amp.dtype])
     amp.assert_equal("dtypes outside", [y.dtype for y in taken(x)], [torch.float32, torch.float32])

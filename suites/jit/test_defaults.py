@@ -26,8 +26,7 @@ def test_no_options(amp: Amp, compiler: str) -> None:
             return torch.mm(x, x)
 
     x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x)
-    amp.assert_equal("dtype", compiled(x).dtype, amp.default)
+    amp.assert_equal("dtype", amp.compiled(compiler, program, x)(x).dtype, amp.default)
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 

@@ -159,8 +159,7 @@ def test_gradients_of_regions(
             first.backward()
         _assert_same_step(amp, first, want)
         if engine == "autograd" and compiler != "inductor":
-            second = _Step(amp, compiled, outer)
-            found, more = second.observed()
+            found, more = _Step(amp, compiled, outer).observed()
             amp.assert_equal("dtypes of the products of the backward pass", found, products)
             amp.check(more <= casts, "casts of the backward pass", f"got {more}; expected at most {casts}")
     torch.set_autocast_cache_enabled(True)

@@ -87,8 +87,7 @@ def _cond_written(f: Function, picked: bool) -> Function:
     one, two = (f, other) if picked else (other, f)
 
     def program(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
-        predicate = _yes(x) if picked else _yes(x).logical_not()
-        return torch.cond(predicate, one, two, (x, *more))
+        return torch.cond(_yes(x) if picked else _yes(x).logical_not(), one, two, (x, *more))
 
     return program
 
@@ -569,16 +568,10 @@ def _dropping(amp: Amp, op: str, place: str, calls: str) -> Callable[..., tuple[
     """Return a program that drops out the results of a checkpointed function, which is called once or twice."""
     body = _body(amp, "recomputed", op, place)
 
-    def drop(*given: torch.Tensor) -> torch.Tensor:
-        return functional.dropout(body(*given))
-
     def one(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (checkpoint(drop, *given, use_reentrant=False),)
+        return (checkpoint(lambda *given: functional.dropout(body(*given)), *given, use_reentrant=False),)
 
-    def two(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return *one(*given), *one(*given)
-
-    return one if calls == "one" else two
+    return one if calls == "one" else (lambda *given: (*one(*given), *one(*given)))
 
 
 @RANDOM.cells

@@ -100,8 +100,7 @@ def _penalized(run: Run, step: int) -> None:
     scaled = torch.autograd.grad(run.scaler.scale(loss), _parameters(run), create_graph=True)
     inverse = 1.0 / run.scaler.get_scale()
     with run.region():
-        norm = torch.stack([(grad * inverse).square().sum() for grad in scaled]).sum().sqrt()
-        loss = loss + 0.25 * norm
+        loss = loss + 0.25 * torch.stack([(grad * inverse).square().sum() for grad in scaled]).sum().sqrt()
     run.optimizers[0].zero_grad()
     run.scaler.scale(loss).backward()
     run.corrupt_grad(step)
@@ -124,8 +123,7 @@ def _several(run: Run, step: int) -> None:
 def _list_of_losses(run: Run, step: int) -> None:
     x, y = _batch(run.amp, step)
     run.optimizers[0].zero_grad()
-    scaled = run.scaler.scale([run.loss(x[:4], y[:4]), run.loss(x[4:], y[4:])])
-    torch.autograd.backward(list(scaled))
+    torch.autograd.backward(list(run.scaler.scale([run.loss(x[:4], y[:4]), run.loss(x[4:], y[4:])])))
     run.corrupt_grad(step)
     run.step(run.optimizers[0])
 
@@ -278,8 +276,7 @@ def test_jitted(amp: Amp) -> None:
     from ampcheck.jax_device import jit
 
     want = _six_steps(amp, lambda step: step, torch.optim.AdamW)
-    got = _six_steps(amp, jit, torch.optim.AdamW)
-    _expect_same_training(amp, got, want, 16 * torch.finfo(amp.dtype).eps)
+    _expect_same_training(amp, _six_steps(amp, jit, torch.optim.AdamW), want, 16 * torch.finfo(amp.dtype).eps)
 
 
 @scenario(values=True, dtypes="default")

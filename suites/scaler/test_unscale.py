@@ -30,8 +30,7 @@ def _on_device(amp: Amp, host: torch.Tensor) -> torch.Tensor:
 
 def _unscaled(grad: torch.Tensor, inverse: float) -> torch.Tensor:
     """Return a gradient multiplied in float32 or wider and rounded once to its own dtype."""
-    wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
-    return (wide * torch.tensor(inverse)).to(grad.dtype)
+    return (grad.to(torch.promote_types(grad.dtype, torch.float32)) * torch.tensor(inverse)).to(grad.dtype)
 
 
 def _unscale(amp: Amp, grads: Sequence[torch.Tensor], inverse: float, found: float = 0.0) -> torch.Tensor:
@@ -63,8 +62,7 @@ def test_each_place(amp: Amp, dtype: torch.dtype, bad: str) -> None:
             host = _ramp(size, dtype)
             host[place] = float(bad)
             grad = _on_device(amp, host)
-            found = _unscale(amp, [grad], 0.25)
-            amp.assert_equal(f"found_inf with {bad} at {place} of {size}", found.item(), 1.0)
+            amp.assert_equal(f"found_inf with {bad} at {place} of {size}", _unscale(amp, [grad], 0.25).item(), 1.0)
             got, rest = amp.host(grad), torch.arange(size) != place
             amp.assert_equal(f"what {bad} at {place} of {size} became", repr(got[place].item()), bad)
             amp.assert_equal(f"the rest of {size} elements", got[rest].equal(_unscaled(host, 0.25)[rest]), True)
@@ -392,8 +390,7 @@ def test_perfect_storm(amp: Amp, bad: str, bad_one: int | None) -> None:
     frozen = torch.nn.Parameter(torch.zeros(2, device=amp.type), requires_grad=False)
     optimizer = torch.optim.SGD([{"params": held[:3]}, {"params": [frozen]}, {"params": held[3:]}])
     scaler, found = _scaler(amp, 4.0), torch.zeros((), device=amp.type)
-    inverse = torch.full((), 0.25, device=amp.type)
-    per_device = scaler._unscale_grads_(optimizer, inverse, found, True)
+    per_device = scaler._unscale_grads_(optimizer, torch.full((), 0.25, device=amp.type), found, True)
     amp.assert_equal("what was found", sum(one.item() for one in per_device.values()), float(bad_one is not None))
     for n, (one, grad) in enumerate(zip(held, grads, strict=True)):
         if n != bad_one:
@@ -406,8 +403,7 @@ def test_gradients_with_a_graph(amp: Amp) -> None:
     """Gradients made by create_graph=True are divided in place all the same (amp_examples.html, gradient penalty)."""
     leaf = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0], device=amp.type))
     optimizer, scaler = torch.optim.SGD([leaf]), _scaler(amp, 8.0)
-    grad = torch.autograd.grad(scaler.scale((leaf**3).sum()), [leaf], create_graph=True)[0]
-    leaf.grad = grad
+    leaf.grad = torch.autograd.grad(scaler.scale((leaf**3).sum()), [leaf], create_graph=True)[0]
     scaler.unscale_(optimizer)
     amp.assert_identical("the gradient", leaf.grad, torch.tensor([3.0, 12.0, 27.0]))
     amp.assert_equal("what was found", _found_inf(scaler, optimizer), 0.0)
@@ -476,8 +472,7 @@ def test_sparse_beside_dense(amp: Amp) -> None:
     scaler = _scaler(amp, 4.0)
     made = _embedding(amp, (1, 1, 4), scaler)
     dense = _parameters(amp, [torch.full((3,), 8.0)])
-    optimizer = torch.optim.SGD([*made.parameters(), *dense], lr=1.0)
-    scaler.unscale_(optimizer)
+    scaler.unscale_(torch.optim.SGD([*made.parameters(), *dense], lr=1.0))
     if made.weight.grad is not None:
         amp.assert_identical(
             "the sparse gradient", made.weight.grad.to_dense()[:, 0], torch.tensor([0.0, 3.0, 0.0, 0.0, 3.0])

@@ -57,8 +57,7 @@ def _leaves(amp: Amp, count: int = 2) -> list[torch.Tensor]:
 
 def _output(net: str, leaves: list[torch.Tensor], low: Callable[[Any], Any] = _identity) -> torch.Tensor:
     x, w = leaves
-    out: torch.Tensor = NETS[net](x, w, low)
-    return out
+    return NETS[net](x, w, low)
 
 
 def _copy(leaf: torch.Tensor) -> torch.Tensor:
@@ -250,8 +249,7 @@ def test_function_instead_of_method(amp: Amp) -> None:
     x2, w2 = _copies(x, w)
     with amp.region():
         out, want = _weighted_loss(torch.mm(x, w)), _weighted_loss(torch.mm(x2, w2))
-        unused = amp.rand(2, 2, requires_grad=True)
-        found = torch.autograd.grad(out, (w, unused, x), allow_unused=True)
+        found = torch.autograd.grad(out, (w, amp.rand(2, 2, requires_grad=True), x), allow_unused=True)
     want.backward()
     amp.assert_identical("gradient of w", found[0], w2.grad)
     amp.assert_identical("gradient of what is not used", found[1], None)
@@ -283,8 +281,7 @@ def test_for_chosen_leaves(amp: Amp) -> None:
     """backward(inputs=) gives a gradient to these leaves alone, casts in between or not (torch.Tensor.backward)."""
     x, w = _leaves(amp)
     with amp.region():
-        out = _weighted_loss(torch.mm(x, w))
-        out.backward(inputs=[w])
+        _weighted_loss(torch.mm(x, w)).backward(inputs=[w])
     amp.assert_equal("whether x has a gradient", x.grad is not None, False)
     amp.assert_equal("dtype of the gradient of w", getattr(w.grad, "dtype", None), torch.float32)
 
@@ -359,8 +356,7 @@ def test_anomaly_detection(amp: Amp, order: str) -> None:
     anomaly, region = torch.autograd.set_detect_anomaly(True), amp.region()
     try:
         with anomaly if order == "around" else region, region if order == "around" else anomaly:
-            loss = torch.mm(x, w).float().pow(2).sum()
-            loss.backward()
+            torch.mm(x, w).float().pow(2).sum().backward()
     finally:
         torch.autograd.set_detect_anomaly(False)
     torch.mm(x.to(amp.dtype), reference.to(amp.dtype)).float().pow(2).sum().backward()

@@ -41,8 +41,7 @@ def _block(leaves: Sequence[torch.Tensor]) -> Function:
 
     def block(x: torch.Tensor) -> torch.Tensor:
         hidden = functional.linear(x, first, second[0])
-        attention = torch.softmax(torch.mm(hidden, second), -1)
-        return torch.mm(attention, third) * hidden + x
+        return torch.mm(torch.softmax(torch.mm(hidden, second), -1), third) * hidden + x
 
     return block
 
@@ -124,12 +123,8 @@ def test_weights_used_before(amp: Amp, before: bool, inside: bool, reentrant: bo
 def test_sequence_bits(amp: Amp, reentrant: bool) -> None:
     """A sequence in segments gives the result of the sequence (checkpoint_sequential)."""
     leaves = _leaves(amp)
-
-    def layer(weight: torch.Tensor, after: Function, x: torch.Tensor) -> torch.Tensor:
-        return after(torch.mm(x, weight))
-
     pairs = zip(leaves[1:], (torch.sin, torch.exp, torch.tanh), strict=True)
-    functions = [functools.partial(layer, *pair) for pair in pairs]
+    functions = [functools.partial(lambda weight, after, x: after(torch.mm(x, weight)), *pair) for pair in pairs]
 
     def plain(x: torch.Tensor) -> torch.Tensor:
         for function in functions:
@@ -140,8 +135,7 @@ def test_sequence_bits(amp: Amp, reentrant: bool) -> None:
         with amp.region():
             if not segments:
                 return plain(leaves[0])
-            out: torch.Tensor = checkpoint_sequential(functions, segments, leaves[0], use_reentrant=reentrant)
-            return out
+            return checkpoint_sequential(functions, segments, leaves[0], use_reentrant=reentrant)
 
     want = _outcome(amp, leaves, lambda: run(0))
     for segments in (1, 2, 3):
@@ -333,8 +327,7 @@ def test_two_inputs(amp: Amp) -> None:
     y = amp.rand(4, 4)
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = torch.mm(x, weight).sin()
-        return hidden, torch.mm(y, y)
+        return torch.mm(x, weight).sin(), torch.mm(y, y)
 
     with amp.region():
         low = x.to(amp.dtype)

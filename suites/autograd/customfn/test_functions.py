@@ -565,8 +565,7 @@ def test_under_vmap(amp: Amp) -> None:
         def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
             (x,) = ctx.saved_tensors
             low = x.to(gradient.dtype)
-            product: torch.Tensor = gradient @ low.t() + low.t() @ gradient
-            return product
+            return gradient @ low.t() + low.t() @ gradient
 
         @staticmethod
         def vmap(info: Any, dims: tuple[int, ...], x: torch.Tensor) -> tuple[torch.Tensor, int]:

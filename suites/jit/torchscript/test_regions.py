@@ -22,8 +22,7 @@ def test_tracing_with_the_cache_on(amp: Amp, compiler: str) -> None:
     layer = amp.module(lambda: torch.nn.Linear(2, 2)).requires_grad_(True)
     x = amp.rand(2, 2)
     with amp.region():
-        traced = amp.compiled(compiler, lambda x: layer(layer(x)), x)
-        got = traced(x)
+        got = amp.compiled(compiler, lambda x: layer(layer(x)), x)(x)
         want = layer(layer(x))
     amp.assert_equal("dtype", got.dtype, amp.dtype)
     amp.assert_close("the traced layer", got.float(), want.detach().float(), 0.02)
@@ -38,8 +37,7 @@ def test_tracing_with_the_cache_off(amp: Amp, compiler: str) -> None:
     layer = amp.module(lambda: torch.nn.Linear(2, 2)).requires_grad_(True)
     x = amp.rand(2, 2)
     with amp.region(cache_enabled=False):
-        traced = amp.compiled(compiler, torch.nn.Sequential(layer, layer), x)
-        got = traced(x)
+        got = amp.compiled(compiler, torch.nn.Sequential(layer, layer), x)(x)
     amp.assert_equal("dtype", got.dtype, amp.dtype)
     got.float().sum().backward()
     amp.assert_equal("dtype of its weight's gradient", getattr(layer.weight.grad, "dtype", None), torch.float32)
