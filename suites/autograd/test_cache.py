@@ -31,8 +31,6 @@ def _expect_reference_gradient(amp: Amp, what: str, weight: torch.Tensor, refere
 
     PyTorch's own devices sum in the lower precision (docs/findings); one that sums in float32 is right, too.
     """
-    if weight.grad is None or reference.grad is None:
-        raise RuntimeError("the scenario computed no gradient")
     amp.assert_close(what, weight.grad, reference.grad, 2 * torch.finfo(amp.dtype).eps)
 
 

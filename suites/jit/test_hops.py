@@ -19,6 +19,7 @@ many casts as that of the explicit program; `COMPILED`, the functions that a use
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -45,11 +46,6 @@ def _twice(x: torch.Tensor) -> torch.Tensor:
     return torch.stack([x, x * 2])
 
 
-def _yes(x: torch.Tensor) -> torch.Tensor:
-    """Return a predicate, which is a tensor, as the predicate of a compiled program is."""
-    return x.new_ones((), dtype=torch.bool)
-
-
 def _doubled(f: Function) -> Function:
     return lambda x, *more: f(x * 2, *more)
 
@@ -70,34 +66,28 @@ def _higher(name: str) -> Any:
 _NUMBERS = count()
 
 
+def _predicate(x: torch.Tensor, picked: bool) -> torch.Tensor:
+    """Return a predicate, which is a tensor, as the predicate of a compiled program is."""
+    yes = x.new_ones((), dtype=torch.bool)
+    return yes if picked else yes.logical_not()
+
+
 def _cond_called(f: Function, picked: bool) -> Function:
-    other = _doubled(f)
-    branches = (f, other) if picked else (other, f)
+    branches = (f, _doubled(f)) if picked else (_doubled(f), f)
     one, two = ((lambda *given, branch=branch: (branch(*given),)) for branch in branches)
-
-    def program(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
-        predicate = _yes(x) if picked else _yes(x).logical_not()
-        return _higher("cond")(predicate, one, two, (x, *more))[0]
-
-    return program
+    return lambda x, *more: _higher("cond")(_predicate(x, picked), one, two, (x, *more))[0]
 
 
 def _cond_written(f: Function, picked: bool) -> Function:
-    other = _doubled(f)
-    one, two = (f, other) if picked else (other, f)
-
-    def program(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
-        return torch.cond(_yes(x) if picked else _yes(x).logical_not(), one, two, (x, *more))
-
-    return program
+    one, two = (f, _doubled(f)) if picked else (_doubled(f), f)
+    return lambda x, *more: torch.cond(_predicate(x, picked), one, two, (x, *more))
 
 
 def _loop_called(amp: Amp, f: Function, like: torch.Tensor) -> Function:
     def program(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
         start = (x.new_zeros((), dtype=torch.int64), x, torch.zeros_like(like))
-        return _higher("while_loop")(
-            lambda i, x, y, *more: i < 2, lambda i, x, y, *more: (i + 1, x * 2, f(x, *more)), start, more
-        )[2]
+        condition, body = (lambda i, *_: i < 2), (lambda i, x, y, *more: (i + 1, x * 2, f(x, *more)))
+        return _higher("while_loop")(condition, body, start, more)[2]
 
     return program
 
@@ -119,10 +109,8 @@ def _scan_written(f: Function) -> Function:
 
 
 def _combined_called(f: Function) -> Function:
-    combine = _combined(f)
-    return lambda x, *more: _higher("associative_scan")(lambda a, b, *more: (combine(a, b, *more),), [_twice(x)], more)[
-        0
-    ]
+    combine, scan = _combined(f), _higher("associative_scan")
+    return lambda x, *more: scan(lambda a, b, *more: (combine(a, b, *more),), [_twice(x)], more)[0]
 
 
 def _combined_written(f: Function) -> Function:
@@ -251,23 +239,30 @@ that is cast to there). `contracted` and `padded` call composite ops, whose part
 
 def _body(amp: Amp, operator: str, op: str, place: str) -> Function:
     """Return a function that calls an op, in the region that a place says."""
-    kind, low, other, call = amp.type, amp.dtype, amp.other, OPS[op][1]
+    call = OPS[op][1]
     first, *further = (_given(amp, operator, each, place) for each in OPS[op][2])
 
     def bare(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
         return call(x.to(first), *(t.to(dtype) for t, dtype in zip(more, further, strict=True)))
 
-    def inside(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+    return _placed(amp, bare, place)
+
+
+def _placed(amp: Amp, bare: Function, place: str) -> Function:
+    """Return a function in the region that a place says."""
+    kind, low, other = amp.type, amp.dtype, amp.other
+
+    def inside(*given: torch.Tensor) -> torch.Tensor:
         with torch.autocast(kind, dtype=low):
-            return bare(x, *more)
+            return bare(*given)
 
-    def disabled(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+    def disabled(*given: torch.Tensor) -> torch.Tensor:
         with torch.autocast(kind, enabled=False):
-            return bare(x, *more)
+            return bare(*given)
 
-    def different(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+    def different(*given: torch.Tensor) -> torch.Tensor:
         with torch.autocast(kind, dtype=other):
-            return bare(x, *more)
+            return bare(*given)
 
     return {"around": bare, "inside": inside, "disabled": disabled, "different": different}[place]
 
@@ -504,29 +499,12 @@ def _attention(amp: Amp, score: str, place: str, bias: torch.Tensor) -> Function
     """Return flex_attention with a score function, in the region that a place says."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    kind, low, other = amp.type, amp.dtype, amp.other
     change = {
         "none": None,
         "scaled": lambda value, b, h, m, n: value * 0.5,
         "biased": lambda value, b, h, m, n: value + bias[m, n],
     }[score]
-
-    def around(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return flex_attention(q, k, v, score_mod=change)
-
-    def inside(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(kind, dtype=low):
-            return flex_attention(q, k, v, score_mod=change)
-
-    def disabled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(kind, enabled=False):
-            return flex_attention(q, k, v, score_mod=change)
-
-    def different(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(kind, dtype=other):
-            return flex_attention(q, k, v, score_mod=change)
-
-    return {"around": around, "inside": inside, "disabled": disabled, "different": different}[place]
+    return _placed(amp, lambda q, k, v: flex_attention(q, k, v, score_mod=change), place)
 
 
 def _attention_in_words(
@@ -593,9 +571,7 @@ def test_random_numbers(amp: Amp, op: str, place: str, calls: str) -> None:
         seen.extend(name for name in called if "rng_state" in name)
         return make_boxed_func(graph.forward)
 
-    def backend(graph: torch.fx.GraphModule, given: Any) -> Any:
-        return aot_eager(graph, given, fw_compiler=kept, bw_compiler=kept)
-
+    backend = partial(aot_eager, fw_compiler=kept, bw_compiler=kept)
     given = [amp.rand(4, 4) for _ in OPS[op][2]]
     given[0].requires_grad_()
     explicit = _with_casts(amp, "recomputed", op, place)

@@ -235,8 +235,6 @@ def test_custom_fwd_and_bwd(amp: Amp, compiler: str) -> None:
     out.sum().backward()
     torch.mm(*low).sum().backward()
     for name, leaf, cast in zip("ab", leaves, low, strict=True):
-        if leaf.grad is None or cast.grad is None:
-            raise RuntimeError("the scenario computed no gradient")
         amp.assert_equal(f"dtype of the gradient of {name}", leaf.grad.dtype, torch.float32)
         amp.assert_close(f"gradient of {name}", leaf.grad, amp.host(cast.grad).float(), 0.02)
 

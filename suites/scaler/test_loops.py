@@ -8,13 +8,15 @@ https://docs.pytorch.org/docs/2.13/notes/amp_examples.html.
 
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from ampcheck.checks.scaling import iterate, step_and_update, trained
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("loops")
@@ -63,17 +65,19 @@ def _batch(amp: Amp, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x.to(amp.type), torch.stack([x.sum(1), x[:, 0] * x[:, 1]], 1).to(amp.type)
 
 
-def _typical(run: Run, step: int) -> None:
-    run.optimizers[0].zero_grad()
-    run.scaler.scale(run.loss(*_batch(run.amp, step))).backward()
-    run.corrupt_grad(step)
-    run.step(run.optimizers[0])
+def _one_loss(run: Run, step: int) -> list[torch.Tensor]:
+    return [run.loss(*_batch(run.amp, step))]
 
 
-def _clipped(clip: Callable[[Any], object], apart: bool) -> Callable[[Run, int], None]:
+def _trained_by(
+    losses: Callable[[Run, int], Iterable[torch.Tensor]], clip: Callable[[Run], object] = bool, apart: bool = False
+) -> Callable[[Run, int], None]:
+    """Return the recipe of some losses, a backward pass each. `apart`: gradients are unscaled before `clip`."""
+
     def recipe(run: Run, step: int) -> None:
         run.optimizers[0].zero_grad()
-        run.scaler.scale(run.loss(*_batch(run.amp, step))).backward()
+        for loss in losses(run, step):
+            run.scaler.scale(loss).backward()
         run.corrupt_grad(step)
         if apart:
             run.scaler.unscale_(run.optimizers[0])
@@ -87,24 +91,12 @@ def _parameters(run: Run) -> list[torch.nn.Parameter]:
     return list(run.models[0].parameters())
 
 
-def _accumulated(run: Run, step: int) -> None:
-    run.optimizers[0].zero_grad()
-    for part in range(3):
-        run.scaler.scale(run.loss(*_batch(run.amp, 3 * step + part)) / 3).backward()
-    run.corrupt_grad(step)
-    run.step(run.optimizers[0])
-
-
-def _penalized(run: Run, step: int) -> None:
+def _penalized(run: Run, step: int) -> list[torch.Tensor]:
     loss = run.loss(*_batch(run.amp, step))
     scaled = torch.autograd.grad(run.scaler.scale(loss), _parameters(run), create_graph=True)
     inverse = 1.0 / run.scaler.get_scale()
     with run.region():
-        loss = loss + 0.25 * torch.stack([(grad * inverse).square().sum() for grad in scaled]).sum().sqrt()
-    run.optimizers[0].zero_grad()
-    run.scaler.scale(loss).backward()
-    run.corrupt_grad(step)
-    run.step(run.optimizers[0])
+        return [loss + 0.25 * torch.stack([(grad * inverse).square().sum() for grad in scaled]).sum().sqrt()]
 
 
 def _several(run: Run, step: int) -> None:
@@ -129,14 +121,16 @@ def _list_of_losses(run: Run, step: int) -> None:
 
 
 RECIPES: dict[str, Callable[[Run, int], None]] = {
-    "typical": _typical,
-    "clip_norm": _clipped(lambda run: torch.nn.utils.clip_grad_norm_(_parameters(run), 0.5), True),
-    "clip_value": _clipped(lambda run: torch.nn.utils.clip_grad_value_(_parameters(run), 0.125), True),
-    "clip_scaled": _clipped(
-        lambda run: torch.nn.utils.clip_grad_norm_(_parameters(run), 0.5 * run.scaler.get_scale()), False
+    "typical": _trained_by(_one_loss),
+    "clip_norm": _trained_by(_one_loss, lambda run: torch.nn.utils.clip_grad_norm_(_parameters(run), 0.5), True),
+    "clip_value": _trained_by(_one_loss, lambda run: torch.nn.utils.clip_grad_value_(_parameters(run), 0.125), True),
+    "clip_scaled": _trained_by(
+        _one_loss, lambda run: torch.nn.utils.clip_grad_norm_(_parameters(run), 0.5 * run.scaler.get_scale())
     ),
-    "accumulation": _accumulated,
-    "penalty": _penalized,
+    "accumulation": _trained_by(
+        lambda run, step: (run.loss(*_batch(run.amp, 3 * step + part)) / 3 for part in range(3))
+    ),
+    "penalty": _trained_by(_penalized),
     "several": _several,
     "list_of_losses": _list_of_losses,
 }
@@ -167,28 +161,16 @@ def test_recipe(amp: Amp, recipe: str) -> None:
 @scenario(recipe=RECIPES, values=True, dtypes="default")
 def test_disabled(amp: Amp, recipe: str) -> None:
     """With enabled=False a scaler changes not one bit, in a region or out of one (amp.html#torch.amp.GradScaler)."""
-
-    class Absent:
-        """Plain training: what a loop without a scaler does in each place."""
-
-        def scale(self, loss: Any) -> Any:
-            return loss
-
-        def unscale_(self, optimizer: object) -> None:
-            """Nothing was scaled."""
-
-        def step(self, optimizer: Any) -> None:
-            optimizer.step()
-
-        def update(self) -> None:
-            """There is no scale."""
-
-        def get_scale(self) -> float:
-            return 1.0
-
+    absent = SimpleNamespace(  # what a loop without a scaler does in each place
+        scale=lambda loss: loss,
+        unscale_=lambda optimizer: None,
+        step=lambda optimizer: optimizer.step(),
+        update=lambda: None,
+        get_scale=lambda: 1.0,
+    )
     for region in (False, True):
         plain = Run(amp, scaled=False, region=region)
-        plain.scaler = Absent()  # type: ignore[assignment]
+        plain.scaler = absent
         for step in range(STEPS):
             RECIPES[recipe](plain, step)
         got, scale = _run_recipe(amp, recipe, scaled=False, region=region)
@@ -209,8 +191,7 @@ def test_two_devices(amp: Amp) -> None:
             scaled.backward()
         if bad is not None:
             held[bad].grad = torch.full_like(held[bad], float("nan"))
-        scaler.step(optimizer)
-        scaler.update()
+        step_and_update(scaler, optimizer)
         for one in held:
             amp.assert_identical(f"the parameter on {one.device.type} with nan in {bad}", one, torch.full((3,), 1.5))
     amp.assert_equal("the scale", scaler.get_scale(), 16.0)
@@ -229,8 +210,7 @@ def _step_function(amp: Amp, model: Any, optimizer: Any, scaler: torch.amp.GradS
         with amp.region():
             loss = torch.nn.functional.mse_loss(model(x), y)
         scaler.scale(loss * factor).backward()
-        scaler.step(optimizer)
-        scaler.update()
+        step_and_update(scaler, optimizer)
         return loss.detach()
 
     return step
@@ -324,8 +304,7 @@ def test_averaged(amp: Amp) -> None:
             x, y = _batch(amp, n)
             scaler.scale(torch.nn.functional.mse_loss(model(x), y) * (INF if scaled and n == 1 else 1.0)).backward()
             if scaled or n != 1:
-                scaler.step(optimizer)
-                scaler.update()
+                step_and_update(scaler, optimizer)
             for average in averages:
                 average.update_parameters(model)
         results.append([one for average in averages for one in average.module.parameters()])
@@ -344,18 +323,13 @@ class Bounded(torch.amp.GradScaler):
 @scenario(values=True, dtypes="default")
 def test_subclass(amp: Amp) -> None:
     """A subclass that bounds the scale after each update trains with it (pytorch#99640 asks for such a bound)."""
-    leaf = torch.nn.Parameter(torch.tensor([1.0, -2.0], device=amp.type))
-    optimizer, scaler = torch.optim.SGD([leaf], lr=0.5), Bounded(amp.type, init_scale=128.0, growth_interval=1)
-    scales = []
+    leaf, optimizer, _ = trained(amp, (1.0, -2.0))
+    scaler, scales = Bounded(amp.type, init_scale=128.0, growth_interval=1), []
     for slope in (0.5, 0.5, 0.5, *[INF] * 12, 0.5):
-        leaf.grad = None
-        scaler.scale((leaf * slope).sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
+        iterate(leaf, optimizer, scaler, slope)
         scales.append(scaler.get_scale())
-    amp.assert_equal(
-        "the scales", scales, [256.0, 512.0, 512.0] + [max(512.0 / 2**n, 1.0) for n in range(1, 13)] + [2.0]
-    )
+    want = [256.0, 512.0, 512.0, *(max(512.0 / 2**n, 1.0) for n in range(1, 13)), 2.0]
+    amp.assert_equal("the scales", scales, want)
     amp.assert_identical("the parameter", leaf, torch.tensor([1.0, -2.0]) - 4 * 0.25)
 
 
@@ -365,20 +339,14 @@ def test_sharded(amp: Amp) -> None:
     from torch import distributed
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
         results = []
-        for scaler in (
-            torch.amp.GradScaler(amp.type, init_scale=64.0, growth_interval=2),
-            ShardedGradScaler(amp.type, init_scale=64.0, growth_interval=2),
-        ):
-            leaf = torch.nn.Parameter(torch.tensor([1.0, -2.0], device=amp.type))
-            optimizer = torch.optim.Adam([leaf], lr=0.5)
+        for kind in (torch.amp.GradScaler, ShardedGradScaler):
+            leaf, optimizer, _ = trained(amp, (1.0, -2.0), make=torch.optim.Adam)
+            scaler = kind(amp.type, init_scale=64.0, growth_interval=2)
             for slope in (0.5, INF, 0.25, 0.5):
-                leaf.grad = None
-                scaler.scale((leaf * slope).sum()).backward()
-                scaler.step(optimizer)
-                scaler.update()
+                iterate(leaf, optimizer, scaler, slope)
             results.append((leaf, scaler.get_scale()))
     finally:
         distributed.destroy_process_group()
@@ -398,8 +366,7 @@ def test_recomputed_segment(amp: Amp) -> None:
             out = model(x) if kept else torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
             loss = torch.nn.functional.mse_loss(out, y)
         scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
+        step_and_update(scaler, optimizer)
         results.append(list(model.parameters()))
     for n, (got, want) in enumerate(zip(results[1], results[0], strict=True)):
         amp.assert_identical(f"parameter {n}", got, want)
@@ -408,35 +375,24 @@ def test_recomputed_segment(amp: Amp) -> None:
 # ---- long runs, and both ends of the scale's range
 
 
-def _leaf_optimizer_scaler(
-    amp: Amp, scale: float, **options: Any
-) -> tuple[torch.nn.Parameter, Any, torch.amp.GradScaler]:
-    leaf = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0], device=amp.type))
-    return leaf, torch.optim.SGD([leaf], lr=0.5), torch.amp.GradScaler(amp.type, init_scale=scale, **options)
-
-
-def _step_with_slope(leaf: torch.nn.Parameter, optimizer: Any, scaler: torch.amp.GradScaler, slope: float) -> None:
-    leaf.grad = None
-    scaler.scale((leaf * slope).sum()).backward()
-    scaler.step(optimizer)
-    scaler.update()
+THREE = (1.0, -2.0, 3.0)
+"""The values that a parameter starts with."""
 
 
 @scenario(values=True, dtypes="default")
 def test_long_overflow(amp: Amp) -> None:
     """However many steps overflow, the scale halves each time and the parameters stay (GradScaler.update; apex#318)."""
-    leaf, optimizer, scaler = _leaf_optimizer_scaler(amp, 65536.0)
+    leaf, optimizer, scaler = trained(amp, THREE, init_scale=65536.0)
     wrong = []
     for step in range(142):
-        _step_with_slope(leaf, optimizer, scaler, (INF, NAN, -INF)[step % 3])
+        iterate(leaf, optimizer, scaler, (INF, NAN, -INF)[step % 3])
         if scaler.get_scale() != 2.0 ** (15 - step):
             wrong.append(step)
     amp.assert_equal("steps after which the scale was not halved", wrong, [])
-    amp.assert_identical("the parameter", leaf, torch.tensor([1.0, -2.0, 3.0]))
-    _step_with_slope(leaf, optimizer, scaler, 2.0)
-    amp.assert_identical(
-        "the parameter after a finite step at the smallest normal scale", leaf, torch.tensor([0.0, -3.0, 2.0])
-    )
+    amp.assert_identical("the parameter", leaf, torch.tensor(THREE))
+    iterate(leaf, optimizer, scaler, 2.0)
+    last = torch.tensor([0.0, -3.0, 2.0])
+    amp.assert_identical("the parameter after a finite step at the smallest normal scale", leaf, last)
     amp.assert_equal("the scale", scaler.get_scale(), 2.0**-126)
 
 
@@ -447,10 +403,10 @@ def test_scale_too_small(amp: Amp) -> None:
     GradScaler.step: optimizer.step() is skipped "to avoid corrupting the params". Nothing keeps the scale from 0.
     """
     for scale in (2.0**-140, 2.0**-149, 0.0):
-        leaf, optimizer, scaler = _leaf_optimizer_scaler(amp, scale)
-        _step_with_slope(leaf, optimizer, scaler, 2.0)
+        leaf, optimizer, scaler = trained(amp, THREE, init_scale=scale)
+        iterate(leaf, optimizer, scaler, 2.0)
         amp.assert_equal(f"whether the parameter is finite at scale {scale}", bool(leaf.isfinite().all().item()), True)
-    leaf, optimizer, scaler = _leaf_optimizer_scaler(amp, 0.5)
+    leaf, optimizer, scaler = trained(amp, THREE, init_scale=0.5)
     leaf.grad = torch.full_like(leaf, 3e38)
     scaler.scale(torch.ones((), device=amp.type))
     scaler.step(optimizer)
@@ -463,44 +419,42 @@ def test_long_growth(amp: Amp) -> None:
 
     test_grad_scale_will_not_overflow: at the top it stays, since an infinite scale could never come back.
     """
-    leaf, optimizer, scaler = _leaf_optimizer_scaler(amp, 1.0, growth_interval=1)
+    leaf, optimizer, scaler = trained(amp, THREE, init_scale=1.0, growth_interval=1)
     for step in range(1, 127):
-        _step_with_slope(leaf, optimizer, scaler, 2.0**-20)
+        iterate(leaf, optimizer, scaler, 2.0**-20)
         amp.assert_equal(f"the scale after step {step}", scaler.get_scale(), 2.0**step)
-    amp.assert_identical("the parameter", leaf, torch.tensor([1.0, -2.0, 3.0]) - 126 * 2.0**-21)
+    amp.assert_identical("the parameter", leaf, torch.tensor(THREE) - 126 * 2.0**-21)
 
 
 @scenario(values=True, dtypes="default")
 def test_top_of_the_scale(amp: Amp) -> None:
     """At the largest scale steps are still right, and the scale stays finite (grad_scaler.py, unscale_)."""
-    leaf, optimizer, scaler = _leaf_optimizer_scaler(amp, 2.0**126, growth_interval=1)
+    leaf, optimizer, scaler = trained(amp, THREE, init_scale=2.0**126, growth_interval=1)
     for step in range(4):
-        _step_with_slope(leaf, optimizer, scaler, 2.0**-20)
+        iterate(leaf, optimizer, scaler, 2.0**-20)
         amp.assert_equal(f"the scale after step {step}", scaler.get_scale(), 2.0**127)
-    amp.assert_identical("the parameter", leaf, torch.tensor([1.0, -2.0, 3.0]) - 4 * 2.0**-21)
-    _step_with_slope(leaf, optimizer, scaler, 4.0)
+    amp.assert_identical("the parameter", leaf, torch.tensor(THREE) - 4 * 2.0**-21)
+    iterate(leaf, optimizer, scaler, 4.0)
     amp.assert_equal("the scale after an overflow", scaler.get_scale(), 2.0**126)
-    amp.assert_identical("the parameter after an overflow", leaf, torch.tensor([1.0, -2.0, 3.0]) - 4 * 2.0**-21)
+    amp.assert_identical("the parameter after an overflow", leaf, torch.tensor(THREE) - 4 * 2.0**-21)
 
 
 @scenario(values=True, dtypes="default")
 def test_swings(amp: Amp) -> None:
     """The scale goes up at each interval and down at each overflow, and each step counts once (GradScaler.update)."""
-    leaf, optimizer, scaler = _leaf_optimizer_scaler(
-        amp, 8.0, growth_interval=3, growth_factor=4.0, backoff_factor=0.25
-    )
+    options = {"growth_interval": 3, "growth_factor": 4.0, "backoff_factor": 0.25}
+    leaf, optimizer, scaler = trained(amp, THREE, init_scale=8.0, **options)
     scale, tracker, taken = 8.0, 0, 0
     for step in range(40):
         bad = step % 7 == 5 or step in (20, 21)
-        _step_with_slope(leaf, optimizer, scaler, NAN if bad else 2.0**-4)
+        iterate(leaf, optimizer, scaler, NAN if bad else 2.0**-4)
         scale, tracker = (scale * 0.25, 0) if bad else (scale, tracker + 1)
         if tracker == 3:
             scale, tracker = scale * 4.0, 0
         taken += not bad
-        amp.assert_equal(
-            f"scale and tracker after step {step}", (scaler.get_scale(), scaler._get_growth_tracker()), (scale, tracker)
-        )
-    amp.assert_identical("the parameter", leaf, torch.tensor([1.0, -2.0, 3.0]) - taken * 2.0**-5)
+        got = scaler.get_scale(), scaler._get_growth_tracker()
+        amp.assert_equal(f"scale and tracker after step {step}", got, (scale, tracker))
+    amp.assert_identical("the parameter", leaf, torch.tensor(THREE) - taken * 2.0**-5)
 
 
 def _fit_sine(amp: Amp, *, scaled: bool, region: bool, scale: float) -> tuple[float, int, float]:
@@ -518,8 +472,7 @@ def _fit_sine(amp: Amp, *, scaled: bool, region: bool, scale: float) -> tuple[fl
             loss = torch.nn.functional.mse_loss(model(x), y)
         before = scaler.get_scale()
         scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
+        step_and_update(scaler, optimizer)
         skipped += scaler.get_scale() < before
     return loss.item(), skipped, scaler.get_scale()
 
@@ -547,7 +500,7 @@ def test_infinite_loss_then_finite(amp: Amp) -> None:
         optimizer = torch.optim.SGD([leaf], lr=0.5, momentum=0.5)
         scaler = torch.amp.GradScaler(amp.type, init_scale=64.0)
         for slope in (0.5, INF, 0.25, 0.125) if bad else (0.5, 0.25, 0.125):
-            _step_with_slope(leaf, optimizer, scaler, slope)
+            iterate(leaf, optimizer, scaler, slope)
         results.append(leaf)
         amp.assert_equal(f"the scale, with a bad batch: {bad}", scaler.get_scale(), 32.0 if bad else 64.0)
     amp.assert_identical("the parameter", results[1], results[0])

@@ -8,7 +8,8 @@ the day's date, which is in the run file. Source: https://docs.pytorch.org/docs/
 torch/amp/grad_scaler.py.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from math import inf, nan
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch.amp import GradScaler
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
+from ampcheck.checks.scaling import step_and_update, trained
 from ampcheck.programs.scaler.explore import ScalerExplorer
 from ampcheck.programs.search import Search
 from ampcheck.runner.suite import Amp, Product, scenario
@@ -28,6 +30,14 @@ BAD = {"positive": inf, "negative": -inf, "not_a_number": nan}
 
 def _weights(amp: Amp, count: int = 3, dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
     return [torch.nn.Parameter(torch.tensor([1.0, 2.0 + n], device=amp.type).to(dtype)) for n in range(count)]
+
+
+def _made(
+    amp: Amp, lr: float = 0.5, make: Any = torch.optim.SGD, count: int = 3, **options: Any
+) -> tuple[list[torch.nn.Parameter], Any, torch.amp.GradScaler]:
+    """Return weights on the device, their optimizer and a scaler, which has the options."""
+    weights = _weights(amp, count)
+    return weights, make(weights, lr=lr), torch.amp.GradScaler(amp.type, **options)
 
 
 def _set_gradients(scaler: torch.amp.GradScaler, weights: list[torch.nn.Parameter], bad: dict[int, float]) -> None:
@@ -43,8 +53,7 @@ def _iterate(
     """One iteration as it is documented. Returns the scale and the tracker after it."""
     optimizer.zero_grad()
     _set_gradients(scaler, weights, bad or {})
-    scaler.step(optimizer)
-    scaler.update()
+    step_and_update(scaler, optimizer)
     saved = scaler.state_dict()
     return saved["scale"], saved["_growth_tracker"]
 
@@ -62,9 +71,7 @@ def test_before_the_first_output(amp: Amp) -> None:
 @scenario(values=True, dtypes="default")
 def test_grows_at_the_interval(amp: Amp) -> None:
     """The scale grows in the growth_interval-th iteration in a row without overflow, and counts anew (update)."""
-    weights = _weights(amp)
-    optimizer = torch.optim.SGD(weights, lr=0.125)
-    scaler = torch.amp.GradScaler(amp.type, init_scale=8.0, growth_factor=4.0, growth_interval=3)
+    weights, optimizer, scaler = _made(amp, lr=0.125, init_scale=8.0, growth_factor=4.0, growth_interval=3)
     seen = [_iterate(scaler, optimizer, weights) for _ in range(7)]
     want = [(8.0, 1), (8.0, 2), (32.0, 0), (32.0, 1), (32.0, 2), (128.0, 0), (128.0, 1)]
     amp.assert_equal("scale and tracker after each iteration", seen, want)
@@ -73,9 +80,7 @@ def test_grows_at_the_interval(amp: Amp) -> None:
 @scenario(values=True, dtypes="default")
 def test_overflow_begins_the_count_anew(amp: Amp) -> None:
     """An overflow multiplies the scale by backoff_factor, and iterations before it no longer count (update)."""
-    weights = _weights(amp)
-    optimizer = torch.optim.SGD(weights, lr=0.125)
-    scaler = torch.amp.GradScaler(amp.type, init_scale=64.0, backoff_factor=0.25, growth_interval=2)
+    weights, optimizer, scaler = _made(amp, lr=0.125, init_scale=64.0, backoff_factor=0.25, growth_interval=2)
     seen = [_iterate(scaler, optimizer, weights, {0: inf} if n in (1, 2, 5) else {}) for n in range(8)]
     want = [(64.0, 1), (16.0, 0), (4.0, 0), (4.0, 1), (8.0, 0), (2.0, 0), (2.0, 1), (4.0, 0)]
     amp.assert_equal("scale and tracker after each iteration", seen, want)
@@ -102,16 +107,13 @@ def test_skips(amp: Amp, kind: str, place: int) -> None:
 @scenario(foreach=["loop", "foreach", "fused"], values=True, dtypes="default")
 def test_step_count_of_adam(amp: Amp, foreach: str) -> None:
     """A skipped step is none for Adam, however it is computed: its count and averages stay (step)."""
-    weights = _weights(amp)
-    how: dict[str, Any] = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[foreach]
-    optimizer = torch.optim.Adam(weights, lr=0.5, **how)
-    scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
+    how = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[foreach]
+    weights, optimizer, scaler = _made(amp, make=partial(torch.optim.Adam, **how), init_scale=4.0)
     for bad in ({}, {2: nan}, {0: inf}, {}):
         _iterate(scaler, optimizer, weights, bad)
     counts = [float(kept["step"]) for kept in optimizer.state.values()]
     amp.assert_equal("steps that Adam has counted", counts, [2.0] * 3)
-    reference = _weights(amp)
-    reference_optimizer = torch.optim.Adam(reference, lr=0.5)
+    reference, reference_optimizer, _ = _made(amp, make=torch.optim.Adam)
     for _ in range(2):
         for weight in reference:
             weight.grad = torch.ones_like(weight)
@@ -137,9 +139,7 @@ def test_two_of_one_scaler(amp: Amp) -> None:
         second.zero_grad()
         _set_gradients(scaler, one, bad_one)
         _set_gradients(scaler, two, bad_two)
-        scaler.step(first)
-        scaler.step(second)
-        scaler.update()
+        step_and_update(scaler, first, second)
         where = f"with overflows in {sorted(bad_one)} and {sorted(bad_two)}"
         amp.assert_equal(f"whether the first moved {where}", amp.values(one[1]) != before[0], moved_one)
         amp.assert_equal(f"whether the second moved {where}", amp.values(two[1]) != before[1], moved_two)
@@ -150,14 +150,12 @@ def test_two_of_one_scaler(amp: Amp) -> None:
 def test_divided_once(amp: Amp) -> None:
     """Gradients are divided by the scale once, whether or not that is asked for before the step (unscale_)."""
     for asked in (False, True):
-        weights = _weights(amp)
-        optimizer = torch.optim.SGD(weights, lr=0.5)
-        scaler = torch.amp.GradScaler(amp.type, init_scale=32.0)
+        weights, optimizer, scaler = _made(amp, init_scale=32.0)
         _set_gradients(scaler, weights, {})
-        amp.assert_equal(f"gradient before, asked={asked}", amp.values(weights[0].grad), [32.0, 32.0])  # type: ignore[arg-type]
+        amp.assert_equal(f"gradient before, asked={asked}", amp.values(weights[0].grad), [32.0, 32.0])
         if asked:
             scaler.unscale_(optimizer)
-            amp.assert_equal("gradient once divided", amp.values(weights[0].grad), [1.0, 1.0])  # type: ignore[arg-type]
+            amp.assert_equal("gradient once divided", amp.values(weights[0].grad), [1.0, 1.0])
         scaler.step(optimizer)
         amp.assert_equal(f"weight after the step, asked={asked}", amp.values(weights[0]), [0.5, 1.5])
 
@@ -166,9 +164,7 @@ def test_divided_once(amp: Amp) -> None:
 def test_spoiled_before_clipping(amp: Amp) -> None:
     """The gradients at unscale_ decide, though clipping then hides or spreads an infinity (unscale_, step)."""
     for hide in (True, False):
-        weights = _weights(amp)
-        optimizer = torch.optim.SGD(weights, lr=1.0)
-        scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
+        weights, optimizer, scaler = _made(amp, lr=1.0, init_scale=4.0)
         _set_gradients(scaler, weights, {1: nan})
         scaler.unscale_(optimizer)
         for weight in weights:
@@ -188,9 +184,7 @@ def test_given_to_the_step(amp: Amp) -> None:
             super().step()
             return 7.5
 
-    weights = _weights(amp)
-    optimizer = Told(weights, lr=0.5)
-    scaler = torch.amp.GradScaler(amp.type, init_scale=2.0)
+    weights, optimizer, scaler = _made(amp, make=Told, init_scale=2.0)
     _set_gradients(scaler, weights, {})
     amp.assert_equal("what step returned", scaler.step(optimizer, 1, two=2), 7.5)
     scaler.update()
@@ -208,26 +202,21 @@ def test_scales_by_itself(amp: Amp) -> None:
         _step_supports_amp_scaling = True
 
         def step(self, closure: Any = None) -> Any:
-            seen.append((float(self.grad_scale), float(self.found_inf)))  # type: ignore[attr-defined]
+            seen.append((float(self.grad_scale), float(self.found_inf)))
 
-    weights = _weights(amp)
-    optimizer = Own(weights, lr=0.5)
-    scaler = torch.amp.GradScaler(amp.type, init_scale=16.0)
+    weights, optimizer, scaler = _made(amp, make=Own, init_scale=16.0)
     for bad in ({}, {1: inf}):
         _iterate(scaler, optimizer, weights, bad)
     amp.assert_equal("grad_scale and found_inf in each step", seen, [(16.0, 0.0), (16.0, 1.0)])
     amp.assert_equal("scale after both", scaler.get_scale(), 8.0)
-    amp.assert_equal(
-        "whether it still has them", hasattr(optimizer, "grad_scale") or hasattr(optimizer, "found_inf"), False
-    )
+    left = hasattr(optimizer, "grad_scale") or hasattr(optimizer, "found_inf")
+    amp.assert_equal("whether it still has them", left, False)
 
 
 @scenario(values=True, dtypes="default")
 def test_set_by_hand(amp: Amp) -> None:
     """update(new_scale) sets the scale, keeps the count, and leaves the number given alone afterwards (update)."""
-    weights = _weights(amp)
-    optimizer = torch.optim.SGD(weights, lr=0.125)
-    scaler = torch.amp.GradScaler(amp.type, init_scale=4.0, growth_interval=2)
+    weights, optimizer, scaler = _made(amp, lr=0.125, init_scale=4.0, growth_interval=2)
     _iterate(scaler, optimizer, weights)
     given = torch.full((), 64.0, device=amp.type)
     for new, want in ((3.0, 3.0), (given, 64.0)):
@@ -243,9 +232,7 @@ def test_set_by_hand(amp: Amp) -> None:
 @scenario(values=True, dtypes="default")
 def test_interval_met_late(amp: Amp) -> None:
     """An interval made smaller than the iterations so far is met in the next one (amp.html: growth_interval ones)."""
-    weights = _weights(amp)
-    optimizer = torch.optim.SGD(weights, lr=0.0)
-    scaler = torch.amp.GradScaler(amp.type, init_scale=4.0, growth_interval=2000)
+    weights, optimizer, scaler = _made(amp, lr=0.0, init_scale=4.0, growth_interval=2000)
     for _ in range(5):
         _iterate(scaler, optimizer, weights)
     scaler.set_growth_interval(3)
@@ -256,9 +243,7 @@ def test_interval_met_late(amp: Amp) -> None:
 @scenario(values=True, dtypes="default")
 def test_inference_came_first(amp: Amp) -> None:
     """A loss scaled in inference mode, as in a validation before training, does not stop the training (scale)."""
-    weights = _weights(amp)
-    optimizer = torch.optim.SGD(weights, lr=0.5)
-    scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
+    weights, optimizer, scaler = _made(amp, init_scale=4.0)
     with torch.inference_mode():
         amp.assert_equal("scaled loss", amp.values(scaler.scale(torch.ones((), device=amp.type))), 4.0)
     try:
@@ -293,9 +278,7 @@ def test_known_by_itself(amp: Amp) -> None:
 @scenario(values=True, dtypes="default")
 def test_divided_into_overflow(amp: Amp, scale: float) -> None:
     """A gradient that is not finite once it is divided does not reach the weights (step: to avoid corrupting them)."""
-    weights = _weights(amp, 1)
-    optimizer = torch.optim.SGD(weights, lr=0.5)
-    scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
+    weights, optimizer, scaler = _made(amp, count=1, init_scale=4.0)
     _iterate(scaler, optimizer, weights)
     scaler.update(scale)  # what many overflows in a row make of it
     weights[0].grad = torch.full_like(weights[0], 2.0**125 if scale else 0.0)
@@ -307,9 +290,9 @@ def test_divided_into_overflow(amp: Amp, scale: float) -> None:
 @scenario(values=True, dtypes="default")
 def test_stays_below_infinity(amp: Amp) -> None:
     """A scale that float32 does not hold once it has grown stays, and counting begins anew (pytorch#98828)."""
-    weights = _weights(amp, 1)
-    optimizer = torch.optim.SGD(weights, lr=0.0)
-    scaler = torch.amp.GradScaler(amp.type, init_scale=2.0**120, growth_factor=2.0**6, growth_interval=2)
+    weights, optimizer, scaler = _made(
+        amp, lr=0.0, count=1, init_scale=2.0**120, growth_factor=2.0**6, growth_interval=2
+    )
     seen = [_iterate(scaler, optimizer, weights) for _ in range(6)]
     top = 2.0**126
     want = [(2.0**120, 1), (top, 0), (top, 1), (top, 0), (top, 1), (top, 0)]
@@ -319,17 +302,13 @@ def test_stays_below_infinity(amp: Amp) -> None:
 # ---- outputs of each kind
 
 
-def _each_in_turn(outputs: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    yield from outputs
-
-
 DTYPES = {"half": torch.float16, "brain": torch.bfloat16, "single": torch.float32, "double": torch.float64}
 HELD: dict[str, Callable[[list[torch.Tensor]], Any]] = {
     "alone": lambda outputs: outputs[0],
     "list": list,
     "tuple": tuple,
     "nested": lambda outputs: [outputs[:2], tuple(outputs[2:])],
-    "iterator": _each_in_turn,
+    "iterator": iter,
 }
 """What is given to `scale`, made of outputs."""
 NUMBERS = [torch.full(size, number) for number in (0.125, -5.0) for size in ((), (3,), (5000,))]
@@ -361,9 +340,8 @@ def test_outputs(amp: Amp, scaler: str, held: str, dtype: str) -> None:
             amp.assert_equal(f"dtype of the scaled {what}", one.dtype, want.dtype)
             amp.assert_equal(f"whether the scaled {what} is right", amp.host(one).equal(want), True)
             (gradient,) = torch.autograd.grad(one.sum(), output)
-            amp.assert_identical(
-                f"gradient of the {what}", gradient, torch.full_like(number, 2.0**14).to(DTYPES[dtype])
-            )
+            want = torch.full_like(number, 2.0**14).to(DTYPES[dtype])
+            amp.assert_identical(f"gradient of the {what}", gradient, want)
 
 
 # ---- the documentation's examples with numbers known beforehand
@@ -379,8 +357,7 @@ def test_two_places(amp: Amp, bad: str) -> None:
     losses = [(here * (inf if bad == "here" else 0.5)).sum(), (there * (nan if bad == "there" else 0.25)).sum()]
     for loss in scaler.scale(losses):
         loss.backward()
-    scaler.step(optimizer)
-    scaler.update()
+    step_and_update(scaler, optimizer)
     want = ([0.5, 0.5], [0.75, 0.75]) if bad == "nowhere" else ([1.0, 1.0], [1.0, 1.0])
     amp.assert_equal("weights after the step", (amp.values(here), amp.values(there)), want)
     amp.assert_equal("scale after it", scaler.get_scale(), 4.0 if bad == "nowhere" else 2.0)
@@ -389,9 +366,7 @@ def test_two_places(amp: Amp, bad: str) -> None:
 @scenario(values=True, dtypes="default")
 def test_clipped(amp: Amp) -> None:
     """The step uses gradients clipped between unscale_ and step (amp_examples.html, gradient clipping)."""
-    weight = torch.nn.Parameter(torch.tensor([1.0, 2.0], device=amp.type))
-    optimizer = torch.optim.SGD([weight], lr=1.0)
-    scaler = torch.amp.GradScaler(amp.type, init_scale=1024.0)
+    weight, optimizer, scaler = trained(amp, (1.0, 2.0), 1.0, init_scale=1024.0)
     scaler.scale((weight * torch.tensor([3.0, 4.0], device=amp.type)).sum()).backward()
     scaler.unscale_(optimizer)
     amp.assert_equal("norm of the gradients", round(float(torch.nn.utils.clip_grad_norm_([weight], 2.5)), 4), 5.0)
@@ -402,13 +377,10 @@ def test_clipped(amp: Amp) -> None:
 @scenario(values=True, dtypes="default")
 def test_accumulated(amp: Amp) -> None:
     """Gradients of several backward passes at one scale add up to one step (amp_examples.html, accumulation)."""
-    weight = torch.nn.Parameter(torch.tensor([1.0, 2.0], device=amp.type))
-    optimizer = torch.optim.SGD([weight], lr=0.25)
-    scaler = torch.amp.GradScaler(amp.type, init_scale=8.0, growth_interval=2)
+    weight, optimizer, scaler = trained(amp, (1.0, 2.0), 0.25, init_scale=8.0, growth_interval=2)
     for _ in range(3):
         scaler.scale(weight.sum()).backward()
-    scaler.step(optimizer)
-    scaler.update()
+    step_and_update(scaler, optimizer)
     amp.assert_equal("weight after three passes and a step", amp.values(weight), [0.25, 1.25])
     amp.assert_equal("tracker after them", scaler.state_dict()["_growth_tracker"], 1)
     optimizer.zero_grad()
@@ -421,9 +393,7 @@ def test_accumulated(amp: Amp) -> None:
 @scenario(values=True, dtypes="default")
 def test_penalty(amp: Amp) -> None:
     """The gradients of a step have the penalty on explicitly unscaled gradients (amp_examples.html, penalty)."""
-    weight = torch.nn.Parameter(torch.tensor([1.0, 2.0], device=amp.type))
-    optimizer = torch.optim.SGD([weight], lr=0.125)
-    scaler = torch.amp.GradScaler(amp.type, init_scale=256.0)
+    weight, optimizer, scaler = trained(amp, (1.0, 2.0), 0.125, init_scale=256.0)
     loss = (weight**2).sum()
     scaled = torch.autograd.grad(scaler.scale(loss), [weight], create_graph=True)
     scaler.scale(loss + sum((grad / scaler.get_scale()).square().sum() for grad in scaled)).backward()

@@ -11,18 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+from ampcheck.checks.scaling import iterate, trained
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("misuse")
 
 
-def _after_calls(
-    amp: Amp, *calls: str, kind: str = "SGD", fused: bool = False, **options: Any
-) -> tuple[Any, torch.nn.Parameter, Any]:
+def _after_calls(amp: Amp, *calls: str, fused: bool = False, **options: Any) -> tuple[Any, torch.nn.Parameter, Any]:
     """Return a scaler on which some calls were made in turn, with the weight and the optimizer of them."""
-    weight = torch.nn.Parameter(torch.ones(2, device=amp.type))
-    optimizer = getattr(torch.optim, kind)([weight], lr=0.5, **({"fused": True} if fused else {}))
-    scaler = torch.amp.GradScaler(amp.type, init_scale=8.0, **options)
+    make = partial(torch.optim.SGD, fused=True) if fused else torch.optim.SGD
+    weight, optimizer, scaler = trained(amp, make=make, init_scale=8.0, **options)
     for call in calls:
         {
             "backward": lambda: scaler.scale(weight.sum()).backward(),
@@ -45,9 +43,9 @@ REFUSED = {
 def _call_out_of_order(amp: Amp, case: str, fused: bool = False) -> None:
     calls, last, text = REFUSED[case]
     scaler, weight, optimizer = _after_calls(amp, *calls, fused=fused)
-    before = amp.values(weight), amp.values(weight.grad), scaler.state_dict()  # type: ignore[arg-type]
+    before = amp.values(weight), amp.values(weight.grad), scaler.state_dict()
     amp.assert_raises(f"{last} after {', '.join(calls)}", RuntimeError, text, lambda: getattr(scaler, last)(optimizer))
-    after = amp.values(weight), amp.values(weight.grad), scaler.state_dict()  # type: ignore[arg-type]
+    after = amp.values(weight), amp.values(weight.grad), scaler.state_dict()
     amp.assert_equal("weight, gradient and scaler after that", after, before)
     if "step" not in calls:
         scaler.step(optimizer)
@@ -76,9 +74,8 @@ def test_nothing_scaled(amp: Amp, call: str) -> None:
     given = () if call == "update" else (optimizer,)
     text = f"Attempted {call} but _scale is None.  This may indicate your script did not use scaler.scale"
     amp.assert_raises(f"{call} at the start", AssertionError, text, lambda: getattr(scaler, call)(*given))
-    amp.assert_equal(
-        "weight and gradient after it", (amp.values(weight), amp.values(weight.grad)), ([1.0, 1.0], [1.0, 1.0])
-    )
+    found = amp.values(weight), amp.values(weight.grad)
+    amp.assert_equal("weight and gradient after it", found, ([1.0, 1.0], [1.0, 1.0]))
 
 
 @scenario(calls=["nothing", "a_step_of_no_gradients"], values=True, dtypes="default")
@@ -121,7 +118,7 @@ def test_half_gradients(amp: Amp) -> None:
     for call in (scaler.step, scaler.unscale_):
         text = "Attempting to unscale FP16 gradients."
         amp.assert_raises(call.__name__, ValueError, text, partial(call, optimizer))
-    amp.assert_equal("gradients after it", (amp.values(wide.grad), amp.values(half.grad)), ([8.0, 8.0], [8.0, 8.0]))  # type: ignore[arg-type]
+    amp.assert_equal("gradients after it", (amp.values(wide.grad), amp.values(half.grad)), ([8.0, 8.0], [8.0, 8.0]))
     amp.assert_equal("weights after it", (amp.values(wide), amp.values(half)), ([1.0, 1.0], [1.0, 1.0]))
 
 
@@ -144,10 +141,8 @@ def test_closure(amp: Amp, how: str) -> None:
     called: list[str] = []
     given = (lambda: called.append("called"),) if how == "position" else ()
     named = {"closure": None if how.startswith("none") else lambda: called.append("called")} if not given else {}
-    text = "Closure use is not currently supported if GradScaler is enabled."
-    amp.assert_raises(
-        f"step with a closure by {how}", RuntimeError, text, lambda: scaler.step(optimizer, *given, **named)
-    )
+    text, call = "Closure use is not currently supported if GradScaler is enabled.", partial(scaler.step, optimizer)
+    amp.assert_raises(f"step with a closure by {how}", RuntimeError, text, partial(call, *given, **named))
     amp.assert_equal("calls of the closure, and weight", (called, amp.values(weight)), ([], [1.0, 1.0]))
 
 
@@ -201,10 +196,8 @@ def test_containers(amp: Amp, kind: str) -> None:
     def shown(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return amp.values(value)
-        return (
-            type(value).__name__ if isinstance(value, (list, tuple)) else "iterable",
-            [shown(each) for each in value],
-        )
+        kind = type(value).__name__ if isinstance(value, (list, tuple)) else "iterable"
+        return kind, [shown(each) for each in value]
 
     want: Any = {
         "list": ("list", [4.0, [2.0, 2.0]]),
@@ -226,11 +219,8 @@ def test_containers(amp: Amp, kind: str) -> None:
 
 def _scale_after_iteration(scaler: torch.amp.GradScaler, amp: Amp, by: float = 1.0) -> float:
     """Return the scale after an iteration whose gradients are `by`."""
-    weight = torch.nn.Parameter(torch.ones(2, device=amp.type))
-    optimizer = torch.optim.SGD([weight], lr=0.5)
-    scaler.scale((weight * by).sum()).backward()
-    scaler.step(optimizer)
-    scaler.update()
+    weight, optimizer, _ = trained(amp)
+    iterate(weight, optimizer, scaler, by)
     return scaler.get_scale()
 
 
@@ -337,7 +327,7 @@ def test_absent_device_in_other_words(amp: Amp, given: str) -> None:
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        scaler = torch.amp.GradScaler("cuda:0" if given == "with_an_index" else torch.device("cuda"))  # type: ignore[arg-type]
+        scaler = torch.amp.GradScaler("cuda:0" if given == "with_an_index" else torch.device("cuda"))
     amp.assert_equal("whether it is enabled", scaler.is_enabled(), False)
 
 
@@ -350,9 +340,7 @@ def test_unknown_device(amp: Amp) -> None:
 @scenario(values=True, dtypes="default")
 def test_does_nothing(amp: Amp) -> None:
     """With enabled=False step is the optimizer's own and all other calls do nothing (amp.html: enabled)."""
-    weight = torch.nn.Parameter(torch.ones(2, device=amp.type))
-    optimizer = torch.optim.SGD([weight], lr=0.5)
-    scaler: Any = torch.amp.GradScaler(amp.type, growth_factor=0.5, backoff_factor=2.0, enabled=False)
+    weight, optimizer, scaler = trained(amp, growth_factor=0.5, backoff_factor=2.0, enabled=False)
     loss, outputs = weight.sum(), [weight]
     amp.assert_equal("whether scale returned what it was given", scaler.scale(loss) is loss, True)
     amp.assert_equal("whether scale returned the list it was given", scaler.scale(outputs) is outputs, True)
@@ -360,7 +348,7 @@ def test_does_nothing(amp: Amp) -> None:
     loss.backward()
     for turn in (1, 2):
         amp.assert_equal(f"unscale_, time {turn}", scaler.unscale_(optimizer), None)
-    amp.assert_equal("gradient after it", amp.values(weight.grad), [1.0, 1.0])  # type: ignore[arg-type]
+    amp.assert_equal("gradient after it", amp.values(weight.grad), [1.0, 1.0])
     amp.assert_equal("step with a closure", scaler.step(optimizer, closure=lambda: 3.5), 3.5)
     weight.grad = torch.full_like(weight, float("inf"))
     amp.assert_equal("step with a gradient that is infinite", scaler.step(optimizer), None)
@@ -381,34 +369,22 @@ def test_getters_where_disabled(amp: Amp, what: str) -> None:
         amp.assert_equal(f"what get_{what}() raised", str(error), "")
 
 
-class _Counting(torch.amp.GradScaler):
-    """Counts the calls of what a subclass may override."""
+def _counted(name: str) -> Any:
+    """Return a method that notes its call, and does what GradScaler's does."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.calls: list[str] = []
+    def method(self: Any, *args: Any, **options: Any) -> Any:
+        self.calls.append(name)
+        return getattr(torch.amp.GradScaler, name)(self, *args, **options)
 
-    def scale(self, outputs: Any) -> Any:
-        self.calls.append("scale")
-        return super().scale(outputs)
-
-    def unscale_(self, optimizer: Any) -> None:
-        self.calls.append("unscale_")
-        super().unscale_(optimizer)
-
-    def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        self.calls.append("step")
-        return super().step(optimizer, *args, **kwargs)
-
-    def update(self, new_scale: Any = None) -> None:
-        self.calls.append("update")
-        super().update(new_scale)
+    return method
 
 
 @scenario(values=True, dtypes="default")
 def test_subclass(amp: Amp) -> None:
     """A subclass is the scaler it is made of, and step asks its own unscale_ (step: "internally invokes unscale_")."""
-    scaler = _Counting(amp.type, init_scale=4.0, growth_interval=1)
+    methods = {name: _counted(name) for name in ("scale", "unscale_", "step", "update")}
+    counting: Any = type("Counting", (torch.amp.GradScaler,), {**methods, "calls": []})
+    scaler = counting(amp.type, init_scale=4.0, growth_interval=1)
     amp.assert_equal("scale after an iteration", _scale_after_iteration(scaler, amp), 8.0)
     amp.assert_equal("scale after an overflow", _scale_after_iteration(scaler, amp, float("nan")), 4.0)
     amp.assert_equal("what was called", scaler.calls, ["scale", "step", "unscale_", "update"] * 2)

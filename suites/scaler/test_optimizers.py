@@ -7,6 +7,7 @@ torch/amp/grad_scaler.py.
 """
 
 import copy
+import functools
 import inspect
 import pickle
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _get_capturable_supported_devices
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
+from ampcheck.checks.scaling import step_and_update
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("optimizers")
@@ -186,8 +188,7 @@ def test_differentiable(amp: Amp, name: str) -> None:
         one.retain_grad()
         optimizer = getattr(torch.optim, name)([one], lr=0.25, differentiable=True)
         scaler.scale(one.square().sum()).backward(inputs=[one])
-        scaler.step(optimizer)
-        scaler.update()
+        step_and_update(scaler, optimizer)
         results += [one.detach(), torch.autograd.grad(one.sum(), start)[0]]
     amp.assert_identical("the parameter", results[2], results[0])
     amp.assert_identical("what autograd finds for its start", results[3], results[1])
@@ -220,8 +221,7 @@ def _steps(amp: Amp, leaves: list[torch.nn.Parameter], optimizer: Any, *, scaled
         for leaf in leaves:
             if leaf.requires_grad:
                 scaler.scale(leaf.square().sum() / 2).backward()
-        scaler.step(optimizer)
-        scaler.update()
+        step_and_update(scaler, optimizer)
     return scaler
 
 
@@ -275,8 +275,7 @@ def test_dtypes_in_one(amp: Amp, way: str) -> None:
     for bad in leaves:
         for leaf in leaves:
             leaf.grad = torch.full_like(leaf, INF if leaf is bad else 1.0)
-        scaler.step(optimizer)
-        scaler.update()
+        step_and_update(scaler, optimizer)
         for n, (leaf, kept) in enumerate(zip(leaves, results[1], strict=True)):
             amp.assert_identical(f"parameter {n} after an infinity in one of {bad.dtype}", leaf, kept)
 
@@ -291,8 +290,7 @@ def test_parameters_without_gradient(amp: Amp, way: str, to_none: bool) -> None:
     for _ in range(2):
         optimizer.zero_grad(set_to_none=to_none)
         scaler.scale(used.square().sum() / 2).backward()
-        scaler.step(optimizer)
-        scaler.update()
+        step_and_update(scaler, optimizer)
     start = torch.arange(3) - 1.5
     amp.assert_identical("the parameter used", used, start * 0.75**2)
     amp.assert_identical("the frozen one", frozen, start)
@@ -346,12 +344,7 @@ def test_closure(amp: Amp) -> None:
         leaf = _parameter(amp)
         called: list[int] = []
         optimizer, scaler = make([leaf], lr=0.25), torch.amp.GradScaler(amp.type, init_scale=512.0)
-
-        def closure(leaf: torch.nn.Parameter = leaf, called: list[int] = called) -> torch.Tensor:
-            called.append(1)
-            leaf.grad = torch.ones_like(leaf)
-            return leaf.sum()
-
+        closure = functools.partial(lambda leaf, called: called.append(1) or leaf.sum(), leaf, called)
         scaler.scale(leaf.sum()).backward()
         text = "Closure use is not currently supported"
         for what, give in (
@@ -392,8 +385,7 @@ def test_scheduler(amp: Amp) -> None:
             if step == 2 and leaf.grad is not None:
                 leaf.grad[0] = INF
             if scaled or step != 2:
-                scaler.step(optimizer)
-                scaler.update()
+                step_and_update(scaler, optimizer)
             scheduler.step()
         results.append(leaf)
         amp.assert_equal(f"the rate, scaled={scaled}", optimizer.param_groups[0]["lr"], 0.0625)
@@ -407,8 +399,7 @@ def test_scheduler_after_a_skipped_step(amp: Amp) -> None:
     optimizer, scaler = torch.optim.SGD([leaf], lr=0.25), torch.amp.GradScaler(amp.type, init_scale=512.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
     scaler.scale((leaf * INF).sum()).backward()
-    scaler.step(optimizer)
-    scaler.update()
+    step_and_update(scaler, optimizer)
     amp.assert_no_warning("scheduler.step() after scaler.step()", scheduler.step)
 
 
@@ -436,8 +427,10 @@ FUSED: dict[str, Callable[..., Any]] = {
 each_fused = pytest.mark.parametrize("name", FUSED)
 
 
-def _scaler(amp: Amp, scale: float = 256.0) -> torch.amp.GradScaler:
-    return torch.amp.GradScaler(amp.type, init_scale=scale, growth_interval=1000)
+def _fused(amp: Amp, name: str, **options: Any) -> tuple[torch.nn.Parameter, Any, torch.amp.GradScaler]:
+    """Return a parameter, its fused optimizer and a scaler."""
+    leaf, options = _parameter(amp, 4), {"fused": True, **options}
+    return leaf, FUSED[name]([leaf], **options), torch.amp.GradScaler(amp.type, init_scale=256.0)
 
 
 def _scaled_backward(leaf: torch.nn.Parameter, scaler: torch.amp.GradScaler, bad: float | None = None) -> None:
@@ -448,18 +441,28 @@ def _scaled_backward(leaf: torch.nn.Parameter, scaler: torch.amp.GradScaler, bad
         leaf.grad[1] = bad
 
 
+def _iterate(
+    leaf: torch.nn.Parameter,
+    optimizer: Any,
+    scaler: torch.amp.GradScaler,
+    bad: float | None = None,
+    apart: bool = False,
+) -> None:
+    """Make an iteration. `apart`: gradients are unscaled before the step."""
+    _scaled_backward(leaf, scaler, bad)
+    if apart:
+        scaler.unscale_(optimizer)
+    step_and_update(scaler, optimizer)
+
+
 @each_fused
 @scenario(values=True, dtypes="default")
 def test_divided_once(amp: Amp, name: str) -> None:
     """Gradients are divided once, in the step or before it, and hold that afterwards (pytorch#94060, pytorch#90752)."""
     for apart in (False, True):
-        leaf, scaler = _parameter(amp, 4), _scaler(amp)
-        optimizer, start = FUSED[name]([leaf], fused=True), leaf.detach().clone()
-        _scaled_backward(leaf, scaler)
-        if apart:
-            scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-        scaler.update()
+        leaf, optimizer, scaler = _fused(amp, name)
+        start = leaf.detach().clone()
+        _iterate(leaf, optimizer, scaler, apart=apart)
         amp.assert_identical(f"the gradient, unscale_ called: {apart}", leaf.grad, start)
         plain = torch.nn.Parameter(start)
         plain.grad = start.clone()
@@ -475,14 +478,9 @@ def test_overflow_in_the_first_step(amp: Amp, name: str, bad: str, apart: bool) 
     """After a skipped first step, the second one acts as the first (pytorch#95781; the scale starts too high)."""
     results = []
     for skips in (True, False):
-        leaf, scaler = _parameter(amp, 4), _scaler(amp)
-        optimizer = FUSED[name]([leaf], fused=True)
+        leaf, optimizer, scaler = _fused(amp, name)
         for this in (float(bad), None, None) if skips else (None, None):
-            _scaled_backward(leaf, scaler, this)
-            if apart:
-                scaler.unscale_(optimizer)
-            scaler.step(optimizer)
-            scaler.update()
+            _iterate(leaf, optimizer, scaler, this, apart)
         results.append(leaf)
     amp.assert_close("the parameter after a skipped step and two others", results[0], results[1], 1e-6)
 
@@ -492,14 +490,13 @@ def test_overflow_in_the_first_step(amp: Amp, name: str, bad: str, apart: bool) 
 def test_preset_grad_scale(amp: Amp, name: str) -> None:
     """A grad_scale that the user set is divided by as well, with a separate unscale_ or without (pytorch#123428)."""
     for apart in (False, True):
-        leaf, scaler = _parameter(amp, 4), _scaler(amp)
-        optimizer, start = FUSED[name]([leaf], fused=True), leaf.detach().clone()
+        leaf, optimizer, scaler = _fused(amp, name)
+        start = leaf.detach().clone()
         _scaled_backward(leaf, scaler)
         if apart:
             scaler.unscale_(optimizer)
         optimizer.grad_scale = torch.full((1,), 8.0, device=amp.type)
-        scaler.step(optimizer)
-        scaler.update()
+        step_and_update(scaler, optimizer)
         amp.assert_identical(f"the gradient, unscale_ called: {apart}", leaf.grad, start / 8)
 
 
@@ -507,12 +504,9 @@ def test_preset_grad_scale(amp: Amp, name: str) -> None:
 @scenario(values=True, dtypes="default")
 def test_nothing_stays_behind(amp: Amp, name: str) -> None:
     """After a step, taken or skipped, the optimizer has neither grad_scale nor found_inf (grad_scaler.py, step)."""
-    leaf, scaler = _parameter(amp, 4), _scaler(amp)
-    optimizer = FUSED[name]([leaf], fused=True)
+    leaf, optimizer, scaler = _fused(amp, name)
     for bad in (None, INF):
-        _scaled_backward(leaf, scaler, bad)
-        scaler.step(optimizer)
-        scaler.update()
+        _iterate(leaf, optimizer, scaler, bad)
         left = [attribute for attribute in ("grad_scale", "found_inf") if hasattr(optimizer, attribute)]
         amp.assert_equal(f"attributes left after a gradient of {bad}", left, [])
 
@@ -521,14 +515,10 @@ def test_nothing_stays_behind(amp: Amp, name: str) -> None:
 @scenario(values=True, dtypes="default")
 def test_step_that_raises(amp: Amp, name: str) -> None:
     """A step that raised can be tried again, and divides by the scale once (grad_scaler.py, step)."""
-    leaf, scaler = _parameter(amp, 4), _scaler(amp)
-    optimizer, start = FUSED[name]([leaf], fused=True), leaf.detach().clone()
+    leaf, optimizer, scaler = _fused(amp, name)
+    start = leaf.detach().clone()
     _scaled_backward(leaf, scaler)
-
-    def refuse(*_: object) -> None:
-        raise LookupError("not now")
-
-    hook = optimizer.register_step_pre_hook(refuse)
+    hook = optimizer.register_step_pre_hook(lambda *_: {}["not now"])
     amp.assert_raises("the first try", LookupError, "not now", lambda: scaler.step(optimizer))
     hook.remove()
     scaler.step(optimizer)
@@ -540,11 +530,8 @@ def test_step_that_raises(amp: Amp, name: str) -> None:
 @scenario(values=True, dtypes="default")
 def test_moved(amp: Amp, name: str, how: str) -> None:
     """A checkpoint of one implementation loads into another (torch.optim.Optimizer.load_state_dict)."""
-    leaf, scaler = _parameter(amp, 4), _scaler(amp)
-    optimizer = FUSED[name]([leaf], fused=how != "loop_to_fused")
-    _scaled_backward(leaf, scaler)
-    scaler.step(optimizer)
-    scaler.update()
+    leaf, optimizer, scaler = _fused(amp, name, fused=how != "loop_to_fused")
+    _iterate(leaf, optimizer, scaler)
     if how == "deepcopy":
         other, loaded = copy.deepcopy((leaf, optimizer))
     elif how == "pickle":
@@ -567,14 +554,13 @@ def test_late_gradient(amp: Amp, name: str) -> None:
     """A parameter whose first gradient comes later than another's is stepped then (torch.optim: None is skipped)."""
     results = []
     for fused in (False, True):
-        held, scaler = [_parameter(amp, 4), _parameter(amp, 4)], _scaler(amp)
+        held, scaler = [_parameter(amp, 4), _parameter(amp, 4)], torch.amp.GradScaler(amp.type, init_scale=256.0)
         optimizer = FUSED[name](held, fused=fused)
         for stage in ((0,), (0, 1), (1,)):
             optimizer.zero_grad()
             for n in stage:
                 _scaled_backward(held[n], scaler)
-            scaler.step(optimizer)
-            scaler.update()
+            step_and_update(scaler, optimizer)
         results.append(held)
     for n in (0, 1):
         amp.assert_close(f"parameter {n}", results[1][n], results[0][n], 1e-6)
@@ -588,14 +574,12 @@ def test_gradient_spoiled_after_the_check(amp: Amp, name: str) -> None:
     test_torch, test_params_invalidated_with_grads_invalidated_between_unscale_and_step
     """
     for fused in (False, True):
-        leaf, scaler = _parameter(amp, 4), _scaler(amp)
-        optimizer = FUSED[name]([leaf], fused=fused)
+        leaf, optimizer, scaler = _fused(amp, name, fused=fused)
         _scaled_backward(leaf, scaler)
         scaler.unscale_(optimizer)
         if leaf.grad is not None:
             leaf.grad.fill_(NAN)
-        scaler.step(optimizer)
-        scaler.update()
+        step_and_update(scaler, optimizer)
         amp.assert_equal(f"whether the parameter is nan, fused={fused}", bool(leaf.isnan().all().item()), True)
         amp.assert_equal(f"the scale, fused={fused}", scaler.get_scale(), 256.0)
 
@@ -612,8 +596,7 @@ def test_groups_of_both_kinds(amp: Amp) -> None:
             for _ in range(2):
                 for leaf in held:
                     _scaled_backward(leaf, scaler)
-                scaler.step(optimizer)
-                scaler.update()
+                step_and_update(scaler, optimizer)
             results.append(held)
         for n, (got, want) in enumerate(zip(results[1], results[0], strict=True)):
             amp.assert_close(f"parameter {n}", got, want, 1e-6)
@@ -626,7 +609,7 @@ class Own(torch.optim.SGD):
     seen: tuple[float, float] | None = None
 
     def step(self, closure: Any = None) -> Any:
-        self.seen = (self.grad_scale.item(), self.found_inf.item())  # type: ignore[attr-defined]
+        self.seen = (self.grad_scale.item(), self.found_inf.item())
         return "stepped"
 
 
@@ -644,7 +627,7 @@ class Told(torch.optim.SGD):
 def test_optimizer_of_ones_own(amp: Amp, kind: str) -> None:
     """An optimizer that handles the scale is called and told of an overflow (test_grad_scaler_pass_itself)."""
     for bad, found in ((None, 0.0), (INF, 1.0)):
-        leaf, scaler = _parameter(amp, 4), _scaler(amp)
+        leaf, scaler = _parameter(amp, 4), torch.amp.GradScaler(amp.type, init_scale=256.0)
         _scaled_backward(leaf, scaler, bad)
         if kind == "own":
             own = Own([leaf])

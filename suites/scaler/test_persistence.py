@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from ampcheck.checks.scaling import iterate, trained
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("persistence")
@@ -31,24 +32,12 @@ def _loaded_copy(scaler: torch.amp.GradScaler) -> torch.amp.GradScaler:
     return other
 
 
-def _weight(amp: Amp) -> tuple[torch.nn.Parameter, Any]:
-    weight = torch.nn.Parameter(torch.ones(2, device=amp.type))
-    return weight, torch.optim.SGD([weight], lr=0.0)
-
-
-def _iterate(scaler: torch.amp.GradScaler, weight: torch.nn.Parameter, optimizer: Any, by: float = 1.0) -> None:
-    optimizer.zero_grad()
-    scaler.scale((weight * by).sum()).backward()
-    scaler.step(optimizer)
-    scaler.update()
-
-
 def _at_stage(amp: Amp, stage: str) -> tuple[torch.amp.GradScaler, torch.nn.Parameter, Any]:
     """Return a scaler at a stage of its second iteration, with the weight and the optimizer of it."""
-    scaler = torch.amp.GradScaler(amp.type, init_scale=64.0, growth_factor=4.0, backoff_factor=0.25, growth_interval=5)
-    weight, optimizer = _weight(amp)
+    options = {"growth_factor": 4.0, "backoff_factor": 0.25, "growth_interval": 5}
+    weight, optimizer, scaler = trained(amp, lr=0.0, init_scale=64.0, **options)
     if stage != "new":
-        _iterate(scaler, weight, optimizer)
+        iterate(weight, optimizer, scaler)
         scaler.scale(weight.sum()).backward()
     if stage in ("divided", "stepped", "updated"):
         scaler.unscale_(optimizer)
@@ -77,7 +66,7 @@ def test_holds_no_reference(amp: Amp, stage: str) -> None:
     saved = scaler.state_dict()
     was = dict(saved)
     scaler.update(2.0)
-    _iterate(scaler, weight, optimizer, float("inf"))
+    iterate(weight, optimizer, scaler, float("inf"))
     amp.assert_equal("what was saved, after another iteration", saved, was)
     saved["scale"] = 9.0
     amp.assert_equal("scale after what was saved is changed", scaler.get_scale(), 0.5)
@@ -90,18 +79,15 @@ def test_goes_on(amp: Amp, stage: str, end: str) -> None:
     other = ENDS[end](scaler)
     seen: list[list[dict[str, Any]]] = []
     for one in (scaler, other):
-        weight, optimizer = _weight(amp)
+        weight, optimizer, _ = trained(amp, lr=0.0)
         found = [one.state_dict()]
         for by in (1.0, 1.0, 1.0, float("nan"), 1.0):
-            _iterate(one, weight, optimizer, by)
+            iterate(weight, optimizer, one, by)
             found.append(one.state_dict())
         seen.append(found)
     amp.assert_equal("what the other one goes through", seen[1], seen[0])
-    amp.assert_equal(
-        "scales on the way",
-        [each["scale"] for each in seen[0]][-2:],
-        [64.0, 64.0] if stage == "updated" else [16.0, 16.0],
-    )
+    want = [64.0, 64.0] if stage == "updated" else [16.0, 16.0]
+    amp.assert_equal("scales on the way", [each["scale"] for each in seen[0]][-2:], want)
 
 
 @scenario(stage=STAGES, end=["pickled", "deep_copy"], values=True, dtypes="default")
@@ -112,9 +98,8 @@ def test_middle_of_an_iteration(amp: Amp, stage: str, end: str) -> None:
         text = "may only be pickled at the beginning of an iteration, or at the end after scaler.update()"
         amp.assert_raises(f"{end} when {stage}", AssertionError, text, lambda: ENDS[end](scaler))
     else:
-        amp.assert_equal(
-            f"what is saved of one {end} when {stage}", ENDS[end](scaler).state_dict(), scaler.state_dict()
-        )
+        got = ENDS[end](scaler).state_dict()
+        amp.assert_equal(f"what is saved of one {end} when {stage}", got, scaler.state_dict())
 
 
 @scenario(values=True, dtypes="default")
@@ -124,22 +109,21 @@ def test_apart_after_copying(amp: Amp) -> None:
     other = copy.deepcopy(scaler)
     scaler.update(2.0)
     amp.assert_equal("scale of the copy after the original's was set", other.get_scale(), 64.0)
-    _iterate(other, weight, optimizer, float("inf"))
+    iterate(weight, optimizer, other, float("inf"))
     amp.assert_equal("scales after an overflow of the copy's", (scaler.get_scale(), other.get_scale()), (2.0, 16.0))
 
 
 @scenario(made=["lazy", "made"], values=True, dtypes="default")
 def test_loaded_before_or_after_the_first_output(amp: Amp, made: str) -> None:
     """A loaded scale and count hold whether or not an output was scaled before (load_state_dict)."""
-    scaler = torch.amp.GradScaler(amp.type)
-    weight, optimizer = _weight(amp)
+    weight, optimizer, scaler = trained(amp, lr=0.0)
     if made == "made":
-        _iterate(scaler, weight, optimizer)
+        iterate(weight, optimizer, scaler)
     saved = {"scale": 12.0, "growth_factor": 3.0, "backoff_factor": 0.5, "growth_interval": 4, "_growth_tracker": 3}
     scaler.load_state_dict(saved)
     amp.assert_equal("what is saved of it then", scaler.state_dict(), saved)
     amp.assert_equal("a scaled one", amp.values(scaler.scale(torch.ones((), device=amp.type))), 12.0)
-    _iterate(scaler, weight, optimizer)
+    iterate(weight, optimizer, scaler)
     amp.assert_equal("scale after an iteration, the fourth", scaler.get_scale(), 36.0)
 
 
@@ -156,11 +140,11 @@ def test_getters_after_loading(amp: Amp) -> None:
 def test_loaded_in_the_middle(amp: Amp) -> None:
     """Loading between unscale_ and step sets scale and count alone: the iteration goes on (load_state_dict)."""
     scaler, weight, optimizer = _at_stage(amp, "divided")
-    grad = amp.values(weight.grad)  # type: ignore[arg-type]
+    grad = amp.values(weight.grad)
     scaler.load_state_dict({**scaler.state_dict(), "scale": 8.0, "_growth_tracker": 1})
     amp.assert_raises("another unscale_", RuntimeError, "has already been called", lambda: scaler.unscale_(optimizer))
     scaler.step(optimizer)
-    amp.assert_equal("gradient after the step", amp.values(weight.grad), grad)  # type: ignore[arg-type]
+    amp.assert_equal("gradient after the step", amp.values(weight.grad), grad)
     scaler.update()
     saved = scaler.state_dict()
     amp.assert_equal("scale and tracker after update", (saved["scale"], saved["_growth_tracker"]), (8.0, 2))
@@ -218,6 +202,7 @@ def test_through_a_file(amp: Amp) -> None:
 def test_subclass(amp: Amp, end: str) -> None:
     """A subclass stays one, with what it added (__getstate__, __setstate__)."""
     scaler = _Named(amp.type, init_scale=8.0)
+    scaler.name = "first"
     scaler.scale(torch.ones((), device=amp.type))
     other = ENDS[end](scaler)
     amp.assert_equal("class and name", (type(other).__name__, other.name), ("_Named", "first"))
@@ -226,7 +211,3 @@ def test_subclass(amp: Amp, end: str) -> None:
 
 class _Named(torch.amp.GradScaler):
     name = ""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.name = "first"

@@ -4,6 +4,8 @@ A scale that would not be finite in float32 does not grow. `_amp_update_scale_` 
 of a device. Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.GradScaler.update.
 """
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -48,9 +50,8 @@ def test_interval(amp: Amp, interval: int) -> None:
     for tracker in {0, max(interval - 2, 0), interval - 1}:
         at = tracker + 1 == interval
         want = (8.0, 0) if at else (4.0, tracker + 1)
-        amp.assert_equal(
-            f"scale and tracker after {tracker}", _rescale(amp, 4.0, tracker, 0.0, interval=interval), want
-        )
+        got = _rescale(amp, 4.0, tracker, 0.0, interval=interval)
+        amp.assert_equal(f"scale and tracker after {tracker}", got, want)
 
 
 @scenario(found=["1.0", "2.0", "8.0", "0.5", "nan"], values=True, dtypes="default")
@@ -143,20 +144,15 @@ def test_wrong_argument(amp: Amp, which: str) -> None:
         "growth_tracker": torch.zeros((), dtype=torch.int32),
         "found_inf": torch.zeros(()),
     }
-    for wrong in (
-        torch.zeros(2, dtype=good[which].dtype),
-        torch.zeros(0, dtype=good[which].dtype),
-        torch.zeros((), dtype=torch.float64),
-        torch.zeros((), dtype=torch.float16),
-        torch.zeros((), dtype=torch.int64),
-    ):
+    wrong_sizes = [torch.zeros(size, dtype=good[which].dtype) for size in (2, 0)]
+    wrong_dtypes = [torch.zeros((), dtype=dtype) for dtype in (torch.float64, torch.float16, torch.int64)]
+    for wrong in (*wrong_sizes, *wrong_dtypes):
         given = [tensor.to(amp.type) for tensor in {**good, which: wrong}.values()]
-        amp.assert_raises(
+        what, call = (
             f"{which} of {list(wrong.shape)} {wrong.dtype}",
-            RuntimeError,
-            f"{which} must be a",
-            lambda given=given: torch._amp_update_scale_(given[0], given[1], given[2], 2.0, 0.5, 3),  # type: ignore[misc]
+            partial(torch._amp_update_scale_, *given, 2.0, 0.5, 3),
         )
+        amp.assert_raises(what, RuntimeError, f"{which} must be a", call)
 
 
 @pytest.mark.parametrize("found", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=lambda pair: f"{pair[0]}_{pair[1]}")

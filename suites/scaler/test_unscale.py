@@ -5,6 +5,7 @@ of more elements than a block of a kernel has are the product `LARGE`; `GradScal
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -80,9 +81,8 @@ def test_many(amp: Amp, count: int) -> None:
         hosts = [whole.clone() for whole in wholes]
         hosts[n][-1] = INF
         grads = [_on_device(amp, host) for host in hosts]
-        amp.assert_equal(
-            f"found_inf with an infinity in gradient {n} of {count}", _unscale(amp, grads, 0.25).item(), 1.0
-        )
+        found = _unscale(amp, grads, 0.25).item()
+        amp.assert_equal(f"found_inf with an infinity in gradient {n} of {count}", found, 1.0)
 
 
 PLACES: dict[str, Callable[[int], int]] = {
@@ -148,10 +148,6 @@ def test_no_gradients(amp: Amp) -> None:
         amp.assert_equal(f"found_inf that was {found}", _unscale(amp, [], 0.25, found).item(), found)
 
 
-def _base_gradient(amp: Amp) -> torch.Tensor:
-    return _on_device(amp, _ramp(240).reshape(2, 4, 6, 5))
-
-
 LAYOUTS = {
     "columns": lambda base: base[:, :, ::2],
     "rows": lambda base: base[:, 1::2],
@@ -171,7 +167,7 @@ def test_layout(amp: Amp, layout: str) -> None:
 
     test_torch, test_grad_scaling_unscale, has some of these layouts; the device may take another path for each.
     """
-    base = _base_gradient(amp)
+    base = _on_device(amp, _ramp(240).reshape(2, 4, 6, 5))
     untouched = amp.host(base).clone()
     grad, host = LAYOUTS[layout](base), LAYOUTS[layout](untouched.clone())
     strides = grad.stride()
@@ -280,20 +276,12 @@ def test_no_floating_gradient(amp: Amp, kind: str) -> None:
 def test_wrong_argument(amp: Amp, which: str) -> None:
     """found_inf and inv_scale are float32 and have one element; another is refused (AmpKernels.cu)."""
     good = {"found_inf": torch.zeros((), device=amp.type), "inv_scale": torch.ones((), device=amp.type)}
-    for wrong in (
-        torch.zeros(2),
-        torch.zeros(0),
-        torch.zeros((), dtype=torch.float16),
-        torch.zeros((), dtype=torch.int),
-    ):
+    wrongly_typed = [torch.zeros((), dtype=dtype) for dtype in (torch.float16, torch.int)]
+    for wrong in (torch.zeros(2), torch.zeros(0), *wrongly_typed):
         given, grad = {**good, which: _on_device(amp, wrong)}, torch.ones(2, device=amp.type)
         what = f"{which} of {list(wrong.shape)} {wrong.dtype}"
-        amp.assert_raises(
-            what,
-            RuntimeError,
-            f"{which} must be a",
-            lambda grad=grad, given=given: torch._amp_foreach_non_finite_check_and_unscale_([grad], **given),  # type: ignore[misc]
-        )
+        call = partial(torch._amp_foreach_non_finite_check_and_unscale_, [grad], **given)
+        amp.assert_raises(what, RuntimeError, f"{which} must be a", call)
         amp.assert_identical(f"the gradient after {what}", grad, torch.ones(2))
 
 
@@ -362,9 +350,8 @@ def test_half_is_refused(amp: Amp) -> None:
     """float16 gradients are refused before any gradient is changed (grad_scaler.py; pytorch#74739, diffusers#1246)."""
     held = _parameters(amp, [torch.ones(2), torch.ones(2, dtype=torch.float16)])
     optimizer, scaler = torch.optim.SGD(held), _scaler(amp, 4.0)
-    amp.assert_raises(
-        "unscale_", ValueError, "Attempting to unscale FP16 gradients", lambda: scaler.unscale_(optimizer)
-    )
+    text = "Attempting to unscale FP16 gradients"
+    amp.assert_raises("unscale_", ValueError, text, lambda: scaler.unscale_(optimizer))
     for one in held:
         amp.assert_identical("the gradient", one.grad, torch.ones(2, dtype=one.dtype))
 
@@ -383,9 +370,7 @@ def test_perfect_storm(amp: Amp, bad: str, bad_one: int | None) -> None:
         torch.full((9,), 4.0),
     ]
     if bad_one is not None:
-        grads[bad_one].view(-1)[-1:].fill_(float(bad)) if grads[bad_one].is_contiguous() else grads[bad_one][-1].fill_(
-            float(bad)
-        )
+        grads[bad_one][(-1,) * grads[bad_one].dim()] = float(bad)
     held = _parameters(amp, grads)
     frozen = torch.nn.Parameter(torch.zeros(2, device=amp.type), requires_grad=False)
     optimizer = torch.optim.SGD([{"params": held[:3]}, {"params": [frozen]}, {"params": held[3:]}])
@@ -430,9 +415,8 @@ def test_sparse(amp: Amp, rows: tuple[int, ...]) -> None:
     for n, row in enumerate(rows):
         want[row] += n + 1
     grad = made.weight.grad
-    amp.assert_equal("whether the gradient is sparse", grad is not None and grad.is_sparse, True)
-    if grad is not None:
-        amp.assert_identical("the gradient", grad.to_dense(), want)
+    amp.assert_equal("whether the gradient is sparse", grad.is_sparse, True)
+    amp.assert_identical("the gradient", grad.to_dense(), want)
     amp.assert_equal("what was found", _found_inf(scaler, optimizer), 0.0)
 
 
@@ -443,8 +427,6 @@ def test_sparse_bad_value(amp: Amp, bad: str, place: int) -> None:
     scaler = _scaler(amp, 4.0)
     made = _embedding(amp, (3, 3, 0, 1), scaler)
     optimizer = torch.optim.SparseAdam(made.parameters())
-    if made.weight.grad is None:
-        raise RuntimeError("the scenario computed no gradient")
     made.weight.grad._values()[place] = float(bad)
     scaler.unscale_(optimizer)
     amp.assert_equal(f"what was found with {bad} at {place}", _found_inf(scaler, optimizer), 1.0)
@@ -457,9 +439,8 @@ def test_sparse_overflow_by_coalescing(amp: Amp, sign: int) -> None:
     leaf = torch.nn.Parameter(torch.zeros(5, dtype=torch.float16, device=amp.type))
     for second, want in ((60000.0, 1.0), (-60000.0, 0.0)):
         values = torch.tensor([60000.0 * sign, second * sign], dtype=torch.float16, device=amp.type)
-        leaf.grad = torch.sparse_coo_tensor(
-            torch.tensor([[2, 2]], device=amp.type), values, (5,), check_invariants=True
-        )
+        index = torch.tensor([[2, 2]], device=amp.type)
+        leaf.grad = torch.sparse_coo_tensor(index, values, (5,), check_invariants=True)
         optimizer, scaler = torch.optim.SGD([leaf]), _scaler(amp, 4.0)
         inverse = torch.full((), 0.25, device=amp.type)
         found = scaler._unscale_grads_(optimizer, inverse, torch.zeros((), device=amp.type), True)
@@ -473,10 +454,8 @@ def test_sparse_beside_dense(amp: Amp) -> None:
     made = _embedding(amp, (1, 1, 4), scaler)
     dense = _parameters(amp, [torch.full((3,), 8.0)])
     scaler.unscale_(torch.optim.SGD([*made.parameters(), *dense], lr=1.0))
-    if made.weight.grad is not None:
-        amp.assert_identical(
-            "the sparse gradient", made.weight.grad.to_dense()[:, 0], torch.tensor([0.0, 3.0, 0.0, 0.0, 3.0])
-        )
+    want = torch.tensor([0.0, 3.0, 0.0, 0.0, 3.0])
+    amp.assert_identical("the sparse gradient", made.weight.grad.to_dense()[:, 0], want)
     amp.assert_identical("the dense gradient", dense[0].grad, torch.full((3,), 2.0))
 
 

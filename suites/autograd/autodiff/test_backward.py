@@ -6,7 +6,8 @@ explicit casts. The second part is about grad modes, anomaly detection, threads 
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,14 +15,10 @@ import torch
 from torch.autograd.grad_mode import set_multithreading_enabled
 from torch.nn import functional as F
 
+from ampcheck.checks.gradients import assert_same_gradients, backward, copies_of, copy_of
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("autodiff")
-
-
-def _other_device_region(amp: Amp) -> AbstractContextManager[object]:
-    """Return a region of another device type, which fake tensors alone could be in here."""
-    return torch.autocast("cpu" if amp.type != "cpu" else "xpu", dtype=amp.dtype)
 
 
 PLACES: dict[str, Callable[[Amp], Any]] = {
@@ -30,7 +27,8 @@ PLACES: dict[str, Callable[[Amp], Any]] = {
     "another": lambda amp: amp.region(amp.other),
     "off": lambda amp: amp.region(enabled=False),
     "unkept": lambda amp: amp.region(cache_enabled=False),
-    "elsewhere": _other_device_region,
+    # Of another device type, in which fake tensors alone could be here.
+    "elsewhere": lambda amp: torch.autocast("cpu" if amp.type != "cpu" else "xpu", dtype=amp.dtype),
 }
 
 # x and w are 4 by 4. Each op is the same with explicit casts, which `low` makes.
@@ -46,26 +44,13 @@ _BY_PLACE = pytest.mark.parametrize("place", list(PLACES))
 _BY_NET = pytest.mark.parametrize("net", list(NETS))
 
 
-def _identity(tensor: Any) -> Any:
-    return tensor
-
-
 def _leaves(amp: Amp, count: int = 2) -> list[torch.Tensor]:
     """Matrices with gradients that neither float16 nor bfloat16 holds: of another size, and of more digits."""
     return [(amp.rand(4, 4) + 0.1).requires_grad_() for _ in range(count)]
 
 
-def _output(net: str, leaves: list[torch.Tensor], low: Callable[[Any], Any] = _identity) -> torch.Tensor:
-    x, w = leaves
-    return NETS[net](x, w, low)
-
-
-def _copy(leaf: torch.Tensor) -> torch.Tensor:
-    return leaf.detach().clone().requires_grad_()
-
-
-def _copies(*leaves: torch.Tensor) -> list[torch.Tensor]:
-    return [_copy(leaf) for leaf in leaves]
+def _output(net: str, leaves: list[torch.Tensor], low: Callable[[Any], Any] = lambda tensor: tensor) -> torch.Tensor:
+    return NETS[net](*leaves, low)
 
 
 def _weighted_loss(out: torch.Tensor) -> torch.Tensor:
@@ -79,15 +64,14 @@ def _weighted_loss(out: torch.Tensor) -> torch.Tensor:
 def test_as_by_hand(amp: Amp, net: str) -> None:
     """Values and gradients of a forward in a region are those of the same ops with explicit casts, to the last bit."""
     leaves = _leaves(amp)
-    reference = _copies(*leaves)
+    reference = copies_of(*leaves)
     with amp.region(cache_enabled=False):
         out = _output(net, leaves)
     want = _output(net, reference, lambda tensor: tensor.to(amp.dtype))
     amp.assert_identical("result", out, want)
     _weighted_loss(out).backward()
     _weighted_loss(want).backward()
-    for name, leaf, other in zip("xw", leaves, reference, strict=True):
-        amp.assert_identical(f"gradient of {name}", leaf.grad, other.grad)
+    assert_same_gradients(amp, "xw", leaves, reference)
 
 
 @_BY_PLACE
@@ -96,7 +80,7 @@ def test_as_by_hand(amp: Amp, net: str) -> None:
 def test_where_it_is_called(amp: Amp, net: str, place: str) -> None:
     """Wherever backward is called, it computes in the dtypes of the forward pass (pytorch#105682, pytorch#132715)."""
     leaves = _leaves(amp)
-    beside = _copies(*leaves)
+    beside = copies_of(*leaves)
     with amp.region(cache_enabled=False):
         out, want = _weighted_loss(_output(net, leaves)), _weighted_loss(_output(net, beside))
     want.backward()
@@ -106,8 +90,7 @@ def test_where_it_is_called(amp: Amp, net: str, place: str) -> None:
         out.backward()
         amp.assert_equal("state after backward, where it was called", amp.state(), inside)
     amp.assert_equal("state after all", amp.state(), before)
-    for name, leaf, other in zip("xw", leaves, beside, strict=True):
-        amp.assert_identical(f"gradient of {name}", leaf.grad, other.grad)
+    assert_same_gradients(amp, "xw", leaves, beside)
 
 
 @pytest.mark.parametrize("place", ["same", "another", "off"])
@@ -116,14 +99,13 @@ def test_where_it_is_called(amp: Amp, net: str, place: str) -> None:
 def test_forward_in_no_region(amp: Amp, net: str, place: str) -> None:
     """A forward that ran in float32 has a backward in float32, also where that is called in a region."""
     leaves = _leaves(amp)
-    beside = _copies(*leaves)
+    beside = copies_of(*leaves)
     _weighted_loss(_output(net, beside)).backward()
     with amp.region(enabled=False):
         out = _weighted_loss(_output(net, leaves))
     with PLACES[place](amp):
         out.backward()
-    for name, leaf, other in zip("xw", leaves, beside, strict=True):
-        amp.assert_identical(f"gradient of {name}", leaf.grad, other.grad)
+    assert_same_gradients(amp, "xw", leaves, beside)
 
 
 WIDE: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -143,7 +125,7 @@ WIDE: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_wide_op(amp: Amp, op: str) -> None:
     """The backward of an op that ran in float32 runs in float32, also in the region of its forward."""
     (x,) = _leaves(amp, 1)
-    (beside,) = _copies(x)
+    (beside,) = copies_of(x)
     with amp.region():
         _weighted_loss(WIDE[op](x)).backward()
     with amp.region():
@@ -156,7 +138,7 @@ def test_wide_op(amp: Amp, op: str) -> None:
 def test_from_region_to_region(amp: Amp) -> None:
     """One backward goes through ops in float16, bfloat16 and float32, each in its own dtype."""
     x, v, w = _leaves(amp, 3)
-    x2, v2, w2 = _copies(x, v, w)
+    x2, v2, w2 = copies_of(x, v, w)
     with amp.region():
         out = torch.mm(x, v)
     with amp.region(amp.other):
@@ -171,8 +153,7 @@ def test_from_region_to_region(amp: Amp) -> None:
     amp.assert_identical("result", out, want)
     (out.float() / 7).sum().backward()
     (want.float() / 7).sum().backward()
-    for name, leaf, reference in (("x", x, x2), ("v", v, v2), ("w", w, w2)):
-        amp.assert_identical(f"gradient of {name}", leaf.grad, reference.grad)
+    assert_same_gradients(amp, "xvw", (x, v, w), (x2, v2, w2))
 
 
 @scenario(second=["outside", "same", "off"], values=True)
@@ -193,7 +174,7 @@ def test_twice(amp: Amp, second: str) -> None:
 def test_two_losses_of_one_region(amp: Amp) -> None:
     """Two losses that share a weight have a graph each: neither backward needs retain_graph."""
     x, w = _leaves(amp)
-    (w2,) = _copies(w)
+    (w2,) = copies_of(w)
     with amp.region():
         one, two = torch.mm(x, w), torch.mm(w, x)
         _weighted_loss(one).backward()
@@ -208,7 +189,7 @@ def test_two_losses_of_one_region(amp: Amp) -> None:
 def test_from_another_thread(amp: Amp) -> None:
     """A backward that another thread runs is the same, and leaves that thread's state alone."""
     x, w = _leaves(amp)
-    (w2,) = _copies(w)
+    (w2,) = copies_of(w)
     with amp.region():
         out, want = _weighted_loss(torch.mm(x.detach(), w)), _weighted_loss(torch.mm(x.detach(), w2))
     want.backward()
@@ -246,7 +227,7 @@ def test_what_a_hook_sees(amp: Amp, place: str) -> None:
 def test_function_instead_of_method(amp: Amp) -> None:
     """torch.autograd.grad gives backward's gradients, leaves .grad alone and takes any set of leaves (its page)."""
     x, w = _leaves(amp)
-    x2, w2 = _copies(x, w)
+    x2, w2 = copies_of(x, w)
     with amp.region():
         out, want = _weighted_loss(torch.mm(x, w)), _weighted_loss(torch.mm(x2, w2))
         found = torch.autograd.grad(out, (w, amp.rand(2, 2, requires_grad=True), x), allow_unused=True)
@@ -261,7 +242,7 @@ def test_function_instead_of_method(amp: Amp) -> None:
 def test_several_roots(amp: Amp) -> None:
     """torch.autograd.backward takes results of every dtype at once, each with its gradient (its page)."""
     x, w = _leaves(amp)
-    (w2,) = _copies(w)
+    (w2,) = copies_of(w)
     fixed = x.detach()
     with amp.region():
         low, wide = torch.mm(fixed, w), w.pow(2)
@@ -272,8 +253,7 @@ def test_several_roots(amp: Amp) -> None:
     for part in (*parts, w2.pow(2)):
         part.float().sum().backward()
     amp.assert_equal("dtype of the gradient", getattr(w.grad, "dtype", None), torch.float32)
-    if w.grad is not None and w2.grad is not None:
-        amp.assert_close("gradient of three roots", w.grad, w2.grad, 1e-5)
+    amp.assert_close("gradient of three roots", w.grad, w2.grad, 1e-5)
 
 
 @scenario(values=True)
@@ -337,14 +317,13 @@ def test_leaf_of_inference_mode(amp: Amp) -> None:
     Autograd may not save it, and what it saves of a product is the cast, which is an ordinary tensor.
     """
     w = amp.rand(3, 3, requires_grad=True)
-    reference = _copy(w)
+    reference = copy_of(w)
     with torch.inference_mode():
         x = amp.rand(3, 3)
     with amp.region():
         out = torch.mm(x, w)
     want = torch.mm(x.to(amp.dtype), reference.to(amp.dtype))
-    for result in (out, want):
-        result.float().pow(2).sum().backward()
+    backward(out, want)
     amp.assert_identical("gradient", w.grad, reference.grad)
 
 
@@ -352,7 +331,7 @@ def test_leaf_of_inference_mode(amp: Amp) -> None:
 def test_anomaly_detection(amp: Amp, order: str) -> None:
     """detect_anomaly changes neither what is cast nor a gradient (torch.autograd.detect_anomaly)."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
-    reference = _copy(w)
+    reference = copy_of(w)
     anomaly, region = torch.autograd.set_detect_anomaly(True), amp.region()
     try:
         with anomaly if order == "around" else region, region if order == "around" else anomaly:
@@ -369,12 +348,9 @@ def test_anomaly_names_the_op(amp: Amp) -> None:
     w = torch.zeros(2, 2, device=amp.type, requires_grad=True)
     with torch.autograd.set_detect_anomaly(True), amp.region():
         loss = (torch.mm(w, w).sqrt() * 0).sum()
-        amp.assert_raises(
-            "backward of sqrt(0) * 0",
-            RuntimeError,
-            "SqrtBackward0' returned nan",
-            lambda: amp.assert_warns("backward", UserWarning, "Error detected in SqrtBackward0", loss.backward),
-        )
+        text, fails = "SqrtBackward0' returned nan", partial(amp.assert_warns, "backward", UserWarning)
+        call = partial(fails, "Error detected in SqrtBackward0", loss.backward)
+        amp.assert_raises("backward of sqrt(0) * 0", RuntimeError, text, call)
         amp.assert_equal("state after the anomaly", amp.state(), (True, amp.dtype, True))
 
 
@@ -397,7 +373,7 @@ def test_backward_in_turns(amp: Amp) -> None:
     """Two threads that run forward and backward in turns, in regions of two dtypes, each get their own gradients."""
     xs = {dtype: amp.rand(3, 3) for dtype in (amp.dtype, amp.other)}
     ws = {dtype: amp.rand(3, 3, requires_grad=True) for dtype in xs}
-    reference = {dtype: _copy(w) for dtype, w in ws.items()}
+    reference = {dtype: copy_of(w) for dtype, w in ws.items()}
 
     def worker(dtype: torch.dtype) -> Callable[[], Iterator[None]]:
         def steps() -> Iterator[None]:
@@ -428,7 +404,7 @@ def _penalty(out: torch.Tensor, leaves: tuple[torch.Tensor, ...]) -> torch.Tenso
 def test_double_backward(amp: Amp, place: str) -> None:
     """A gradient made with create_graph has the gradient of explicit casts (amp_examples.html#gradient-penalty)."""
     x, w = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
-    x2, w2 = _copy(x), _copy(w)
+    x2, w2 = copies_of(x, w)
     with amp.region(cache_enabled=False):
         out = torch.mm(torch.mm(x, w).tanh(), w)
     low = amp.dtype
@@ -440,22 +416,20 @@ def test_double_backward(amp: Amp, place: str) -> None:
     reference.backward()
     amp.assert_equal("whether x has a second derivative", x.grad is not None, True)
     amp.assert_identical("penalty", penalty, reference)
-    amp.assert_identical("gradient of x", x.grad, x2.grad)
-    amp.assert_identical("gradient of w", w.grad, w2.grad)
+    assert_same_gradients(amp, "xw", (x, w), (x2, w2))
 
 
 @scenario(values=True)
 def test_second_derivative_of_a_leaf(amp: Amp) -> None:
     """Each derivative of a float32 leaf is float32, to the third, and as with explicit casts (torch.autograd.grad)."""
     w = amp.rand(3, 3, requires_grad=True)
-    reference = _copy(w)
+    reference = copy_of(w)
     with amp.region(cache_enabled=False):
         got: Any = torch.mm(w, w).float().pow(3).sum()
     want: Any = torch.mm(reference.to(amp.dtype), reference.to(amp.dtype)).float().pow(3).sum()
     for order in ("first", "second", "third"):
-        (got,), (want,) = (
-            torch.autograd.grad(value.sum(), leaf, create_graph=True) for value, leaf in ((got, w), (want, reference))
-        )
+        (got,) = torch.autograd.grad(got.sum(), w, create_graph=True)
+        (want,) = torch.autograd.grad(want.sum(), reference, create_graph=True)
         amp.assert_identical(f"{order} derivative", got, want)
 
 
@@ -463,7 +437,7 @@ def test_second_derivative_of_a_leaf(amp: Amp) -> None:
 def test_penalty_in_a_region(amp: Amp) -> None:
     """The documented recipe computes the penalty's norm in a region, from float32 gradients (amp_examples.html)."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
-    reference = _copy(w)
+    reference = copy_of(w)
     with amp.region():
         loss = torch.mm(x, w).float().pow(2).sum()
     (gradient,) = torch.autograd.grad(loss, w, create_graph=True)

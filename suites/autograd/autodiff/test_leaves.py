@@ -18,13 +18,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
 
+from ampcheck.checks.gradients import assert_same_gradients, backward, copies_of, copy_of
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("autodiff")
-
-
-def _copy(leaf: torch.Tensor) -> torch.Tensor:
-    return leaf.detach().clone().requires_grad_()
 
 
 LEAVES: dict[str, Callable[[Amp], torch.dtype]] = {
@@ -40,7 +37,7 @@ def test_dtype_of_the_leaf(amp: Amp, leaf: str) -> None:
     """A gradient has the dtype of its leaf, whatever dtype the op ran in (notes/autograd.html, torch.Tensor.grad)."""
     dtype = LEAVES[leaf](amp)
     w, x = amp.rand(3, 3, dtype=dtype, requires_grad=True), amp.rand(3, 3, dtype=dtype)
-    reference = _copy(w)
+    reference = copy_of(w)
     runs_in = dtype if dtype == torch.float64 else amp.dtype
     with amp.region():
         out = torch.mm(x, w)
@@ -56,7 +53,7 @@ def test_low_leaf_in_float32_op(amp: Amp) -> None:
     """A low leaf that an op on float32's list uses gets its gradient through the cast up, in its own dtype."""
     w = amp.rand(4, dtype=amp.dtype, requires_grad=True)
     target = amp.rand(4, dtype=amp.dtype)
-    reference = _copy(w)
+    reference = copy_of(w)
     with amp.region():
         loss = F.mse_loss(w, target)
     loss.backward()
@@ -73,7 +70,7 @@ def test_micro_batches(amp: Amp, regions: str) -> None:
     Whether each forward has a region, or one is around the loop, backward included.
     """
     w, xs = amp.rand(4, 4, requires_grad=True), [amp.rand(2, 4) for _ in range(6)]
-    reference = _copy(w)
+    reference = copy_of(w)
     with amp.region(enabled=regions == "one", cache_enabled=regions != "one"):
         for x in xs:
             with amp.region():
@@ -106,9 +103,9 @@ def test_changed_after_forward(amp: Amp, change: str) -> None:
     With explicit casts the same holds, as autograd saves what the op got.
     """
     x, w = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
-    x2, w2 = _copy(x), _copy(w)
-    layer = torch.nn.ParameterList([torch.nn.Parameter(w)])
-    weight = layer[0]
+    x2, w2 = copies_of(x, w)
+    weight = torch.nn.Parameter(w)
+    layer = torch.nn.ParameterList([weight])
     with amp.region():
         out = torch.mm(x, weight)
     want = torch.mm(x2.to(amp.dtype), w2.to(amp.dtype))
@@ -120,8 +117,7 @@ def test_changed_after_forward(amp: Amp, change: str) -> None:
     }
     changes[change]()
     weight.grad = None
-    out.float().pow(2).sum().backward()
-    want.float().pow(2).sum().backward()
+    backward(out, want)
     amp.assert_identical("gradient of the input", x.grad, x2.grad)
     amp.assert_identical("gradient of the weight", weight.grad, w2.grad)
 
@@ -151,7 +147,7 @@ CHANGED: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_result_changed_in_place(amp: Amp, change: str) -> None:
     """An in-place op on a low result, or on a view of it, keeps its dtype and its gradient (amp.html: in-place ops)."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
-    reference = _copy(w)
+    reference = copy_of(w)
     with amp.region():
         out = torch.mm(x, w)
         CHANGED[change](out)
@@ -180,14 +176,13 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_view_of_a_leaf(amp: Amp, view: str) -> None:
     """The gradient of a view goes back to the places of its leaf, from the view's own cast."""
     w = amp.rand(4, 4, requires_grad=True)
-    reference = _copy(w)
+    reference = copy_of(w)
     with amp.region(cache_enabled=False):
         seen = VIEWS[view](w)
         out = torch.mm(seen, seen.t())
     part = VIEWS[view](reference)
     want = torch.mm(part.to(amp.dtype), part.t().to(amp.dtype))
-    out.float().pow(2).sum().backward()
-    want.float().pow(2).sum().backward()
+    backward(out, want)
     amp.assert_identical("gradient", w.grad, reference.grad)
 
 
@@ -195,14 +190,11 @@ def test_view_of_a_leaf(amp: Amp, view: str) -> None:
 def test_sparse_gradient(amp: Amp) -> None:
     """A sparse embedding's gradient stays sparse and float32, with the values of explicit casts (nn.Embedding)."""
     table, w = amp.rand(5, 3, requires_grad=True), amp.rand(3, 3)
-    reference, index = _copy(table), torch.tensor([0, 3, 3], device=amp.type)
+    reference, index = copy_of(table), torch.tensor([0, 3, 3], device=amp.type)
     with amp.region():
         out = torch.mm(F.embedding(index, table, sparse=True), w)
     want = torch.mm(F.embedding(index, reference, sparse=True).to(amp.dtype), w.to(amp.dtype))
-    for result in (out, want):
-        result.float().pow(2).sum().backward()
-    if table.grad is None or reference.grad is None:
-        raise RuntimeError("the scenario computed no gradient")
+    backward(out, want)
     amp.assert_equal("layout of the gradient", table.grad.layout, torch.sparse_coo)
     amp.assert_identical("gradient", table.grad.to_dense(), reference.grad.to_dense())
 
@@ -211,7 +203,7 @@ def test_sparse_gradient(amp: Amp) -> None:
 def test_complex_in_between(amp: Amp) -> None:
     """A complex op in a region is not cast, and its gradient reaches float32 leaves (amp.html#autocast-eligibility)."""
     x, w = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
-    x2, w2 = _copy(x), _copy(w)
+    x2, w2 = copies_of(x, w)
     with amp.region():
         product = torch.mm(x, w).float()
         loss = (torch.complex(product, x) * torch.complex(w, product)).abs().sum()
@@ -219,8 +211,7 @@ def test_complex_in_between(amp: Amp) -> None:
     want = (torch.complex(reference, x2) * torch.complex(w2, reference)).abs().sum()
     loss.backward()
     want.backward()
-    amp.assert_identical("gradient of x", x.grad, x2.grad)
-    amp.assert_identical("gradient of w", w.grad, w2.grad)
+    assert_same_gradients(amp, "xw", (x, w), (x2, w2))
 
 
 @scenario(values=True)
@@ -228,7 +219,7 @@ def test_complex_leaf(amp: Amp) -> None:
     """A complex leaf keeps its dtype in products, and so does its gradient (amp.html#autocast-eligibility)."""
     w = torch.complex(amp.rand(3, 3), amp.rand(3, 3)).requires_grad_()
     x = amp.rand(3, 3)
-    reference = _copy(w)
+    reference = copy_of(w)
     with amp.region():
         out = torch.mm(x.to(w.dtype), w)
         loss = out.abs().sum()
@@ -279,9 +270,7 @@ def test_constructed_in_a_region(amp: Amp, kind: str) -> None:
     amp.assert_equal("whether it requires grad and is a leaf", (w.requires_grad, w.is_leaf), (True, True))
     torch.mm(amp.host(x).to(amp.dtype), reference).float().sum().backward()
     out.float().sum().backward()
-    if reference.grad is not None and w.grad is not None:
-        amp.assert_close("gradient", w.grad, reference.grad.float(), torch.finfo(amp.dtype).eps)
-    amp.assert_equal("whether there is a gradient", w.grad is not None, True)
+    amp.assert_close("gradient", w.grad, reference.grad.float(), torch.finfo(amp.dtype).eps)
 
 
 # ---- weights that a parametrization computes
@@ -324,8 +313,9 @@ def _layer(amp: Amp, make: Callable[[], torch.nn.Module]) -> Any:
     return amp.module(make).requires_grad_()
 
 
-def _gradients(layer: torch.nn.Module) -> list[tuple[str, torch.Tensor | None]]:
-    return [(name, leaf.grad) for name, leaf in layer.named_parameters()]
+def _assert_same_gradients(amp: Amp, layer: torch.nn.Module, reference: torch.nn.Module) -> None:
+    names = [name for name, _ in layer.named_parameters()]
+    assert_same_gradients(amp, names, list(layer.parameters()), list(reference.parameters()))
 
 
 @scenario(kind=KINDS, values=True)
@@ -336,11 +326,9 @@ def test_parametrized(amp: Amp, kind: str) -> None:
     with amp.region():
         out = layer(x)
     want = F.linear(x.to(amp.dtype), reference.weight.to(amp.dtype), reference.bias.to(amp.dtype))
-    for result in (out, want):
-        result.float().pow(2).sum().backward()
+    backward(out, want)
     amp.assert_identical("result", out, want)
-    for (name, got), (_, wanted) in zip(_gradients(layer), _gradients(reference), strict=True):
-        amp.assert_identical(f"gradient of {name}", got, wanted)
+    _assert_same_gradients(amp, layer, reference)
 
 
 @scenario(kind=KINDS, values=True)
@@ -364,10 +352,8 @@ def test_computed_by_a_product(amp: Amp) -> None:
     held = reference.parametrizations.weight
     weight = torch.mm(held.original.to(amp.dtype), held[0].factor.to(amp.dtype))
     want = F.linear(x.to(amp.dtype), weight, reference.bias.to(amp.dtype))
-    for result in (out, want):
-        result.float().pow(2).sum().backward()
-    for (name, got), (_, wanted) in zip(_gradients(layer), _gradients(reference), strict=True):
-        amp.assert_identical(f"gradient of {name}", got, wanted)
+    backward(out, want)
+    _assert_same_gradients(amp, layer, reference)
 
 
 @scenario(order=["around", "inside"], values=True)
@@ -384,8 +370,7 @@ def test_computed_once(amp: Amp, order: str) -> None:
     low, weight = amp.dtype, reference.weight
     one, two = (F.linear(each.to(low), weight.to(low), reference.bias.to(low)) for each in (x, x * 2))
     (one.float().pow(2).sum() + two.float().sum()).backward()
-    for (name, got), (_, wanted) in zip(_gradients(layer), _gradients(reference), strict=True):
-        amp.assert_identical(f"gradient of {name}", got, wanted)
+    _assert_same_gradients(amp, layer, reference)
 
 
 @scenario(values=True)
@@ -397,15 +382,11 @@ def test_spectral_norm(amp: Amp) -> None:
             out = layer(x)
     out.float().pow(2).sum().backward()
     amp.assert_equal("dtypes of the vectors", {b.dtype for b in layer.buffers()}, {torch.float32})
-    amp.assert_equal(
-        "dtypes of the gradients", {g.dtype for _, g in _gradients(layer) if g is not None}, {torch.float32}
-    )
+    amp.assert_equal("dtypes of the gradients", {leaf.grad.dtype for leaf in layer.parameters()}, {torch.float32})
     with torch.no_grad():
         host = amp.host(layer.eval().weight)
-    largest = torch.linalg.matrix_norm(host, 2)
-    amp.assert_equal(
-        "whether the largest singular value is 1", abs(largest.item() - 1) < 8 * torch.finfo(amp.dtype).eps, True
-    )
+    near = abs(torch.linalg.matrix_norm(host, 2).item() - 1) < 8 * torch.finfo(amp.dtype).eps
+    amp.assert_equal("whether the largest singular value is 1", near, True)
 
 
 @scenario(values=True)
@@ -431,8 +412,7 @@ def test_swapped_for_a_call(amp: Amp) -> None:
         out = torch.func.functional_call(layer, given, (x,))
     low = amp.dtype
     want = F.linear(x.to(low), reference["weight"].to(low), reference["bias"].to(low))
-    for result in (out, want):
-        result.float().pow(2).sum().backward()
+    backward(out, want)
     for name, leaf in given.items():
         amp.assert_identical(f"gradient of {name}", leaf.grad, reference[name].grad)
         amp.assert_equal(f"gradient of the layer's own {name}", getattr(layer, name).grad, None)

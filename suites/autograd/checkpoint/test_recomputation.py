@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import CheckpointError, checkpoint, checkpoint_sequential, set_checkpoint_early_stop
 
+from ampcheck.checks.gradients import custom_function
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("checkpoint")
@@ -46,6 +47,17 @@ def _recording_function(amp: Amp, weight: torch.Tensor, seen: Seen) -> Callable[
     return function
 
 
+def _leaves(amp: Amp) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the input and the weight of a function."""
+    return amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+
+
+def _watched(amp: Amp) -> tuple[torch.Tensor, Seen, Callable[[torch.Tensor], torch.Tensor]]:
+    """Return an input, and a function of it with what it notes; see `_recording_function`."""
+    (x, weight), seen = _leaves(amp), []
+    return x, seen, _recording_function(amp, weight, seen)
+
+
 def _expect_two_equal_runs(amp: Amp, what: str, seen: Seen) -> None:
     amp.assert_equal(f"how often {what} ran", len(seen), 2)
     amp.assert_equal(f"state and dtype when {what} ran again", seen[-1], seen[0])
@@ -55,8 +67,7 @@ def _expect_two_equal_runs(amp: Amp, what: str, seen: Seen) -> None:
 @scenario(around=REGIONS, values=True)
 def test_computed_again(amp: Amp, around: str, reentrant: bool) -> None:
     """Recomputation finds enabled, dtype and cache as the forward did, and puts back what it found (#71124, #90504)."""
-    seen: Seen = []
-    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    (x, weight), seen = _leaves(amp), []
     with REGIONS[around](amp):
         expected = amp.state()
         out = checkpoint(_recording_function(amp, weight, seen), x, use_reentrant=reentrant)
@@ -73,10 +84,9 @@ def test_computed_again(amp: Amp, around: str, reentrant: bool) -> None:
 @scenario(later=REGIONS, values=True)
 def test_backward_elsewhere(amp: Amp, later: str, reentrant: bool) -> None:
     """The region a backward pass runs in does not reach the recomputation, which has that of the forward (#71124)."""
-    seen: Seen = []
-    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    x, seen, function = _watched(amp)
     with amp.region():
-        out = checkpoint(_recording_function(amp, weight, seen), x, use_reentrant=reentrant)
+        out = checkpoint(function, x, use_reentrant=reentrant)
     loss = out.float().sum()
     with REGIONS[later](amp):
         before = amp.state(), amp.depth()
@@ -106,7 +116,7 @@ def test_region_inside(amp: Amp, inner: str, reentrant: bool) -> None:
     """A region inside the function, in another one around it, is entered again within the replayed one."""
     inside: Seen = []
     outside: Seen = []
-    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    x, weight = _leaves(amp)
 
     def function(x: torch.Tensor) -> torch.Tensor:
         with REGIONS[inner](amp):
@@ -126,12 +136,11 @@ def test_region_inside(amp: Amp, inner: str, reentrant: bool) -> None:
 @scenario(values=True)
 def test_set_by_hand(amp: Amp, reentrant: bool) -> None:
     """State set without a region is replayed as one set by a region is (_get_autocast_kwargs)."""
-    seen: Seen = []
-    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    x, seen, function = _watched(amp)
     torch.set_autocast_enabled(amp.type, True)
     torch.set_autocast_dtype(amp.type, amp.dtype)
     torch.set_autocast_cache_enabled(False)
-    out = checkpoint(_recording_function(amp, weight, seen), x, use_reentrant=reentrant)
+    out = checkpoint(function, x, use_reentrant=reentrant)
     torch.set_autocast_enabled(amp.type, False)
     torch.set_autocast_dtype(amp.type, amp.other)
     torch.set_autocast_cache_enabled(True)
@@ -147,7 +156,7 @@ def test_set_by_hand(amp: Amp, reentrant: bool) -> None:
 def test_host_type_too(amp: Amp, host: bool, reentrant: bool) -> None:
     """The state of the CPU is replayed beside that of the device (_get_autocast_kwargs returns both)."""
     seen: list[tuple[object, ...]] = []
-    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    x, weight = _leaves(amp)
 
     def function(x: torch.Tensor) -> torch.Tensor:
         state = amp.state(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
@@ -171,10 +180,8 @@ def test_host_type_too(amp: Amp, host: bool, reentrant: bool) -> None:
 @scenario(way=["list", "closure", "deep"], values=True)
 def test_tensors_elsewhere(amp: Amp, way: str, reentrant: bool) -> None:
     """The state is replayed wherever the function takes its tensors from: a container, or what it closes over."""
-    seen: Seen = []
-    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    x, seen, watched = _watched(amp)
     trigger = torch.zeros(1, requires_grad=True)
-    watched = _recording_function(amp, weight, seen)
     calls: dict[str, tuple[Callable[..., torch.Tensor], tuple[object, ...]]] = {
         "list": (lambda trigger, xs: watched(xs[0]), (trigger, [x])),
         "closure": (lambda trigger: watched(x), (trigger,)),
@@ -190,10 +197,9 @@ def test_tensors_elsewhere(amp: Amp, way: str, reentrant: bool) -> None:
 @scenario(values=True)
 def test_keyword_tensors(amp: Amp) -> None:
     """Keyword arguments reach the function both times, in the same state (checkpoint, **kwargs)."""
-    seen: Seen = []
-    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    x, seen, function = _watched(amp)
     with amp.region(cache_enabled=False):
-        out = checkpoint(_recording_function(amp, weight, seen), x=x, use_reentrant=False)
+        out = checkpoint(function, x=x, use_reentrant=False)
     out.float().sum().backward()
     _expect_two_equal_runs(amp, "the function", seen)
 
@@ -204,13 +210,12 @@ def test_inside_each_other(amp: Amp, reentrant: bool) -> None:
     """A checkpoint within one is computed again in the inner state, whichever of the two asks for it (checkpoint)."""
     inner: Seen = []
     outer: Seen = []
-    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    x, weight = _leaves(amp)
 
     def function(x: torch.Tensor) -> torch.Tensor:
         hidden = _recording_function(amp, weight, outer)(x)
         with amp.region(amp.other, cache_enabled=False):
-            out: torch.Tensor = checkpoint(_recording_function(amp, weight, inner), hidden, use_reentrant=False)
-            return out
+            return checkpoint(_recording_function(amp, weight, inner), hidden, use_reentrant=False)
 
     with amp.region(cache_enabled=False):
         out = checkpoint(function, x, use_reentrant=reentrant)
@@ -234,9 +239,8 @@ def test_sequence(amp: Amp, segments: int, reentrant: bool) -> None:
     out.float().sum().backward()
     twice = {1: 0, 2: 1, 3: 2}[segments]
     amp.assert_equal("how often each ran", [len(seen) for seen in seens], [2] * twice + [1] * (3 - twice))
-    amp.assert_equal(
-        "states and dtypes", {state for seen in seens for state in seen}, {((True, amp.dtype, False), amp.dtype)}
-    )
+    states = {state for seen in seens for state in seen}
+    amp.assert_equal("states and dtypes", states, {((True, amp.dtype, False), amp.dtype)})
     amp.assert_equal("dtypes of the gradients", [getattr(w.grad, "dtype", None) for w in weights], [torch.float32] * 3)
 
 
@@ -244,8 +248,7 @@ def test_sequence(amp: Amp, segments: int, reentrant: bool) -> None:
 @scenario(values=True)
 def test_another_thread(amp: Amp, reentrant: bool) -> None:
     """A backward pass in a thread outside of every region replays the state of the forward, and leaves none there."""
-    seen: Seen = []
-    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    x, seen, function = _watched(amp)
 
     def backward() -> tuple[object, ...]:
         before = amp.state(), amp.depth()
@@ -253,7 +256,7 @@ def test_another_thread(amp: Amp, reentrant: bool) -> None:
         return before, (amp.state(), amp.depth())
 
     with amp.region(cache_enabled=False):
-        loss = checkpoint(_recording_function(amp, weight, seen), x, use_reentrant=reentrant).float().sum()
+        loss = checkpoint(function, x, use_reentrant=reentrant).float().sum()
         before, after = amp.thread(backward)
         amp.assert_equal("state of the first thread", amp.state(), (True, amp.dtype, False))
     amp.assert_equal("state of the other thread afterwards", after, before)
@@ -264,10 +267,9 @@ def test_another_thread(amp: Amp, reentrant: bool) -> None:
 @scenario(values=True)
 def test_without_gradients(amp: Amp, reentrant: bool) -> None:
     """Under no_grad the function runs once, in the region, and its result needs no gradient (checkpoint)."""
-    seen: Seen = []
-    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    x, seen, function = _watched(amp)
     with amp.region(), torch.no_grad():
-        out = checkpoint(_recording_function(amp, weight, seen), x, use_reentrant=reentrant)
+        out = checkpoint(function, x, use_reentrant=reentrant)
     amp.assert_equal("what ran", seen, [((True, amp.dtype, True), amp.dtype)])
     amp.assert_equal("dtype, and whether it requires grad", (out.dtype, out.requires_grad), (amp.dtype, False))
 
@@ -306,7 +308,7 @@ def _require_safe_hook_exceptions(amp: Amp) -> None:
 def test_where_it_stops(amp: Amp, stop: bool) -> None:
     """Recomputation stops once it has what is needed, or goes on; neither leaves a region open (early_stop)."""
     steps: list[object] = []
-    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    x, weight = _leaves(amp)
 
     def function(x: torch.Tensor) -> torch.Tensor:
         with amp.region():
@@ -331,7 +333,7 @@ def test_a_failure(amp: Amp, where: str, reentrant: bool) -> None:
     """An exception of the function, in either run, comes out and the state is restored (checkpoint)."""
     if where == "again" and not reentrant:
         _require_safe_hook_exceptions(amp)
-    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    x, weight = _leaves(amp)
     runs: list[object] = []
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -366,13 +368,11 @@ def test_other_dtype_when_run_again(amp: Amp, check: str) -> None:
         with amp.region(enabled=len(runs) == 1):
             return torch.sin(torch.mm(x, weight)).float()
 
-    def backward() -> None:
-        checkpoint(function, x, use_reentrant=False, determinism_check=check).sum().backward()
-
+    out = checkpoint(function, x, use_reentrant=False, determinism_check=check).sum()
     if check == "default":
-        amp.assert_raises("a backward pass after another forward", CheckpointError, "different metadata", backward)
+        amp.assert_raises("a backward pass after another forward", CheckpointError, "different metadata", out.backward)
     else:
-        amp.assert_raises("products of two dtypes", RuntimeError, "dtype", backward)
+        amp.assert_raises("products of two dtypes", RuntimeError, "dtype", out.backward)
     amp.assert_equal("how often it ran", len(runs), 2)
 
 
@@ -380,7 +380,7 @@ def test_other_dtype_when_run_again(amp: Amp, check: str) -> None:
 def test_around_by_request(amp: Amp) -> None:
     """A region that context_fn gives for the forward and one for the recomputation are inside the replayed one."""
     seen: list[object] = []
-    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    x, weight = _leaves(amp)
 
     def function(x: torch.Tensor) -> torch.Tensor:
         out = torch.mm(x, weight)
@@ -398,7 +398,7 @@ def test_around_by_request(amp: Amp) -> None:
 @scenario(values=True)
 def test_memory(amp: Amp, reentrant: bool) -> None:
     """Intermediate results, in any precision, are freed after the forward (checkpoint)."""
-    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    x, weight = _leaves(amp)
     made: list[weakref.ref[torch.Tensor]] = []
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -420,7 +420,7 @@ def test_memory(amp: Amp, reentrant: bool) -> None:
 @scenario(values=True)
 def test_saved_tensors(amp: Amp) -> None:
     """A tensor that a graph node saved comes back from the recomputation in the lower precision it was saved in."""
-    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    x, weight = _leaves(amp)
     with amp.region():
         want: Any = torch.mm(x, weight).grad_fn
         out: Any = checkpoint(lambda x: torch.mm(x, weight), x, use_reentrant=False).grad_fn
@@ -436,24 +436,20 @@ def test_functions_of_their_own(amp: Amp, reentrant: bool) -> None:
     """custom_fwd casts, and custom_bwd runs, the same in a recomputation as in a forward pass (amp.html#custom_fwd)."""
     seen: list[object] = []
 
-    class Product(torch.autograd.Function):
-        @staticmethod
-        @torch.amp.custom_fwd(device_type=amp.type, cast_inputs=amp.other)  # type: ignore[untyped-decorator]
-        def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            seen.append(("forward", amp.state()[:2], x.dtype, weight.dtype))
-            ctx.save_for_backward(x, weight)
-            return torch.mm(x, weight)
+    def forwards(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        seen.append(("forward", amp.state()[:2], x.dtype, weight.dtype))
+        ctx.save_for_backward(x, weight)
+        return torch.mm(x, weight)
 
-        @staticmethod
-        @torch.amp.custom_bwd(device_type=amp.type)  # type: ignore[untyped-decorator]
-        def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            x, weight = ctx.saved_tensors
-            seen.append(("backward", amp.state()[:2], x.dtype, weight.dtype))
-            return torch.mm(grad, weight.t()), torch.mm(x.t(), grad)
+    def backwards(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight = ctx.saved_tensors
+        seen.append(("backward", amp.state()[:2], x.dtype, weight.dtype))
+        return torch.mm(grad, weight.t()), torch.mm(x.t(), grad)
 
-    x, weight = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
+    product = custom_function(amp.type, forwards, backwards, cast_inputs=amp.other)
+    x, weight = _leaves(amp)
     with amp.region():
-        out = checkpoint(lambda x: torch.sin(Product.apply(x, weight)), x, use_reentrant=reentrant)
+        out = checkpoint(lambda x: torch.sin(product.apply(x, weight)), x, use_reentrant=reentrant)
     amp.assert_equal("dtype of the result", out.dtype, amp.other)
     out.float().sum().backward()
     forward = ("forward", (False, amp.dtype), amp.other, amp.other)

@@ -1,0 +1,36 @@
+"""What scenarios of `torch.amp.GradScaler` share: a parameter with its optimizer and a scaler, and an iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ampcheck.checks.amp import Amp
+
+
+def trained(
+    amp: Amp,
+    values: Sequence[float] = (1.0, 1.0),
+    lr: float = 0.5,
+    make: Callable[..., Any] = torch.optim.SGD,
+    **options: Any,
+) -> tuple[torch.nn.Parameter, Any, torch.amp.GradScaler]:
+    """Return a parameter on the device, its optimizer and a scaler, which has the options."""
+    leaf = torch.nn.Parameter(torch.tensor(values, device=amp.type))
+    return leaf, make([leaf], lr=lr), torch.amp.GradScaler(amp.type, **options)
+
+
+def step_and_update(scaler: torch.amp.GradScaler, *optimizers: torch.optim.Optimizer) -> None:
+    """Step each optimizer, then update the scale, as an iteration ends."""
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    scaler.update()
+
+
+def iterate(leaf: torch.nn.Parameter, optimizer: Any, scaler: torch.amp.GradScaler, slope: float = 1.0) -> None:
+    """Make one iteration, in which every element of the parameter has the same gradient."""
+    leaf.grad = None
+    scaler.scale((leaf * slope).sum()).backward()
+    step_and_update(scaler, optimizer)
