@@ -60,9 +60,9 @@ def test_gradient_once_per_use(amp: Amp) -> None:
     reference = weight.detach().clone().requires_grad_()
     with amp.region():
         outs = [torch.mm(x, weight) for x in xs]
-    sum(out.float().sum() for out in outs).backward()  # type: ignore[union-attr]  # the sum of a list of tensors is one
+    sum(out.float().sum() for out in outs).backward()
     low = reference.to(amp.dtype)
-    sum(torch.mm(x.to(amp.dtype), low).float().sum() for x in xs).backward()  # type: ignore[union-attr]
+    sum(torch.mm(x.to(amp.dtype), low).float().sum() for x in xs).backward()
     _expect_reference_gradient(amp, "gradient of three uses", weight, reference)
 
 
@@ -150,12 +150,12 @@ def test_shared_with_the_backward_pass(amp: Amp) -> None:
 
     class Product(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, x, weight):  # type: ignore[no-untyped-def]
+        def forward(ctx, x, weight):
             ctx.save_for_backward(x, weight)
             return torch.mm(x, weight)
 
         @staticmethod
-        def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        def backward(ctx, grad):
             x, weight = ctx.saved_tensors
             with amp.region():
                 return torch.mm(grad, weight), torch.mm(x, grad)

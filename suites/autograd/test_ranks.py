@@ -59,7 +59,7 @@ def _as_rank(rank: int, run: Callable[[], object], folder: str) -> None:
     """Run a call as a rank of a group, and write what it returns or raises into a file."""
     torch.set_num_threads(1)  # the threads of the process that was forked are not there
     try:
-        store: Any = dist.FileStore(f"{folder}/store", 2)  # type: ignore[attr-defined]  # not in __all__
+        store: Any = dist.FileStore(f"{folder}/store", 2)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=SECONDS))
         found = {"returned": run()}
         dist.barrier()
@@ -705,7 +705,7 @@ def test_kept(amp: Amp, form: str, saved: str, loaded: str, before: str) -> None
             scaler = _stepped(amp, before)
             state = {"scaler": scaler if form == "object" else scaler.state_dict()}
             if saved == "in_background":
-                dist.checkpoint.async_save(state, checkpoint_id=folder).result()  # type: ignore[union-attr]  # without its replier
+                dist.checkpoint.async_save(state, checkpoint_id=folder).result()
             else:
                 dist.checkpoint.save(state, checkpoint_id=folder)
             dist.barrier()

@@ -72,9 +72,8 @@ def _put(amp: Amp, setter: str, dtype: torch.dtype) -> Iterator[bool]:
             return
         supported = low or amp.type == "cuda"
         said = [str(warning.message) for warning in seen if "Disabling autocast" in str(warning.message)]
-        amp.assert_equal(
-            "number of warnings that autocast is disabled", len(said), int(not supported and setter != "region_off")
-        )
+        want = int(not supported and setter != "region_off")
+        amp.assert_equal("number of warnings that autocast is disabled", len(said), want)
         with region:
             yield supported and setter != "region_off"
         amp.assert_equal("whether autocast is enabled after the region", torch.is_autocast_enabled(amp.type), False)

@@ -39,9 +39,8 @@ def test_each_leaf_has_its_own(amp: Amp) -> None:
     one, two = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4, requires_grad=True)
     with amp.region():
         casts = amp.observe(lambda: [torch.mm(one, two) for _ in range(3)], one, two).casts
-        amp.assert_equal(
-            "which of two leaves were cast", sorted(c.source for c in casts if c.source is not None), [0, 1]
-        )
+        got = sorted(c.source for c in casts if c.source is not None)
+        amp.assert_equal("which of two leaves were cast", got, [0, 1])
 
 
 @scenario()
@@ -57,9 +56,8 @@ def test_not_for_low_leaves(amp: Amp) -> None:
     """Only float32 weights are cached: one in the other lower precision is cast at each use (autocast_mode.cpp)."""
     leaf, x = amp.rand(4, 4, dtype=amp.other, requires_grad=True), amp.rand(4, 4)
     with amp.region():
-        amp.assert_equal(
-            f"casts of a {amp.other} leaf", amp.casts(lambda: [torch.mm(x, leaf) for _ in range(3)], leaf), 3
-        )
+        got = amp.casts(lambda: [torch.mm(x, leaf) for _ in range(3)], leaf)
+        amp.assert_equal(f"casts of a {amp.other} leaf", got, 3)
 
 
 @scenario(values=True)
@@ -71,9 +69,8 @@ def test_not_for_views(amp: Amp) -> None:
     leaf.requires_grad_()
     for what, view in (("a view of a leaf", base.t()), ("a view that is a leaf", leaf)):
         with amp.region():
-            amp.assert_equal(
-                f"casts of {what}", len(amp.copies(lambda v=view: [torch.mm(x, v) for _ in range(3)], view)), 3
-            )
+            got = len(amp.copies(lambda v=view: [torch.mm(x, v) for _ in range(3)], view))
+            amp.assert_equal(f"casts of {what}", got, 3)
 
 
 @scenario(values=True)
@@ -81,9 +78,8 @@ def test_not_for_results(amp: Amp) -> None:
     """A tensor that was computed is cast at each use (autocast_mode.cpp: `arg.is_leaf()`)."""
     computed, x = amp.rand(4, 4, requires_grad=True) * 2, amp.rand(4, 4)
     with amp.region():
-        amp.assert_equal(
-            "casts of a result", len(amp.copies(lambda: [torch.mm(x, computed) for _ in range(3)], computed)), 3
-        )
+        got = len(amp.copies(lambda: [torch.mm(x, computed) for _ in range(3)], computed))
+        amp.assert_equal("casts of a result", got, 3)
 
 
 @scenario()
@@ -92,17 +88,13 @@ def test_not_for_casts_to_float32(amp: Amp) -> None:
     leaf, wide = amp.rand(4, 4, dtype=amp.dtype, requires_grad=True), amp.rand(4, 4)
     loss = torch.nn.functional.mse_loss
     with amp.region():
-        amp.assert_equal(
-            "casts of a low leaf by a loss", amp.casts(lambda: [loss(leaf, wide) for _ in range(3)], leaf), 3
-        )
+        got = amp.casts(lambda: [loss(leaf, wide) for _ in range(3)], leaf)
+        amp.assert_equal("casts of a low leaf by a loss", got, 3)
         policies = amp.policies
         widening = {"atan2": torch.atan2, "cat": lambda a, b: torch.cat([a, b])}
         for op in (call for name, call in widening.items() if policies.get(name) == "promote"):
-            amp.assert_equal(
-                "casts of a low leaf by a widening op",
-                amp.casts(lambda op=op: [op(leaf, wide) for _ in range(3)], leaf),
-                3,
-            )
+            found = amp.casts(lambda op=op: [op(leaf, wide) for _ in range(3)], leaf)
+            amp.assert_equal("casts of a low leaf by a widening op", found, 3)
         parameter = amp.rand(4, 4, requires_grad=True)
         amp.assert_equal("casts of a float32 leaf by a loss", amp.casts(lambda: loss(parameter, wide), parameter), 0)
 
@@ -112,9 +104,8 @@ def test_off(amp: Amp) -> None:
     """cache_enabled=False casts at each use (amp.html#torch.autocast, cache_enabled)."""
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
     with amp.region(cache_enabled=False):
-        amp.assert_equal(
-            "casts without the cache", amp.casts(lambda: [torch.mm(x, weight) for _ in range(3)], weight), 3
-        )
+        got = amp.casts(lambda: [torch.mm(x, weight) for _ in range(3)], weight)
+        amp.assert_equal("casts without the cache", got, 3)
 
 
 @scenario()

@@ -235,7 +235,6 @@ def test_enabled_by_expression(amp: Amp) -> None:
     """enabled takes the place of an if around the statement (amp.html: `enabled=use_amp`, amp_examples.html)."""
     for use_amp in (True, False, True):
         with amp.region(enabled=use_amp):
-            amp.assert_equal(
-                f"dtype a product runs in with enabled={use_amp}", amp.probe(), amp.dtype if use_amp else torch.float32
-            )
+            want = amp.dtype if use_amp else torch.float32
+            amp.assert_equal(f"dtype a product runs in with enabled={use_amp}", amp.probe(), want)
         amp.assert_equal(f"state after enabled={use_amp}", amp.state(), (False, amp.default, True))

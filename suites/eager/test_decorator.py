@@ -32,9 +32,8 @@ def test_function(amp: Amp) -> None:
 
     before = amp.state()
     for time in range(3):
-        amp.assert_equal(
-            f"state and dtype of a product inside, call {time}", function(), ((True, amp.dtype, True), amp.dtype)
-        )
+        want = ((True, amp.dtype, True), amp.dtype)
+        amp.assert_equal(f"state and dtype of a product inside, call {time}", function(), want)
         amp.assert_equal(f"state after call {time}", amp.state(), before)
     amp.assert_equal("nesting depth after the calls", amp.depth(), 0)
 
@@ -272,7 +271,7 @@ def test_keeps_its_name(amp: Amp) -> None:
         amp.assert_equal(name, getattr(wrapped, name), getattr(plain, name))
     amp.assert_equal("signature", str(inspect.signature(wrapped)), str(inspect.signature(plain)))
     amp.assert_equal("whether __wrapped__ is the function", inspect.unwrap(wrapped) is plain, True)
-    plain.mark = 1  # type: ignore[attr-defined]  # a function takes any attribute
+    plain.mark = 1
     amp.assert_equal("an attribute of the function", getattr(amp.region()(plain), "mark", None), 1)
 
 
@@ -322,8 +321,6 @@ def test_exception_passes_through(amp: Amp) -> None:
     amp.assert_equal("state after the exception", amp.state(), (False, amp.default, True))
     amp.assert_equal("nesting depth after the exception", amp.depth(), 0)
 
-
-# ---- threads, generators and coroutines
 
 # ---- threads
 
@@ -385,7 +382,7 @@ def test_generator_function(amp: Amp) -> None:
 
 def _send_and_drain(made: Iterator[int], value: object) -> list[int]:
     try:
-        return [made.send(value), *made]  # type: ignore[attr-defined]  # a generator, which its annotation does not say
+        return [made.send(value), *made]
     except StopIteration:
         return []
 

@@ -109,14 +109,12 @@ def test_reuse_setting(amp: Amp) -> None:
     for setting in (True, False):
         torch.set_autocast_cache_enabled(setting)
         with amp.region():
-            amp.assert_equal(
-                f"cache_enabled, not given, where it was {setting}", torch.is_autocast_cache_enabled(), setting
-            )
+            got = torch.is_autocast_cache_enabled()
+            amp.assert_equal(f"cache_enabled, not given, where it was {setting}", got, setting)
         for asked in (True, False):
             with amp.region(cache_enabled=asked):
-                amp.assert_equal(
-                    f"cache_enabled={asked} where it was {setting}", torch.is_autocast_cache_enabled(), asked
-                )
+                found = torch.is_autocast_cache_enabled()
+                amp.assert_equal(f"cache_enabled={asked} where it was {setting}", found, asked)
             amp.assert_equal(f"cache_enabled after cache_enabled={asked}", torch.is_autocast_cache_enabled(), setting)
 
 

@@ -87,7 +87,7 @@ def test_class_refuses_a_dtype(amp: Amp) -> None:
 
 
 def _float32_region(kind: type[torch.autocast]) -> torch.autocast:
-    return kind(dtype=torch.float32)  # type: ignore[call-arg]  # the deprecated class names no device type
+    return kind(dtype=torch.float32)
 
 
 @scenario(dtypes="default")
@@ -192,12 +192,8 @@ def test_custom_forward_that_casts(amp: Amp) -> None:
     decorated = decorate(lambda ctx, x, whole: (x.dtype, whole.dtype, amp.probe()))
     with amp.region():
         got = decorated(SimpleNamespace(), x, whole)
-        amp.assert_equal(
-            "dtypes inside a region: low input, int64 input, a product",
-            got,
-            (torch.float32, torch.int64, torch.float32),
-        )
+        wanted = (torch.float32, torch.int64, torch.float32)
+        amp.assert_equal("dtypes inside a region: low input, int64 input, a product", got, wanted)
     got = decorated(SimpleNamespace(), x, whole)
-    amp.assert_equal(
-        "dtypes outside a region: low input, int64 input, a product", got, (amp.dtype, torch.int64, torch.float32)
-    )
+    want = (amp.dtype, torch.int64, torch.float32)
+    amp.assert_equal("dtypes outside a region: low input, int64 input, a product", got, want)

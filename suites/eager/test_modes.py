@@ -120,9 +120,9 @@ class Wrapper(torch.Tensor):
 
     @staticmethod
     def __new__(cls, held: torch.Tensor, log: Log, dtype: torch.dtype) -> Wrapper:
-        made: Any = torch.Tensor._make_wrapper_subclass(cls, held.shape, dtype=dtype, device=held.device)  # type: ignore[attr-defined]
+        made: Any = torch.Tensor._make_wrapper_subclass(cls, held.shape, dtype=dtype, device=held.device)
         made.held, made.log = held, log
-        return made  # type: ignore[no-any-return]
+        return made
 
     def value(self) -> torch.Tensor:
         return self.held

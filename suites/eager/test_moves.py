@@ -87,9 +87,8 @@ def test_keeps_parameters(amp: Amp, how: str) -> None:
     moved = CONVERSIONS[how](model, amp)
     after = dict(model.named_parameters(remove_duplicate=False))
     amp.assert_equal("whether the module is returned", moved is model, True)
-    amp.assert_equal(
-        "parameters that are other objects", [name for name in before if after[name] is not before[name]], []
-    )
+    got = [name for name in before if after[name] is not before[name]]
+    amp.assert_equal("parameters that are other objects", got, [])
     amp.assert_equal("names without the shared weight", _untied(model, weight), [])
     amp.assert_equal("attribute of the weight", getattr(weight, "of", None), "the tie")
     kinds = [(type(each), each.requires_grad, each.is_leaf) for each in (weight, bias)]
@@ -155,9 +154,8 @@ def test_optimizer_made_before(amp: Amp, how: str, optimizer: str) -> None:
     )
     amp.assert_equal("names without the shared weight", _untied(trained[0]), [])
     for name, want in trained[1].state_dict().items():
-        amp.assert_identical(
-            f"{name}, trained by an optimizer made before the move", trained[0].state_dict()[name], want
-        )
+        got = trained[0].state_dict()[name]
+        amp.assert_identical(f"{name}, trained by an optimizer made before the move", got, want)
 
 
 @scenario(values=True, dtypes="default")
@@ -235,9 +233,8 @@ def test_lazy_module(amp: Amp) -> None:
         out = module(amp.rand(2, 4))
     amp.assert_equal("whether the weight is the object it was", module.weight is weight, True)
     made = (type(weight), tuple(weight.shape), weight.device.type, out.dtype)
-    amp.assert_equal(
-        "class, shape and device of the weight, dtype of the output", made, (nn.Parameter, (3, 4), amp.type, amp.dtype)
-    )
+    want = (nn.Parameter, (3, 4), amp.type, amp.dtype)
+    amp.assert_equal("class, shape and device of the weight, dtype of the output", made, want)
 
 
 @scenario(values=True, dtypes="default")
@@ -322,9 +319,8 @@ def test_assigned(amp: Amp, given: str) -> None:
     amp.assert_equal("device types", {tensor.device.type for tensor in model.parameters()}, {amp.type})
     _train(amp, model, torch.optim.SGD(model.parameters(), lr=0.1), 1)
     for name in NAMES:
-        amp.assert_identical(
-            f"weight of {name} and of the source after a step", model[name].weight, source["head"].weight
-        )
+        want = source["head"].weight
+        amp.assert_identical(f"weight of {name} and of the source after a step", model[name].weight, want)
 
 
 @scenario(values=True, dtypes="default")

@@ -29,9 +29,8 @@ def test_order(amp: Amp, order: tuple[bool, ...]) -> None:
     def check(enabled: bool, depth: int, when: str) -> None:
         amp.assert_equal(f"state at depth {depth} {when}", amp.state(), (enabled, amp.dtype, True))
         amp.assert_equal(f"nesting depth {when}", amp.depth(), depth)
-        amp.assert_equal(
-            f"dtype a product runs in at depth {depth} {when}", amp.probe(), amp.dtype if enabled else torch.float32
-        )
+        want = amp.dtype if enabled else torch.float32
+        amp.assert_equal(f"dtype a product runs in at depth {depth} {when}", amp.probe(), want)
 
     def down(depth: int) -> None:
         if depth == len(order):
@@ -91,9 +90,8 @@ def test_low_meets_full_in_a_disabled_region(amp: Amp) -> None:
             want = "bf16" if amp.dtype == torch.bfloat16 else "fp16"
             amp.assert_equal("dtypes a product received in the disabled region", names, (want, "fp32"))
             amp.assert_equal("dtype of a product of low tensors there", torch.mm(low, low).dtype, amp.dtype)
-            amp.assert_equal(
-                "dtype of a product after .float() there", torch.mm(low.float(), full).dtype, torch.float32
-            )
+            got = torch.mm(low.float(), full).dtype
+            amp.assert_equal("dtype of a product after .float() there", got, torch.float32)
 
 
 @scenario()
@@ -168,9 +166,8 @@ def test_reuse_order(amp: Amp, order: tuple[bool, ...]) -> None:
         with amp.region(cache_enabled=order[depth]):
             amp.assert_equal(f"cache_enabled at depth {depth + 1}", torch.is_autocast_cache_enabled(), order[depth])
             down(depth + 1)
-            amp.assert_equal(
-                f"cache_enabled, back at depth {depth + 1}", torch.is_autocast_cache_enabled(), order[depth]
-            )
+            got = torch.is_autocast_cache_enabled()
+            amp.assert_equal(f"cache_enabled, back at depth {depth + 1}", got, order[depth])
 
     down(0)
     amp.assert_equal("state after all regions", amp.state(), (False, amp.default, True))
@@ -290,13 +287,11 @@ def test_ops_on_two_devices(amp: Amp) -> None:
     with amp.region():
         amp.assert_equal("dtype of a product on the CPU in this device's region", on_cpu(), torch.float32)
         with torch.autocast("cpu", dtype=amp.other):
-            amp.assert_equal(
-                "dtypes of products on both in both regions", (amp.probe(), on_cpu()), (amp.dtype, amp.other)
-            )
+            got = (amp.probe(), on_cpu())
+            amp.assert_equal("dtypes of products on both in both regions", got, (amp.dtype, amp.other))
             with amp.region(enabled=False):
-                amp.assert_equal(
-                    "dtypes with this device disabled", (amp.probe(), on_cpu()), (torch.float32, amp.other)
-                )
+                want = (torch.float32, amp.other)
+                amp.assert_equal("dtypes with this device disabled", (amp.probe(), on_cpu()), want)
             with torch.autocast("cpu", enabled=False):
                 amp.assert_equal("dtypes with the CPU disabled", (amp.probe(), on_cpu()), (amp.dtype, torch.float32))
         amp.assert_equal("dtypes after the CPU's region", (amp.probe(), on_cpu()), (amp.dtype, torch.float32))

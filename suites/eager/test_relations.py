@@ -100,11 +100,11 @@ class _Relations:
 
     def off(self) -> AbstractContextManager[object]:
         """Return a region that is disabled."""
-        return self.amp.region(enabled=False)  # type: ignore[no-any-return]  # a region of the device
+        return self.amp.region(enabled=False)
 
     def on(self) -> AbstractContextManager[object]:
         """Return a region of the lower precision."""
-        return self.amp.region()  # type: ignore[no-any-return]  # a region of the device
+        return self.amp.region()
 
     def fresh(self, *, grad: bool = False, dtype: torch.dtype | None = None) -> tuple[Any, Any]:
         """Return the arguments anew; `dtype` replaces float32."""
@@ -116,7 +116,7 @@ class _Relations:
             made = made.to(dtype) if dtype is not None and made.dtype == torch.float32 else made
             return made.requires_grad_(grad and (made.is_floating_point() or made.is_complex()))
 
-        return tree_map(one, (self.args, self.kwargs))  # type: ignore[no-any-return]  # a tuple as it was
+        return tree_map(one, (self.args, self.kwargs))
 
     def inside(self, function: Any, *, outside: bool = False) -> Call:
         """Return a call of a function on fresh arguments in the region; `outside`: in none."""

@@ -62,7 +62,7 @@ def test_device_object(amp: Amp) -> None:
     """torch.autocast refuses a torch.device (pytorch/pytorch#153539)."""
     amp.assert_equal(
         "torch.autocast of a torch.device",
-        outcome_of_region(lambda: torch.autocast(torch.device(amp.type))),  # type: ignore[arg-type]  # what is asked for
+        outcome_of_region(lambda: torch.autocast(torch.device(amp.type))),
         "a region",
     )
 

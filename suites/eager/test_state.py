@@ -29,9 +29,8 @@ def test_enabled_round_trip(amp: Amp) -> None:
     for enabled in (True, False, False, True):
         torch.set_autocast_enabled(amp.type, enabled)
         amp.assert_equal(f"enabled after setting {enabled}", torch.is_autocast_enabled(amp.type), enabled)
-        amp.assert_equal(
-            f"dtype of a product after setting {enabled}", amp.probe(), amp.dtype if enabled else torch.float32
-        )
+        want = amp.dtype if enabled else torch.float32
+        amp.assert_equal(f"dtype of a product after setting {enabled}", amp.probe(), want)
 
 
 @scenario()

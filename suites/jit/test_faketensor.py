@@ -318,7 +318,7 @@ def test_compiled(amp: Amp, compiler: str, op: str) -> None:
             continue
         for key in [key for key in want if key not in ("strides of the results", "results")]:
             amp.assert_equal(f"{phase}: {key}", got[key], want[key])
-        results: Any = zip(got["results"], want["results"], strict=True)  # type: ignore[call-overload]
+        results: Any = zip(got["results"], want["results"], strict=True)
         for number, (one, other) in enumerate(results):
             if one.dtype == other.dtype and one.is_floating_point():
                 host = amp.host(other.detach())

@@ -191,9 +191,8 @@ def _check(amp: Amp, compiler: str, query: str, setter: str, around: str) -> Non
         before, is_new = counting.graphs if counting else 0, settings.new()
         amp.assert_equal(f"dtypes {when}", [y.dtype for y in compiled(x)], settings.wanted())
         if counting and not is_new:
-            amp.assert_equal(
-                f"graphs compiled {when}, for settings that were there before", counting.graphs - before, 0
-            )
+            got = counting.graphs - before
+            amp.assert_equal(f"graphs compiled {when}, for settings that were there before", got, 0)
 
     def calls() -> None:
         call("at first")

@@ -51,9 +51,8 @@ def test_training(amp: Amp, compiler: str) -> None:
         found.append(
             _losses_of_training(amp, step if how == "eager" else amp.compiled(compiler, step, x, y), net, x, y)
         )
-        amp.assert_equal(
-            f"dtypes of the gradients, {how}", {str(p.grad.dtype) for p in net.parameters()}, {"torch.float32"}
-        )
+        got = {str(p.grad.dtype) for p in net.parameters()}
+        amp.assert_equal(f"dtypes of the gradients, {how}", got, {"torch.float32"})
     amp.assert_close("losses step by step", torch.tensor(found[1]), torch.tensor(found[0]), 0.02)
     amp.assert_equal("whether the loss falls", found[1][-1] < found[1][0], True)
 

@@ -95,9 +95,8 @@ def test_set_inside(amp: Amp, compiler: str) -> None:
     x = amp.rand(2, 2)
     compiled = amp.compiled(compiler, program, x, fullgraph=False)
     for call in ("first", "second"):
-        amp.assert_equal(
-            f"dtypes before and behind, {call} call", [y.dtype for y in compiled(x)], [torch.float32, other]
-        )
+        got = [y.dtype for y in compiled(x)]
+        amp.assert_equal(f"dtypes before and behind, {call} call", got, [torch.float32, other])
         amp.assert_equal(f"state after the {call} call", amp.state(), (True, other, True))
         torch.set_autocast_enabled(kind, False)
         torch.set_autocast_dtype(kind, amp.default)

@@ -165,9 +165,8 @@ def test_several_tensors(amp: Amp) -> None:
     out.backward()
     handle.remove()
     any_of.remove()
-    amp.assert_equal(
-        "dtypes of all", [s for s in seen if isinstance(s, list)], [[torch.float32, amp.dtype, torch.float32]]
-    )
+    want = [[torch.float32, amp.dtype, torch.float32]]
+    amp.assert_equal("dtypes of all", [s for s in seen if isinstance(s, list)], want)
     amp.assert_equal("dtype of the first", [s for s in seen if not isinstance(s, list)], [amp.dtype])
 
 
@@ -263,8 +262,8 @@ def test_optimizer_in_backward(amp: Amp) -> None:
     after = torch.optim.SGD(nets[1].parameters(), lr=0.1, momentum=0.5)
 
     def step(leaf: torch.Tensor) -> None:
-        own[leaf].step()  # type: ignore[index]  # the leaf is the parameter
-        own[leaf].zero_grad()  # type: ignore[index]
+        own[leaf].step()
+        own[leaf].zero_grad()
 
     for leaf in nets[0].parameters():
         leaf.register_post_accumulate_grad_hook(step)

@@ -73,9 +73,8 @@ def test_registered_by(amp: Amp, how: str) -> None:
         amp.assert_equal("dtype in a disabled region", op(x).dtype, torch.float32)
     amp.assert_equal("dtype outside", op(x).dtype, torch.float32)
     wide = torch.float32
-    amp.assert_equal(
-        "dtypes of the argument and of a product inside", seen, [(amp.other, wide), (wide, wide), (wide, wide)]
-    )
+    want = [(amp.other, wide), (wide, wide), (wide, wide)]
+    amp.assert_equal("dtypes of the argument and of a product inside", seen, want)
 
 
 @scenario(to=["wide", "low", "other"], values=True, since="2.13")
@@ -215,9 +214,8 @@ def test_gradient_of_an_op(amp: Amp) -> None:
     with amp.region():
         out, want = op(x, w), torch.mm(x2, w2)
     backward(out, want)
-    amp.assert_equal(
-        "dtypes in both passes", seen, [("forward", amp.dtype, torch.float32), ("backward", amp.dtype, torch.float32)]
-    )
+    wanted = [("forward", amp.dtype, torch.float32), ("backward", amp.dtype, torch.float32)]
+    amp.assert_equal("dtypes in both passes", seen, wanted)
     amp.assert_identical("result", out, want)
     assert_same_gradients(amp, "xw", (x, w), (x2, w2))
 
@@ -242,7 +240,7 @@ def test_op_inside_an_op(amp: Amp) -> None:
     inner.register_autocast(amp.type, amp.dtype)
 
     def outer(x: Tensor) -> Tensor:
-        return inner(x)  # type: ignore[no-any-return]
+        return inner(x)
 
     op = _custom_op(amp, outer)
     op.register_autocast(amp.type, torch.float32)
@@ -267,9 +265,8 @@ def test_refused(amp: Amp) -> None:
     """A device type that is none, or has no autocast, and an op that does not exist are refused by name."""
     op = _copy_op(amp, [])
     amp.assert_raises("a number", ValueError, "device_type", lambda: op.register_autocast(0, amp.dtype))
-    amp.assert_raises(
-        "meta", ValueError, "'meta' does not support autocast", lambda: op.register_autocast("meta", amp.dtype)
-    )
+    said = "'meta' does not support autocast"
+    amp.assert_raises("meta", ValueError, said, lambda: op.register_autocast("meta", amp.dtype))
     amp.assert_raises(
         "an unknown op",
         AttributeError,

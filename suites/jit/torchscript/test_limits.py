@@ -385,4 +385,4 @@ def test_tracing_in_a_region(amp: Amp) -> None:
         amp.assert_raises("tracing with the cache", RuntimeError, "requires grad as a constant", lambda: trace(True))
         traced = trace(False)
         with amp.region():
-            amp.assert_equal("dtype in a region", traced(x).dtype, module(x).dtype)  # type: ignore[operator]
+            amp.assert_equal("dtype in a region", traced(x).dtype, module(x).dtype)

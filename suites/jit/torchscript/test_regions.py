@@ -60,9 +60,8 @@ def test_body_alone_in_a_source(amp: Amp, compiler: str) -> None:
     compiled = amp.compiled(compiler, program, x)
     for call in ("first", "second", "third"):
         dtypes = [out.dtype for out in compiled(x)]
-        amp.assert_equal(
-            f"dtypes before, inside and behind, {call} call", dtypes, [torch.float32, amp.dtype, torch.float32]
-        )
+        want = [torch.float32, amp.dtype, torch.float32]
+        amp.assert_equal(f"dtypes before, inside and behind, {call} call", dtypes, want)
         amp.assert_equal(f"state after the {call} call", amp.state(), (False, amp.default, True))
 
 
