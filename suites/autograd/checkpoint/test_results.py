@@ -55,17 +55,18 @@ def _outcome(leaves: Sequence[torch.Tensor], run: Run) -> list[torch.Tensor | No
     return [out.detach(), *(leaf.grad for leaf in leaves)]
 
 
-def _expect_same_outcome(
-    amp: Amp,
-    what: str,
-    leaves: Sequence[torch.Tensor],
-    run: Callable[[], torch.Tensor],
-    plain: Callable[[], torch.Tensor],
-) -> None:
+def _expect_same_bits(amp: Amp, name: str, got: torch.Tensor | None, want: torch.Tensor | None) -> None:
+    dtypes = [getattr(tensor, "dtype", None) for tensor in (got, want)]
+    amp.assert_equal(f"dtype of {name}", *dtypes)
+    same = got is want if got is None or want is None else amp.host(got).equal(amp.host(want))
+    amp.assert_equal(f"whether {name} has the bits it has without", same, True)
+
+
+def _expect_same_outcome(amp: Amp, what: str, leaves: Sequence[torch.Tensor], run: Run, plain: Run) -> None:
     """Note where a result and the gradients of a run are not, to the bit, those of a run without a checkpoint."""
     names = ("the result", *(f"gradient {place}" for place in range(len(leaves))))
     for name, got, want in zip(names, _outcome(leaves, run), _outcome(leaves, plain), strict=True):
-        amp.assert_identical(f"{name} {what}", got, want)
+        _expect_same_bits(amp, f"{name} {what}", got, want)
 
 
 @both
@@ -223,7 +224,7 @@ def _expect_same_gradients(amp: Amp, leaves: Sequence[torch.Tensor], out: torch.
     """Note where the gradients of a result are not, to the bit, those of a result without a checkpoint."""
     got, want = (torch.autograd.grad(result.float().sum(), leaves) for result in (out, plain))
     for place, (one, other) in enumerate(zip(got, want, strict=True)):
-        amp.assert_identical(f"gradient {place}", one, other)
+        _expect_same_bits(amp, f"gradient {place}", one, other)
 
 
 @scenario(kept=SAVED, values=True)

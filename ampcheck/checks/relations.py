@@ -1,0 +1,317 @@
+"""Relations of an op: ways to call it that must agree in a region, with samples of PyTorch's own op database.
+
+A difference that is there without autocast, too, is the op's own and not autocast's. `suites/eager/test_relations.py`
+says from which promise each relation follows.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ampcheck.checks.amp import Amp
+
+Result = list[torch.Tensor] | Exception
+Region = Callable[[], AbstractContextManager[object]]
+Call = Callable[[Region], object]
+
+SAMPLES, MOST = 12, 20_000
+"""How many samples of an op are looked at, and the elements of the largest one."""
+SHOWN = 2
+"""On how many of them every relation is tried; `dtypes` needs more."""
+ALLOWED = 8.0
+"""How many times the error that rounding explains a result may be off: a kernel rounds its intermediate values, too."""
+
+
+def _run(amp: Amp, call: Call, region: Region) -> Result:
+    """Return the tensors of a call, or what it raises, with the same random numbers each time."""
+    amp.seed()
+    try:
+        made = [x for x in tree_leaves(call(region)) if isinstance(x, torch.Tensor)]
+        return [amp.host(x.to_dense() if x.layout != torch.strided else x).clone() for x in made]
+    except Exception as error:  # an op may raise anything
+        return error
+
+
+def _difference(got: Result, want: Result, tolerance: float = 0.0) -> str:
+    """Say how two results differ; "" where they agree. Exceptions are not compared with each other."""
+    if isinstance(got, Exception) or isinstance(want, Exception):
+        if isinstance(got, Exception) and isinstance(want, Exception):
+            return ""
+        first, second = (f"{type(x).__name__}: {str(x)[:200]}" if isinstance(x, Exception) else "" for x in (got, want))
+        return f"raised {first}" if first else f"raised nothing; the other way raised {second}"
+    if [(x.dtype, x.shape) for x in got] != [(x.dtype, x.shape) for x in want]:
+        shown = [", ".join(f"{x.dtype}{list(x.shape)}" for x in one) for one in (got, want)]
+        return f"gave {shown[0]}; the other way gave {shown[1]}"
+    for place, (x, y) in enumerate(zip(got, want, strict=True)):
+        if x.is_quantized or not x.numel():
+            continue
+        wide = torch.complex128 if x.is_complex() else torch.float64
+        x, y = x.to(wide), y.to(wide)
+        finite = x.isfinite() & y.isfinite()
+        if not torch.equal(x.isfinite(), y.isfinite()):
+            counts = int(x.isfinite().sum()), int(y.isfinite().sum())
+            return f"gave {counts[0]} finite values in output {place}; the other way gave {counts[1]}"
+        if not finite.any():
+            continue
+        far, largest = (x - y)[finite].abs().max().item(), y[finite].abs().max().item()
+        if far > tolerance * largest:
+            part = far / largest if largest else float("inf")
+            return f"is off by {part:.2g} of the largest value of output {place}; at most {tolerance:.2g} is expected"
+    return ""
+
+
+class _Relations:
+    """An op's sample and the ways to call it."""
+
+    def __init__(self, amp: Amp, op: Any, number: int, sample: Any) -> None:
+        self.amp, self.op, self.number = amp, op, number
+        self.args, self.kwargs = (sample.input, *sample.args), sample.kwargs
+
+    def off(self) -> AbstractContextManager[object]:
+        """Return a region that is disabled."""
+        return self.amp.region(enabled=False)  # type: ignore[no-any-return]  # a region of the device
+
+    def on(self) -> AbstractContextManager[object]:
+        """Return a region of the lower precision."""
+        return self.amp.region()  # type: ignore[no-any-return]  # a region of the device
+
+    def fresh(self, *, grad: bool = False, dtype: torch.dtype | None = None) -> tuple[Any, Any]:
+        """Return the arguments anew; `dtype` replaces float32."""
+
+        def one(x: object) -> object:
+            if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
+                return x
+            made = x.detach().clone()
+            made = made.to(dtype) if dtype is not None and made.dtype == torch.float32 else made
+            return made.requires_grad_(grad and (made.is_floating_point() or made.is_complex()))
+
+        return tree_map(one, (self.args, self.kwargs))  # type: ignore[no-any-return]  # a tuple as it was
+
+    def inside(self, function: Any, *, outside: bool = False) -> Call:
+        """Return a call of a function on fresh arguments in the region; `outside`: in none."""
+
+        def call(region: Region) -> object:
+            args, kwargs = self.fresh()
+            with self.off() if outside else region():
+                return function(*args, **kwargs)
+
+        return call
+
+    def agree(self, what: str, way: Call, reference: Call, tolerance: float = 0.0) -> None:
+        """Note a difference of two ways in a region that they do not have in a disabled one."""
+        amp, on, off = self.amp, self.on, self.off
+        want = _run(amp, reference, on)
+        if _difference(_run(amp, reference, on), want):
+            return  # random numbers that no seed decides, or memory that nothing wrote
+        found = _difference(_run(amp, way, on), want, tolerance)
+        if found and _difference(_run(amp, way, off), _run(amp, reference, off), max(tolerance, 1e-4)):
+            return
+        amp.check(not found, f"{what} of sample {self.number}", found or "agrees")
+
+    # ---- relations
+
+    def forms(self) -> None:
+        """Compare function, method, in-place form, out= and gradient modes."""
+        op, amp = self.op, self.amp
+        plain = self.inside(op.op)
+        first = isinstance(self.args[0], torch.Tensor)
+        if op.get_method() and first:
+            self.agree("method", self.inside(op.get_method()), plain)
+        if op.get_inplace() and first:
+            self.agree("in_place", self.inside(op.get_inplace()), self.inside(op.get_inplace(), outside=True))
+        for name, mode in (("no_grad", torch.no_grad), ("inference", torch.inference_mode)):
+            self.agree(name, mode()(plain), plain)
+        right = _run(amp, self.inside(op.op, outside=True), self.on)
+        if op.supports_out and not isinstance(right, Exception) and len(right) == 1:
+            dtype, shape = right[0].dtype, right[0].shape
+
+            def out(region: Region, *, outside: bool = False) -> object:
+                args, kwargs = self.fresh()
+                made = torch.zeros(shape, dtype=dtype, device=amp.type)
+                with self.off() if outside else region():
+                    return op.op(*args, **kwargs, out=made)
+
+            self.agree("out", out, lambda region: out(region, outside=True))
+
+    def memory(self) -> None:
+        """Compare what a call writes to its arguments, and which results share their memory."""
+
+        def call(region: Region) -> object:
+            args, kwargs = self.fresh()
+            given = _strided((args, kwargs))
+            with region():
+                results = _strided(self.op.op(*args, **kwargs))
+            held = [x.untyped_storage().data_ptr() for x in given]
+            shared = [[x.untyped_storage().data_ptr() == at != 0 for at in held] for x in results]
+            return [torch.tensor(shared), *given]
+
+        if not isinstance(_run(self.amp, call, self.off), Exception):  # the casts of a region may make a call possible
+            self.agree("memory", call, lambda region: call(self.off))
+
+    def derivatives(self) -> None:
+        """Compare tangents and gradients with those outside, where the result is that of float32."""
+        outside = _run(self.amp, self.inside(self.op.op, outside=True), self.on)
+        inside = _run(self.amp, self.inside(self.op.op), self.on)
+        if isinstance(outside, Exception) or _difference(inside, outside, 1e-5):
+            return
+        if self.op.supports_forward_ad:
+            self.agree("tangent", self.tangent, lambda region: self.tangent(self.off), 1e-3)
+        if self.op.supports_autograd:
+            self.agree("gradient", self.gradient, lambda region: self.gradient(self.off), 1e-3)
+
+    def tangent(self, region: Region) -> object:
+        """Return the tangents of the results for tangents of ones."""
+        args, kwargs = self.fresh()
+        with forward_ad.dual_level():
+            dual = tree_map(lambda x: forward_ad.make_dual(x, torch.ones_like(x)) if _is_real(x) else x, args)
+            with region():
+                out = self.op.op(*dual, **kwargs)
+            made = [forward_ad.unpack_dual(x).tangent for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+            return [x.clone() for x in made if x is not None]
+
+    def gradient(self, region: Region, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
+        """Return the results and the gradients of the arguments; the backward pass is outside of the region."""
+        args, kwargs = self.fresh(grad=True, dtype=dtype)
+        with region():
+            out = [x for x in tree_leaves(self.op.op(*args, **kwargs)) if isinstance(x, torch.Tensor)]
+        roots = [x for x in out if x.requires_grad]
+        leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad]
+        if not roots or not leaves:
+            return out
+        ones = [torch.ones_like(x) for x in roots]
+        return [*out, *(x for x in torch.autograd.grad(roots, leaves, ones, allow_unused=True) if x is not None)]
+
+    def accuracy(self) -> None:
+        """Compare results and gradients in a region with float64's: rounding must explain how far they are."""
+        amp = self.amp
+        rounded = _Relations(amp, self.op, self.number, _Rounded(self.args, self.kwargs, amp.dtype))
+        call: Callable[..., object]
+        nudge: Callable[..., object]
+        call, nudge = (self.gradient, rounded.gradient) if self.op.supports_autograd else (self.plain, rounded.plain)
+        exact = _run(amp, lambda _: call(self.off, torch.float64), self.on)
+        moved = _run(amp, lambda _: nudge(self.off, torch.float64), self.on)
+        single = _run(amp, lambda _: nudge(self.off), self.on)
+        got = _run(amp, lambda region: call(region), self.on)
+        if isinstance(exact, Exception) or isinstance(moved, Exception) or isinstance(single, Exception):
+            return
+        if _difference([x.double() if x.is_floating_point() else x for x in single], moved, 1e-2):
+            return  # random, or float32 itself is not enough
+        if isinstance(got, Exception):
+            amp.check(False, f"accuracy of sample {self.number}", f"raised {type(got).__name__}: {str(got)[:200]}", got)
+            return
+        if not len(exact) == len(moved) == len(got):
+            return
+        most, eps = torch.finfo(amp.dtype).max, torch.finfo(amp.dtype).eps
+        for place, (x, y, z) in enumerate(zip(exact, moved, got, strict=True)):
+            if x.dtype != torch.float64 or x.shape != z.shape or not x.numel() or not z.is_floating_point():
+                continue
+            what = f"accuracy of output {place} of sample {self.number}"
+            lost = x.isfinite() & y.isfinite() & (y.abs() < most / 4) & ~z.isfinite()
+            if lost.any():
+                said = f"gave {z[lost][0].item()} in {z.dtype} where float64 gives {x[lost][0].item():.4g}"
+                amp.check(False, what, said)
+                continue
+            fine = x.isfinite() & y.isfinite() & z.isfinite()
+            if not fine.any():
+                continue
+            allowed = ALLOWED * max(((x - y)[fine].abs().max() + eps * x[fine].abs().max()).item(), 1e-5)
+            far = (z.double() - x)[fine].abs().max().item()
+            amp.check(far <= allowed, what, f"is off by {far:.2g}; rounding explains {allowed:.2g}")
+
+    def rounds_inside(self) -> bool:
+        """Tell whether the op is made of several, one of which rounds to the lower precision what another one takes."""
+        args, kwargs = self.fresh()
+        with self.on():
+            seen = self.amp.observe(lambda: self.op.op(*args, **kwargs)).kernels
+        return len(seen) > 1 and any(self.amp.policies.get(kernel.overload) == "downcast" for kernel in seen)
+
+    def plain(self, region: Region, dtype: torch.dtype | None = None) -> object:
+        """Return the results of a call on arguments in which a dtype replaces float32."""
+        args, kwargs = self.fresh(dtype=dtype)
+        with region():
+            return self.op.op(*args, **kwargs)
+
+
+class _Rounded:
+    """A sample whose float32 tensors hold values of a lower precision."""
+
+    def __init__(self, args: tuple[object, ...], kwargs: dict[str, object], low: torch.dtype) -> None:
+        first, *rest = tree_map(lambda x: x.to(low).to(x.dtype) if _is_real(x) else x, args)
+        self.input, self.args = first, tuple(rest)
+        self.kwargs = tree_map(lambda x: x.to(low).to(x.dtype) if _is_real(x) else x, kwargs)
+
+
+def _strided(found: object) -> list[torch.Tensor]:
+    return [x for x in tree_leaves(found) if isinstance(x, torch.Tensor) and x.layout == torch.strided]
+
+
+def _is_real(x: object) -> bool:
+    return isinstance(x, torch.Tensor) and x.is_floating_point() and x.layout == torch.strided
+
+
+def _assert_dtypes(amp: Amp, op: Any, samples: list[Any]) -> None:
+    """Note samples of the same dtypes, which give the same dtypes outside, that give several inside."""
+    seen: dict[str, dict[str, str]] = defaultdict(dict)
+    for number, sample in enumerate(samples):
+        one = _Relations(amp, op, number, sample)
+        inside, outside = (_run(amp, one.inside(op.op, outside=out), one.on) for out in (False, True))
+        if isinstance(inside, Exception) or isinstance(outside, Exception):
+            continue
+        kinds = [getattr(x, "dtype", type(x).__name__) for x in tree_leaves((one.args, one.kwargs))]
+        shapes = tree_map(lambda x: tuple(x.shape) if isinstance(x, torch.Tensor) else x, (one.args, one.kwargs))
+        key = f"{kinds} {[x.dtype for x in outside]}"
+        seen[key].setdefault(", ".join(str(x.dtype) for x in inside), f"{shapes[0]} {shapes[1]}")
+    for found in seen.values():
+        said = "; ".join(f"{dtypes} for shapes {shapes}" for dtypes, shapes in sorted(found.items()))
+        amp.check(len(found) == 1, "dtypes of the results", f"gave {said}")
+
+
+def _samples(amp: Amp, op: Any, given: str) -> list[Any]:
+    """Return small samples of an op, with other values or another dtype of the first argument."""
+    change: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "large": lambda x: x * 30,
+        "small": lambda x: x * 1e-4,
+        "moved": lambda x: x + 100,
+        "wide": lambda x: x,
+        "low": lambda x: x,
+    }
+    made = [x for x in amp.op_samples(op, torch.float32, SAMPLES) if _size(x) <= MOST]
+    for sample in made:
+        changed = tree_map(lambda x: change[given](x) if _is_real(x) else x, (sample.input, sample.args, sample.kwargs))
+        sample.input, sample.args, sample.kwargs = changed
+        if given == "low":
+            sample.input = tree_map(lambda x: x.to(amp.dtype) if _is_real(x) else x, sample.input)
+    return made
+
+
+def _size(sample: Any) -> int:
+    tensors = (x for x in tree_leaves((sample.input, sample.args, sample.kwargs)) if isinstance(x, torch.Tensor))
+    return sum(x.numel() for x in tensors)
+
+
+def assert_relations(amp: Amp, name: str, given: str) -> None:
+    """Try every relation that an op has, on samples of the database with the values or the dtype that are given."""
+    op = amp.op_info(name)
+    if op is None or torch.float32 not in op.supported_dtypes(amp.type):
+        amp.unsupported(f"the op database has no float32 samples of {name} for {amp.type}")
+    samples = _samples(amp, op, given)
+    if not samples:
+        amp.unsupported(f"{name} has no small samples")
+    _assert_dtypes(amp, op, samples)
+    places = sorted({round(k * (len(samples) - 1) / max(SHOWN - 1, 1)) for k in range(SHOWN)})
+    for number in places:
+        one = _Relations(amp, op, number, samples[number])
+        one.forms()
+        one.memory()
+        # A result hardly depends on small arguments, and outside a low one is less exact.
+        if given in ("wide", "large"):
+            one.derivatives()
+        if torch.float64 in op.supported_dtypes(amp.type) and (given == "wide" or not one.rounds_inside()):
+            one.accuracy()
