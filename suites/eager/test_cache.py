@@ -19,6 +19,12 @@ from ampcheck.spec.torch_dtypes import name_of
 pytestmark = pytest.mark.rule("cache")
 
 
+def _weight_and_use(amp: Amp) -> tuple[torch.Tensor, torch.Tensor, Callable[..., int]]:
+    """Return a weight, another matrix, and a function that says how often the weight is cast in some products."""
+    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    return weight, x, lambda times=1: amp.casts(lambda: [torch.mm(x, weight) for _ in range(times)], weight)
+
+
 @scenario()
 def test_one_cast_for_many_uses(amp: Amp) -> None:
     """A float32 leaf that requires grad is cast once however many ops use it (autocast_mode.cpp, cached_cast)."""
@@ -102,10 +108,9 @@ def test_not_for_casts_to_float32(amp: Amp) -> None:
 @scenario()
 def test_off(amp: Amp) -> None:
     """cache_enabled=False casts at each use (amp.html#torch.autocast, cache_enabled)."""
-    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    _, _, use = _weight_and_use(amp)
     with amp.region(cache_enabled=False):
-        got = amp.casts(lambda: [torch.mm(x, weight) for _ in range(3)], weight)
-        amp.assert_equal("casts without the cache", got, 3)
+        amp.assert_equal("casts without the cache", use(3), 3)
 
 
 @scenario()
@@ -122,26 +127,18 @@ def test_off_inside_on(amp: Amp) -> None:
 @scenario()
 def test_switched_inside(amp: Amp) -> None:
     """set_autocast_cache_enabled acts on the ops that follow (autocast_mode.cpp, cached_cast)."""
-    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
-
-    def use() -> int:
-        return amp.casts(lambda: [torch.mm(x, weight) for _ in range(2)], weight)
-
+    _, _, use = _weight_and_use(amp)
     with amp.region():
         torch.set_autocast_cache_enabled(False)
-        amp.assert_equal("casts after switching the cache off", use(), 2)
+        amp.assert_equal("casts after switching the cache off", use(2), 2)
         torch.set_autocast_cache_enabled(True)
-        amp.assert_equal("casts after switching it on", use(), 1)
+        amp.assert_equal("casts after switching it on", use(2), 1)
 
 
 @scenario()
 def test_dropped_at_outermost_exit(amp: Amp) -> None:
     """Casts do not outlive the outermost region, and an inner exit keeps them (autocast_mode.cpp, nesting)."""
-    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
-
-    def use() -> int:
-        return amp.casts(lambda: torch.mm(x, weight), weight)
-
+    _, _, use = _weight_and_use(amp)
     with amp.region():
         amp.assert_equal("casts at first", use(), 1)
         with amp.region():
@@ -338,20 +335,11 @@ def test_layer_in_two_dtypes(amp: Amp) -> None:
             amp.assert_equal("dtype of the layer in the inner region", found, str(amp.other))
 
 
-def _fill(weight: torch.nn.Parameter) -> None:
-    with torch.no_grad():
-        weight.fill_(9)
-
-
-def _load(weight: torch.nn.Parameter) -> None:
-    torch.nn.ParameterList([weight]).load_state_dict({"0": torch.full_like(weight, 9)})
-
-
-def _replace(weight: torch.nn.Parameter) -> None:
-    weight.data = torch.full((2, 5), 9.0, device=weight.device)
-
-
-CHANGES: dict[str, Callable[[torch.nn.Parameter], None]] = {"in_place": _fill, "loaded": _load, "replaced": _replace}
+CHANGES: dict[str, Callable[[torch.nn.Parameter], object]] = {
+    "in_place": torch.no_grad()(lambda weight: weight.fill_(9)),
+    "loaded": lambda w: torch.nn.ParameterList([w]).load_state_dict({"0": torch.full_like(w, 9)}),
+    "replaced": lambda weight: setattr(weight, "data", torch.full((2, 5), 9.0, device=weight.device)),
+}
 
 
 @scenario(change=CHANGES, values=True)

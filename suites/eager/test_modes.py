@@ -74,28 +74,28 @@ class Log:
         return [call[1:] for call in self.calls if overload in ("", call[0])][:1]
 
 
-class FunctionMode(TorchFunctionMode):
+class _Noting:
+    """A mode that notes each call, and makes it."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self.log = log
+
+    def call(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.log.note(func, args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+
+class FunctionMode(_Noting, TorchFunctionMode):
     """Sees what Python calls."""
 
-    def __init__(self, log: Log) -> None:
-        super().__init__()
-        self.log = log
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.log.note(func, args, kwargs)
-        return func(*args, **(kwargs or {}))
+    __torch_function__ = _Noting.call
 
 
-class DispatchMode(TorchDispatchMode):
+class DispatchMode(_Noting, TorchDispatchMode):
     """Sees what kernels are called with."""
 
-    def __init__(self, log: Log) -> None:
-        super().__init__()
-        self.log = log
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.log.note(func, args, kwargs)
-        return func(*args, **(kwargs or {}))
+    __torch_dispatch__ = _Noting.call
 
 
 class Subclass(torch.Tensor):
@@ -158,18 +158,12 @@ def _subclassed(x: torch.Tensor, log: Log) -> torch.Tensor:
     return made
 
 
-def _same(x: torch.Tensor, log: Log) -> torch.Tensor:
-    return x
-
-
-USERS: dict[
-    str, tuple[Callable[[Log], AbstractContextManager[object]], Callable[[torch.Tensor, Log], torch.Tensor]]
-] = {
-    "function_mode": (FunctionMode, _same),
-    "dispatch_mode": (DispatchMode, _same),
-    "subclass": (lambda log: nullcontext(), _subclassed),
-    "wrapper": (lambda log: nullcontext(), lambda x, log: Wrapper(x, log, x.dtype)),
-    "quantized": (lambda log: nullcontext(), lambda x, log: Quantized((x * 8).to(torch.int32), log, x.dtype)),
+USERS: dict[str, tuple[Callable[..., AbstractContextManager[object]], Callable[..., torch.Tensor]]] = {
+    "function_mode": (FunctionMode, lambda x, log: x),
+    "dispatch_mode": (DispatchMode, lambda x, log: x),
+    "subclass": (nullcontext, _subclassed),
+    "wrapper": (nullcontext, lambda x, log: Wrapper(x, log, x.dtype)),
+    "quantized": (nullcontext, lambda x, log: Quantized((x * 8).to(torch.int32), log, x.dtype)),
 }
 """Who looks at a call: the mode that is entered, and what is made of each tensor."""
 FUNCTIONS = ("function_mode", "subclass")
@@ -197,15 +191,14 @@ def test_used(amp: Amp, user: str, made: str, op: str, region: str) -> None:
     casting = amp.casting(overload, given, enabled=region == "on")
     entering = amp.region(enabled=region == "on", cache_enabled=False)
     before = amp.state(), amp.depth()
-    if made == "before":
+    with ExitStack() as stack:
+        if made == "inside":
+            stack.enter_context(entering)
         tensors = [wrap(x, log) for x in plain]
-        with enter(log), entering:
-            got = call(*tensors)
-    else:
-        with entering:
-            tensors = [wrap(x, log) for x in plain]
-            with enter(log):
-                got = call(*tensors)
+        stack.enter_context(enter(log))
+        if made == "before":
+            stack.enter_context(entering)
+        got = call(*tensors)
     with entering:
         want = call(*plain)
     amp.assert_equal("state and depth afterwards", (amp.state(), amp.depth()), before)
@@ -233,10 +226,6 @@ def _calm() -> AbstractContextManager[object]:
     return stack
 
 
-def _as_it_is(x: torch.Tensor) -> torch.Tensor:
-    return x
-
-
 SWITCHED: dict[str, Callable[[Amp], AbstractContextManager[object]]] = {
     "nothing": lambda amp: nullcontext(),
     "no_grad": lambda amp: torch.no_grad(),
@@ -246,7 +235,7 @@ SWITCHED: dict[str, Callable[[Amp], AbstractContextManager[object]]] = {
     "own_device": lambda amp: torch.device(amp.type),
     "fake": lambda amp: FakeTensorMode(allow_non_fake_inputs=True),
     "anomaly": lambda amp: _calm(),
-    "saved_hooks": lambda amp: torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is),
+    "saved_hooks": lambda amp: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x),
     "forward_ad": lambda amp: torch.autograd.forward_ad.dual_level(),
 }
 OF_EACH_POLICY: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[str, ...]]] = {
@@ -265,13 +254,7 @@ OF_EACH_POLICY: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[str, ...
 SIDES = {"small": 3, "large": 70}
 """The side of each matrix. The small ones are leaves that require grad; large ones are more than a kernel's vector."""
 
-AMBIENT = Product(
-    {
-        "switched": tuple(SWITCHED),
-        "op": tuple(OF_EACH_POLICY),
-        "size": tuple(SIDES),
-    }
-)
+AMBIENT = Product({"switched": tuple(SWITCHED), "op": tuple(OF_EACH_POLICY), "size": tuple(SIDES)})
 
 
 @AMBIENT.cells
@@ -292,11 +275,11 @@ def test_switched_on(amp: Amp, switched: str, op: str, size: str) -> None:
     with SWITCHED[switched](amp):
         want = _result(call, cast)
         with amp.region():
-            _assert_result(
-                amp, f"{overload}, switched on around the region", _result(call, given), want, casting.refusal
-            )
+            around = _result(call, given)
     with amp.region(), SWITCHED[switched](amp):
-        _assert_result(amp, f"{overload}, switched on inside", _result(call, given), want, casting.refusal)
+        inside = _result(call, given)
+    for where, got in (("around the region", around), ("inside", inside)):
+        _assert_result(amp, f"{overload}, switched on {where}", got, want, casting.refusal)
     amp.assert_equal("state and depth afterwards", (amp.state(), amp.depth()), ((False, amp.default, True), 0))
 
 
@@ -325,6 +308,7 @@ def _result(call: Callable[..., torch.Tensor], given: list[torch.Tensor]) -> tor
 # ---- tensors that hold tensors, as PyTorch has them
 
 
+@contextmanager
 def _alone() -> Iterator[None]:
     """Make this process a group of one, if it is in none."""
     own = not dist.is_initialized()
@@ -364,9 +348,7 @@ CALLS: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[str, ...]]] = {
 
 HELD = Product(
     {"kind": tuple(KINDS), "call": tuple(CALLS), "region": ("on", "off")},
-    {
-        "jagged tensors have no mse_loss": lambda cell: (cell["kind"], cell["call"]) == ("jagged", "loss"),
-    },
+    {"jagged tensors have no mse_loss": lambda cell: (cell["kind"], cell["call"]) == ("jagged", "loss")},
 )
 
 
@@ -377,7 +359,7 @@ def test_held(amp: Amp, kind: str, call: str, region: str) -> None:
     given = [amp.rand(2, 2).to(amp.dtype if dtype == "low" else torch.float32) for dtype in CALLS[call][2]]
     if call == "layer":
         given[2] = given[2][0]
-    with contextmanager(_alone)():
+    with _alone():
         tensors = [KINDS[kind](x) for x in given]
         if kind == "jagged":
             tensors[1:] = given[1:] if call == "layer" else [_like(tensors[0], x) for x in given[1:]]

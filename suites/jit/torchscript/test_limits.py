@@ -8,6 +8,7 @@ the device and the dtypes left open, and what `ampcheck lint` finds in them.
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,41 +21,27 @@ from ampcheck.tools.lint.reproduce import of_limit
 
 pytestmark = pytest.mark.rule("limits")
 
+_ON, _MM, _POLICIES = "torch.autocast({device})", "torch.mm(a, b)", ("policies-in-script",)
 _BODIES: dict[str, tuple[str, str, tuple[str, ...], str]] = {
     "enabled_at_run_time": (
         "torch.autocast({device}, enabled=bool(a.size(0) > 1))",
-        "torch.mm(a, b)",
+        _MM,
         ("enabled-not-constant",),
         "Autocast _enabled argument must be a constant",
     ),
-    "dtype_at_run_time": ("torch.autocast({device}, dtype=low)", "torch.mm(a, b)", ("dtype-not-constant",), ""),
-    "bound_only": ("torch.autocast({device}) as unused", "torch.mm(a, b)", (), ""),
-    "constant_region": ("torch.autocast({device})", "torch.mm(a, b)", (), ""),
-    "added_products": (
-        "torch.autocast({device})",
-        "torch.add(torch.mm(a, b), torch.mm(b, a))",
-        ("policies-in-script",),
-        "",
-    ),
-    "exponential": ("torch.autocast({device})", "torch.exp(torch.mm(a, b))", ("policies-in-script",), ""),
-    "summed": ("torch.autocast({device})", "torch.sum(torch.mm(a, b))", ("policies-in-script",), ""),
-    "layer_normed": ("torch.autocast({device})", "F.layer_norm(torch.mm(a, b), [2])", ("policies-in-script",), ""),
-    "attention": (
-        "torch.autocast({device})",
-        "F.scaled_dot_product_attention(a[None], b[None], b[None])",
-        ("policies-in-script",),
-        "",
-    ),
-    "inverted": ("torch.autocast({device})", "torch.linalg.inv(torch.mm(a, b))", ("policies-in-script",), ""),
-    "entropy": (
-        "torch.autocast({device})",
-        "F.binary_cross_entropy(torch.sigmoid(torch.mm(a, b)), b)",
-        ("policies-in-script",),
-        "",
-    ),
-    "concatenated": ("torch.autocast({device})", "torch.cat([torch.mm(a, b), a])", (), ""),
-    "disabled": ("torch.autocast({device}, enabled=False)", "torch.mm(a, b)", ("disabled-in-script",), ""),
-    "wide_dtype": ("torch.autocast({device}, dtype=torch.float64)", "torch.mm(a, b)", ("unsupported-dtype",), ""),
+    "dtype_at_run_time": ("torch.autocast({device}, dtype=low)", _MM, ("dtype-not-constant",), ""),
+    "bound_only": ("torch.autocast({device}) as unused", _MM, (), ""),
+    "constant_region": (_ON, _MM, (), ""),
+    "added_products": (_ON, "torch.add(torch.mm(a, b), torch.mm(b, a))", _POLICIES, ""),
+    "exponential": (_ON, "torch.exp(torch.mm(a, b))", _POLICIES, ""),
+    "summed": (_ON, "torch.sum(torch.mm(a, b))", _POLICIES, ""),
+    "layer_normed": (_ON, "F.layer_norm(torch.mm(a, b), [2])", _POLICIES, ""),
+    "attention": (_ON, "F.scaled_dot_product_attention(a[None], b[None], b[None])", _POLICIES, ""),
+    "inverted": (_ON, "torch.linalg.inv(torch.mm(a, b))", _POLICIES, ""),
+    "entropy": (_ON, "F.binary_cross_entropy(torch.sigmoid(torch.mm(a, b)), b)", _POLICIES, ""),
+    "concatenated": (_ON, "torch.cat([torch.mm(a, b), a])", (), ""),
+    "disabled": ("torch.autocast({device}, enabled=False)", _MM, ("disabled-in-script",), ""),
+    "wide_dtype": ("torch.autocast({device}, dtype=torch.float64)", _MM, ("unsupported-dtype",), ""),
     "foreign_device": (
         'torch.autocast("xpu")',
         "torch.relu(a)",
@@ -62,7 +49,7 @@ _BODIES: dict[str, tuple[str, str, tuple[str, ...], str]] = {
         "unrecognized device for autocast pass: xpu",
     ),
     "asked_by_type": (
-        "torch.autocast({device})",
+        _ON,
         "(torch.mm(a, b), torch.is_autocast_enabled({device}))",
         ("query-in-script",),
         "is_autocast_enabled",
@@ -73,9 +60,12 @@ _BODIES: dict[str, tuple[str, str, tuple[str, ...], str]] = {
         ("query-in-script", "dtype-in-script"),
         "",
     ),
-    "two_at_once": ("torch.no_grad(), torch.autocast({device})", "torch.mm(a, b)", (), ""),
+    "two_at_once": ("torch.no_grad(), torch.autocast({device})", _MM, (), ""),
 }
 """A region and what is computed in it, by name; what the linter must find; what a refusal must say."""
+
+
+_limit = partial(Limit, "script")
 
 
 def _of_body(region: str, result: str, finds: tuple[str, ...], says: str) -> Limit:
@@ -83,14 +73,13 @@ def _of_body(region: str, result: str, finds: tuple[str, ...], says: str) -> Lim
     text = f"def program(a, b):\n{first}    with {region}:\n        return {result}\n"
     if "autocast({device})" in region or 'autocast("xpu")' in region or "enabled=bool" in region:
         finds = (*finds, "default-dtype")
-    return Limit("script", text, finds, says)
+    return _limit(text, finds, says)
 
 
 SCRIPTED = {
     **{name: _of_body(*row) for name, row in _BODIES.items()},
-    "no_region": Limit("script", "def program(a, b):\n    return torch.mm(a, b)\n", dynamic=True),
-    "annotated_function": Limit(
-        "script",
+    "no_region": _limit("def program(a, b):\n    return torch.mm(a, b)\n", dynamic=True),
+    "annotated_function": _limit(
         """
         @torch.autocast({device})
         def program(a, b):
@@ -99,8 +88,7 @@ SCRIPTED = {
         ("decorator",),
         "@autocast() decorator is not supported in script mode",
     ),
-    "annotated_helper": Limit(
-        "script",
+    "annotated_helper": _limit(
         """
         @torch.autocast({device})
         def helper(a, b):
@@ -112,8 +100,7 @@ SCRIPTED = {
         ("decorator",),
         "@autocast() decorator is not supported in script mode",
     ),
-    "bound_and_entered": Limit(
-        "script",
+    "bound_and_entered": _limit(
         """
         def program(a, b):
             with torch.autocast({device}) as region:
@@ -124,8 +111,7 @@ SCRIPTED = {
         ("bound", "default-dtype"),
         "`with autocast() as ...` is not supported",
     ),
-    "object_chosen": Limit(
-        "script",
+    "object_chosen": _limit(
         """
         def program(a, b):
             on, off = torch.autocast({device}), torch.autocast({device}, enabled=False)
@@ -135,8 +121,7 @@ SCRIPTED = {
         ("object-elsewhere",),
         "Unsupported autocast syntax",
     ),
-    "object_of_the_file": Limit(
-        "script",
+    "object_of_the_file": _limit(
         """
         region = torch.autocast({device})
 
@@ -147,8 +132,7 @@ SCRIPTED = {
         ("object-elsewhere",),
         "python value of type 'autocast' cannot be used as a value",
     ),
-    "object_in_turn": Limit(
-        "script",
+    "object_in_turn": _limit(
         """
         def program(a, b):
             region = torch.autocast({device})
@@ -159,8 +143,7 @@ SCRIPTED = {
         """,
         dynamic=True,
     ),
-    "traced_callee": Limit(
-        "script",
+    "traced_callee": _limit(
         """
         def helper(a, b):
             with torch.autocast({device}, enabled=False):
@@ -174,8 +157,7 @@ SCRIPTED = {
         """,
         ("default-dtype", "lost-in-trace", "traced-callee"),
     ),
-    "dtype_in_a_region": Limit(
-        "script",
+    "dtype_in_a_region": _limit(
         """
         def program(a, b):
             with torch.autocast({device}, dtype={other}):
@@ -183,8 +165,7 @@ SCRIPTED = {
         """,
         ("dtype-in-script",),
     ),
-    "default_inside": Limit(
-        "script",
+    "default_inside": _limit(
         """
         def program(a, b):
             with torch.autocast({device}, dtype={other}):
@@ -193,8 +174,7 @@ SCRIPTED = {
         """,
         ("default-dtype", "dtype-in-script"),
     ),
-    "low_into_another": Limit(
-        "script",
+    "low_into_another": _limit(
         """
         def program(a, b):
             with torch.autocast({device}, dtype={other}):
@@ -204,8 +184,7 @@ SCRIPTED = {
         """,
         ("dtype-in-script",),
     ),
-    "left_to_python": Limit(
-        "script",
+    "left_to_python": _limit(
         """
         @torch.jit.ignore
         def helper(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -217,8 +196,7 @@ SCRIPTED = {
         """,
         ("default-dtype", "left-to-python"),
     ),
-    "forked": Limit(
-        "script",
+    "forked": _limit(
         """
         def helper(a, b):
             return torch.mm(a, b)
@@ -229,8 +207,7 @@ SCRIPTED = {
         """,
         ("default-dtype", "left-to-python"),
     ),
-    "maybe_a_tensor": Limit(
-        "script",
+    "maybe_a_tensor": _limit(
         """
         def program(a, b):
             bias: Optional[torch.Tensor] = None
@@ -241,8 +218,7 @@ SCRIPTED = {
         """,
         ("default-dtype",),
     ),
-    "set_by_call": Limit(
-        "script",
+    "set_by_call": _limit(
         """
         def program(a, b):
             torch.set_autocast_enabled({device}, True)
@@ -251,8 +227,7 @@ SCRIPTED = {
         ("state-change",),
         "aten::set_autocast_enabled",
     ),
-    "helper_with_a_region": Limit(
-        "script",
+    "helper_with_a_region": _limit(
         """
         def helper(a, b):
             with torch.autocast({device}):

@@ -15,6 +15,12 @@ import torch
 from ampcheck.runner.suite import Amp, scenario
 
 
+def _compiled(amp: Amp, compiler: str, source: str) -> tuple[torch.Tensor, Any]:
+    """Return a matrix, and the program of a source, compiled for such a matrix."""
+    x = amp.rand(2, 2)
+    return x, amp.compiled(compiler, amp.program(source), x)
+
+
 @pytest.mark.rule("cache")
 @scenario(compiler=["traced"], values=True)
 def test_tracing_with_the_cache_on(amp: Amp, compiler: str) -> None:
@@ -47,17 +53,14 @@ def test_tracing_with_the_cache_off(amp: Amp, compiler: str) -> None:
 @scenario(compiler=["script"])
 def test_body_alone_in_a_source(amp: Amp, compiler: str) -> None:
     """TorchScript's region holds for its body alone (pytorch#63939 brought it)."""
-    program = amp.program(
-        """
-        def program(x: torch.Tensor):
-            before = torch.mm(x, x)
-            with torch.autocast(TYPE, dtype=DTYPE):
-                inside = torch.mm(x, x)
-            return before, inside, torch.mm(x, x)
-        """
-    )
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x)
+    source = """
+    def program(x: torch.Tensor):
+        before = torch.mm(x, x)
+        with torch.autocast(TYPE, dtype=DTYPE):
+            inside = torch.mm(x, x)
+        return before, inside, torch.mm(x, x)
+    """
+    x, compiled = _compiled(amp, compiler, source)
     for call in ("first", "second", "third"):
         dtypes = [out.dtype for out in compiled(x)]
         want = [torch.float32, amp.dtype, torch.float32]
@@ -69,14 +72,11 @@ def test_body_alone_in_a_source(amp: Amp, compiler: str) -> None:
 @scenario(compiler=["script", "traced"])
 def test_static_called_in_and_out(amp: Amp, compiler: str) -> None:
     """A function that TorchScript compiled outside of regions is cast by the one it is called in (pytorch#72760)."""
-    program = amp.program(
-        """
-        def program(x: torch.Tensor):
-            return torch.mm(x, x)
-        """
-    )
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x)
+    source = """
+    def program(x: torch.Tensor):
+        return torch.mm(x, x)
+    """
+    x, compiled = _compiled(amp, compiler, source)
     for _ in range(3):
         amp.assert_equal("dtype outside", compiled(x).dtype, torch.float32)
         with amp.region():
@@ -153,22 +153,19 @@ def test_decorated_in_a_source(amp: Amp, compiler: str) -> None:
 @scenario(compiler=["script"])
 def test_three_deep_in_a_source(amp: Amp, compiler: str) -> None:
     """TorchScript's regions nest (upstream test_nested_autocast)."""
-    program = amp.program(
-        f"""
-        def program(x: torch.Tensor):
-            with torch.autocast(TYPE, dtype=DTYPE):
-                first = torch.mm(x, x)
-                with torch.autocast(TYPE, dtype={amp.other}):
-                    second = torch.mm(x, x)
-                    with torch.autocast(TYPE, enabled=False):
-                        third = torch.mm(x, x)
-                    fourth = torch.mm(x, x)
-                fifth = torch.mm(x, x)
-            return first, second, third, fourth, fifth, torch.mm(x, x)
-        """
-    )
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x)
+    source = f"""
+    def program(x: torch.Tensor):
+        with torch.autocast(TYPE, dtype=DTYPE):
+            first = torch.mm(x, x)
+            with torch.autocast(TYPE, dtype={amp.other}):
+                second = torch.mm(x, x)
+                with torch.autocast(TYPE, enabled=False):
+                    third = torch.mm(x, x)
+                fourth = torch.mm(x, x)
+            fifth = torch.mm(x, x)
+        return first, second, third, fourth, fifth, torch.mm(x, x)
+    """
+    x, compiled = _compiled(amp, compiler, source)
     want = [amp.dtype, amp.other, torch.float32, amp.other, amp.dtype, torch.float32]
     for _ in range(3):
         amp.assert_equal("dtypes on the way in and out", [out.dtype for out in compiled(x)], want)
@@ -178,16 +175,13 @@ def test_three_deep_in_a_source(amp: Amp, compiler: str) -> None:
 @scenario(compiler=["script"])
 def test_disabled_in_a_source_called_in_a_region(amp: Amp, compiler: str) -> None:
     """A disabled region inside a scripted function is off where the function is called in a region."""
-    program = amp.program(
-        """
-        def program(x: torch.Tensor):
-            with torch.autocast(TYPE, enabled=False):
-                off = torch.mm(x, x)
-            return off, torch.mm(x, x)
-        """
-    )
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x)
+    source = """
+    def program(x: torch.Tensor):
+        with torch.autocast(TYPE, enabled=False):
+            off = torch.mm(x, x)
+        return off, torch.mm(x, x)
+    """
+    x, compiled = _compiled(amp, compiler, source)
     with amp.region():
         amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [torch.float32, amp.dtype])
 
@@ -196,16 +190,13 @@ def test_disabled_in_a_source_called_in_a_region(amp: Amp, compiler: str) -> Non
 @scenario(compiler=["script"], types=("cpu", "cuda"))
 def test_dtype_of_its_own_in_a_source_called_in_a_region(amp: Amp, compiler: str) -> None:
     """A region inside a scripted function decides alone where the function is called in a region of another dtype."""
-    program = amp.program(
-        f"""
-        def program(x: torch.Tensor):
-            with torch.autocast(TYPE, dtype={amp.other}):
-                own = torch.mm(x, x)
-            return own, torch.mm(x, x)
-        """
-    )
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x)
+    source = f"""
+    def program(x: torch.Tensor):
+        with torch.autocast(TYPE, dtype={amp.other}):
+            own = torch.mm(x, x)
+        return own, torch.mm(x, x)
+    """
+    x, compiled = _compiled(amp, compiler, source)
     with amp.region():
         for _ in range(2):
             amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [amp.other, amp.dtype])
