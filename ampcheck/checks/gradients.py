@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -36,14 +35,14 @@ def assert_same_gradients(
 
 def custom_function(
     device_type: str,
-    forward: Callable[..., Any],
-    backward: Callable[..., Any] | None = None,
+    forward: Callable[..., object],
+    backward: Callable[..., object] | None = None,
     cast_inputs: torch.dtype | None = None,
-    **members: Any,
-) -> Any:
+    **members: object,
+) -> type[torch.autograd.Function]:
     """Return a torch.autograd.Function of two passes, which custom_fwd and custom_bwd decorate."""
     decorated = torch.amp.custom_fwd(forward, device_type=device_type, cast_inputs=cast_inputs)
-    passes: dict[str, Any] = {"forward": staticmethod(decorated)}
+    passes: dict[str, object] = {"forward": staticmethod(decorated)}
     if backward is not None:
         passes["backward"] = staticmethod(torch.amp.custom_bwd(backward, device_type=device_type))
     return type("Function", (torch.autograd.Function,), {**passes, **members})

@@ -94,7 +94,7 @@ class _Relations:
 
         return tree_map(one, (self.args, self.kwargs))  # type: ignore[no-any-return]  # a tuple as it was
 
-    def inside(self, function: Any, *, outside: bool = False) -> Call:
+    def inside(self, function: Callable[..., object], *, outside: bool = False) -> Call:
         """Return a call of a function on fresh arguments in the region; `outside`: in none."""
 
         def call(region: Region) -> object:

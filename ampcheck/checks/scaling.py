@@ -14,9 +14,9 @@ def trained(
     amp: Amp,
     values: Sequence[float] = (1.0, 1.0),
     lr: float = 0.5,
-    make: Callable[..., Any] = torch.optim.SGD,
+    make: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
     **options: Any,
-) -> tuple[torch.nn.Parameter, Any, torch.amp.GradScaler]:
+) -> tuple[torch.nn.Parameter, torch.optim.Optimizer, torch.amp.GradScaler]:
     """Return a parameter on the device, its optimizer and a scaler, which has the options."""
     leaf = torch.nn.Parameter(torch.tensor(values, device=amp.type))
     return leaf, make([leaf], lr=lr), torch.amp.GradScaler(amp.type, **options)
@@ -29,7 +29,9 @@ def step_and_update(scaler: torch.amp.GradScaler, *optimizers: torch.optim.Optim
     scaler.update()
 
 
-def iterate(leaf: torch.nn.Parameter, optimizer: Any, scaler: torch.amp.GradScaler, slope: float = 1.0) -> None:
+def iterate(
+    leaf: torch.nn.Parameter, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, slope: float = 1.0
+) -> None:
     """Make one iteration, in which every element of the parameter has the same gradient."""
     leaf.grad = None
     scaler.scale((leaf * slope).sum()).backward()

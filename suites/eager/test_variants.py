@@ -16,6 +16,7 @@ Nightly runs take up to half an hour on a busy core, nearly all of it in the fir
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -105,10 +106,9 @@ def _assert_as_formula(
         amp.assert_equal(f"dtypes of {which}", [each.dtype for each in got], wanted)
     if amp.differences:
         return
-    exact = {
-        name: _exact(amp, tensor).requires_grad_(recorded and tensor.is_floating_point())
-        for name, tensor in held.items()
-    }
+    exact = {name: _exact(amp, tensor) for name, tensor in held.items()}
+    for tensor in exact.values():
+        tensor.requires_grad_(recorded and tensor.is_floating_point())
     right = formula(exact, [_exact(amp, tensor) for tensor in inputs])
     bound *= torch.finfo(amp.dtype).eps
     for which, got in outputs.items():
@@ -205,11 +205,8 @@ def _attend(
 @scenario(values=True, dtypes="default", types=HARDWARE)
 def test_attention(amp: Amp, made: str, mask: str, weights: str, layout: str, mode: str, given: str) -> None:
     """Attention follows its formula with any mask, layout and mode (nn.MultiheadAttention)."""
-    chosen = {
-        "unbiased": {"bias": False},
-        "sized": {"vdim": 6},
-        "extended": {"add_bias_kv": True, "add_zero_attn": True},
-    }
+    extended = {"add_bias_kv": True, "add_zero_attn": True}
+    chosen = {"unbiased": {"bias": False}, "sized": {"vdim": 6}, "extended": extended}
     options = {"batch_first": layout == "batch", **chosen.get(made, {})}
     module = amp.module(lambda: nn.MultiheadAttention(SIZE, HEADS, **options))
     batch = 1 if layout == "single" else 2
@@ -276,18 +273,14 @@ def _layer(
 ) -> torch.Tensor:
     """Return a layer of a transformer, of a decoder where there is a memory ("Attention Is All You Need", 3.1)."""
 
-    def attend(x: torch.Tensor) -> torch.Tensor:
-        return _attend(amp, held, f"{name}self_attn.", (x, x, x), masks)[0]
-
-    def look(x: torch.Tensor) -> torch.Tensor:
-        return _attend(amp, held, f"{name}multihead_attn.", (x, memory, memory), (None, None))[0]
-
-    def feed(x: torch.Tensor) -> torch.Tensor:
-        return _linear(
-            amp, held, f"{name}linear2.", getattr(functional, how[1])(_linear(amp, held, f"{name}linear1.", x))
-        )
-
-    for place, part in enumerate((attend, feed) if memory is None else (attend, look, feed)):
+    attend = partial(_attend, amp, held)
+    linear, activation = partial(_linear, amp, held), getattr(functional, how[1])
+    parts = [
+        lambda x: attend(f"{name}self_attn.", (x, x, x), masks)[0],
+        lambda x: attend(f"{name}multihead_attn.", (x, memory, memory), (None, None))[0],
+        lambda x: linear(f"{name}linear2.", activation(linear(f"{name}linear1.", x))),
+    ]
+    for place, part in enumerate(parts if memory is not None else parts[::2]):
         norm = f"{name}norm{place + 1}."
         x = x + part(_norm(amp, held, norm, x)) if how[0] == "before" else _norm(amp, held, norm, x + part(x))
     return x
@@ -347,9 +340,7 @@ RECURRENT = Product(
         "mode": MODES,
         "given": ("wide", "low"),
     },
-    {
-        "only an LSTM has proj_size": lambda cell: cell["made"] == "projected" and cell["kind"] != "LSTM",
-    },
+    {"only an LSTM has proj_size": lambda cell: cell["made"] == "projected" and cell["kind"] != "LSTM"},
 )
 
 
@@ -484,9 +475,7 @@ def test_normalisation(amp: Amp, kind: str, affine: str, stats: str, mode: str, 
     if running:
         module.running_mean.fill_(0.25)
         module.running_var.fill_(0.5)
-    name = {"BatchNorm2d": "batch_norm", "InstanceNorm2d": "instance_norm"}.get(
-        kind, kind.replace("Norm", "_norm").lower()
-    )
+    name = kind.removesuffix("2d").replace("Norm", "_norm").lower()
 
     def formula(held: Tensors, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         x = _op(amp, name, torch.clone, inputs[0])
@@ -543,10 +532,24 @@ def test_embedding_bag(amp: Amp, reduced: str, weighed: str, padding: str, layou
     _assert_as_formula(amp, module, call, formula, weights, mode)
 
 
+OF_LOSS: dict[str, tuple[str, dict[str, object]]] = {
+    "L1Loss": ("l1_loss", {}),
+    "MSELoss": ("mse_loss", {}),
+    "SmoothL1Loss": ("smooth_l1_loss", {"beta": 0.5}),
+    "HuberLoss": ("huber_loss", {"delta": 0.5}),
+    "BCEWithLogitsLoss": ("binary_cross_entropy_with_logits", {"pos_weight": 2.0}),
+    "KLDivLoss": ("kl_div", {"log_target": True}),
+    "PoissonNLLLoss": ("poisson_nll_loss", {"log_input": False, "full": True}),
+    "SoftMarginLoss": ("soft_margin_loss", {}),
+    "HingeEmbeddingLoss": ("hinge_embedding_loss", {"margin": 0.5}),
+    "CrossEntropyLoss": ("cross_entropy", {"label_smoothing": 0.25}),
+    "NLLLoss": ("nll_loss", {"ignore_index": 1}),
+    "MultiMarginLoss": ("multi_margin_loss", {"p": 2}),
+}
+"""The function of each loss, and the option that is not at its default; `pos_weight` is a tensor of it."""
 LOSSES = Product(
     {
-        "loss": ("L1Loss", "MSELoss", "SmoothL1Loss", "HuberLoss", "BCEWithLogitsLoss", "KLDivLoss", "PoissonNLLLoss",
-                 "SoftMarginLoss", "HingeEmbeddingLoss", "CrossEntropyLoss", "NLLLoss", "MultiMarginLoss"),
+        "loss": tuple(OF_LOSS),
         "option": ("default", "other"),
         "reduction": ("none", "mean", "sum"),
         "mode": MODES,
@@ -561,55 +564,27 @@ LOSSES = Product(
             cell["option"] == "other" and cell["loss"] in ("L1Loss", "MSELoss", "SoftMarginLoss")
         ),
     },
-)  # fmt: skip
-OTHER = {
-    "SmoothL1Loss": {"beta": 0.5},
-    "HuberLoss": {"delta": 0.5},
-    "BCEWithLogitsLoss": {"pos_weight": 2.0},
-    "KLDivLoss": {"log_target": True},
-    "PoissonNLLLoss": {"log_input": False, "full": True},
-    "HingeEmbeddingLoss": {"margin": 0.5},
-    "CrossEntropyLoss": {"label_smoothing": 0.25},
-    "NLLLoss": {"ignore_index": 1},
-    "MultiMarginLoss": {"p": 2},
-}
-"""The option of a loss that is not at its default; `pos_weight` is a tensor of it."""
-FUNCTIONS = {
-    "L1Loss": "l1_loss",
-    "MSELoss": "mse_loss",
-    "SmoothL1Loss": "smooth_l1_loss",
-    "HuberLoss": "huber_loss",
-    "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
-    "KLDivLoss": "kl_div",
-    "PoissonNLLLoss": "poisson_nll_loss",
-    "SoftMarginLoss": "soft_margin_loss",
-    "HingeEmbeddingLoss": "hinge_embedding_loss",
-    "CrossEntropyLoss": "cross_entropy",
-    "NLLLoss": "nll_loss",
-    "MultiMarginLoss": "multi_margin_loss",
-}
+)
 
 
 @LOSSES.cells
 @scenario(values=True, dtypes="default", types=HARDWARE)
 def test_loss(amp: Amp, loss: str, option: str, reduction: str, mode: str, given: str, target: str) -> None:
     """A loss has the dtype that its op's policy says, with any reduction and option (amp.html, autocast to float32)."""
-    options = dict(OTHER[loss]) if option == "other" else {}
-    there = {
-        name: torch.tensor(each, device=amp.type) if name == "pos_weight" else each for name, each in options.items()
-    }
+    called, other = OF_LOSS[loss]
+    options = other if option == "other" else {}
+    there = {name: torch.tensor(each).to(amp.type) if name == "pos_weight" else each for name, each in options.items()}
     exact = {name: torch.tensor(each).double() if name == "pos_weight" else each for name, each in options.items()}
     module = amp.module(lambda: getattr(nn, loss)(reduction=reduction, **there))
-    name = {"CrossEntropyLoss": "nll_loss"}.get(loss, FUNCTIONS[loss])
+    name = {"CrossEntropyLoss": "nll_loss"}.get(loss, called)
     positive = loss in ("PoissonNLLLoss", "KLDivLoss")
     inputs = [_given(amp, given, 3, 4).abs() + 0.5 if positive else _given(amp, given, 3, 4)]
-    inputs.append(
-        torch.tensor([0, 1, 3], device=amp.type) if target == "class" else _given(amp, target, 3, 4).abs() + 0.5
-    )
+    classes = torch.tensor([0, 1, 3], device=amp.type)
+    inputs.append(classes if target == "class" else _given(amp, target, 3, 4).abs() + 0.5)
 
     def formula(held: Tensors, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         wide = _op(amp, name, lambda x, y: x * 1.0 if target == "class" else x * y, *inputs)
-        function = getattr(functional, FUNCTIONS[loss])
+        function = getattr(functional, called)
         values = [each.double() if each.is_floating_point() else each for each in inputs]
         return [function(*values, reduction=reduction, **exact).to(wide.dtype)]
 
