@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 
 class UsageError(Exception):
     """What the user gave cannot be used. Its text is one sentence that says why; the command line exits with 2."""
+
+
+_FEW, _MANY, _LONGEST = 12, 60, 60
+"""How many names a sentence lists always, and where none is close; the characters of an unknown one that it repeats."""
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
+    """Return the error about a name that is not known, with the names that are close, or all of them."""
+    names = list(known)
+    asked = name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…"
+    close = get_close_matches(name, names, 4) if len(name) <= _LONGEST else []
+    if len(names) <= (_MANY if not close else _FEW):
+        hint = f"; there are {', '.join(names)}"
+    else:
+        hint = f"; did you mean {', '.join(close)}?" if close else ""
+    return UsageError(f"there is no {what} named {asked!r}{hint}")
 
 
 class HarnessError(Exception):

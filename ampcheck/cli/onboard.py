@@ -11,7 +11,7 @@ from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 from ampcheck.cli.common import add_device_module, seconds
-from ampcheck.errors import UsageError
+from ampcheck.errors import UsageError, unknown
 from ampcheck.runner.run import environment
 from ampcheck.runner.worker import Channel, Worker
 
@@ -54,8 +54,9 @@ def run(args: argparse.Namespace) -> int:
         elif kind == "warned":
             for line in event["lines"]:
                 print(line)
+    modules = "".join(f" --device-module {module}" for module in args.device_module)
     ending = (
-        f"{args.device} is ready: ampcheck run --device {args.device}",
+        f"{args.device} is ready: ampcheck run --device {args.device}{modules}",
         f"A run on {args.device} begins, and its header names what failed.",
         f"A run on {args.device} ends at {step!r}, before its first case.",
     )
@@ -115,7 +116,7 @@ def examine_device() -> None:
     try:
         found = registry.known(modules)
         if name not in found:
-            put("refused", message=f"there is no device named {name!r}; there are {', '.join(found)}")
+            put("refused", message=str(unknown("device", name, found)))
             return
         device = found[name]
         wrong = registry.unusable(device)

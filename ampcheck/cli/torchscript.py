@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ampcheck.cli.common import add_device_module
-from ampcheck.errors import UsageError
+from ampcheck.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from ampcheck.cli.common import Subparsers
@@ -49,6 +49,9 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(
                 f"TorchScript has no autocast for {device.name!r}; give a device of type {' or '.join(TABLES)}"
             )
+    promised = dict.fromkeys(op for device in devices for op in device.policies())
+    if args.op and args.op not in promised:
+        raise unknown("op with a policy", args.op, promised)
     print(f"Operators: {OPERATORS}")
     red = False
     for device in devices:

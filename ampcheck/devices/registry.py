@@ -22,7 +22,7 @@ from ampcheck.devices.cuda import Cuda
 from ampcheck.devices.jax import Jax
 from ampcheck.devices.torchax import DEVICES as TORCHAX
 from ampcheck.devices.virtual import DEVICES as VIRTUAL
-from ampcheck.errors import UsageError
+from ampcheck.errors import UsageError, unknown
 from ampcheck.observe.blame import owner
 from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.observe.torch_private import schema_of
@@ -114,7 +114,7 @@ def named(names: Sequence[str], modules: Sequence[str] = ()) -> list[Device]:
     devices = known(modules)
     for name in names:
         if name not in devices:
-            raise UsageError(f"there is no device named {name!r}; there are {', '.join(devices)}")
+            raise unknown("device", name, devices)
     return [devices[name] for name in dict.fromkeys(names or devices)]
 
 

@@ -8,7 +8,6 @@ import platform
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from ampcheck.checks.cases import cell_cases, compiled_cases, compilers, databas
 from ampcheck.checks.product import Product, label
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import absent, known, select, warned
-from ampcheck.errors import UsageError
+from ampcheck.errors import UsageError, unknown
 from ampcheck.observe.dispatcher import live_drift
 from ampcheck.runner.deviations import JIT, KERNELS, SHARED, KnownDeviations
 from ampcheck.runner.record import RED, manifest_hash, read, renamed, seed_of_programs, unmeasured, versions
@@ -267,12 +266,10 @@ def _rule(definition: Any, marker: Any) -> str:
     return str(marker.args[0])
 
 
-def _chosen(names: list[str], known: Any, what: str) -> frozenset[str]:
+def _chosen(names: list[str], known: Collection[str], what: str) -> frozenset[str]:
     for name in names:
         if name not in known:
-            close = get_close_matches(name, list(known), 3)
-            hint = f"; did you mean {', '.join(close)}?" if close else ""
-            raise UsageError(f"there is no {what} named {name!r}{hint}")
+            raise unknown(what, name, known)
     return frozenset(names)
 
 

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from zlib import crc32
 
-from ampcheck.errors import HarnessError, UsageError
+from ampcheck.errors import HarnessError, UsageError, unknown
 from ampcheck.runner.record import RED, Result, cause_text, manifest_hash, seed_of_programs, unmeasured
 from ampcheck.runner.summarize import RunRecorder, choice_lines, stale_lines
 from ampcheck.runner.worker import Worker
@@ -98,7 +98,7 @@ def pytest_command(args: argparse.Namespace) -> list[str]:
     root = suites_folder()
     for name in args.suite:
         if name not in suite_names():
-            raise UsageError(f"there is no suite named {name!r}; there are {', '.join(suite_names())}")
+            raise unknown("suite", name, suite_names())
     if args.shard is not None:
         Shard.parse(args.shard)
     out = [sys.executable, "-m", "pytest", "-c", str(_PACKAGE / "pytest.ini"), f"--rootdir={root.parent}"]

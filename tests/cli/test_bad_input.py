@@ -42,7 +42,9 @@ def toml(*entries: dict[str, object]) -> str:
         ("--device=nope", "there is no device named 'nope'; there are cpu, cuda, jax, virtual:cuda"),
         ("--op=mmm", "there is no op named 'mmm'; did you mean"),
         ("--rule=downcats", "there is no rule named 'downcats'; did you mean downcast"),
-        ("--amp-dtype=fp8", "there is no region dtype named 'fp8'"),
+        ("--rule=x", "there is no rule named 'x'; there are downcast, upcast, "),
+        ("--amp-dtype=fp8", "there is no region dtype named 'fp8'; there are fp16, bf16"),
+        ("--compiler=x", "there is no compiler named 'x'; there are "),
         ("--executor=nope", "there is no compiler named 'nope'"),  # as --compiler was called
         ("--device-module=no_such_module", "no_such_module cannot be loaded as a device: ModuleNotFoundError:"),
         ("--deviations=no.toml", "the deviations file no.toml cannot be read: No such file or directory"),

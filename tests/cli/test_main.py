@@ -193,6 +193,7 @@ def test_explain_names_known_deviations(capsys: pytest.CaptureFixture[str]) -> N
         (("sofmax",), "there is no op named 'sofmax'; did you mean softmax"),
         (("torch.sofmax",), "there is no op named 'torch.sofmax'; did you mean"),
         (("aten::nope_nope",), "there is no op named 'aten::nope_nope'"),
+        (("x" * 20_000,), f"there is no op named '{'x' * 60}…'"),
         (("mm", "--device=nope"), "there is no device named 'nope'; there are cpu"),
         (("mm", "--amp-dtype=fp32"), "there is no region dtype named 'fp32'; there are fp16, bf16"),
         (("mm", "--inputs=fp33"), "there is no dtype named 'fp33'; there are"),
@@ -202,6 +203,10 @@ def test_explain_names_known_deviations(capsys: pytest.CaptureFixture[str]) -> N
 )
 def test_explain_refuses(arguments: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, "explain", *arguments).startswith(sentence)
+
+
+def test_torchscript_refuses_an_op_without_a_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "torchscript", "--op=mmm").startswith("there is no op with a policy named 'mmm'; did you")
 
 
 # ---- compare, report

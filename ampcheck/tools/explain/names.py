@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache, reduce
 
 import torch
 
 from ampcheck import samples
-from ampcheck.errors import UsageError
+from ampcheck.errors import UsageError, unknown
 from ampcheck.register.torch_private import op_names
 from ampcheck.spec.policies import closest, rows
 from ampcheck.spec.torch_dtypes import DTYPES
@@ -91,11 +90,7 @@ def _overloads(asked: str, name: str, *, exact: bool) -> Resolved:
 
 def _unknown(name: str) -> UsageError:
     known = [*samples.catalogue(), *_spellings(), *_aten(), *{overload.partition(".")[0] for overload in _aten()}]
-    close = list(
-        dict.fromkeys(get_close_matches(name, known, 4) + get_close_matches(name.rpartition(".")[2], known, 4))
-    )[:4]
-    hint = f"; did you mean {', '.join(close)}?" if close else ""
-    return UsageError(f"there is no op named {name!r}{hint}")
+    return unknown("op", name, known)
 
 
 def floating_names(text: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from tabulate import tabulate
 
 from ampcheck.devices.base import Device
-from ampcheck.errors import UsageError
+from ampcheck.errors import UsageError, unknown
 from ampcheck.observe.recorder import is_composite
 from ampcheck.spec.dtypes import LOW
 from ampcheck.spec.rules import RULES
@@ -33,7 +33,7 @@ def explain(op: str, devices: Sequence[Device], amp: str | None = None, inputs: 
     Raises UsageError for an unknown op or dtype, and for dtypes that no overload takes.
     """
     if amp is not None and amp not in LOW:
-        raise UsageError(f"there is no region dtype named {amp!r}; there are {', '.join(LOW)}")
+        raise unknown("region dtype", amp, LOW)
     dtypes = floating_names(inputs) if inputs is not None else ()
     found = resolve(op)
     if len(found.overloads) > 1:
