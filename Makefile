@@ -48,7 +48,7 @@ docs: $(TEST)/ready
 $(RUN)/ready: pyproject.toml setup.py $(wildcard ampcheck/torchscript/csrc/*)
 	$(PYTHON) -m venv $(RUN)
 	$(RUN)/bin/pip install --quiet --disable-pip-version-check '$(TORCH)'
-	$(RUN)/bin/pip install --quiet --disable-pip-version-check --editable '.[jax]'
+	$(RUN)/bin/pip install --quiet --disable-pip-version-check --editable '.[bench,jax]'
 	touch $@
 
 $(TEST)/ready: pyproject.toml setup.py $(wildcard ampcheck/torchscript/csrc/*)

@@ -183,12 +183,9 @@ def _state_supported(module: ModuleType, device: str, dtypes: tuple[torch.dtype,
             raise UsageError(f"torch.{device}.{_SUPPORTED}() says {own}; leave dtypes out, or give the same")
         return lambda: None
 
-    def get_amp_supported_dtype() -> list[torch.dtype]:
-        """Return the dtypes a region of this device may have."""
-        return list(dtypes)
-
     try:
-        setattr(module, _SUPPORTED, get_amp_supported_dtype)
+        # A region refers to the device module; where that can be pickled, what is added to it can be, too.
+        setattr(module, _SUPPORTED, functools.partial(list, dtypes))
     except (AttributeError, TypeError) as error:
         raise UsageError(f"torch.{device} has no {_SUPPORTED} and takes none: {error}") from error
     return lambda: delattr(module, _SUPPORTED)

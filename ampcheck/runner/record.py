@@ -11,7 +11,8 @@ import os
 import platform
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cache
@@ -190,17 +191,29 @@ class JsonlWriter:
     """
 
     def __init__(self, path: Path, what: str, header: Mapping[str, Any]) -> None:
-        try:
+        self.path, self._what, self._full = path, what, False
+        with self._told():
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("x", encoding="utf-8", buffering=1)
-        except OSError as error:
-            raise UsageError(f"the {what} {path} cannot be written: {error.strerror}") from error
-        self.path = path
+            # Without a buffer: what a full disk does not take must not be tried again as the file is closed.
+            self._file = path.open("xb", buffering=0)
         self.put("header", header)
 
     def put(self, kind: str, line: Mapping[str, Any]) -> None:
-        """Append a line."""
-        self._file.write(json.dumps({"kind": kind, **line}, separators=(",", ":")) + "\n")
+        """Append a line. Raises UsageError where the disk does not take it; further lines are then dropped."""
+        if not self._full:
+            text = json.dumps({"kind": kind, **line}, separators=(",", ":")) + "\n"
+            with self._told():
+                left = memoryview(text.encode())
+                while left:
+                    left = left[self._file.write(left) :]
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._full = True
+            raise UsageError(f"the {self._what} {self.path} cannot be written: {error.strerror}") from error
 
     def close(self, footer: Mapping[str, Any]) -> None:
         """Append the footer; the file is complete."""

@@ -10,6 +10,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
@@ -239,10 +240,7 @@ def beside(run_file: Path) -> Path:
 
 def write_summary(path: Path, text: str) -> None:
     """Write a summary. Raises UsageError where the file cannot be written."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"the summary {path} cannot be written: {error.strerror}") from error
+    _write(path, text.encode(), "summary")
 
 
 WARNED = 3
@@ -319,11 +317,20 @@ def write_junit(
         xml.SubElement(case, "failure", message="stale deviation").text = _clean(sentence)
     root = xml.Element("testsuites")
     root.append(suite)
+    _write(path, xml.tostring(root, encoding="utf-8", xml_declaration=True), "JUnit file")
+
+
+def _write(path: Path, data: bytes, what: str) -> None:
+    """Write a file whole or not at all. Raises UsageError where it cannot be written."""
+    part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(xml.tostring(root, encoding="utf-8", xml_declaration=True))
+        part.write_bytes(data)
+        part.replace(path)
     except OSError as error:
-        raise UsageError(f"the JUnit file {path} cannot be written: {error.strerror}") from error
+        with suppress(OSError):
+            part.unlink()
+        raise UsageError(f"the {what} {path} cannot be written: {error.strerror}") from error
 
 
 def _clean(value: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from ampcheck.devices.registry import known
 from ampcheck.errors import UsageError
 from ampcheck.runner import record as results
 from ampcheck.runner.deviations import load
-from tests.cli_support import ROOT, pytest_here, refused, run, run_pytest
+from tests.cli_support import ROOT, environment, pytest_here, refused, run, run_pytest
 
 _ENTRY = {
     "id": "one",
@@ -255,3 +257,17 @@ def test_a_selection_does_not_judge_deviations_stale(rule_folder: Path) -> None:
     options = ("--device=virtual:xpu", "--deviations=mine.toml", "--no-run-file")
     code, said = pytest_here(rule_folder, "suites/eager/test_append.py", *options)
     assert code == 0, said
+
+
+def test_a_full_disk_ends_a_run_with_a_sentence_and_whole_files(tmp_path: Path) -> None:
+    # The shell's limit on the size of a file stands for a disk that is full.
+    limited = f"ulimit -f 5; exec {sys.executable} -m ampcheck run --device cpu --op mm --suite eager -n1"
+    done = subprocess.run(["bash", "-c", limited], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 2, done.stdout + done.stderr
+    (file,) = (tmp_path / "reports" / "runs").iterdir()
+    assert (
+        done.stderr.splitlines()[-1]
+        == f"ampcheck: the run file {file.relative_to(tmp_path)} cannot be written: File too large"
+    )
+    assert "Traceback" not in done.stderr
+    assert len(results.read(file).results) > 3
