@@ -383,6 +383,7 @@ MM_AUTOCAST = {
     "never-twice-the-same": remembering(noise)("mm"),
 }
 TANH = {
+    "float32-for-low": giving(Tensor.float),
     "column-major": giving(column_major),
     "output-is-the-input": over_the_input,
     "output-in-the-inputs-memory": lambda op, x: over_the_input(op, x).view(-1).view(x.shape),
