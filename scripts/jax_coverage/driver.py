@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import queue
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ampcheck.runner.worker import Worker
@@ -31,68 +31,44 @@ def sweep(jobs: Sequence[tuple[str, str]], settings: Settings, done: Callable[[R
 
     Each process takes the next pair, of one way first, so that none waits while work is left.
     """
-    waiting: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
-    for job in jobs:
-        waiting.put(job)
-    stopping, lock = threading.Event(), threading.Lock()
-    failures: list[BaseException] = []
+    waiting, lock, stopping = iter(jobs), threading.Lock(), threading.Event()
 
-    def run() -> None:
+    def share() -> None:
+        """Take pairs and have this thread's worker measure them."""
+        worker: Worker | None = None
+        current, count = "", 0
         try:
-            _share(waiting, settings, stopping, lambda row: _locked(lock, done, row))
-        except BaseException as error:  # raised again by the caller's thread
-            failures.append(error)
+            while not stopping.is_set():
+                with lock:
+                    job = next(waiting, None)
+                if job is None:
+                    return
+                way, op = job
+                if worker is not None and (way != current or count >= _RENEWED):
+                    worker.stop()
+                    worker = None
+                if worker is None:
+                    worker, current, count = _started(way, settings), way, 0
+                count += 1
+                row, alive = measured(worker, way, op, settings.seconds, stopping)
+                worker = worker if alive else None
+                if row is not None:
+                    with lock:
+                        done(row)
+        except BaseException:
             stopping.set()
-
-    threads = [threading.Thread(target=run) for _ in range(settings.processes)]
-    for thread in threads:
-        thread.start()
-    try:
-        for thread in threads:
-            thread.join()
-    except KeyboardInterrupt:
-        stopping.set()
-        for thread in threads:
-            thread.join()
-        raise
-    if failures:
-        raise failures[0]
-
-
-def _locked(lock: threading.Lock, done: Callable[[Row], None], row: Row) -> None:
-    with lock:
-        done(row)
-
-
-def _share(
-    waiting: queue.SimpleQueue[tuple[str, str]],
-    settings: Settings,
-    stopping: threading.Event,
-    done: Callable[[Row], None],
-) -> None:
-    """Take pairs and have this thread's worker measure them."""
-    worker: Worker | None = None
-    current, count = "", 0
-    try:
-        while not stopping.is_set():
-            try:
-                way, op = waiting.get_nowait()
-            except queue.Empty:
-                return
-            if worker is not None and (way != current or count >= _RENEWED):
+            raise
+        finally:
+            if worker is not None:
                 worker.stop()
-                worker = None
-            if worker is None:
-                worker, current, count = _started(way, settings), way, 0
-            count += 1
-            row, alive = measured(worker, way, op, settings.seconds, stopping)
-            if not alive:
-                worker = None
-            if row is not None:
-                done(row)
-    finally:
-        if worker is not None:
-            worker.stop()
+
+    with ThreadPoolExecutor(settings.processes) as pool:
+        try:
+            for future in [pool.submit(share) for _ in range(settings.processes)]:
+                future.result()
+        except BaseException:
+            stopping.set()
+            raise
 
 
 def _started(way: str, settings: Settings) -> Worker:

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from scripts.jax_coverage import samples
-
 Path = str
 
 
@@ -137,8 +135,3 @@ def _moments(a: torch.Tensor, e: torch.Tensor, slack: float) -> str:
     if abs(float(a.std(correction=0)) - deviation) > slack * max(tail / 2, 0.2) * max(deviation, 1e-6):
         return f"the standard deviation of the draws is {float(a.std(correction=0)):.4g}; of the CPU's {deviation:.4g}"
     return ""
-
-
-def uninitialised(name: str) -> bool:
-    """Return whether the values of the op's result are uninitialised."""
-    return name.split(".")[0] in samples.UNINITIALISED

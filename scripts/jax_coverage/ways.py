@@ -5,29 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from ampcheck.observe.torch_private import pytree
-
-
-class Way(Protocol):
-    """A way for inputs to reach an implementation and for results to come back."""
-
-    caches: bool
-    """Whether a second call of the same kind takes another path than the first."""
-    host_arguments: bool
-    """Whether arguments that PyTorch wants on the CPU stay there (`samples.HOST_ARGUMENTS`)."""
-
-    def there(self, tree: Any) -> Any:
-        """Return the CPU tensors of a sample on the implementation, devices named in it replaced."""
-
-    def back(self, tree: Any) -> Any:
-        """Return the results on the CPU. Raises RuntimeError where one is not the implementation's."""
-
-    def around(self, given: Any) -> contextlib.AbstractContextManager[Any]:
-        """Return the context to call the op in with these arguments, which `there` gave."""
 
 
 def _moved(tree: Any, move: Callable[[torch.Tensor], Any]) -> Any:
@@ -48,8 +30,12 @@ def _named(given: Any) -> bool:
     )
 
 
-class Device:
-    """Plain tensors of `torch.device("jax")`."""
+class Way:
+    """A way for inputs to reach an implementation and for results to come back: that of plain tensors of the device.
+
+    `caches`: whether a second call of the same kind takes another path than the first. `host_arguments`: whether
+    arguments that PyTorch wants on the CPU stay there (`samples.HOST_ARGUMENTS`).
+    """
 
     caches = True
     host_arguments = True
@@ -58,11 +44,11 @@ class Device:
         import ampcheck.jax_device  # noqa: F401, PLC0415  # makes the device
 
     def there(self, tree: Any) -> Any:
-        """Return the tensors there; one that is not contiguous keeps its strides."""
-        return _moved(tree, self._move)
+        """Return the CPU tensors of a sample on the implementation, devices named in it replaced."""
+        return _moved(tree, self._to)
 
-    @staticmethod
-    def _move(tensor: torch.Tensor) -> torch.Tensor:
+    def _to(self, tensor: torch.Tensor) -> Any:
+        """Return a tensor there; one that is not contiguous keeps its strides."""
         tensor = tensor.detach()
         if tensor.layout == torch.strided and not tensor.is_contiguous() and 0 not in tensor.stride():
             strided = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="jax")
@@ -70,23 +56,25 @@ class Device:
         return tensor.to("jax")
 
     def back(self, tree: Any) -> Any:
-        """Return the tensors' CPU copies."""
+        """Return the results on the CPU. Raises RuntimeError where one is not the implementation's."""
+        return pytree.tree_map(self._from, tree)
 
-        def one(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
-            if leaf.device.type != "jax":
-                raise RuntimeError(f"a result lies on {leaf.device}")
-            return leaf.detach().cpu()
-
-        return pytree.tree_map(one, tree)
+    def _from(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if leaf.device.type != "jax":
+            raise RuntimeError(f"a result lies on {leaf.device}")
+        return leaf.detach().cpu()
 
     def around(self, given: Any) -> contextlib.AbstractContextManager[Any]:
-        """Nothing; where no argument says which device is meant, the device is the default."""
+        """Return the context to call the op in with these arguments, which `there` gave.
+
+        Where no argument says which device is meant, the device is the default.
+        """
         return contextlib.nullcontext() if _named(given) else torch.device("jax")
 
 
-class Torchax:
+class Torchax(Way):
     """torchax's tensors under its default environment, in its accuracy mode (64-bit types, full matmul precision)."""
 
     caches = False
@@ -97,35 +85,23 @@ class Torchax:
         torchax.enable_accuracy_mode()
         self._env: Any = torchax.default_env()
 
-    def there(self, tree: Any) -> Any:
-        """torchax's own copies."""
-        return _moved(tree, lambda t: self._env.to_xla(t.detach()))
+    def _to(self, tensor: torch.Tensor) -> Any:
+        return self._env.to_xla(tensor.detach())
 
-    def back(self, tree: Any) -> Any:
-        """Return the CPU copies of torchax's tensors."""
-
-        def one(leaf: Any) -> Any:
-            if type(leaf).__module__.startswith("torchax"):
-                return leaf.torch()
-            if isinstance(leaf, torch.Tensor):
-                raise RuntimeError(f"a result is a plain tensor on {leaf.device}, not torchax's")
-            return leaf
-
-        return pytree.tree_map(one, tree)
+    def _from(self, leaf: Any) -> Any:
+        if type(leaf).__module__.startswith("torchax"):
+            return leaf.torch()
+        if isinstance(leaf, torch.Tensor):
+            raise RuntimeError(f"a result is a plain tensor on {leaf.device}, not torchax's")
+        return leaf
 
     def around(self, given: Any) -> contextlib.AbstractContextManager[Any]:
-        """torchax's environment, which answers for its tensors; and where no argument says so, the default device."""
+        """Return torchax's environment, which answers for its tensors, and the default device as another way does."""
         stack = contextlib.ExitStack()
         stack.enter_context(self._env)
-        if not _named(given):
-            stack.enter_context(torch.device("jax"))
+        stack.enter_context(super().around(given))
         return stack
 
 
-def way(name: str) -> Way:
-    """Return the way of that name. Raises ValueError for an unknown one."""
-    if name == "jax":
-        return Device()
-    if name == "torchax":
-        return Torchax()
-    raise ValueError(f"no implementation is called {name!r}; known: jax, torchax")
+IMPLEMENTATIONS: dict[str, Callable[[], Way]] = {"jax": Way, "torchax": Torchax}
+"""Whose figures: this project's device, and torchax's tensors under its default environment."""

@@ -21,7 +21,7 @@ def serve(way: str, limit: int, channel: TextIO) -> None:
     def say(**message: object) -> None:
         channel.write(json.dumps(message) + "\n")
 
-    implementation = ways.way(way)
+    implementation = ways.IMPLEMENTATIONS[way]()
     known = samples.ops()
     say(ready=True)
     for line in sys.stdin:

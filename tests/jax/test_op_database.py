@@ -18,7 +18,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db
 
 from scripts.jax_coverage import measure, samples
-from scripts.jax_coverage.ways import Device
+from scripts.jax_coverage.ways import Way
 from tests.cli_support import ROOT
 from tests.jax.agreement import close, moved, tensors
 
@@ -62,7 +62,7 @@ def _quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", shared(OPS, 24))
 def test_values_are_as_the_page_of_ops_says(name: str) -> None:
-    row = measure.row(samples.ops()[name], "jax", Device(), SAMPLES)
+    row = measure.row(samples.ops()[name], "jax", Way(), SAMPLES)
     reasons = [sample.reason for sample in row.samples if sample.reason]
     assert not reasons or name in disagreeing(), reasons
 
