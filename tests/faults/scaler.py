@@ -5,7 +5,6 @@ Ops are replaced above the dispatcher, where `GradScaler` calls them, so a mutan
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import defaultdict
 from collections.abc import Callable
@@ -226,44 +225,6 @@ def group(optimizer: Any, chosen: slice) -> list[Any]:
     return [parameter for group in groups for parameter in group["params"]]
 
 
-def missing_is_bad(own: Any, self: Any, optimizer: Any, *rest: Any) -> Any:
-    """Count a parameter without a gradient as one whose gradient is not finite."""
-    checked = own(self, optimizer, *rest)
-    if any(parameter.grad is None for parameter in parameters(optimizer)):
-        for bad in checked.values():
-            bad.fill_(1.0)
-    return checked
-
-
-def overflowed(state: Any) -> bool:
-    return any(found.item() for found in state["found_inf_per_device"].values())
-
-
-def where_skipped(act: Callable[[Any], object]) -> Change:
-    """Act on an optimizer whose step is skipped."""
-
-    def step(own: Any, self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-        out = own(self, optimizer, state, *args, **kwargs)
-        if overflowed(state):
-            act(optimizer)
-        return out
-
-    return step
-
-
-def step_on_zeros(optimizer: Any) -> None:
-    """Step with gradients of zero, which momentum and weight decay make a step."""
-    for parameter in parameters(optimizer):
-        parameter.grad.zero_()
-    optimizer.step()
-
-
-def skips_for_all(own: Any, self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-    states = self._per_optimizer_states.values()
-    found = {n: v for n, s in enumerate(states) for v in s["found_inf_per_device"].values()}
-    return own(self, optimizer, {**state, "found_inf_per_device": found}, *args, **kwargs)
-
-
 def steps_in_any_case(own: Any, self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
     return optimizer.step(*args, **kwargs)
 
@@ -297,12 +258,6 @@ def unscales_late() -> Inject:
     return scaler(unscale_=returns(None), step=step)
 
 
-def not_asking_subclasses(own: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    if self._enabled and self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
-        GradScaler.unscale_(self, optimizer)
-    return own(self, optimizer, *args, **kwargs)
-
-
 def steps_without_gradients(own: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     if all(parameter.grad is None for parameter in parameters(optimizer)):
         return optimizer.step(*args, **kwargs)
@@ -325,12 +280,6 @@ def forgetting_failures(own: Any, self: Any, optimizer: Any, *args: Any, **kwarg
         raise
 
 
-def leaves_attributes(own: Any, self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    out = own(self, optimizer, *args, **kwargs)
-    optimizer.found_inf = None
-    return out
-
-
 def take(self: Any, new_scale: Any) -> None:
     """Use the tensor that was given, not a copy."""
     if isinstance(new_scale, Tensor):
@@ -347,20 +296,6 @@ def updates_by_nothing(own: Any, self: Any, new_scale: Any = None) -> None:
 def first_optimizer_alone(self: Any) -> None:
     for state in list(self._per_optimizer_states.values())[1:] if self._enabled else ():
         state["found_inf_per_device"].clear()
-
-
-def steps_alone_count(own: Any, self: Any, new_scale: Any = None) -> None:
-    """Forget gradients that were divided and not used."""
-    states = self._per_optimizer_states.values() if self._enabled else ()
-    if not any(state["stage"] is OptState.UNSCALED for state in states):
-        own(self, new_scale)
-
-
-def any_new_scale(own: Any, self: Any, new_scale: Any = None) -> None:
-    """Take the first element of a tensor, wherever it is and however many there are."""
-    if isinstance(new_scale, Tensor):
-        new_scale = 2.5 if new_scale.is_meta else new_scale.detach().flatten()[0].item()
-    own(self, new_scale)
 
 
 def double_scale(self: Any) -> None:
@@ -396,7 +331,6 @@ def as_given_where_listed(own: Any, self: Any, outputs: Any) -> Any:
 
 LOSSSCALE = {
     "scaler-steps-in-any-case": scaler(_maybe_opt_step=steps_in_any_case),
-    "scaler-skips-for-all": scaler(_maybe_opt_step=skips_for_all),
     "scaler-leaves-inference-mode": scaler(scale=within(partial(torch.inference_mode, False))),
     "scaler-returns-nothing": scaler(step=lambda own, *args, **kwargs: (own(*args, **kwargs), None)[1]),
     "scaled-list-keeps-its-dtype": scaler(scale=as_given_where_listed),
@@ -433,11 +367,8 @@ MORE_MISUSE = {
     "scale-cut": scaler(
         __init__=lambda own, self, device, init_scale=2.0**16, **rest: own(self, device, min(init_scale, TOP), **rest)
     ),
-    "any-new-scale": scaler(update=any_new_scale),
     "disabled-quietly": scaler(__init__=quietly),
     "factor-not-set": scaler(set_backoff_factor=returns(None)),
-    "unused-not-counted": scaler(update=steps_alone_count),
-    "subclass-not-asked": scaler(step=not_asking_subclasses),
 }
 
 UNSCALE_AND_GROUPS = {
@@ -468,16 +399,6 @@ def saving(change: Callable[[Any, dict[str, Any]], dict[str, Any]], method: str 
     return scaler(**{method: save})
 
 
-def pickles_at_any_time(own: Any, self: Any) -> Any:
-    stages = vars(self).pop("_per_optimizer_states", None)
-    try:
-        self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
-        return own(self)
-    finally:
-        if stages is not None:
-            self._per_optimizer_states = stages
-
-
 def loads_without(entry: str, attribute: str) -> Change:
     def load(own: Any, self: Any, saved: Any) -> None:
         before: Any = getattr(self, attribute, None)
@@ -491,23 +412,6 @@ def loads_without(entry: str, attribute: str) -> Change:
     return load
 
 
-def following() -> Inject:
-    """Save one dictionary that follows the scaler."""
-
-    def save(own: Any, self: Any) -> Any:
-        saved = vars(self).setdefault("_saved", {})
-        saved.update(own(self))
-        return saved
-
-    return scaler(state_dict=save, update=then(lambda self: GradScaler.state_dict(self)))
-
-
-def shared(self: Any, memo: Any) -> Any:
-    other = copy.copy(self)
-    other._scale, other._growth_tracker = self._scale, self._growth_tracker
-    return other
-
-
 def not_pickled(own: Any, self: Any) -> Any:
     raise TypeError("cannot pickle 'GradScaler' object")
 
@@ -519,15 +423,12 @@ PERSISTENCE = {
     "scaler-saves-tensors": saving(
         lambda self, saved: {**saved, **({"scale": self._scale} if self._scale is not None else {})}
     ),
-    "scaler-pickles-at-any-time": scaler(__getstate__=pickles_at_any_time),
     "scaler-scale-not-loaded": scaler(load_state_dict=loads_without("scale", "_scale")),
     "scaler-loads-nothing": scaler(load_state_dict=lambda own, self, saved: own(self, saved) if saved else None),
 }
 MORE_PERSISTENCE = {
     "growth-factor-not-loaded": scaler(load_state_dict=loads_without("growth_factor", "_growth_factor")),
     "entry-not-missed": scaler(load_state_dict=lambda own, self, saved: own(self, {**self.state_dict(), **saved})),
-    "saved-follows": fresh(following),
-    "copy-shares": put(GradScaler, __deepcopy__=shared),
     "saves-numpy": saving(lambda self, saved: {**saved, "scale": np.float64(saved["scale"])}),
     "pickles-its-own": saving(
         lambda self, kept: {name: value for name, value in kept.items() if name.startswith("_")}, "__getstate__"
@@ -559,9 +460,6 @@ OPTIMIZERS = {
     "fused-ignores-found-inf": unaware("_fused_adam_", "found_inf"),
     "fused-ignores-grad-scale": unaware("_fused_adam_", "grad_scale"),
     "fused-sgd-ignores-grad-scale": unaware("_fused_sgd_", "grad_scale"),
-    "skipped-step-of-zeros": scaler(_maybe_opt_step=where_skipped(step_on_zeros)),
-    "found-inf-stays": scaler(step=leaves_attributes),
-    "missing-is-bad": scaler(_unscale_grads_=missing_is_bad),
     "failed-step-forgotten": scaler(step=forgetting_failures),
     "looks-again": scaler(_maybe_opt_step=looks_again),
     "new-optimizer": a_new_optimizer(),
