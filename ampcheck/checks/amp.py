@@ -284,6 +284,20 @@ class Amp:
         shown = [str(value) if isinstance(value, torch.dtype) else repr(value) for value in (got, want)]
         self.check(got == want, what, f"got {shown[0]}; expected {shown[1]}")
 
+    def assert_state(self, when: str, want: tuple[bool, torch.dtype, bool], depth: int | None = None) -> None:
+        """Note where the state, the dtype in which it has a product run, or the nesting depth is another one."""
+        self.assert_equal(f"state {when}", self.state(), want)
+        self.assert_equal(f"dtype a product runs in {when}", self.probe(), want[1] if want[0] else torch.float32)
+        if depth is not None:
+            self.assert_equal(f"nesting depth {when}", self.depth(), depth)
+
+    def outcome(self, call: Callable[..., T], *given: object) -> T | str:
+        """Return what a call gives, or the class of what it raises with the first line of the text."""
+        try:
+            return call(*given)
+        except Exception as error:  # the call under test may raise anything
+            return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+
     def assert_raises(self, what: str, kind: type[BaseException], text: str, call: Callable[[], object]) -> None:
         """Note a call that does not raise `kind` with `text` in its message."""
         try:

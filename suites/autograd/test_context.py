@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from ampcheck.checks.gradients import custom_function
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("context")
@@ -23,22 +24,13 @@ def test_custom_bwd_settings(amp: Amp, forward: bool) -> None:
     """
     seen: list[tuple[bool, torch.dtype, bool]] = []
 
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        @torch.amp.custom_fwd(device_type=amp.type)
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            seen.append(amp.state())
-            return x * 2
-
-        @staticmethod
-        @torch.amp.custom_bwd(device_type=amp.type)
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            seen.append(amp.state())
-            return gradient * 2
+    def double(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        seen.append(amp.state())
+        return x * 2
 
     x = amp.rand(2, requires_grad=True)
     with amp.region(cache_enabled=forward):
-        out = Twice.apply(x)
+        out = custom_function(amp.type, double, double).apply(x)
     with amp.region(amp.other, enabled=False, cache_enabled=not forward):
         before = amp.state()
         out.sum().backward()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from ampcheck.checks.gradients import custom_function
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("eligibility")
@@ -28,31 +29,27 @@ CONTAINERS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+def _taking(amp: Amp, received: list[Any]) -> Any:
+    """Return a custom function that notes its second argument."""
+
+    def forward(ctx: Any, x: torch.Tensor, argument: Any) -> torch.Tensor:
+        received.append(argument)
+        return x * 2
+
+    return custom_function(amp.type, forward, lambda ctx, gradient: (gradient * 2, None), cast_inputs=torch.float32)
+
+
 @scenario(kind=CONTAINERS, values=True)
 def test_custom_fwd_container(amp: Amp, kind: str) -> None:
     """custom_fwd casts the floating tensors in a container and leaves the rest (amp.html#torch.amp.custom_fwd)."""
     received: list[Any] = []
-
-    class Takes(torch.autograd.Function):
-        @staticmethod
-        @torch.amp.custom_fwd(device_type=amp.type, cast_inputs=torch.float32)
-        def forward(ctx: Any, x: torch.Tensor, container: Any) -> torch.Tensor:
-            received.append(container)
-            return x * 2
-
-        @staticmethod
-        @torch.amp.custom_bwd(device_type=amp.type)
-        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-            return gradient * 2, None
-
-    make = CONTAINERS[kind]
-    x, given = amp.rand(2, requires_grad=True), make(amp.rand(2, dtype=amp.dtype), torch.arange(2, device=amp.type))
+    x = amp.rand(2, requires_grad=True)
+    given = CONTAINERS[kind](amp.rand(2, dtype=amp.dtype), torch.arange(2, device=amp.type))
     with amp.region():
-        try:
-            Takes.apply(x, given)
-        except Exception as error:  # whatever it raises is the finding
-            amp.assert_equal(f"what a {kind} raises", f"{type(error).__name__}: {error}", None)
-            return
+        raised = amp.outcome(_taking(amp, received).apply, x, given)
+    if isinstance(raised, str):
+        amp.assert_equal(f"what a {kind} raises", raised, None)
+        return
     got = list(received[0].values() if kind == "dict" else received[0])
     amp.assert_equal("class of the container", type(received[0]).__name__, type(given).__name__)
     amp.assert_equal("dtypes in the container", [tensor.dtype for tensor in got], [torch.float32, torch.int64])
@@ -73,15 +70,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
 def test_custom_fwd_other_argument(amp: Amp, kind: str) -> None:
     """custom_fwd affects floating tensors alone, so an argument that holds none stays what it is (amp.html)."""
     received: list[Any] = []
-
-    class Takes(torch.autograd.Function):
-        @staticmethod
-        @torch.amp.custom_fwd(device_type=amp.type, cast_inputs=torch.float32)
-        def forward(ctx: Any, x: torch.Tensor, argument: Any) -> torch.Tensor:
-            received.append(argument)
-            return x * 2
-
     given = OTHERS[kind]()
     with amp.region():
-        Takes.apply(amp.rand(2), given)
+        _taking(amp, received).apply(amp.rand(2), given)
     amp.assert_equal(f"class of a {kind}", type(received[0]).__name__, type(given).__name__)

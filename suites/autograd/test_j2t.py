@@ -27,15 +27,6 @@ def _device_and_cpu_leaf(
     return made.requires_grad_(), amp.host(made.detach()).requires_grad_()
 
 
-def _expect_gradient(
-    amp: Amp, what: str, got: torch.Tensor | None, want: torch.Tensor | None, tolerance: float = 1e-5
-) -> None:
-    """Note a gradient that is absent, or far from the one that the CPU has."""
-    amp.assert_equal(f"whether there is a {what}", (got is not None, want is not None), (True, True))
-    if got is not None and want is not None:
-        amp.assert_close(what, got, want, tolerance)
-
-
 def _dense(x: Any, w: Any) -> Any:
     import jax.numpy as jnp
 
@@ -55,7 +46,7 @@ def test_forward_and_backward(amp: Amp) -> None:
     out.sum().backward()
     want.sum().backward()
     for name, got, expected in (("x", x.grad, x_cpu.grad), ("w", w.grad, w_cpu.grad)):
-        _expect_gradient(amp, f"gradient of {name}", got, expected)
+        amp.assert_close(f"gradient of {name}", got, expected)
 
 
 @scenario(types=("jax",), dtypes="default", values=True)
@@ -93,7 +84,7 @@ def test_several_results(amp: Amp) -> None:
     amp.assert_close("a result in a tuple", out["pair"][0], x_cpu.sum())
     (out["double"].sum() + out["pair"][1].sum()).backward()
     (x_cpu.detach().requires_grad_(), x_cpu * 2 + x_cpu**3)[1].sum().backward()
-    _expect_gradient(amp, "gradient through two of three results", x.grad, x_cpu.grad)
+    amp.assert_close("gradient through two of three results", x.grad, x_cpu.grad)
 
 
 @scenario(types=("jax",), dtypes="default", values=True)
@@ -105,7 +96,7 @@ def test_integer_results(amp: Amp) -> None:
     amp.assert_equal("whether its place requires grad", place.requires_grad, False)
     largest.backward()
     x_cpu.max().backward()
-    _expect_gradient(amp, "gradient of the largest", x.grad, x_cpu.grad)
+    amp.assert_close("gradient of the largest", x.grad, x_cpu.grad)
 
 
 @scenario(types=("jax",), dtypes="default", values=True)
@@ -128,22 +119,21 @@ def test_arguments_of_other_kinds(amp: Amp) -> None:
         out.backward()
         want.backward()
         for got, expected in ((x.grad, x_cpu.grad), (bias.grad, bias_cpu.grad)):
-            _expect_gradient(amp, f"gradient of {how} with {scale}", got, expected)
+            amp.assert_close(f"gradient of {how} with {scale}", got, expected)
 
 
 @scenario(types=("jax",), dtypes="default", values=True)
 def test_complex_gradients(amp: Amp) -> None:
     """Gradients of complex tensors are PyTorch's, the conjugates of JAX's (notes/autograd.html#complex-autograd)."""
-    real, imaginary = amp.rand(3), amp.rand(3)
-    z = torch.complex(real, imaginary).requires_grad_()
-    z_cpu = torch.complex(amp.host(real), amp.host(imaginary)).requires_grad_()
+    z = torch.complex(amp.rand(3), amp.rand(3)).requires_grad_()
+    z_cpu = amp.host(z.detach()).requires_grad_()
 
     def function(z: Any) -> Any:
         return (z * z * (1 + 2j)).real.sum()
 
     amp.j2t(function)(z).backward()
     function(z_cpu).backward()
-    _expect_gradient(amp, "gradient", z.grad, z_cpu.grad)
+    amp.assert_close("gradient", z.grad, z_cpu.grad)
 
 
 @scenario(types=("jax",), values=True)
@@ -185,7 +175,7 @@ def test_cast_on_request(amp: Amp) -> None:
     amp.assert_equal("how many kinds of dtypes were seen", len(set(seen)), 2)
     amp.assert_equal("the dtype that came out", out.dtype, amp.dtype)
     out.float().backward()
-    amp.assert_equal("the dtype of the gradient", None if x.grad is None else x.grad.dtype, torch.float32)
+    amp.assert_equal("the dtype of the gradient", getattr(x.grad, "dtype", None), torch.float32)
 
 
 @scenario(types=("jax",), dtypes="default", values=True)
@@ -221,7 +211,7 @@ def test_between_ops(amp: Amp) -> None:
     out.float().sum().backward()
     want.float().sum().backward()
     for name, got, expected in (("w", w.grad, w_cpu.grad), ("x", x.grad, x_cpu.grad)):
-        _expect_gradient(amp, f"gradient of {name}", got, expected, 0.05)
+        amp.assert_close(f"gradient of {name}", got, expected, 0.05)
 
 
 @scenario(types=("jax",), values=True)
@@ -242,7 +232,7 @@ def test_computed_again(amp: Amp) -> None:
             product = torch.mm(x, weight)
             out = checkpoint(call, product, use_reentrant=False) if checkpointed else call(product)
         out.float().sum().backward()
-        found.append((out.dtype, None if x.grad is None else (x.grad.dtype, amp.values(x.grad))))
+        found.append((out.dtype, (x.grad.dtype, amp.values(x.grad))))
     amp.assert_equal("the dtypes the function received", set(seen), {str(amp.dtype).removeprefix("torch.")})
     amp.assert_equal("result and gradient of the checkpoint", found[0], found[1])
     amp.assert_equal("dtype of the result", found[0][0], amp.dtype)

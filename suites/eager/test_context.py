@@ -21,12 +21,8 @@ def test_restores_on_exit(amp: Amp) -> None:
     """A with statement enables autocast for its body alone (amp.html#torch.autocast)."""
     before, depth = amp.state(), amp.depth()
     with amp.region():
-        amp.assert_equal("state inside the region", amp.state(), (True, amp.dtype, True))
-        amp.assert_equal("depth inside the region", amp.depth(), depth + 1)
-        amp.assert_equal("dtype a product runs in", amp.probe(), amp.dtype)
-    amp.assert_equal("state after the region", amp.state(), before)
-    amp.assert_equal("depth after the region", amp.depth(), depth)
-    amp.assert_equal("dtype a product runs in after the region", amp.probe(), torch.float32)
+        amp.assert_state("inside the region", (True, amp.dtype, True), depth + 1)
+    amp.assert_state("after the region", before, depth)
 
 
 @pytest.mark.parametrize("cache_enabled", [True, False], ids=["kept", "dropped"])
@@ -40,8 +36,7 @@ def test_restores_all_three_parts(amp: Amp, outer: bool, enabled: bool, cache_en
     torch.set_autocast_cache_enabled(not cache_enabled)
     before = amp.state()
     with amp.region(enabled=enabled, cache_enabled=cache_enabled):
-        amp.assert_equal("state inside the region", amp.state(), (enabled, amp.dtype, cache_enabled))
-        amp.assert_equal("dtype a product runs in", amp.probe(), amp.dtype if enabled else torch.float32)
+        amp.assert_state("inside the region", (enabled, amp.dtype, cache_enabled))
     amp.assert_equal("state after the region", amp.state(), before)
     amp.assert_equal("dtype a product runs in after it", amp.probe(), amp.other if outer else torch.float32)
 
@@ -59,8 +54,7 @@ def test_construction_changes_nothing(amp: Amp) -> None:
     """A region that is made and not entered has no effect (autocast_mode.py: the state is set in __enter__)."""
     before = amp.state()
     regions = [amp.region(), amp.region(amp.other, cache_enabled=False), amp.region(enabled=False)]
-    amp.assert_equal("state after making regions", amp.state(), before)
-    amp.assert_equal("dtype a product runs in", amp.probe(), torch.float32)
+    amp.assert_state("after making regions", before)
     with amp.region():
         regions += [amp.region(enabled=False), amp.region(amp.other)]
         amp.assert_equal("state inside a region after making others", amp.state(), (True, amp.dtype, True))
@@ -74,11 +68,9 @@ def test_entered_and_left_by_hand(amp: Amp) -> None:
     before = amp.state()
     region = amp.region(cache_enabled=False)
     region.__enter__()
-    amp.assert_equal("state after __enter__", amp.state(), (True, amp.dtype, False))
-    amp.assert_equal("dtype a product runs in", amp.probe(), amp.dtype)
+    amp.assert_state("after __enter__", (True, amp.dtype, False))
     region.__exit__(None, None, None)
-    amp.assert_equal("state after __exit__", amp.state(), before)
-    amp.assert_equal("depth after __exit__", amp.depth(), 0)
+    amp.assert_state("after __exit__", before, 0)
 
 
 @scenario()
@@ -89,8 +81,7 @@ def test_exit_stack(amp: Amp) -> None:
         stack.enter_context(amp.region())
         stack.enter_context(amp.region(enabled=False))
         stack.enter_context(amp.region(amp.other, cache_enabled=False))
-        amp.assert_equal("state in three regions", amp.state(), (True, amp.other, False))
-        amp.assert_equal("dtype a product runs in", amp.probe(), amp.other)
+        amp.assert_state("in three regions", (True, amp.other, False))
         later = stack.pop_all()
         amp.assert_equal("state after pop_all", amp.state(), (True, amp.other, False))
         later.close()
@@ -114,8 +105,7 @@ def test_used_again_after_its_end(amp: Amp) -> None:
     for time in range(3):
         before = amp.state()
         with region:
-            amp.assert_equal(f"state inside, time {time}", amp.state(), (True, amp.dtype, False))
-            amp.assert_equal(f"dtype a product runs in, time {time}", amp.probe(), amp.dtype)
+            amp.assert_state(f"inside, time {time}", (True, amp.dtype, False))
         amp.assert_equal(f"state after, time {time}", amp.state(), before)
 
 
@@ -178,8 +168,7 @@ def test_setting_from_outside_is_put_back(amp: Amp) -> None:
     torch.set_autocast_cache_enabled(False)
     with amp.region(cache_enabled=True):
         amp.assert_equal("state inside the region", amp.state(), (True, amp.dtype, True))
-    amp.assert_equal("state after the region", amp.state(), (True, amp.other, False))
-    amp.assert_equal("dtype a product runs in after the region", amp.probe(), amp.other)
+    amp.assert_state("after the region", (True, amp.other, False))
 
 
 @scenario()

@@ -47,8 +47,7 @@ def test_decoration_changes_nothing(amp: Amp) -> None:
     def function() -> None:
         """Not called."""
 
-    amp.assert_equal("state after the decoration", amp.state(), before)
-    amp.assert_equal("dtype a product runs in after the decoration", amp.probe(), torch.float32)
+    amp.assert_state("after the decoration", before)
     del function
 
 
@@ -228,8 +227,7 @@ def test_recursion(amp: Amp) -> None:
         return 1 + function(times - 1) if times else 0
 
     amp.assert_equal("result", function(3), 3)
-    amp.assert_equal("state after the recursion", amp.state(), (False, amp.default, True))
-    amp.assert_equal("dtype a product runs in after the recursion", amp.probe(), torch.float32)
+    amp.assert_state("after the recursion", (False, amp.default, True))
 
 
 @scenario()
@@ -318,8 +316,7 @@ def test_exception_passes_through(amp: Amp) -> None:
     except BaseException as error:  # whatever comes out is what is to be seen
         raised = error
     amp.assert_equal("whether the function's own exception came out", raised is planned, True)
-    amp.assert_equal("state after the exception", amp.state(), (False, amp.default, True))
-    amp.assert_equal("nesting depth after the exception", amp.depth(), 0)
+    amp.assert_state("after the exception", (False, amp.default, True), 0)
 
 
 # ---- threads
@@ -376,8 +373,7 @@ def test_generator_function(amp: Amp) -> None:
     amp.assert_equal("first value", next(made), 3)
     amp.assert_equal("second value", next(made), 4)
     amp.assert_equal("values that are left", _send_and_drain(made, "sent"), [])
-    amp.assert_equal("state after the generator's end", amp.state(), before)
-    amp.assert_equal("nesting depth after the generator's end", amp.depth(), 0)
+    amp.assert_state("after the generator's end", before, 0)
 
 
 def _send_and_drain(made: Iterator[int], value: object) -> list[int]:
@@ -406,8 +402,7 @@ def test_coroutine_function(amp: Amp) -> None:
 
     before = amp.state()
     amp.assert_equal("results", amp.assert_no_warning("the event loop", lambda: asyncio.run(main())), [2, 1, 2])
-    amp.assert_equal("state after them", amp.state(), before)
-    amp.assert_equal("nesting depth after them", amp.depth(), 0)
+    amp.assert_state("after them", before, 0)
 
 
 @scenario()

@@ -7,7 +7,9 @@ products: `LAID`, the layouts that PyTorch has, and `HOST`, 0-dimensional CPU te
 """
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -173,19 +175,11 @@ def test_lists(amp: Amp) -> None:
 @scenario()
 def test_empty_lists(amp: Amp) -> None:
     """An empty list is refused as it is outside of a region (amp.html#op-eligibility)."""
-
-    def refused(op: Callable[..., object]) -> type[Exception] | None:
-        try:
-            op([])
-        except Exception as error:
-            return type(error)
-        return None
-
     for op in (torch.cat, torch.stack, torch.linalg.multi_dot):
-        outside = refused(op)
-        amp.assert_equal(f"whether {op.__name__} of nothing is refused outside", outside is not None, True)
+        outside = amp.outcome(op, [])
+        amp.assert_equal(f"whether {op.__name__} of nothing is refused outside", isinstance(outside, str), True)
         with amp.region():
-            amp.assert_equal(f"what {op.__name__} of nothing raises", refused(op), outside)
+            amp.assert_equal(f"what {op.__name__} of nothing raises", amp.outcome(op, []), outside)
 
 
 @scenario()
@@ -425,10 +419,7 @@ def test_eight_bits_that_widen(amp: Amp) -> None:
     for name, op in (("cat", torch.cat), ("stack", torch.stack)):
         amp.assert_equal(f"dtype of {name} outside", op([x, x]).dtype, x.dtype)
         with amp.region():
-            try:
-                found = str(op([x, x]).dtype)
-            except RuntimeError as error:
-                found = f"RuntimeError: {error}"
+            found = str(amp.outcome(lambda op=op: op([x, x]).dtype))
         amp.assert_equal(f"dtype of {name} inside", found, str(x.dtype))
 
 
@@ -458,13 +449,8 @@ def test_low_and_wide(amp: Amp, op: str) -> None:
     """A result of a region and a float32 tensor do not raise for their types (amp.html: tensors may be any type)."""
     wide = amp.rand(4, 4)
     with amp.region():
-        low = torch.mm(wide, wide)
-        try:
-            LOW_AND_WIDE[op](low, wide)
-            raised = ""
-        except RuntimeError as error:
-            raised = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    amp.assert_equal(f"what {op} of a low and a float32 tensor raises", raised, "")
+        raised = amp.outcome(LOW_AND_WIDE[op], torch.mm(wide, wide), wide)
+    amp.assert_equal(f"what {op} of a low and a float32 tensor raises", raised if isinstance(raised, str) else "", "")
 
 
 # ---- tensors of every layout
@@ -549,9 +535,9 @@ def test_laid_out(amp: Amp, layout: str, call: str, given: str, grads: str) -> N
     cast = wanted.dtype or wanted.dtypes[0] or dtype
     entered = {"no_grad": torch.no_grad, "inference": torch.inference_mode}.get(grads, torch.enable_grad)
     with entered():
-        want = _outcome(lambda: function(x.to(cast), matrix.to(cast)))
+        want = amp.outcome(function, x.to(cast), matrix.to(cast))
         with amp.region():
-            got = _outcome(lambda: function(x, matrix))
+            got = amp.outcome(function, x, matrix)
     if isinstance(want, str) or isinstance(got, str):
         raised = [each if isinstance(each, str) else "" for each in (got, want)]
         amp.assert_equal(f"what {overload} raises", *raised)
@@ -560,14 +546,6 @@ def test_laid_out(amp: Amp, layout: str, call: str, given: str, grads: str) -> N
     amp.assert_equal("whether the result requires grad", got.requires_grad, want.requires_grad)
     if got.dtype == want.dtype and got.layout == want.layout:
         amp.assert_identical("result", _plain(got), _plain(want))
-
-
-def _outcome(call: Callable[[], torch.Tensor]) -> torch.Tensor | str:
-    """Return what a call gives, or what it raises as text."""
-    try:
-        return call()
-    except Exception as error:  # no kernel of the dtype, for one
-        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
 
 
 def _plain(x: torch.Tensor) -> torch.Tensor:
@@ -587,13 +565,7 @@ BESIDE: dict[str, tuple[str, Callable[..., torch.Tensor], int]] = {
 }
 """An overload, the call, and how many tensors it takes, of which the last one may be a number on the host."""
 
-HOST = Product(
-    {
-        "op": tuple(BESIDE),
-        "number": ("single", "widest", "half", "brain"),
-        "given": ("low", "wide", "both"),
-    }
-)
+HOST = Product({"op": tuple(BESIDE), "number": ("single", "widest", "half", "brain"), "given": ("low", "wide", "both")})
 
 
 @HOST.cells
@@ -607,9 +579,9 @@ def test_host_numbers(amp: Amp, op: str, number: str, given: str) -> None:
     number_there = torch.full((), 1.5, dtype=kind, device="cpu")
     wanted = amp.casting(overload, [*(x.dtype for x in here), None])
     cast = [x.to(dtype or x.dtype) for x, dtype in zip(here, wanted.dtypes, strict=False)]
-    want = _outcome(lambda: call(*cast, number_there))
+    want = amp.outcome(call, *cast, number_there)
     with amp.region():
-        got = _outcome(lambda: call(*here, number_there))
+        got = amp.outcome(call, *here, number_there)
         seen = None if isinstance(got, str) else amp.received(overload, lambda: call(*here, number_there))
     if isinstance(want, str) or isinstance(got, str):
         raised = [each if isinstance(each, str) else "" for each in (got, want)]
@@ -654,25 +626,34 @@ def _double_in_place(x: torch.Tensor) -> None:
     x.mul_(2)
 
 
+@contextmanager
+def _library_op(amp: Amp, name: str, schema: str, kernel: Callable[..., object]) -> Iterator[Callable[..., Any] | None]:
+    """Register an op of a library with its autocast; None where that is refused, in words."""
+    with torch.library._scoped_library("ampcheck_eligibility", "FRAGMENT") as lib:
+        torch.library.define(f"ampcheck_eligibility::{name}", schema, lib=lib)
+        torch.library.impl(f"ampcheck_eligibility::{name}", "CompositeExplicitAutograd", kernel, lib=lib)
+        refused = None
+        try:
+            torch.library.register_autocast(f"ampcheck_eligibility::{name}", amp.type, amp.dtype, lib=lib)
+        except RuntimeError as error:
+            refused = str(error)
+            amp.assert_equal("does the refusal say why", bool(refused), True)
+        yield getattr(torch.ops.ampcheck_eligibility, name) if refused is None else None
+
+
 @scenario(values=True)
 def test_custom_op_that_mutates(amp: Amp) -> None:
     """A custom op changes the tensor that it says it changes (torch.library.custom_op, mutates_args).
 
     Where register_autocast refuses such an op there is nothing to see.
     """
-    library, name = torch.library, "ampcheck_eligibility::double_"
-    with library._scoped_library("ampcheck_eligibility", "FRAGMENT") as lib:
-        library.define(name, "(Tensor(a!) x) -> ()", lib=lib)
-        library.impl(name, "CompositeExplicitAutograd", _double_in_place, lib=lib)
-        try:
-            library.register_autocast(name, amp.type, amp.dtype, lib=lib)
-        except RuntimeError as error:
-            amp.assert_equal("does the refusal say why", bool(str(error)), True)
+    with _library_op(amp, "double_", "(Tensor(a!) x) -> ()", _double_in_place) as double:
+        if double is None:
             return
         outside, inside = (torch.ones(2, device=amp.type) for _ in range(2))
-        torch.ops.ampcheck_eligibility.double_(outside)
+        double(outside)
         with amp.region():
-            torch.ops.ampcheck_eligibility.double_(inside)
+            double(inside)
         amp.assert_equal("a tensor that was doubled outside", amp.values(outside), [2.0, 2.0])
         amp.assert_equal("a tensor that was doubled inside", amp.values(inside), [2.0, 2.0])
 
@@ -683,22 +664,14 @@ def test_custom_op_with_keyword(amp: Amp) -> None:
 
     Where register_autocast refuses such an op there is nothing to see.
     """
-    library, name = torch.library, "ampcheck_eligibility::scaled"
-    with library._scoped_library("ampcheck_eligibility", "FRAGMENT") as lib:
-        library.define(name, "(Tensor x, *, float factor) -> Tensor", lib=lib)
-        library.impl(name, "CompositeExplicitAutograd", lambda x, *, factor: x * factor, lib=lib)
-        try:
-            library.register_autocast(name, amp.type, amp.dtype, lib=lib)
-        except RuntimeError as error:
-            amp.assert_equal("does the refusal say why", bool(str(error)), True)
+    schema = "(Tensor x, *, float factor) -> Tensor"
+    with _library_op(amp, "scaled", schema, lambda x, *, factor: x * factor) as scaled:
+        if scaled is None:
             return
         x = amp.rand(2)
-        amp.assert_equal("dtype outside", torch.ops.ampcheck_eligibility.scaled(x, factor=2.0).dtype, torch.float32)
+        amp.assert_equal("dtype outside", scaled(x, factor=2.0).dtype, torch.float32)
         with amp.region():
-            try:
-                found = str(torch.ops.ampcheck_eligibility.scaled(x, factor=2.0).dtype)
-            except AssertionError as error:
-                found = f"AssertionError: {error}"
+            found = str(amp.outcome(lambda: scaled(x, factor=2.0).dtype))
         amp.assert_equal("dtype inside", found, str(amp.dtype))
 
 

@@ -273,11 +273,11 @@ def test_switched_on(amp: Amp, switched: str, op: str, size: str) -> None:
     casting = amp.casting(overload, [x.dtype for x in given])
     cast = [x.to(casting.dtype or dtype) for x, dtype in zip(given, casting.dtypes, strict=True)]
     with SWITCHED[switched](amp):
-        want = _result(call, cast)
+        want = amp.outcome(call, *cast)
         with amp.region():
-            around = _result(call, given)
+            around = amp.outcome(call, *given)
     with amp.region(), SWITCHED[switched](amp):
-        inside = _result(call, given)
+        inside = amp.outcome(call, *given)
     for where, got in (("around the region", around), ("inside", inside)):
         _assert_result(amp, f"{overload}, switched on {where}", got, want, casting.refusal)
     amp.assert_equal("state and depth afterwards", (amp.state(), amp.depth()), ((False, amp.default, True), 0))
@@ -295,14 +295,6 @@ def _assert_result(amp: Amp, what: str, got: torch.Tensor | str, want: torch.Ten
         # A fake tensor has no values.
         if amp.has_values and type(got) is torch.Tensor and got.dtype == want.dtype:
             amp.assert_identical(f"result of {what}", got, want)
-
-
-def _result(call: Callable[..., torch.Tensor], given: list[torch.Tensor]) -> torch.Tensor | str:
-    """Return what a call gives, or what it raises as text."""
-    try:
-        return call(*given)
-    except Exception as error:  # a kernel may refuse a mixture of dtypes
-        return f"{type(error).__name__}: {error}"
 
 
 # ---- tensors that hold tensors, as PyTorch has them

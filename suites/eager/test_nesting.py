@@ -27,8 +27,7 @@ def test_order(amp: Amp, order: tuple[bool, ...]) -> None:
     """On and off in every order to depth 4: each region decides alone, on the way in and on the way out (amp.html)."""
 
     def check(enabled: bool, depth: int, when: str) -> None:
-        amp.assert_equal(f"state at depth {depth} {when}", amp.state(), (enabled, amp.dtype, True))
-        amp.assert_equal(f"nesting depth {when}", amp.depth(), depth)
+        amp.assert_state(f"at depth {depth} {when}", (enabled, amp.dtype, True), depth)
         want = amp.dtype if enabled else torch.float32
         amp.assert_equal(f"dtype a product runs in at depth {depth} {when}", amp.probe(), want)
 
@@ -115,14 +114,12 @@ def test_deep(amp: Amp) -> None:
         for level in range(60):
             states.append(amp.state())
             stack.enter_context(amp.region(amp.dtype if level % 3 else amp.other, enabled=level % 2 == 0))
-        amp.assert_equal("nesting depth in sixty regions", amp.depth(), 60)
-        amp.assert_equal("state in the innermost region", amp.state(), (False, amp.dtype, True))
+        amp.assert_state("in the innermost region", (False, amp.dtype, True), 60)
     with ExitStack() as stack:
         for level in range(60):
             amp.assert_equal(f"state before level {level}", amp.state(), states[level])
             stack.enter_context(amp.region(amp.dtype if level % 3 else amp.other, enabled=level % 2 == 0))
-    amp.assert_equal("state after sixty regions", amp.state(), states[0])
-    amp.assert_equal("nesting depth after sixty regions", amp.depth(), 0)
+    amp.assert_state("after sixty regions", states[0], 0)
 
 
 # ---- what a region takes over when it is made
@@ -239,8 +236,7 @@ def test_two_device_types(amp: Amp) -> None:
     """Regions of two device types hold at once, each for its own tensors (amp.html: device_type; pytorch#57386)."""
     name = _another_device_type(amp)
     with torch.autocast(name, dtype=amp.other):
-        amp.assert_equal("state of this device in the other's region", amp.state(), (False, amp.default, True))
-        amp.assert_equal("dtype a product on this device runs in", amp.probe(), torch.float32)
+        amp.assert_state("of this device in the other's region", (False, amp.default, True))
         with amp.region():
             amp.assert_equal("state of this device in both regions", amp.state(), (True, amp.dtype, True))
             amp.assert_equal(f"state of {name} in both regions", _state_of(name), (True, amp.other))
@@ -260,8 +256,7 @@ def test_two_device_types_other_way_round(amp: Amp) -> None:
             amp.assert_equal("dtype a product on this device runs in", amp.probe(), amp.dtype)
         amp.assert_equal(f"state of {name} after its region", _state_of(name), before)
         with torch.autocast(name, enabled=False):
-            amp.assert_equal("state while the other type is disabled", amp.state(), (True, amp.dtype, True))
-            amp.assert_equal("dtype a product runs in while it is", amp.probe(), amp.dtype)
+            amp.assert_state("while the other type is disabled", (True, amp.dtype, True))
         amp.assert_equal("state after the other type's regions", amp.state(), (True, amp.dtype, True))
 
 

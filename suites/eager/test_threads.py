@@ -69,9 +69,7 @@ def test_region_stays_in_its_thread(amp: Amp) -> None:
         return amp.state(), amp.probe()
 
     amp.assert_equal("state and dtype in the thread", amp.thread(enter), ((True, amp.dtype, False), amp.dtype))
-    amp.assert_equal("state here", amp.state(), (False, amp.default, True))
-    amp.assert_equal("nesting depth here", amp.depth(), 0)
-    amp.assert_equal("dtype a product runs in here", amp.probe(), torch.float32)
+    amp.assert_state("here", (False, amp.default, True), 0)
 
 
 @scenario()
@@ -85,8 +83,7 @@ def test_what_is_set_stays_in_its_thread(amp: Amp) -> None:
 
     with amp.region():
         amp.thread(change)
-        amp.assert_equal("state here", amp.state(), (True, amp.dtype, True))
-        amp.assert_equal("dtype a product runs in here", amp.probe(), amp.dtype)
+        amp.assert_state("here", (True, amp.dtype, True))
 
 
 @scenario()
@@ -115,8 +112,7 @@ def test_two_dtypes_in_turns(amp: Amp) -> None:
         yield
         with amp.region(dtype):
             for _ in range(3):
-                amp.assert_equal("state inside", amp.state(), (True, dtype, True))
-                amp.assert_equal("dtype a product runs in", amp.probe(), dtype)
+                amp.assert_state("inside", (True, dtype, True))
                 yield
         amp.assert_equal("state after the region", amp.state(), (False, amp.default, True))
         yield
@@ -132,9 +128,7 @@ def test_left_in_another_order(amp: Amp) -> None:
     def worker(turns: int, enabled: bool) -> Iterator[None]:
         with amp.region(enabled=enabled, cache_enabled=enabled):
             for _ in range(turns):
-                amp.assert_equal("state inside", amp.state(), (enabled, amp.dtype, enabled))
-                amp.assert_equal("dtype a product runs in", amp.probe(), amp.dtype if enabled else torch.float32)
-                amp.assert_equal("nesting depth inside", amp.depth(), 1)
+                amp.assert_state("inside", (enabled, amp.dtype, enabled), 1)
                 yield
         amp.assert_equal("state after the region", amp.state(), (False, amp.default, True))
 

@@ -44,28 +44,18 @@ PROGRAMS = Product(
 )
 
 
-def _body(name: str) -> Callable[..., torch.Tensor]:
-    """Return a function of a matrix and a weight."""
-
-    def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return torch.mm(torch.mm(x, w), x)
-
-    def normed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return torch.mm(torch.nn.functional.layer_norm(x, [3]), w)
-
-    def joined(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return torch.cat([torch.mm(x, w), x])
-
-    def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        y = torch.mm(x, w)
-        return torch.nn.functional.mse_loss(y, torch.zeros_like(y))
-
-    return next(function for function in (chain, normed, joined, loss) if function.__name__ == name)
+BODIES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "chain": lambda x, w: torch.mm(torch.mm(x, w), x),
+    "normed": lambda x, w: torch.mm(torch.nn.functional.layer_norm(x, [3]), w),
+    "joined": lambda x, w: torch.cat([torch.mm(x, w), x]),
+    "loss": lambda x, w: torch.nn.functional.mse_loss(torch.mm(x, w), torch.zeros(3, 3, device=x.device)),
+}
+"""Functions of a matrix and a weight."""
 
 
 def _program(amp: Amp, body: str, regions: str) -> Callable[..., tuple[torch.Tensor, ...]]:
     """Return a function with regions: results of each."""
-    kind, low, other, call = amp.type, amp.dtype, amp.other, _body(body)
+    kind, low, other, call = amp.type, amp.dtype, amp.other, BODIES[body]
 
     def none(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (call(x, w),)
@@ -127,7 +117,6 @@ def _assert_same_step(amp: Amp, got: _Step, want: _Step) -> None:
     dtypes = [y.dtype for y in want.results]
     amp.assert_equal("dtypes of the results", [y.dtype for y in got.results], dtypes)
     for name, one, two in zip("xw", got.leaves, want.leaves, strict=True):
-        assert two.grad is not None
         if one.grad is None:
             amp.check(False, f"gradient of {name}", "there is none")
         else:

@@ -45,7 +45,7 @@ def test_tensor_hook_that_replaces(amp: Amp) -> None:
     out.float().sum().backward()
     want = torch.mm(x.to(amp.dtype), reference.to(amp.dtype))
     want.backward(torch.full_like(want, 3))
-    amp.assert_identical("gradient of the leaf", w.grad, None if reference.grad is None else reference.grad / 7)
+    amp.assert_identical("gradient of the leaf", w.grad, reference.grad / 7)
 
 
 @scenario(values=True)
@@ -124,8 +124,6 @@ def test_node_hooks(amp: Amp) -> None:
     with amp.region():
         out = torch.mm(amp.rand(3, 3), w)
     product = out.grad_fn
-    if product is None or product.next_functions[1][0] is None:
-        raise RuntimeError("the product has no graph")
     cast = product.next_functions[1][0]
     seen: dict[str, Any] = {}
     product.register_prehook(lambda taken: seen.update(taken=taken[0].dtype))
@@ -158,13 +156,9 @@ def test_several_tensors(amp: Amp) -> None:
     with amp.region():
         low = torch.mm(v, w)
         out = torch.mm(low, w).float().sum()
-    handle = register_multi_grad_hook(
-        (v, low, w), lambda gradients: seen.append([gradient.dtype for gradient in gradients])
-    )
-    any_of = register_multi_grad_hook((low, w), lambda gradient: seen.append(gradient.dtype), mode="any")
+    register_multi_grad_hook((v, low, w), lambda gradients: seen.append([gradient.dtype for gradient in gradients]))
+    register_multi_grad_hook((low, w), lambda gradient: seen.append(gradient.dtype), mode="any")
     out.backward()
-    handle.remove()
-    any_of.remove()
     want = [[torch.float32, amp.dtype, torch.float32]]
     amp.assert_equal("dtypes of all", [s for s in seen if isinstance(s, list)], want)
     amp.assert_equal("dtype of the first", [s for s in seen if not isinstance(s, list)], [amp.dtype])
