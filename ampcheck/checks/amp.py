@@ -193,6 +193,13 @@ class Amp:
         """Return a function compiled for inputs such as these; `options` are those of `torch.compile`."""
         raise NotImplementedError
 
+    def compiled_with_matrix(
+        self, compiler: str, function: Callable[..., Any], **options: bool
+    ) -> tuple[torch.Tensor, Callable[..., Any]]:
+        """Return a matrix, and the function compiled for such a one; see `compiled`."""
+        x = self.rand(2, 2)
+        return x, self.compiled(compiler, function, x, **options)
+
     def j2t(self, fn: Callable[..., Any], cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:
         """Return a JAX function as a PyTorch one, made by the device."""
         raise NotImplementedError

@@ -171,8 +171,6 @@ def test_shared_with_the_backward_pass(amp: Amp) -> None:
 
 
 # ---- results
-
-
 @scenario(values=True)
 def test_gradient_of_many_uses(amp: Amp) -> None:
     """The gradient of a float32 weight is the sum over its uses in float32 (amp.html: "maintaining accuracy")."""

@@ -204,7 +204,6 @@ def test_shared_weights(amp: Amp, kept: bool) -> None:
 
 
 # ---- replicas in processes
-
 T = TypeVar("T")
 TYPES = ("cpu", "cuda")
 """The device types whose tensors PyTorch's gloo backend takes."""

@@ -279,8 +279,6 @@ def test_same_graph_again(amp: Amp) -> None:
 
 
 # ---- mapped functions and functional calls
-
-
 def _stack_on_cpu(amp: Amp, tensors: Any) -> torch.Tensor:
     return torch.stack([amp.host(tensor.detach()) for tensor in tensors])
 
@@ -531,7 +529,6 @@ def test_model_mapped_over_samples(amp: Amp, around: str) -> None:
 
 
 # ---- backward passes that are mapped over
-
 Layer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 LAYERS: dict[str, Layer] = {

@@ -35,7 +35,6 @@ from ampcheck.runner.suite import Amp, Product, scenario
 pytestmark = [pytest.mark.rule("ranks"), pytest.mark.forks]
 
 # ---- two processes
-
 SECONDS = 90
 """How long two ranks may take. Both are ended then, before the case's own time is over."""
 IMPORTED = (
@@ -105,8 +104,6 @@ def _on_two_ranks(amp: Amp, run: Callable[[], Any]) -> list[Any]:
 
 
 # ---- training
-
-
 class _Net(torch.nn.Module):
     """Two layers, the first of which may be computed again in the backward pass, and a factor.
 
@@ -443,8 +440,6 @@ def _reduced(kind: _Way, gradients: list[torch.Tensor]) -> torch.Tensor:
 
 
 # ---- what a policy of fully_shard promises
-
-
 POLICIES = Product(
     {
         "param": ("kept", "low", "other"),
@@ -552,8 +547,6 @@ def _by_casts(
 
 
 # ---- DTensors
-
-
 OPS: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[str, ...]]] = {
     "product": ("mm", torch.mm, ("wide", "wide")),
     "product_of_low": ("mm", torch.mm, ("low", "wide")),
@@ -619,8 +612,6 @@ def _spread(amp: Amp, op: str, layouts: tuple[str, ...], mode: str, tensors: lis
 
 
 # ---- a scaler of which each rank has other gradients
-
-
 BAD = {"nothing": 1.0, "infinity": float("inf"), "minus_infinity": -float("inf"), "not_a_number": float("nan")}
 
 APART = Product(
@@ -682,8 +673,6 @@ def test_told_apart(
 
 
 # ---- what is kept of a scaler
-
-
 KEPT = Product(
     {
         "form": ("dictionary", "object"),
@@ -745,8 +734,6 @@ def _loaded(amp: Amp, form: str, folder: str, **options: Any) -> dict[str, Any]:
 
 
 # ---- single cases
-
-
 @pytest.mark.parametrize("keeps", [True, False], ids=["with_feedback", "without"])
 @scenario(types=("cpu",), values=True, dtypes="default")
 def test_after_an_overflow(amp: Amp, keeps: bool) -> None:

@@ -31,8 +31,6 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 
 
 # ---- transforms: each makes a function of a tensor of another one
-
-
 def _total(f: Function) -> Function:
     """Return the sum of the results, in float64, which no policy casts."""
     return lambda x: f(x).double().sum()
@@ -66,8 +64,6 @@ TRANSFORMS: dict[str, Callable[[Function], Function]] = {
 BACKWARD = ("grad", "vjp", "jacrev", "hessian")
 
 # ---- ops
-
-
 OPS: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[str, ...], tuple[tuple[int, ...], ...]]] = {
     "product": ("mm", torch.mm, ("wide", "wide"), ((2, 2),)),
     "product_of_low": ("mm", torch.mm, ("low", "wide"), ((2, 2),)),

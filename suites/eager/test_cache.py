@@ -280,8 +280,6 @@ def test_address_used_again_without_grad(amp: Amp) -> None:
 
 
 # ---- results
-
-
 @scenario()
 def test_inner_region_of_another_dtype(amp: Amp) -> None:
     """Ops run in the innermost region's dtype, also after casts were cached (amp.html#torch.autocast, dtype)."""

@@ -19,9 +19,8 @@ from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("decorator")
 
+
 # ---- what may be decorated
-
-
 @scenario()
 def test_function(amp: Amp) -> None:
     """A decorated function runs in the region on each call (amp.html: context managers or decorators)."""
@@ -138,8 +137,6 @@ def test_class_itself(amp: Amp) -> None:
 
 
 # ---- the region
-
-
 @pytest.mark.parametrize("cache_enabled", [True, False], ids=["kept", "dropped"])
 @pytest.mark.parametrize("enabled", [True, False], ids=["on", "off"])
 @scenario()
@@ -254,8 +251,6 @@ def test_casts_per_call(amp: Amp) -> None:
 
 
 # ---- what the caller sees
-
-
 @scenario(dtypes="default")
 def test_keeps_its_name(amp: Amp) -> None:
     """functools.wraps: name, docstring, module, annotations and signature stay (autocast_mode.py)."""
@@ -320,8 +315,6 @@ def test_exception_passes_through(amp: Amp) -> None:
 
 
 # ---- threads
-
-
 @scenario()
 def test_called_in_a_thread(amp: Amp) -> None:
     """A decorated function may be called in a new thread; it is enabled there (amp.html: state is thread-local)."""
@@ -356,8 +349,6 @@ def test_called_twice_at_once(amp: Amp) -> None:
 
 
 # ---- generators and coroutines
-
-
 @scenario(dtypes="default")
 def test_generator_function(amp: Amp) -> None:
     """A decorated generator function gives its values and leaks no state; its body's state is left open by PyTorch."""

@@ -243,8 +243,6 @@ def test_views_have_their_values(amp: Amp) -> None:
 
 
 # ---- calls
-
-
 @scenario(op=["mm", "addmm", "bmm", "baddbmm"])
 def test_out(amp: Amp, op: str) -> None:
     """A call with out= acts as outside of a region (amp.html#op-eligibility; csarofeen/pytorch#672)."""
@@ -454,8 +452,6 @@ def test_low_and_wide(amp: Amp, op: str) -> None:
 
 
 # ---- tensors of every layout
-
-
 @scenario(form=layouts.LAYOUTS, dtypes="default")
 def test_any_form(amp: DeviceAmp, form: str) -> None:
     """Dtype and device alone decide whether a tensor is cast, not strides or history (autocast_mode.h, is_eligible)."""
@@ -554,7 +550,6 @@ def _plain(x: torch.Tensor) -> torch.Tensor:
 
 
 # ---- numbers on the host: 0-dimensional CPU tensors beside those of the device
-
 BESIDE: dict[str, tuple[str, Callable[..., torch.Tensor], int]] = {
     "multiplied": ("addcmul", torch.addcmul, 3),
     "divided": ("addcdiv", torch.addcdiv, 3),
@@ -596,8 +591,6 @@ def test_host_numbers(amp: Amp, op: str, number: str, given: str) -> None:
 
 
 # ---- custom ops of torch.library
-
-
 @scenario(since="2.13")  # before, it was promised for the CPU and CUDA alone
 def test_custom_op(amp: Amp) -> None:
     """A custom op casts eligible tensors where register_autocast asks (torch.library.register_autocast)."""
@@ -676,7 +669,6 @@ def test_custom_op_with_keyword(amp: Amp) -> None:
 
 
 # ---- torch.vmap: a mapped call does for each slice what the call does for one
-
 TYPES = ("cpu", "cuda", "xpu", "mps", "mtia")
 """PyTorch's own device types: how vmap decomposes an op does not concern another one's kernels."""
 

@@ -107,8 +107,6 @@ def test_finally_inside(amp: Amp) -> None:
 
 
 # ---- ops that raise
-
-
 @scenario()
 def test_op_raises(amp: Amp) -> None:
     """An op that refuses its arguments, cast already, leaves the state as it is (autocast_mode.h, a guard)."""
@@ -160,8 +158,6 @@ def test_kernel_raises_in_backward(amp: Amp) -> None:
 
 
 # ---- decorators, stacks, construction
-
-
 @scenario(kind=RAISED, dtypes="default")
 def test_leaves_a_decorated_function(amp: Amp, kind: str) -> None:
     """An exception leaves a decorated function unchanged, and the state is restored (autocast_decorator)."""
@@ -232,8 +228,6 @@ def test_construction_fails(amp: Amp) -> None:
 
 
 # ---- cached casts
-
-
 @scenario()
 def test_outermost_region_drops_casts(amp: Amp) -> None:
     """An exception that leaves the outermost region drops its casts, one that leaves an inner region does not."""
@@ -263,8 +257,6 @@ def test_op_that_raises_keeps_casts(amp: Amp) -> None:
 
 
 # ---- other ways out of a region
-
-
 @scenario()
 def test_return(amp: Amp) -> None:
     """return out of the body ends the region (Python's with statement)."""

@@ -42,8 +42,6 @@ End = Callable[[str], None]
 
 
 # ---- what holds a region: each function enters it, and returns what ends the holder
-
-
 class Planned(Exception):
     """The exception that a holder ends with where it is to raise."""
 
@@ -229,7 +227,6 @@ SUSPENDED = tuple(name for name in HOLDERS if name not in ("managed", "moved_sta
 """Those of which two overlap: the rest differ from a generator and from a stack in how they end alone."""
 
 # ---- regions
-
 COPIES: dict[str, Callable[[Any], Any]] = {
     "shared": lambda region: region,
     "copied": copy.copy,
@@ -319,7 +316,6 @@ class _Looking:
 
 
 # ---- two holders at once
-
 OVERLAP = Product(
     {
         "first": SUSPENDED,
@@ -371,7 +367,6 @@ def test_overlap(amp: Amp, first: str, second: str, order: str, region: str) -> 
 
 
 # ---- how a holder ends
-
 ENDS = Product(
     {
         "holder": tuple(HOLDERS),
@@ -423,8 +418,6 @@ def test_end(amp: Amp, holder: str, end: str, inside: str) -> None:
 
 
 # ---- decorated callables
-
-
 def _product(amp: Amp) -> Any:
     """State, depth and a product's dtype."""
     enabled, dtype, kept = amp.state()
@@ -613,7 +606,6 @@ def test_body(amp: Amp, kind: str, region: str, inside: str, calls: str) -> None
 
 
 # ---- programs
-
 Step = tuple[str, ...]
 
 PROGRAMS: dict[str, tuple[Step, ...]] = {

@@ -215,8 +215,6 @@ def test_used(amp: Amp, user: str, made: str, op: str, region: str) -> None:
 
 
 # ---- PyTorch's own modes, and what else a thread may have switched on
-
-
 def _calm() -> AbstractContextManager[object]:
     """Return autograd's detection of anomalies, without the warning that it is on."""
     stack = ExitStack()
@@ -298,8 +296,6 @@ def _assert_result(amp: Amp, what: str, got: torch.Tensor | str, want: torch.Ten
 
 
 # ---- tensors that hold tensors, as PyTorch has them
-
-
 @contextmanager
 def _alone() -> Iterator[None]:
     """Make this process a group of one, if it is in none."""

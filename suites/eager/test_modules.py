@@ -239,8 +239,6 @@ def test_packed_sequence(amp: Amp, kind: str) -> None:
 
 
 # ---- gradients, and modules beside their functions
-
-
 @scenario(values=True)
 def test_gradients_of_a_module(amp: Amp) -> None:
     """Gradients have the dtype of the parameter they belong to, float32 (amp_examples.html, typical training)."""

@@ -123,8 +123,6 @@ def test_deep(amp: Amp) -> None:
 
 
 # ---- what a region takes over when it is made
-
-
 @scenario()
 def test_dtype_left_out(amp: Amp) -> None:
     """Without a dtype a region takes the one in force where it is made (amp.html: get_autocast_dtype)."""
@@ -171,8 +169,6 @@ def test_reuse_order(amp: Amp, order: tuple[bool, ...]) -> None:
 
 
 # ---- one region object
-
-
 @scenario()
 def test_one_object_inside_itself(amp: Amp) -> None:
     """A region object entered inside itself is left twice, and the state from before it is back (amp.html)."""
@@ -199,8 +195,6 @@ def test_one_object_around_another(amp: Amp) -> None:
 
 
 # ---- weights
-
-
 @scenario()
 def test_siblings_share_casts(amp: Amp) -> None:
     """Two inner regions, one after the other, share the casts of the outermost one (autocast_mode.cpp, nesting)."""
@@ -220,8 +214,6 @@ def test_siblings_share_casts(amp: Amp) -> None:
 
 
 # ---- several device types at once
-
-
 def _another_device_type(amp: Amp) -> str:
     """Another device type, the CPU where that is another one: its tensors can be made beside any device's."""
     return "xpu" if amp.type == "cpu" else "cpu"

@@ -34,7 +34,6 @@ GIVEN = Product({"op": NAMES, "given": ("low", "large", "small", "moved")}, nigh
 
 
 # ---- siblings
-
 FAMILIES: dict[str, dict[str, str]] = {
     "product": {
         "matmul": "a @ b",
@@ -139,8 +138,6 @@ def test_siblings(amp: Amp, family: str, way: str) -> None:
 
 
 # ---- ops of the database
-
-
 @scenario(op=NAMES, types=HARDWARE, values=True, dtypes="default")
 def test_wide(amp: Amp, op: str) -> None:
     """Every way to call an op agrees in a region, on samples of the database as they are."""

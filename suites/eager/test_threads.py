@@ -18,9 +18,8 @@ from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("threads")
 
+
 # ---- what a new thread starts with
-
-
 @scenario()
 def test_starts_outside(amp: Amp) -> None:
     """A thread started in a region is outside of it: off, default dtype, cache on, depth 0 (amp.html: thread-local)."""
@@ -58,8 +57,6 @@ def test_default_dtype_of_its_own(amp: Amp) -> None:
 
 
 # ---- what a thread does stays in it
-
-
 @scenario()
 def test_region_stays_in_its_thread(amp: Amp) -> None:
     """A region entered in a thread, and never left there, does not reach another one (amp.html: thread-local)."""
@@ -101,8 +98,6 @@ def test_exception_in_a_thread(amp: Amp) -> None:
 
 
 # ---- several threads at once
-
-
 @scenario()
 def test_two_dtypes_in_turns(amp: Amp) -> None:
     """Two threads whose regions overlap each have their own dtype (amp.html: thread-local)."""
@@ -234,8 +229,6 @@ def test_really_at_once(amp: Amp) -> None:
 
 
 # ---- cached casts
-
-
 @scenario()
 def test_casts_are_shared(amp: Amp) -> None:
     """The cache is one per process: a thread uses another's casts (autocast_mode.cpp; test_cast_cache_is_global)."""
@@ -267,8 +260,6 @@ def test_weight_after_a_thread(amp: Amp) -> None:
 
 
 # ---- backward
-
-
 @scenario(values=True)
 def test_backward_in_another_thread(amp: Amp) -> None:
     """Backward ops run in the forward's dtype, in whichever thread backward is called (amp.html#torch.autocast)."""
@@ -334,8 +325,6 @@ def test_promotion_in_backward(amp: Amp) -> None:
 
 
 # ---- tasks and contexts
-
-
 @scenario()
 def test_copied_variables(amp: Amp) -> None:
     """The state is the thread's and no context variable: a copied context sees it (amp.html: thread-local)."""

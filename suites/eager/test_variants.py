@@ -39,8 +39,6 @@ Call = Callable[[list[torch.Tensor]], object]
 
 
 # ---- the reference
-
-
 def _op(amp: Amp, name: str, function: Callable[..., torch.Tensor], *inputs: object) -> torch.Tensor:
     """Call a function on what autocast makes of its tensors. float64 is not eligible, so it stays."""
     policy = amp.policies.get(name, "")
@@ -138,7 +136,6 @@ def _given(amp: Amp, given: str, *shape: int) -> torch.Tensor:
 
 
 # ---- attention
-
 ATTENTION = Product(
     {
         "made": ("plain", "unbiased", "sized", "extended"),
@@ -239,7 +236,6 @@ def test_attention(amp: Amp, made: str, mask: str, weights: str, layout: str, mo
 
 
 # ---- transformer layers and stacks
-
 TRANSFORMER = Product(
     {
         "made": ("encoder_layer", "encoder", "decoder_layer", "decoder"),
@@ -330,7 +326,6 @@ def test_transformer(
 
 
 # ---- recurrent networks
-
 RECURRENT = Product(
     {
         "kind": ("RNN_tanh", "RNN_relu", "LSTM", "GRU"),
@@ -435,7 +430,6 @@ def test_recurrent(amp: Amp, kind: str, made: str, layout: str, start: str, mode
 
 
 # ---- normalisations, embedding bags and losses
-
 NORMS = Product(
     {
         "kind": ("LayerNorm", "RMSNorm", "GroupNorm", "BatchNorm2d", "InstanceNorm2d"),
@@ -592,7 +586,6 @@ def test_loss(amp: Amp, loss: str, option: str, reduction: str, mode: str, given
 
 
 # ---- any device with values
-
 ANYWHERE = Product({"module": ("attention", "encoder_layer", "GRU")})
 
 

@@ -32,8 +32,7 @@ def test_body_alone(amp: Amp, compiler: str) -> None:
             inside = torch.mm(x, x)
         return before, inside, torch.mm(x, x)
 
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x)
+    x, compiled = amp.compiled_with_matrix(compiler, program)
     for call in ("first", "second"):
         dtypes = [out.dtype for out in compiled(x)]
         amp.assert_equal(f"dtypes before, inside and behind, {call} call", dtypes, [torch.float32, low, torch.float32])
@@ -92,8 +91,7 @@ def test_package_called_in_a_region(amp: Amp, compiler: str) -> None:
             cast = torch.mm(x, x)
         return cast, torch.mm(x, x), torch.linalg.inv(x), torch.cat([x, x.double()])
 
-    x = amp.rand(2, 2)
-    package = amp.compiled(compiler, program, x)
+    x, package = amp.compiled_with_matrix(compiler, program)
     outside = package(x)
     amp.assert_equal("dtypes", [out.dtype for out in outside], [low, torch.float32, torch.float32, torch.float64])
     with amp.region():
@@ -118,8 +116,7 @@ def test_graph_break_in_the_body(amp: Amp, compiler: str, placed: str) -> None:
             out += (torch.mm(x, x),)
         return (*out, torch.mm(x, x))
 
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x, fullgraph=False)
+    x, compiled = amp.compiled_with_matrix(compiler, program, fullgraph=False)
     for call in ("first", "second"):
         dtypes = [out.dtype for out in compiled(x)]
         amp.assert_equal(f"dtypes, {call} call", dtypes, [low] * (len(dtypes) - 1) + [torch.float32])
@@ -142,8 +139,7 @@ def test_graph_break_in_a_called_function(amp: Amp, compiler: str) -> None:
             z = torch.mm(x, x)
         return y, z
 
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x, fullgraph=False)
+    x, compiled = amp.compiled_with_matrix(compiler, program, fullgraph=False)
     amp.assert_equal("dtypes", [out.dtype for out in compiled(x)], [low, low])
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
@@ -194,8 +190,7 @@ def test_context_manager_around_a_region(amp: Amp, compiler: str) -> None:
             y = torch.mm(x, x)
         return y, torch.mm(x, x)
 
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x, fullgraph=False)
+    x, compiled = amp.compiled_with_matrix(compiler, program, fullgraph=False)
     amp.assert_equal("dtypes", [out.dtype for out in compiled(x)], [low, torch.float32])
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
@@ -248,14 +243,12 @@ def test_captured_twice(amp: Amp, compiler: str) -> None:
             y = torch.mm(x, x)
         return y, torch.mm(x, x)
 
-    x = amp.rand(2, 2)
-    again = amp.compiled(compiler, amp.compiled(compiler, program, x), x)
+    x, exported = amp.compiled_with_matrix(compiler, program)
+    again = amp.compiled(compiler, exported, x)
     amp.assert_equal("dtypes of the second export", [out.dtype for out in again(x)], [low, torch.float32])
 
 
 # ---- frozen modules, and regions left early
-
-
 @scenario(compiler=["script", "dynamo", "aot", "inductor"], types=("cpu", "cuda"))
 def test_left_early(amp: Amp, compiler: str) -> None:
     """A region ends where its function returns from inside of it, on either way (Python's with statement)."""

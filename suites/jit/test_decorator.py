@@ -35,7 +35,6 @@ def test_recursion_compiled(amp: Amp) -> None:
 
 
 # ---- through each compiler
-
 _EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "packaged", "jaxcompile", "jaxjit")
 
 
@@ -47,8 +46,7 @@ def test_decorated_then_taken(amp: Amp, compiler: str) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return torch.mm(x, x)
 
-    x = amp.rand(2, 2)
-    taken = amp.compiled(compiler, program, x)
+    x, taken = amp.compiled_with_matrix(compiler, program)
     for call in ("first", "second"):
         amp.assert_equal(f"dtype, {call} call", taken(x).dtype, amp.dtype)
         amp.assert_equal(f"state after the {call} call", amp.state(), (False, amp.default, True))
@@ -57,8 +55,7 @@ def test_decorated_then_taken(amp: Amp, compiler: str) -> None:
 @scenario(compiler=[name for name in _EVERY if name != "packaged"])
 def test_taken_then_decorated(amp: Amp, compiler: str) -> None:
     """A compiled function that is decorated runs in the region on every call, as itself it does not."""
-    x = amp.rand(2, 2)
-    taken = amp.compiled(compiler, lambda x: torch.mm(x, x), x)
+    x, taken = amp.compiled_with_matrix(compiler, lambda x: torch.mm(x, x))
     decorated = amp.region()(taken)
     for _ in range(2):
         amp.assert_equal("dtype decorated", decorated(x).dtype, amp.dtype)
@@ -77,8 +74,7 @@ def test_decorated_helper(amp: Amp, compiler: str) -> None:
     def second(x: torch.Tensor) -> torch.Tensor:
         return torch.mm(x, x)
 
-    x = amp.rand(2, 2)
-    taken = amp.compiled(compiler, lambda x: (first(x), torch.mm(x, x), second(x), first(x)), x)
+    x, taken = amp.compiled_with_matrix(compiler, lambda x: (first(x), torch.mm(x, x), second(x), first(x)))
     amp.assert_equal("dtypes", [y.dtype for y in taken(x)], [amp.dtype, torch.float32, amp.other, amp.dtype])
 
 
@@ -94,8 +90,7 @@ def test_decorated_method_with_a_break(amp: Amp, compiler: str) -> None:
             torch._dynamo.graph_break()
             return y, torch.mm(x, x)
 
-    x = amp.rand(2, 2)
-    taken = amp.compiled(compiler, Net(), x, fullgraph=False)
+    x, taken = amp.compiled_with_matrix(compiler, Net(), fullgraph=False)
     for _ in range(2):
         amp.assert_equal("dtypes before and behind the break", [y.dtype for y in taken(x)], [low, low])
         amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
@@ -109,8 +104,7 @@ def test_decorated_disabled(amp: Amp, compiler: str) -> None:
     def off(x: torch.Tensor) -> torch.Tensor:
         return torch.mm(x, x)
 
-    x = amp.rand(2, 2)
-    taken = amp.compiled(compiler, lambda x: (off(x), torch.mm(x, x)), x)
+    x, taken = amp.compiled_with_matrix(compiler, lambda x: (off(x), torch.mm(x, x)))
     with amp.region():
         amp.assert_equal("dtypes in it and behind", [y.dtype for y in taken(x)], [torch.float32, amp.dtype])
     amp.assert_equal("dtypes outside", [y.dtype for y in taken(x)], [torch.float32, torch.float32])

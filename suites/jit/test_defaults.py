@@ -39,8 +39,7 @@ def test_default_set_between_calls(amp: Amp, compiler: str) -> None:
         with torch.autocast(kind):
             return torch.mm(x, x)
 
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x)
+    x, compiled = amp.compiled_with_matrix(compiler, program)
     for dtype in (amp.dtype, amp.other, amp.dtype):
         torch.set_autocast_dtype(kind, dtype)
         amp.assert_equal(f"dtype after setting {dtype}", compiled(x).dtype, dtype)
@@ -60,8 +59,7 @@ def test_arguments_by_place_and_name(amp: Amp, compiler: str) -> None:
             third = torch.mm(x, x)
         return first, second, third
 
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x)
+    x, compiled = amp.compiled_with_matrix(compiler, program)
     amp.assert_equal("dtypes", [y.dtype for y in compiled(x)], [other, torch.float32, other])
 
 

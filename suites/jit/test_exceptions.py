@@ -50,8 +50,7 @@ def test_caught_inside(amp: Amp, compiler: str) -> None:
                 inner = torch.mm(x, x)
         return inner, torch.mm(x, x)
 
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x, fullgraph=False)
+    x, compiled = amp.compiled_with_matrix(compiler, program, fullgraph=False)
     for _ in range(2):
         amp.assert_equal("dtypes in the outer region and behind", [y.dtype for y in compiled(x)], [low, torch.float32])
         amp.assert_equal("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
@@ -100,8 +99,7 @@ def test_raised_in_the_surroundings(amp: Amp, compiler: str) -> None:
         torch._dynamo.graph_break()
         raise ValueError(str(y.dtype))
 
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x, fullgraph=False)
+    x, compiled = amp.compiled_with_matrix(compiler, program, fullgraph=False)
     with amp.region():
         amp.assert_raises("the call", ValueError, str(amp.dtype), lambda: compiled(x))
         amp.assert_equal("state in the region after it", (*amp.state(), amp.depth()), (True, amp.dtype, True, 1))

@@ -38,9 +38,8 @@ Function = Callable[..., torch.Tensor]
 Operator = Callable[[Amp, Function, torch.Tensor], Function]
 """Makes a program of a function; the tensor is like what the function gives."""
 
+
 # ---- operators: the same program in plain Python, as the dispatcher calls it, and as a user writes it
-
-
 def _twice(x: torch.Tensor) -> torch.Tensor:
     """Return two slices to go through."""
     return torch.stack([x, x * 2])
@@ -223,8 +222,6 @@ WRITTEN: dict[str, Operator] = {
 """The same, as a user writes it; a compiler makes the operator of it."""
 
 # ---- ops in the function
-
-
 OPS: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[str, ...]]] = {
     "product": ("mm", torch.mm, ("wide", "wide")),
     "contracted": ("bmm", lambda x, y: torch.einsum("ij,jk->ik", x, y), ("wide", "wide")),
@@ -296,8 +293,6 @@ def _cast_to(amp: Amp, operator: str, place: str) -> torch.dtype | None:
 
 
 # ---- what a case does
-
-
 def _casts_in(graph: torch.fx.GraphModule) -> int:
     """Return how many casts a graph and those in it have."""
     casts = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
@@ -441,8 +436,6 @@ def test_compiled(amp: Amp, compiler: str, operator: str, op: str, place: str, g
 
 
 # ---- other device types
-
-
 ELSEWHERE = Product(
     {
         "way": ("called", "graph", "dynamo"),
@@ -478,8 +471,6 @@ def test_every_operator(amp: Amp) -> None:
 
 
 # ---- flex_attention
-
-
 FLEX = Product(
     {
         "compiler": ("dynamo", "aot"),
@@ -537,8 +528,6 @@ def test_attention(amp: Amp, compiler: str, given: str, score: str, place: str) 
 
 
 # ---- functional random wrappers
-
-
 RANDOM = Product({"op": ("product", "padded", "sine"), "place": _PLACES, "calls": ("one", "two")})
 
 

@@ -35,8 +35,7 @@ def test_three_deep(amp: Amp, compiler: str) -> None:
             fifth = torch.mm(x, x)
         return first, second, third, fourth, fifth, torch.mm(x, x)
 
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x)
+    x, compiled = amp.compiled_with_matrix(compiler, program)
     want = [low, other, torch.float32, other, low, torch.float32]
     amp.assert_equal("dtypes on the way in and out", [out.dtype for out in compiled(x)], want)
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
@@ -105,8 +104,7 @@ def test_two_device_types(amp: Amp, compiler: str) -> None:
                 both = torch.mm(x, x)
         return alone, both
 
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x)
+    x, compiled = amp.compiled_with_matrix(compiler, program)
     amp.assert_equal("dtypes in the CPU's region and in both", [out.dtype for out in compiled(x)], [torch.float32, low])
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
@@ -140,8 +138,7 @@ def test_one_region_a_turn(amp: Amp, compiler: str) -> None:
             out.append(torch.mm(x, x))
         return out
 
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x)
+    x, compiled = amp.compiled_with_matrix(compiler, program)
     want = [dtype for turn in turns for dtype in (turn, torch.float32)]
     amp.assert_equal("dtypes turn by turn", [out.dtype for out in compiled(x)], want)
 

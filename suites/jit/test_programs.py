@@ -151,8 +151,7 @@ def test_compiled_generator(amp: Amp, compiler: str) -> None:
             out += [y, torch.mm(x, x)]
         return (*out, torch.mm(x, x))
 
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x, fullgraph=False)
+    x, compiled = amp.compiled_with_matrix(compiler, program, fullgraph=False)
     want = [y.dtype for y in program(x)]
     amp.assert_equal("dtypes, as in eager mode", [y.dtype for y in compiled(x)], want)
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))

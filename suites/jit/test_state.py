@@ -28,8 +28,7 @@ def test_enabled_asked_inside(amp: Amp, compiler: str) -> None:
                 out += (x.double() if torch.is_autocast_enabled(kind) else x.float(),)
         return (*out, x.double() if torch.is_autocast_enabled(kind) else x.float())
 
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x)
+    x, compiled = amp.compiled_with_matrix(compiler, program)
     amp.assert_equal("branches taken", [out.dtype for out in compiled(x)], [torch.float32] * 4)
 
 
@@ -41,8 +40,7 @@ def test_surroundings_asked_inside(amp: Amp, compiler: str) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x.double()
 
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x)
+    x, compiled = amp.compiled_with_matrix(compiler, program)
     for _ in range(2):
         amp.assert_equal("dtype outside", compiled(x).dtype, torch.float64)
         for dtype in (amp.dtype, amp.other):
@@ -60,8 +58,7 @@ def test_dtype_asked_inside(amp: Amp, compiler: str) -> None:
             inside = x.to(torch.get_autocast_dtype(kind))
         return inside, x.to(torch.get_autocast_dtype(kind))
 
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x)
+    x, compiled = amp.compiled_with_matrix(compiler, program)
     amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [other, amp.default])
 
 
@@ -75,8 +72,7 @@ def test_reuse_asked_inside(amp: Amp, compiler: str) -> None:
             off = x.double() if torch.is_autocast_cache_enabled() else x.float()
         return off, x.double() if torch.is_autocast_cache_enabled() else x.float()
 
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x, fullgraph=False)
+    x, compiled = amp.compiled_with_matrix(compiler, program, fullgraph=False)
     amp.assert_equal("branches taken", [out.dtype for out in compiled(x)], [torch.float32, torch.float64])
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
@@ -92,8 +88,7 @@ def test_set_inside(amp: Amp, compiler: str) -> None:
         torch.set_autocast_dtype(kind, other)
         return before, torch.mm(x, x)
 
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x, fullgraph=False)
+    x, compiled = amp.compiled_with_matrix(compiler, program, fullgraph=False)
     for call in ("first", "second"):
         got = [y.dtype for y in compiled(x)]
         amp.assert_equal(f"dtypes before and behind, {call} call", got, [torch.float32, other])

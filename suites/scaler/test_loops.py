@@ -198,7 +198,6 @@ def test_two_devices(amp: Amp) -> None:
 
 
 # ---- compiled, saved, averaged, sharded and checkpointed loops
-
 INF, NAN = float("inf"), float("nan")
 
 
@@ -373,8 +372,6 @@ def test_recomputed_segment(amp: Amp) -> None:
 
 
 # ---- long runs, and both ends of the scale's range
-
-
 THREE = (1.0, -2.0, 3.0)
 """The values that a parameter starts with."""
 

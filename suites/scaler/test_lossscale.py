@@ -300,8 +300,6 @@ def test_stays_below_infinity(amp: Amp) -> None:
 
 
 # ---- outputs of each kind
-
-
 DTYPES = {"half": torch.float16, "brain": torch.bfloat16, "single": torch.float32, "double": torch.float64}
 HELD: dict[str, Callable[[list[torch.Tensor]], Any]] = {
     "alone": lambda outputs: outputs[0],
@@ -345,8 +343,6 @@ def test_outputs(amp: Amp, scaler: str, held: str, dtype: str) -> None:
 
 
 # ---- the documentation's examples with numbers known beforehand
-
-
 @scenario(bad=["here", "there", "nowhere"], values=True, dtypes="default")
 def test_two_places(amp: Amp, bad: str) -> None:
     """Weights on the device and on the host in one optimizer: an overflow in either skips all (unscale_)."""
@@ -402,8 +398,6 @@ def test_penalty(amp: Amp) -> None:
 
 
 # ---- random calls
-
-
 @scenario(kind=["iterations", "any_order"], values=True, dtypes="default")
 def test_random(amp: Amp, kind: str, request: pytest.FixtureRequest) -> None:
     """Random calls on up to three optimizers, on the device and the host (amp.html#torch.amp.GradScaler)."""

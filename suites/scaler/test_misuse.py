@@ -215,8 +215,6 @@ def test_containers(amp: Amp, kind: str) -> None:
 
 
 # ---- settings
-
-
 def _scale_after_iteration(scaler: torch.amp.GradScaler, amp: Amp, by: float = 1.0) -> float:
     """Return the scale after an iteration whose gradients are `by`."""
     weight, optimizer, _ = trained(amp)

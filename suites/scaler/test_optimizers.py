@@ -205,7 +205,6 @@ def test_every_one_is_known(amp: Amp) -> None:
 
 
 # ---- kinds of gradients
-
 INF, NAN = float("inf"), float("nan")
 
 
@@ -416,7 +415,6 @@ def test_group_added_later(amp: Amp) -> None:
 
 
 # ---- fused optimizers
-
 FUSED: dict[str, Callable[..., Any]] = {
     "Adam": lambda held, **more: torch.optim.Adam(held, lr=0.125, **more),
     "AdamW": lambda held, **more: torch.optim.AdamW(held, lr=0.125, **more),

@@ -293,7 +293,6 @@ def test_another_device(amp: Amp) -> None:
 
 
 # ---- GradScaler.unscale_
-
 Parameters = list[torch.nn.Parameter]
 
 

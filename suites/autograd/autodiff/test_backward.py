@@ -267,8 +267,6 @@ def test_for_chosen_leaves(amp: Amp) -> None:
 
 
 # ---- grad modes, anomaly detection, threads and second derivatives
-
-
 MODES: dict[str, Callable[[], Any]] = {
     "no_grad": torch.no_grad,
     "set_to_off": lambda: torch.set_grad_enabled(False),

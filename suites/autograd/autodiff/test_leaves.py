@@ -274,8 +274,6 @@ def test_constructed_in_a_region(amp: Amp, kind: str) -> None:
 
 
 # ---- weights that a parametrization computes
-
-
 class _Symmetric(torch.nn.Module):
     """A parametrization without a matrix product."""
 
@@ -419,7 +417,6 @@ def test_swapped_for_a_call(amp: Amp) -> None:
 
 
 # ---- recurrent networks
-
 LAYOUTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "layers": {"num_layers": 2},

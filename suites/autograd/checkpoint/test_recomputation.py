@@ -295,8 +295,6 @@ def test_tensors_of_the_host(amp: Amp, reentrant: bool) -> None:
 
 
 # ---- how often and how far a function runs
-
-
 def _require_safe_hook_exceptions(amp: Amp) -> None:
     """Raise Unsupported where an exception in a hook of the backward pass cannot be tried."""
     if amp.type == torch._C._get_privateuse1_backend_name():

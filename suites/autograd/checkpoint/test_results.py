@@ -202,7 +202,6 @@ def test_no_grad_inside(amp: Amp, reentrant: bool) -> None:
 
 
 # ---- policies that say what is saved
-
 SAVED: dict[str, CheckpointPolicy | list[Any]] = {
     "must_save": CheckpointPolicy.MUST_SAVE,
     "prefer_save": CheckpointPolicy.PREFER_SAVE,

@@ -264,8 +264,6 @@ def test_one_inside_another(amp: Amp) -> None:
 
 
 # ---- gradients
-
-
 def _cube(amp: Amp, cast_inputs: torch.dtype | None, once: bool = False) -> Any:
     """x cubed, with a backward of differentiable ops on what forward got."""
 
@@ -452,8 +450,6 @@ def test_backward_in_backward(amp: Amp) -> None:
 
 
 # ---- torch.vmap, torch.func.grad and forward-mode differentiation
-
-
 @scenario(values=True)
 def test_under_vmap(amp: Amp) -> None:
     """A function with its own vmap rule, or a generated one, is mapped in its region (torch.func's notes)."""

@@ -292,7 +292,6 @@ def test_asked_in_a_region(amp: Amp) -> None:
 
 
 # ---- traced
-
 _SCRIPTED_CALLEE = """
 @torch.jit.script
 def helper(a, b):

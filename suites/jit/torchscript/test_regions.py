@@ -15,12 +15,6 @@ import torch
 from ampcheck.runner.suite import Amp, scenario
 
 
-def _compiled(amp: Amp, compiler: str, source: str) -> tuple[torch.Tensor, Any]:
-    """Return a matrix, and the program of a source, compiled for such a matrix."""
-    x = amp.rand(2, 2)
-    return x, amp.compiled(compiler, amp.program(source), x)
-
-
 @pytest.mark.rule("cache")
 @scenario(compiler=["traced"], values=True)
 def test_tracing_with_the_cache_on(amp: Amp, compiler: str) -> None:
@@ -60,7 +54,7 @@ def test_body_alone_in_a_source(amp: Amp, compiler: str) -> None:
             inside = torch.mm(x, x)
         return before, inside, torch.mm(x, x)
     """
-    x, compiled = _compiled(amp, compiler, source)
+    x, compiled = amp.compiled_with_matrix(compiler, amp.program(source))
     for call in ("first", "second", "third"):
         dtypes = [out.dtype for out in compiled(x)]
         want = [torch.float32, amp.dtype, torch.float32]
@@ -76,7 +70,7 @@ def test_static_called_in_and_out(amp: Amp, compiler: str) -> None:
     def program(x: torch.Tensor):
         return torch.mm(x, x)
     """
-    x, compiled = _compiled(amp, compiler, source)
+    x, compiled = amp.compiled_with_matrix(compiler, amp.program(source))
     for _ in range(3):
         amp.assert_equal("dtype outside", compiled(x).dtype, torch.float32)
         with amp.region():
@@ -165,7 +159,7 @@ def test_three_deep_in_a_source(amp: Amp, compiler: str) -> None:
             fifth = torch.mm(x, x)
         return first, second, third, fourth, fifth, torch.mm(x, x)
     """
-    x, compiled = _compiled(amp, compiler, source)
+    x, compiled = amp.compiled_with_matrix(compiler, amp.program(source))
     want = [amp.dtype, amp.other, torch.float32, amp.other, amp.dtype, torch.float32]
     for _ in range(3):
         amp.assert_equal("dtypes on the way in and out", [out.dtype for out in compiled(x)], want)
@@ -181,7 +175,7 @@ def test_disabled_in_a_source_called_in_a_region(amp: Amp, compiler: str) -> Non
             off = torch.mm(x, x)
         return off, torch.mm(x, x)
     """
-    x, compiled = _compiled(amp, compiler, source)
+    x, compiled = amp.compiled_with_matrix(compiler, amp.program(source))
     with amp.region():
         amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [torch.float32, amp.dtype])
 
@@ -196,7 +190,7 @@ def test_dtype_of_its_own_in_a_source_called_in_a_region(amp: Amp, compiler: str
             own = torch.mm(x, x)
         return own, torch.mm(x, x)
     """
-    x, compiled = _compiled(amp, compiler, source)
+    x, compiled = amp.compiled_with_matrix(compiler, amp.program(source))
     with amp.region():
         for _ in range(2):
             amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [amp.other, amp.dtype])
