@@ -56,20 +56,32 @@ def _by_hand(region: Any) -> End:
     return lambda end: region.__exit__(*((Planned, Planned(), None) if end == "raises" else (None, None, None)))
 
 
-def _ending(made: Any) -> End:
-    """Return what ends a generator or a coroutine that is suspended, and of which nothing else has a reference."""
+def _ending(made: Any, ends: dict[str, Callable[[Any], object]]) -> End:
+    """Return what ends a holder, by the way it is to end; of a holder that is dropped nothing else has a reference."""
     held = [made]
 
     def close(end: str) -> None:
         last = held.pop()
-        if end == "returns":
-            _raised(lambda: last.send(None))
-        elif end == "raises":
-            _raised(lambda: last.throw(Planned()))
-        elif end == "closed":
-            last.close()
+        if end in ends:
+            _raised(lambda: ends[end](last))
 
     return close
+
+
+SENT: dict[str, Callable[[Any], object]] = {
+    "returns": lambda made: made.send(None),
+    "raises": lambda made: made.throw(Planned()),
+    "closed": lambda made: made.close(),
+}
+AWAITED: dict[str, Callable[[Any], object]] = {
+    "returns": lambda made: made.__anext__().send(None),
+    "raises": lambda made: made.athrow(Planned()).send(None),
+    "closed": lambda made: made.aclose().send(None),
+}
+LEFT: dict[str, Callable[[Any], object]] = {
+    "returns": lambda made: made.__exit__(None, None, None),
+    "raises": lambda made: made.__exit__(Planned, Planned(), None),
+}
 
 
 def _generator(region: Any) -> End:
@@ -79,7 +91,7 @@ def _generator(region: Any) -> End:
 
     made = steps()
     next(made)
-    return _ending(made)
+    return _ending(made, SENT)
 
 
 class _Pause:
@@ -96,7 +108,7 @@ def _coroutine(region: Any) -> End:
 
     made = work()
     made.send(None)
-    return _ending(made)
+    return _ending(made, SENT)
 
 
 def _async_generator(region: Any) -> End:
@@ -105,19 +117,9 @@ def _async_generator(region: Any) -> End:
             yield
 
     made: Any = steps()
-    _raised(lambda: made.__anext__().send(None))
-    held = [made]
-
-    def close(end: str) -> None:
-        last = held.pop()
-        if end == "returns":
-            _raised(lambda: last.__anext__().send(None))
-        elif end == "raises":
-            _raised(lambda: last.athrow(Planned()).send(None))
-        elif end == "closed":
-            _raised(lambda: last.aclose().send(None))
-
-    return close
+    with suppress(StopIteration):
+        made.__anext__().send(None)
+    return _ending(made, AWAITED)
 
 
 def _task(region: Any) -> End:
@@ -150,40 +152,21 @@ def _managed(region: Any) -> End:
         with region:
             yield
 
-    held = [around()]
-    held[0].__enter__()
-
-    def close(end: str) -> None:
-        last = held.pop()
-        if end == "returns":
-            last.__exit__(None, None, None)
-        elif end == "raises":
-            _raised(lambda: last.__exit__(Planned, Planned(), None))
-
-    return close
+    made = around()
+    made.__enter__()
+    return _ending(made, LEFT)
 
 
 def _stack(region: Any) -> End:
     stack = ExitStack()
     stack.enter_context(region)
-    return _unwinding(stack)
+    return _ending(stack, LEFT)
 
 
 def _moved_stack(region: Any) -> End:
     with ExitStack() as first:
         first.enter_context(region)
-        stack = first.pop_all()
-    return _unwinding(stack)
-
-
-def _unwinding(stack: ExitStack) -> End:
-    def close(end: str) -> None:
-        if end == "returns":
-            stack.close()
-        else:
-            stack.__exit__(Planned, Planned(), None)
-
-    return close
+        return _ending(first.pop_all(), LEFT)
 
 
 def _hooks(region: Any) -> End:
@@ -264,6 +247,8 @@ class _Model:
         process = Process()
         process.defaults = {**process.defaults, amp.type: name_of(amp.default)}
         self.thread: Thread = process.thread()
+        self.looks: list[tuple[object, ...]] = [self.seen()]
+        """What is to be seen at first, and after each region that was entered or left."""
 
     def made(self, kind: str) -> Region:
         if kind == "elsewhere":
@@ -275,19 +260,22 @@ class _Model:
             cache_enabled=False if kind == "other" else None,
         )
 
+    def enter(self, region: Region) -> None:
+        self.thread.enter(region)
+        self.looks.append(self.seen())
+
+    def exit(self, region: Region) -> None:
+        self.thread.exit(region)
+        self.looks.append(self.seen())
+
     def seen(self) -> tuple[object, ...]:
         """State here, enabled and dtype elsewhere, depth, a product's dtype, and how often its weight is cast."""
         here, there = self.thread.state(self.here), self.thread.state(self.there)
         given = [Tensor("fp32"), Tensor("fp32", name=f"weight in {here.dtype}", requires_grad=True)]
         outcome = self.thread.op(self.here, self.policy, "mm", given)
-        casts = outcome.casts - (outcome.expectation.leaves[0] != "fp32")
-        return (
-            (here.enabled, here.dtype, here.cache_enabled),
-            (there.enabled, there.dtype),
-            here.depth,
-            outcome.expectation.leaves[0],
-            casts,
-        )
+        product = outcome.expectation.leaves[0]
+        state = (here.enabled, here.dtype, here.cache_enabled)
+        return state, (there.enabled, there.dtype), here.depth, product, outcome.casts - (product != "fp32")
 
 
 class _Looking:
@@ -303,13 +291,8 @@ class _Looking:
         weight = self.weights[dtype]
         product = name_of(amp.probe())
         casts = amp.casts(lambda: torch.mm(self.x, weight), weight)
-        got = (
-            (enabled, name_of(dtype), kept),
-            (torch.is_autocast_enabled(there), name_of(torch.get_autocast_dtype(there))),
-            amp.depth(),
-            product,
-            casts,
-        )
+        elsewhere = torch.is_autocast_enabled(there), name_of(torch.get_autocast_dtype(there))
+        got = (enabled, name_of(dtype), kept), elsewhere, amp.depth(), product, casts
         names = ("state", "state of another device type", "nesting depth", "dtype of a product", "casts of a weight")
         for name, one, wanted in zip(names, got, promised, strict=True):
             amp.assert_equal(f"{name} {when}", one, wanted)
@@ -317,30 +300,20 @@ class _Looking:
 
 # ---- two holders at once
 OVERLAP = Product(
-    {
-        "first": SUSPENDED,
-        "second": SUSPENDED,
-        "order": ("nested", "crossed"),
-        "region": (*REGIONS, *COPIES),
-    }
+    {"first": SUSPENDED, "second": SUSPENDED, "order": ("nested", "crossed"), "region": (*REGIONS, *COPIES)}
 )
 
 
 @promised
 def _overlap_seen(amp: Amp, order: str, region: str) -> list[object]:
     model = _Model(amp)
-    seen = []
     first = model.made("same")
-    seen.append(model.seen())
-    model.thread.enter(first)
-    seen.append(model.seen())
+    model.enter(first)
     second = first if region == "shared" else model.made("same" if region in COPIES else region)
-    model.thread.enter(second)
-    seen.append(model.seen())
+    model.enter(second)
     for held in (first, second) if order == "crossed" else (second, first):
-        model.thread.exit(held)
-        seen.append(model.seen())
-    return seen
+        model.exit(held)
+    return model.looks
 
 
 @OVERLAP.cells
@@ -389,16 +362,13 @@ def _end_seen(amp: Amp, inside: str) -> list[object]:
     model = _Model(amp)
     around = [] if inside == "nothing" else [model.made(inside)]
     for each in around:
-        model.thread.enter(each)
-    seen: list[object] = [model.seen()]
+        model.enter(each)
     region = model.made("same")
-    model.thread.enter(region)
-    seen.append(model.seen())
-    model.thread.exit(region)
-    seen.append(model.seen())
+    model.enter(region)
+    model.exit(region)
     for each in around:
-        model.thread.exit(each)
-    return [*seen, model.seen()]
+        model.exit(each)
+    return [*model.looks[len(around) :][:3], model.looks[-1]]
 
 
 @ENDS.cells
@@ -467,26 +437,13 @@ def _method(amp: Amp, region: Any, kind: str) -> Call:
     return getattr(Holder(), kind)
 
 
-def _class(amp: Amp, region: Any) -> Call:
-    made = region(_Seeing)
-    return lambda: made(amp).found
-
-
-def _forward(amp: Amp, region: Any) -> Call:
+def _module(amp: Amp, of_forward: Any, of_all: Any) -> Call:
     class Model(nn.Module):
-        @region
+        @of_forward
         def forward(self) -> object:
             return _product(amp)
 
-    return Model()
-
-
-def _model(amp: Amp, region: Any) -> Call:
-    class Model(nn.Module):
-        def forward(self) -> object:
-            return _product(amp)
-
-    return region(Model())
+    return of_all(Model())
 
 
 def _applied(amp: Amp, region: Any) -> Call:
@@ -548,12 +505,12 @@ CALLABLES: dict[str, Callable[[Amp, Any], Call]] = {
     "static_method": lambda amp, region: _method(amp, region, "static_method"),
     "bound_method": lambda amp, region: functools.partial(region(_Seeing(amp).method), amp),
     "object": lambda amp, region: functools.partial(region(_Seeing(amp)), amp),
-    "class": _class,
+    "class": lambda amp, region: functools.partial(lambda made: made(amp).found, region(_Seeing)),
     "partial": lambda amp, region: region(functools.partial(_product, amp)),
     "memoized": lambda amp, region: region(functools.lru_cache(maxsize=0)(lambda: _product(amp))),
     "builtin": _builtin,
-    "forward": _forward,
-    "whole_model": _model,
+    "forward": lambda amp, region: _module(amp, region, lambda model: model),
+    "whole_model": lambda amp, region: _module(amp, lambda forward: forward, region),
     "apply": _applied,
     "generator_function": _generator_function,
     "coroutine_function": _coroutine_function,
@@ -575,17 +532,12 @@ DECORATED = Product(
 def _body_seen(amp: Amp, kind: str, region: str, inside: str) -> list[object]:
     model = _Model(amp)
     if inside != "nothing":
-        model.thread.enter(model.made(inside))
+        model.enter(model.made(inside))
     decorating = model.made(region)
-    seen: list[object] = []
-    for enter in (True, False):
-        if enter:
-            model.thread.enter(decorating)
-        state, _, depth, dtype, _ = model.seen()
-        seen.append(dtype if kind == "builtin" and enter else (state, depth, dtype))
-        if enter:
-            model.thread.exit(decorating)
-    return seen
+    model.enter(decorating)
+    model.exit(decorating)
+    (state, _, depth, dtype, _), after = model.looks[-2:]
+    return [dtype if kind == "builtin" else (state, depth, dtype), (after[0], after[2], after[3])]
 
 
 @DECORATED.cells
@@ -627,15 +579,13 @@ PROGRAMS: dict[str, tuple[Step, ...]] = {
 def _program_seen(amp: Amp, steps: tuple[Step, ...]) -> list[object]:
     model = _Model(amp)
     held: list[Region] = []
-    seen: list[object] = [model.seen()]
     for step in steps:
         if step[0] == "end":
-            model.thread.exit(held.pop(int(step[1])))
+            model.exit(held.pop(int(step[1])))
         else:
             held.append(model.made(step[1]))
-            model.thread.enter(held[-1])
-        seen.append(model.seen())
-    return seen
+            model.enter(held[-1])
+    return model.looks
 
 
 @scenario(dtypes="default")
