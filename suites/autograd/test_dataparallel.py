@@ -8,8 +8,6 @@ DistributedDataParallel and FSDP run here in a group of one process, so that the
 only replica.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 import traceback

@@ -6,8 +6,6 @@ outside of any region. What vmap does to the policy of one op: `suites/eager/tes
 https://docs.pytorch.org/docs/2.13/func.api.html.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial

@@ -6,8 +6,6 @@ in PyTorch on the CPU. Source of the promise: https://github.com/pytorch/xla/iss
 `ampcheck.jax_device.j2t_autograd` keeps it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -11,8 +11,6 @@ made, and a rank takes a fraction of a second. What they return is compared here
 same arithmetic in one process, outside of any region, with explicit casts.
 """
 
-from __future__ import annotations
-
 import importlib
 import multiprocessing
 import tempfile

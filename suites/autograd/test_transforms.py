@@ -13,8 +13,6 @@ backward pass in a process without that device, and jax compiles some thirty pro
 about three minutes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

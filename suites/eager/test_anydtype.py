@@ -50,6 +50,7 @@ OWN = {"cpu": "cpu", "cuda": "gpu"}
 """How the setter of a device type's own is called: `torch.set_autocast_cpu_dtype`."""
 
 
+@contextmanager
 def _put(amp: Amp, setter: str, dtype: torch.dtype) -> Iterator[bool]:
     """Set a dtype for the body, and give whether autocast is to be enabled there."""
     # Where CUDA is absent a region of it disables itself, whatever the dtype.
@@ -90,13 +91,12 @@ def _wanted(amp: Amp, overload: str, dtype: torch.dtype, given: torch.dtype) -> 
     return given if not eligible else dtype if policy == "downcast" else torch.float32 if wide else given
 
 
-def _outcome(call: Callable[[], object]) -> object:
+def _outcome(call: Callable[..., object], *given: torch.Tensor) -> object:
     """Return the dtype of a result, or the class and the first line of an error."""
     try:
-        out = call()
+        return getattr(call(*given), "dtype", None)
     except Exception as error:
         return type(error).__name__, str(error).splitlines()[0]
-    return getattr(out, "dtype", None)
 
 
 def _check(amp: Amp, setter: str, dtype: str, op: str, given: str) -> None:
@@ -105,13 +105,13 @@ def _check(amp: Amp, setter: str, dtype: str, op: str, given: str) -> None:
     made = [amp.rand(2, 2).to(GIVEN[given]) for _ in range(2)]
     to = _wanted(amp, overload, wanted, GIVEN[given])
     by_hand = _outcome(lambda: function(*(tensor.to(to) for tensor in made)))
-    outside = _outcome(lambda: function(*made))
-    with contextmanager(_put)(amp, setter, wanted) as enabled:
+    outside = _outcome(function, *made)
+    with _put(amp, setter, wanted) as enabled:
         amp.assert_equal("whether autocast is enabled", torch.is_autocast_enabled(amp.type), enabled)
         amp.assert_equal("dtype that is set", torch.get_autocast_dtype(amp.type), wanted)
-        amp.assert_equal(f"what {overload} gives", _outcome(lambda: function(*made)), by_hand if enabled else outside)
+        amp.assert_equal(f"what {overload} gives", _outcome(function, *made), by_hand if enabled else outside)
         amp.assert_equal("dtypes of what it was given", [each.dtype for each in made], [GIVEN[given]] * 2)
-    amp.assert_equal(f"what {overload} gives afterwards", _outcome(lambda: function(*made)), outside)
+    amp.assert_equal(f"what {overload} gives afterwards", _outcome(function, *made), outside)
 
 
 @SETTERS.cells

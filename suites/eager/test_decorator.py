@@ -123,10 +123,9 @@ def test_other_callables(amp: Amp) -> None:
 def test_not_callable(amp: Amp) -> None:
     """An object that is not callable is refused by an error that names its type (pytorch#172178; torch 2.12)."""
     for wrong in (amp.rand(2), None, classmethod(lambda cls: None)):
-        said = f"requires a callable, but got {type(wrong).__name__}"
-        amp.assert_raises(
-            f"decorating a {type(wrong).__name__}", TypeError, said, lambda value=wrong: amp.region()(value)
-        )
+        kind = type(wrong).__name__
+        said = f"requires a callable, but got {kind}"
+        amp.assert_raises(f"decorating a {kind}", TypeError, said, partial(amp.region(), wrong))
     amp.assert_equal("state after the refusals", amp.state(), (False, amp.default, True))
 
 

@@ -5,6 +5,7 @@ state functions without a device type, such as torch.is_autocast_cpu_enabled. So
 https://docs.pytorch.org/docs/2.13/amp.html and TORCH_WARN_DEPRECATION in torch/csrc/autograd/init.cpp.
 """
 
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -24,10 +25,7 @@ def _deprecated_region(amp: Amp, *args: object, **kwargs: object) -> torch.autoc
     module = getattr(torch, amp.type).amp
     said = f"`torch.{amp.type}.amp.autocast(args...)` is deprecated. Please use `torch.amp.autocast('{amp.type}'"
     with patch(_CUDA_IS_THERE, lambda: False), patch("torch.cuda.is_bf16_supported", lambda: True):
-        region: torch.autocast = amp.assert_warns(
-            "the deprecated class", FutureWarning, said, lambda: module.autocast(*args, **kwargs)
-        )
-    return region
+        return amp.assert_warns("the deprecated class", FutureWarning, said, partial(module.autocast, *args, **kwargs))
 
 
 @scenario(types=("cpu", "cuda"))
@@ -109,14 +107,11 @@ def _check_functions(amp: Amp, old: str, new: str) -> None:
     try:
         if old != "gpu":
             for enabled in (True, False):
-                said = (
-                    f"set_autocast_{old}_enabled(enabled) is deprecated. Please use torch.set_autocast_enabled('{new}'"
-                )
-                setter = getattr(torch, f"set_autocast_{old}_enabled")
-                amp.assert_warns(
-                    f"set_autocast_{old}_enabled", DeprecationWarning, said, lambda s=setter, e=enabled: s(e)
-                )
-                amp.assert_equal(f"enabled after set_autocast_{old}_enabled", torch.is_autocast_enabled(new), enabled)
+                name = f"set_autocast_{old}_enabled"
+                said = f"{name}(enabled) is deprecated. Please use torch.set_autocast_enabled('{new}'"
+                setter = getattr(torch, name)
+                amp.assert_warns(name, DeprecationWarning, said, partial(setter, enabled))
+                amp.assert_equal(f"enabled after {name}", torch.is_autocast_enabled(new), enabled)
                 said = f"torch.is_autocast_{old}_enabled() is deprecated. Please use torch.is_autocast_enabled('{new}')"
                 getter = getattr(torch, f"is_autocast_{old}_enabled")
                 got = amp.assert_warns(f"is_autocast_{old}_enabled", DeprecationWarning, said, getter)
@@ -128,10 +123,9 @@ def _check_functions(amp: Amp, old: str, new: str) -> None:
             amp.assert_warns(f"set_autocast_{old}_dtype", DeprecationWarning, said, lambda s=set_dtype, d=dtype: s(d))
             amp.assert_equal(f"dtype after set_autocast_{old}_dtype", torch.get_autocast_dtype(new), dtype)
             said = f"torch.get_autocast_{old}_dtype() is deprecated. Please use torch.get_autocast_dtype('{new}')"
-            got = amp.assert_warns(
-                f"get_autocast_{old}_dtype", DeprecationWarning, said, getattr(torch, f"get_autocast_{old}_dtype")
-            )
-            amp.assert_equal(f"what get_autocast_{old}_dtype reads", got, dtype)
+            name = f"get_autocast_{old}_dtype"
+            got = amp.assert_warns(name, DeprecationWarning, said, getattr(torch, name))
+            amp.assert_equal(f"what {name} reads", got, dtype)
         amp.assert_raises(f"set_autocast_{old}_dtype(3)", TypeError, "must be a torch.dtype", lambda: set_dtype(3))
     finally:
         torch.set_autocast_enabled(new, before[0])
@@ -182,12 +176,8 @@ def _deprecated_decorators(amp: Amp, function: object) -> tuple[object, object]:
 def test_custom_forward_that_casts(amp: Amp) -> None:
     """cast_inputs casts eligible tensors and disables autocast (amp.html#torch.cuda.amp.custom_fwd)."""
     x, whole = amp.rand(2, 2, dtype=amp.dtype), amp.rand(2, 2, dtype=torch.int64)
-    decorate = amp.assert_warns(
-        "custom_fwd(cast_inputs=)",
-        FutureWarning,
-        "deprecated",
-        lambda: torch.cuda.amp.custom_fwd(cast_inputs=torch.float32),
-    )
+    make = partial(torch.cuda.amp.custom_fwd, cast_inputs=torch.float32)
+    decorate = amp.assert_warns("custom_fwd(cast_inputs=)", FutureWarning, "deprecated", make)
     decorated = decorate(lambda ctx, x, whole: (x.dtype, whole.dtype, amp.probe()))
     with amp.region():
         got = decorated(SimpleNamespace(), x, whole)

@@ -6,6 +6,7 @@ body, such as `return`, `break` and a closed generator. Source: `__exit__` of to
 
 from collections.abc import Generator
 from contextlib import ExitStack, suppress
+from functools import partial
 from unittest.mock import patch
 
 import pytest
@@ -111,9 +112,8 @@ def test_finally_inside(amp: Amp) -> None:
 def test_op_raises(amp: Amp) -> None:
     """An op that refuses its arguments, cast already, leaves the state as it is (autocast_mode.h, a guard)."""
     with amp.region():
-        amp.assert_raises(
-            "a product of wrong shapes", RuntimeError, "", lambda: torch.mm(amp.rand(2, 2), amp.rand(3, 3))
-        )
+        call = partial(torch.mm, amp.rand(2, 2), amp.rand(3, 3))
+        amp.assert_raises("a product of wrong shapes", RuntimeError, "", call)
         amp.assert_state("after the op", (True, amp.dtype, True))
     _expect_state_outside(amp, "after the region")
 

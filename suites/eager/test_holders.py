@@ -15,8 +15,6 @@ The products:
 `test_random` draws programs of up to five holders. A nightly run takes about three minutes on all devices.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import functools

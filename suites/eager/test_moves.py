@@ -71,9 +71,8 @@ def _train(amp: Amp, model: nn.ModuleDict, optimizer: torch.optim.Optimizer, ste
 
 def _untied(model: nn.ModuleDict, weight: torch.Tensor | None = None) -> list[str]:
     """Return the names under which a model does not have the one weight."""
-    return [
-        name for name in NAMES if model[name].weight is not (model["embedding"].weight if weight is None else weight)
-    ]
+    one = model["embedding"].weight if weight is None else weight
+    return [name for name in NAMES if model[name].weight is not one]
 
 
 @scenario(how=CONVERSIONS, values=True, dtypes="default")

@@ -16,8 +16,6 @@ is in the lower precision already (`low`), and on values that the database does 
 Nightly runs take all of them, other runs those of `wide`.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -4,8 +4,6 @@ Where a case names no source, it is `cached_cast` of aten/src/ATen/autocast_mode
 each policy in regions that keep no casts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 

@@ -19,8 +19,6 @@ A region in the function decides alone, whatever is around. Products: `ON_THE_CP
 takes about half an hour.
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from typing import Any
 

@@ -15,8 +15,6 @@ compiled autograd (torch._dynamo.config.compiled_autograd) the backward pass is 
 about ten minutes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 

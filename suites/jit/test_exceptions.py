@@ -3,8 +3,6 @@
 Source: `__exit__` of torch/amp/autocast_mode.py; cases name the upstream issue they come from.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

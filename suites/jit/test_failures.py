@@ -12,8 +12,6 @@ generators that the user writes, with regions in the forward pass, around it and
 such an error ends all work of the process, and XLA raises nothing for a value. A nightly run takes about five minutes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from typing import Any

@@ -13,8 +13,6 @@ which a kernel, a decomposition or a derivative calls an op that has one. `DATAB
 nightly run. What already differs outside of every region is not compared: it has nothing to do with autocast.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any

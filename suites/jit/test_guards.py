@@ -12,8 +12,6 @@ model is a record of the settings. Products: `ON_THE_CPU`; `ON_CUDA` for the spe
 alone are compared. A nightly run of all takes about four minutes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -26,21 +24,13 @@ from ampcheck.runner.suite import Amp, Product, scenario
 pytestmark = pytest.mark.rule("guards")
 
 _AROUND = ("off", "on", "region")
+_SETTINGS = ("enabled", "dtype", "kept", "wide", "enabled_as_of_old", "dtype_as_of_old")
 
 ON_THE_CPU = Product(
     {
         "compiler": ("dynamo", "aot", "inductor"),
-        "query": ("nothing", "enabled", "dtype", "kept", "wide", "enabled_as_of_old", "dtype_as_of_old", "region"),
-        "setter": (
-            "enabled",
-            "dtype",
-            "kept",
-            "wide",
-            "enabled_as_of_old",
-            "dtype_as_of_old",
-            "enabled_elsewhere",
-            "dtype_elsewhere",
-        ),
+        "query": ("nothing", *_SETTINGS, "region"),
+        "setter": (*_SETTINGS, "enabled_elsewhere", "dtype_elsewhere"),
         "around": _AROUND,
     }
 )
@@ -95,31 +85,21 @@ def _asking(amp: Amp, query: str) -> Callable[[torch.Tensor], tuple[torch.Tensor
     kind = amp.type
     is_enabled, get_dtype, _, _ = _OF_OLD.get(kind, (None,) * 4)
 
-    def enabled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.mm(x, x), x.double() if torch.is_autocast_enabled(kind) else x.float()
-
-    def dtype(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.mm(x, x), x.to(torch.get_autocast_dtype(kind))
-
-    def kept(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.mm(x, x), x.double() if torch.is_autocast_cache_enabled() else x.float()
-
-    def wide(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.mm(x, x), torch.ones(2)
-
-    def enabled_as_of_old(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.mm(x, x), x.double() if is_enabled() else x.float()
-
-    def dtype_as_of_old(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.mm(x, x), x.to(get_dtype())
-
     def region(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = torch.mm(x, x)
         with torch.autocast(kind):
             return y, torch.mm(x, x)
 
-    found = (lambda x: (torch.mm(x, x),), enabled, dtype, kept, wide, enabled_as_of_old, dtype_as_of_old, region)
-    return next(function for function in found if function.__name__ == query)
+    return {
+        "nothing": lambda x: (torch.mm(x, x),),
+        "enabled": lambda x: (torch.mm(x, x), x.double() if torch.is_autocast_enabled(kind) else x.float()),
+        "dtype": lambda x: (torch.mm(x, x), x.to(torch.get_autocast_dtype(kind))),
+        "kept": lambda x: (torch.mm(x, x), x.double() if torch.is_autocast_cache_enabled() else x.float()),
+        "wide": lambda x: (torch.mm(x, x), torch.ones(2)),
+        "enabled_as_of_old": lambda x: (torch.mm(x, x), x.double() if is_enabled() else x.float()),
+        "dtype_as_of_old": lambda x: (torch.mm(x, x), x.to(get_dtype())),
+        "region": region,
+    }[query]
 
 
 class _Settings:

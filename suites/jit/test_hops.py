@@ -16,8 +16,6 @@ many casts as that of the explicit program; `COMPILED`, the functions that a use
 `ELSEWHERE`, both on other device types, without gradients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from itertools import count

@@ -4,8 +4,6 @@ Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast; cases name t
 from.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

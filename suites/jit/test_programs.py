@@ -3,8 +3,6 @@
 Source: https://docs.pytorch.org/docs/2.13/amp.html; cases name the upstream issue they come from.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -48,9 +46,8 @@ def test_training(amp: Amp, compiler: str) -> None:
         def step(x: torch.Tensor, y: torch.Tensor, net: torch.nn.Module = net) -> torch.Tensor:
             return torch.nn.functional.mse_loss(net(x), y)
 
-        found.append(
-            _losses_of_training(amp, step if how == "eager" else amp.compiled(compiler, step, x, y), net, x, y)
-        )
+        taken = step if how == "eager" else amp.compiled(compiler, step, x, y)
+        found.append(_losses_of_training(amp, taken, net, x, y))
         got = {str(p.grad.dtype) for p in net.parameters()}
         amp.assert_equal(f"dtypes of the gradients, {how}", got, {"torch.float32"})
     amp.assert_close("losses step by step", torch.tensor(found[1]), torch.tensor(found[0]), 0.02)
@@ -77,7 +74,6 @@ def test_dropout(amp: Amp, compiler: str) -> None:
         out.float().sum().backward()
         kept = amp.host(out.detach()).float()
         amp.assert_equal(f"values it makes of ones, {call} call", sorted(set(kept.flatten().tolist())), [0.0, 2.0])
-        assert weight.grad is not None
         amp.assert_close(f"gradient, {call} call", weight.grad, kept)
 
 
@@ -177,8 +173,7 @@ def test_backward_in_no_region(amp: Amp, compiler: str) -> None:
             return torch.mm(grads[0], x).float() * 2
 
     def program(x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = Square.apply(x)
-        return out
+        return Square.apply(x)
 
     x = torch.full((2, 2), 1.001, device=amp.type)
 
@@ -188,7 +183,6 @@ def test_backward_in_no_region(amp: Amp, compiler: str) -> None:
             out = call(leaf)
         with amp.region() if region else nullcontext():
             out.sum().backward()
-        assert leaf.grad is not None
         return amp.host(leaf.grad)
 
     for setting in ("same_as_forward", "off"):
@@ -221,8 +215,7 @@ def test_custom_fwd_and_bwd(amp: Amp, compiler: str) -> None:
             return torch.mm(grads[0], b.t()), torch.mm(a.t(), grads[0])
 
     def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = Product.apply(a, b)
-        return out
+        return Product.apply(a, b)
 
     a, b = amp.rand(3, 3), amp.rand(3, 3)
     leaves, low = [x.clone().requires_grad_() for x in (a, b)], [x.to(amp.dtype).requires_grad_() for x in (a, b)]

@@ -3,8 +3,6 @@
 Source: torch/csrc/autograd/init.cpp; in parentheses are the names of upstream tests.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

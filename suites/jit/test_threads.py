@@ -3,8 +3,6 @@
 Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast, "The autocast state is thread-local".
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

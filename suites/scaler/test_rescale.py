@@ -148,11 +148,8 @@ def test_wrong_argument(amp: Amp, which: str) -> None:
     wrong_dtypes = [torch.zeros((), dtype=dtype) for dtype in (torch.float64, torch.float16, torch.int64)]
     for wrong in (*wrong_sizes, *wrong_dtypes):
         given = [tensor.to(amp.type) for tensor in {**good, which: wrong}.values()]
-        what, call = (
-            f"{which} of {list(wrong.shape)} {wrong.dtype}",
-            partial(torch._amp_update_scale_, *given, 2.0, 0.5, 3),
-        )
-        amp.assert_raises(what, RuntimeError, f"{which} must be a", call)
+        what, text = f"{which} of {list(wrong.shape)} {wrong.dtype}", f"{which} must be a"
+        amp.assert_raises(what, RuntimeError, text, partial(torch._amp_update_scale_, *given, 2.0, 0.5, 3))
 
 
 @pytest.mark.parametrize("found", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=lambda pair: f"{pair[0]}_{pair[1]}")

@@ -6,8 +6,6 @@ views; weights that a parametrization computes from others
 networks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any

@@ -5,8 +5,6 @@ in which it runs again; how often and how far it runs. Source: torch/utils/check
 https://docs.pytorch.org/docs/2.13/checkpoint.html.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

@@ -5,8 +5,6 @@ says which results are saved and which are computed again (torch.utils.checkpoin
 CheckpointPolicy). Source: torch/utils/checkpoint.py of PyTorch 2.13.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
