@@ -298,12 +298,13 @@ class Amp:
         if depth is not None:
             self.assert_equal(f"nesting depth {when}", self.depth(), depth)
 
-    def outcome(self, call: Callable[..., T], *given: object) -> T | str:
-        """Return what a call gives, or the class of what it raises with the first line of the text."""
+    def outcome(self, call: Callable[..., T], *given: object, whole: bool = False) -> T | str:
+        """Return what a call gives, or the class of what it raises with the first line of the text, or all of it."""
         try:
             return call(*given)
         except Exception as error:  # the call under test may raise anything
-            return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            text = str(error) if whole else str(error).partition("\n")[0]
+            return f"{type(error).__name__}: {text}"
 
     def assert_raises(self, what: str, kind: type[BaseException], text: str, call: Callable[[], object]) -> None:
         """Note a call that does not raise `kind` with `text` in its message."""

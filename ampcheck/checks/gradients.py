@@ -41,7 +41,8 @@ def custom_function(
     **members: object,
 ) -> type[torch.autograd.Function]:
     """Return a torch.autograd.Function of two passes, which custom_fwd and custom_bwd decorate."""
-    decorated = torch.amp.custom_fwd(forward, device_type=device_type, cast_inputs=cast_inputs)
+    options = {} if cast_inputs is None else {"cast_inputs": cast_inputs}
+    decorated = torch.amp.custom_fwd(forward, device_type=device_type, **options)
     passes: dict[str, object] = {"forward": staticmethod(decorated)}
     if backward is not None:
         passes["backward"] = staticmethod(torch.amp.custom_bwd(backward, device_type=device_type))

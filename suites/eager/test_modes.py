@@ -271,11 +271,11 @@ def test_switched_on(amp: Amp, switched: str, op: str, size: str) -> None:
     casting = amp.casting(overload, [x.dtype for x in given])
     cast = [x.to(casting.dtype or dtype) for x, dtype in zip(given, casting.dtypes, strict=True)]
     with SWITCHED[switched](amp):
-        want = amp.outcome(call, *cast)
+        want = amp.outcome(call, *cast, whole=True)
         with amp.region():
-            around = amp.outcome(call, *given)
+            around = amp.outcome(call, *given, whole=True)
     with amp.region(), SWITCHED[switched](amp):
-        inside = amp.outcome(call, *given)
+        inside = amp.outcome(call, *given, whole=True)
     for where, got in (("around the region", around), ("inside", inside)):
         _assert_result(amp, f"{overload}, switched on {where}", got, want, casting.refusal)
     amp.assert_equal("state and depth afterwards", (amp.state(), amp.depth()), ((False, amp.default, True), 0))
