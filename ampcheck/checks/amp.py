@@ -83,9 +83,9 @@ class Amp:
         """Return a tensor's values on the CPU."""
         return tensor.detach().cpu()
 
-    def values(self, tensor: torch.Tensor) -> list[Any]:
-        """Return a tensor's values, on a device that has any."""
-        found: list[Any] = self.host(tensor).tolist()
+    def values(self, tensor: torch.Tensor | None) -> list[Any]:
+        """Return a tensor's values, on a device that has any; none where there is no tensor."""
+        found: list[Any] = [] if tensor is None else self.host(tensor).tolist()
         return found
 
     def seed(self) -> None:
@@ -269,8 +269,11 @@ class Amp:
         decided = [k for k in seen.kernels if k.overload in self.policies or k.overload in APPENDED.values()]
         return native, bool(decided)
 
-    def assert_close(self, what: str, got: torch.Tensor, want: torch.Tensor, tolerance: float = 1e-5) -> None:
-        """Note a tensor that differs from another one in shape, dtype or, relative to 1 + |want|, value."""
+    def assert_close(self, what: str, got: torch.Tensor | None, want: torch.Tensor, tolerance: float = 1e-5) -> None:
+        """Note a tensor that is absent or differs from another one in shape, dtype or, relative to 1 + |want|, value."""
+        if got is None:
+            self.check(False, what, "there is none")
+            return
         host, want = self.host(got.detach()), self.host(want.detach())
         if host.shape != want.shape or host.dtype != want.dtype:
             shapes = f"{list(host.shape)} {host.dtype}; expected {list(want.shape)} {want.dtype}"

@@ -42,8 +42,9 @@ def custom_function(
 ) -> type[torch.autograd.Function]:
     """Return a torch.autograd.Function of two passes, which custom_fwd and custom_bwd decorate."""
     options = {} if cast_inputs is None else {"cast_inputs": cast_inputs}
-    decorated = torch.amp.custom_fwd(forward, device_type=device_type, **options)
-    passes: dict[str, object] = {"forward": staticmethod(decorated)}
+    passes: dict[str, object] = {
+        "forward": staticmethod(torch.amp.custom_fwd(device_type=device_type, **options)(forward))
+    }
     if backward is not None:
-        passes["backward"] = staticmethod(torch.amp.custom_bwd(backward, device_type=device_type))
+        passes["backward"] = staticmethod(torch.amp.custom_bwd(device_type=device_type)(backward))
     return type("Function", (torch.autograd.Function,), {**passes, **members})
