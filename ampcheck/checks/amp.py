@@ -270,7 +270,7 @@ class Amp:
         return native, bool(decided)
 
     def assert_close(self, what: str, got: torch.Tensor | None, want: torch.Tensor, tolerance: float = 1e-5) -> None:
-        """Note a tensor that is absent or differs from another one in shape, dtype or, relative to 1 + |want|, value."""
+        """Note a tensor that is absent, or differs from another in shape, dtype or, relative to 1 + |want|, value."""
         if got is None:
             self.check(False, what, "there is none")
             return
