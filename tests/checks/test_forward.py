@@ -12,7 +12,7 @@ import torch
 
 from ampcheck.checks import forward
 from ampcheck.checks.call import CallPlan, plan
-from ampcheck.checks.forward import ForwardCheck, has_comparable_bits, judge_raise, shared_when_written
+from ampcheck.checks.forward import ForwardCheck, judge_raise, shared_when_written
 from ampcheck.checks.reference import Reference
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import Broken, CheckFailure, Unsupported
@@ -220,51 +220,6 @@ def test_what_is_raised_without_autocast_too(
     except (Broken, Unsupported) as error:
         got = type(error).__name__.lower()
     assert got == status
-
-
-@pytest.mark.parametrize(
-    ("inputs", "rule", "one"),
-    [
-        ("bf16", "downcast", True),
-        ("fp16_fp32", "downcast", True),
-        ("fp16_fp32", "fallthrough", False),
-        ("int64", "fallthrough", False),
-        ("bool", "fallthrough", False),
-        ("fp32_int64", "downcast", False),
-    ],
-)
-def test_a_kernel_that_gets_one_dtype(inputs: str, rule: str, one: bool) -> None:
-    assert plan(replace(CASE, inputs=inputs, rule=rule), Cpu()).asks_for_one_dtype is one
-
-
-@pytest.mark.parametrize(
-    ("values", "call", "filled", "compared"),
-    [
-        ("exact", "aten", None, True),
-        ("none", "aten", None, False),
-        ("exact", "aten", "fp32", True),
-        ("exact", "torch.mm", None, True),
-        ("exact", "torch.mm", "fp32", False),  # the reference rounds elsewhere
-    ],
-)
-def test_bits_are_compared(values: Any, call: str, filled: str | None, compared: bool) -> None:
-    todo = plan(CASE, Cpu())
-    sample, expected = replace(todo.sample, call=call), replace(todo.expected, dtype_kwarg=filled)
-    todo = replace(todo, op=replace(todo.op, values=values), sample=sample, expected=expected)
-    assert has_comparable_bits(todo) is compared
-
-
-@pytest.mark.parametrize("rule", ["optdtype", "append", "fallthrough"])
-def test_a_dtype_that_the_caller_left_out(rule: str) -> None:
-    """Where the policy fills none in, `sum` of float64 keeps the dtype the caller gave or left out."""
-    case = Case(
-        "eager", "fallthrough" if rule == "fallthrough" else "optdtype", "sum", "", "fp64", "bf16", "cpu", "cpu"
-    )
-    seen = forward.watch(case, Cpu(), plan(case, Cpu()))
-    kernel = seen.of("sum")
-    assert kernel is not None
-    filled = Observation([replace(kernel, dtype_kwarg="fp32")])
-    assert len(forward.received(replace(case, rule=rule), plan(case, Cpu()), filled)) == (rule != "fallthrough")
 
 
 def test_memory_that_only_a_write_shows_to_be_shared() -> None:

@@ -284,12 +284,6 @@ def test_a_bad_shard(text: str, capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert sentence == f"{text!r} is not a shard; write NUMBER/COUNT with a number from 1 to COUNT, as in 2/8"
 
 
-def test_a_bad_shard_of_pytest(tmp_path: Path) -> None:
-    code, said = pytest_here(tmp_path, str(ROOT / "suites"), "--device=cpu", "--shard=3/2")
-    assert code == 2
-    assert "'3/2' is not a shard; write NUMBER/COUNT" in said
-
-
 @pytest.mark.nightly
 def test_last_failed_runs_what_was_red(folder: Path, whole: Run) -> None:
     path = folder / "renamed.jsonl"
