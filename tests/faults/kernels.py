@@ -197,9 +197,8 @@ def as_first(call: Call, t: Tensor) -> Tensor:
 
 
 in_float32, in_low, in_other = to(wide), to(low), to(other)
-in_float64, always_bfloat16 = to(lambda call: torch.float64), to(lambda call: torch.bfloat16)
-low_but_last, low_but_second = to(low, last), to(low, second)
-float32_but_last, float32_but_second = to(wide, last), to(wide, second)
+always_bfloat16 = to(lambda call: torch.bfloat16)
+low_but_last = to(low, last)
 low_doubles_too = each(lambda call, t: t.to(call.low) if t.is_floating_point() else t)
 low_integers_too = each(lambda call, t: t.to(call.low) if t.dtype != torch.float64 else t)
 low_by_way_of_other = each(lambda call, t: t.to(call.other).to(call.low) if call.eligible(t) else t)
@@ -264,7 +263,7 @@ def doubles_down(call: Call) -> Any:
     return call.run(lambda place, t: t.to(widest(call, found)) if found and t.is_floating_point() else t)
 
 
-by_first, by_last = promote(lambda call, found: found[0]), promote(lambda call, found: found[-1])
+by_first = promote(lambda call, found: found[0])
 
 DOWNCAST = {
     CPU: {

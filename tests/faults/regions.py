@@ -22,13 +22,8 @@ IS, SET, DTYPE, SET_DTYPE = (
     torch.get_autocast_dtype,
     torch.set_autocast_dtype,
 )
-CACHE, SET_CACHE, CLEAR = torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, torch.clear_autocast_cache
+CACHE, SET_CACHE = torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled
 INCREMENT, DECREMENT = torch.autocast_increment_nesting, torch.autocast_decrement_nesting
-
-
-def depth() -> int:
-    INCREMENT()
-    return DECREMENT()
 
 
 def region(**changes: Change) -> Inject:
@@ -86,17 +81,6 @@ def disabling(region: Any) -> None:
     SET(region.device, False)
 
 
-def add_level(region: Any) -> None:
-    INCREMENT()
-
-
-def enter_cannot_disable(own: Any, self: Any) -> Any:
-    before = IS(self.device)
-    out = own(self)
-    SET(self.device, before or self._enabled)
-    return out
-
-
 def enter_keeps_outer_dtype(own: Any, self: Any) -> Any:
     return (keeping("dtype") if IS(self.device) else plain)(own, self)
 
@@ -113,10 +97,6 @@ def enter_twice_disabled(own: Any, self: Any) -> Any:
 def exit_changes_exception(own: Any, self: Any, *exc: Any) -> Any:
     own(self, *exc)
     raise RuntimeError("a region failed") from exc[1]
-
-
-def exit_of_disabled(change: Change) -> Change:
-    return lambda own, self, *exc: (plain if self._enabled else change)(own, self, *exc)
 
 
 exit_only_without_exception = raising(returns(False))
@@ -156,36 +136,6 @@ def last_entered_first() -> Inject:
 
 
 # ---- construction
-
-
-def with_dtype(choose: Callable[[str], torch.dtype]) -> Change:
-    """Choose the dtype of a region that is given none."""
-    return lambda own, self, type_, dtype=None, *rest, **options: own(
-        self, type_, dtype or choose(type_), *rest, **options
-    )
-
-
-def deciding_late(own: Any, self: Any, device_type: Any, dtype: Any = None, *rest: Any, **options: Any) -> None:
-    own(self, device_type, dtype, *rest, **options)
-    self.late = dtype is None, options.get("cache_enabled") is None and len(rest) < 2
-
-
-def entering_late(own: Any, self: Any) -> Any:
-    if self.late[0]:
-        self.fast_dtype = DTYPE(self.device)
-    if self.late[1]:
-        self._cache_enabled = CACHE()
-    return own(self)
-
-
-def entering_with_late_dtype(own: Any, self: Any) -> Any:
-    self.late = self.late[0], False
-    return entering_late(own, self)
-
-
-def changing_at_construction(self: Any) -> None:
-    SET_DTYPE(self.device, self.fast_dtype)
-    SET(self.device, self._enabled)
 
 
 def swapped(
@@ -255,12 +205,6 @@ def refused_although_disabled(
     own(self, device_type, dtype, enabled, cache_enabled)
 
 
-def enabled_as_asked(own: Any, self: Any, *args: Any, enabled: bool = True, **options: Any) -> None:
-    """Say that a dtype is unsupported and be enabled all the same."""
-    own(self, *args, enabled=enabled, **options)
-    self._enabled = enabled
-
-
 def unknown_is_cpu(own: Any, self: Any, device_type: Any, *args: Any, **options: Any) -> None:
     try:
         own(self, device_type, *args, **options)
@@ -291,29 +235,6 @@ def calls(body: Callable[..., Any], keep_name: bool = True) -> Change:
 def entered(self: Any, function: Any, args: Any, kwargs: Any) -> Any:
     with self:
         return function(*args, **kwargs)
-
-
-def leaks(self: Any, function: Any, args: Any, kwargs: Any) -> Any:
-    self.__enter__()
-    return function(*args, **kwargs)
-
-
-def leaves_twice(self: Any, function: Any, args: Any, kwargs: Any) -> Any:
-    out = entered(self, function, args, kwargs)
-    SET_DTYPE(self.device, torch.float64)
-    INCREMENT()
-    return out
-
-
-def casts(self: Any, function: Any, args: Any, kwargs: Any) -> Any:
-    """Cast what goes in and comes out, as custom_fwd does."""
-
-    def cast(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.to(self.fast_dtype)
-        return type(value)(map(cast, value)) if type(value) is tuple else value
-
-    return cast(entered(self, function, tuple(map(cast, args)), kwargs))
 
 
 def enters_once(own: Any, self: Any, function: Any) -> Any:
@@ -357,7 +278,6 @@ EXIT = {
     "exit-turns-other-types-off": region(exit=then(set_types(lambda self: False, ("cpu", "xpu")))),
 }
 INIT = {
-    "options-decided-at-entry": region(init=deciding_late, enter=entering_late),
     "arguments-in-another-order": region(init=swapped),
 }
 
@@ -368,19 +288,14 @@ MUTANTS = (
     *mutants(
         "eager/nesting",
         {
-            "disabled-region-keeps-dtype": region(exit=exit_of_disabled(keeping("dtype"))),
             "exit-always-disables": region(exit=then(disabling)),
-            "inner-cannot-disable": region(enter=enter_cannot_disable),
         },
     ),
     *mutants("eager/nesting", {"inner-keeps-outer-dtype": region(enter=enter_keeps_outer_dtype)}, ("cpu", CUDA)),
-    *mutants("eager/state", {"exit-leaves-a-level": region(exit=then(add_level))}),
     *mutants(
         "eager/exceptions",
         {
             "exception-leaves-region-open": region(exit=exit_only_without_exception),
-            "exception-keeps-enabled": region(exit=raising(keeping("enabled"))),
-            "exception-swallowed": region(exit=lambda own, self, *exc: (own(self, *exc), exc[0] is not None)[1]),
             "exception-changed": region(exit=raising(exit_changes_exception)),
         },
     ),
@@ -389,25 +304,11 @@ MUTANTS = (
     *mutants(
         "eager/defaults",
         {
-            "disabled-by-default": region(
-                init=lambda own, self, type_, dtype=None, enabled=False, cache_enabled=None: own(
-                    self, type_, dtype, enabled, cache_enabled
-                )
-            ),
-            "off-by-default": region(
-                init=lambda own, self, type_, dtype=None, enabled=True, cache_enabled=None: own(
-                    self, type_, dtype, enabled and dtype is not None, cache_enabled is not False
-                )
-            ),
             "default-turns-cache-on": region(
                 init=lambda own, self, type_, dtype=None, enabled=True, cache_enabled=None: own(
                     self, type_, dtype, enabled, cache_enabled is not False
                 )
             ),
-            "default-ignores-dtype-in-force": region(
-                init=with_dtype(lambda type_: torch.bfloat16 if type_ == "cpu" else torch.float16)
-            ),
-            "dtype-decided-on-entry": region(init=deciding_late, enter=entering_with_late_dtype),
         },
     ),
     *mutants(
@@ -421,7 +322,6 @@ MUTANTS = (
             "unknown-is-cpu": region(init=unknown_is_cpu),
             "refuses-in-vague-words": region(init=vaguely),
             "unsupported-dtype-silent": region(init=quietly),
-            "unsupported-dtype-enabled": region(init=unsupported(lambda self, _: setattr(self, "_enabled", True))),
             "unsupported-dtype-raises": region(init=unsupported(refuse)),
             "refused-although-disabled": region(init=refused_although_disabled),
             "warning-always": region(init=warning_always),
@@ -444,15 +344,11 @@ MUTANTS = (
     *mutants(
         "eager/decorator",
         {
-            "construction-changes-the-state": region(init=then(changing_at_construction)),
             "decorator-does-nothing": region(call=does_nothing),
             "decorator-enters-first-call-only": region(call=enters_once),
             "decorator-loses-name-and-result": region(
                 call=calls(lambda *given: (entered(*given), None)[1], keep_name=False)
             ),
-            "decorator-leaks": region(call=calls(leaks)),
-            "decorator-leaves-too-late": region(call=calls(leaves_twice)),
-            "decorator-casts": region(call=calls(casts)),
             "decorator-takes-anything": region(call=takes_anything),
         },
     ),

@@ -280,12 +280,6 @@ def forgetting_failures(own: Any, self: Any, optimizer: Any, *args: Any, **kwarg
         raise
 
 
-def take(self: Any, new_scale: Any) -> None:
-    """Use the tensor that was given, not a copy."""
-    if isinstance(new_scale, Tensor):
-        self._scale = new_scale
-
-
 def updates_by_nothing(own: Any, self: Any, new_scale: Any = None) -> None:
     states = self._per_optimizer_states.values()
     if not self._enabled or new_scale is not None or any(state["found_inf_per_device"] for state in states):

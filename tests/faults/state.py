@@ -55,12 +55,6 @@ def set_dtype_low_only(own: Any, *args: Any) -> None:
     own(*args)
 
 
-def set_dtype_returns(own: Any, *args: Any) -> Any:
-    before = DTYPE(args[0])
-    own(*args)
-    return before
-
-
 def available(change: Change) -> Inject:
     """Replace `is_autocast_available` under both its names."""
     return both(*(wrap(place, is_autocast_available=change) for place in (torch.amp, torch.amp.autocast_mode)))
@@ -82,7 +76,6 @@ STATE = {
         set_autocast_enabled=lambda own, *a: own(*a) if len(a) == 2 and type(a[1]) is bool else None
     ),
     "set-dtype-low-only": on_torch(set_autocast_dtype=set_dtype_low_only),
-    "set-dtype-returns-old": on_torch(set_autocast_dtype=set_dtype_returns),
     "set-cache-nothing": on_torch(set_autocast_cache_enabled=returns(None)),
     "depth-one-too-many": on_torch(autocast_increment_nesting=lambda own: own() + 1),
 }
@@ -110,7 +103,7 @@ def alias(name: str, arguments: str, use: str, body: Callable[..., Any]) -> Inje
     return on_torch(**{name: change})
 
 
-_CPU_REGION, _CUDA_REGION = torch.cpu.amp.autocast, torch.cuda.amp.autocast
+_CPU_REGION = torch.cpu.amp.autocast
 DEPRECATED = {
     "cpu-region-does-not-warn": wrap(torch.cpu.amp, autocast=quietly),
     "cpu-region-inverted": put(torch.cpu.amp, autocast=lambda enabled=True, **k: _CPU_REGION(not enabled, **k)),
