@@ -17,7 +17,6 @@ from ampcheck.errors import UsageError
 from ampcheck.observe.dispatcher import live_registrations
 from ampcheck.observe.recorder import overload as callable_of
 from ampcheck.observe.recorder import tensors
-from ampcheck.observe.torch_private import FakeTensorMode
 from ampcheck.runner.deviations import Deviation, KnownDeviations
 from ampcheck.samples.describe import Sample, TensorArg, leaves, map_leaves
 from ampcheck.spec.casting import Expectation, Leaf, expect
@@ -121,25 +120,24 @@ def _effect(
 
 
 def _comes_out(overload: str, sample: Sample | None, expected: Expectation) -> str:
-    """Return the dtypes of the outputs, from a run on fake tensors; in words where there is none to be had."""
+    """Return the dtypes of the outputs, from a run on meta tensors; in words where there is none to be had."""
     reached = {dtype for dtype in expected.leaves if is_floating(dtype)}
     if sample is None or sample.call != "aten" or len(reached) > 1:  # kernels differ in what they make of mixed dtypes
         return "as the kernel gives"
     wanted = iter(expected.leaves)
 
     def make(arg: TensorArg) -> torch.Tensor:
-        return torch.empty(arg.shape, dtype=DTYPES[next(wanted)])
+        return torch.empty(arg.shape, dtype=DTYPES[next(wanted)], device="meta")
 
     try:
-        with FakeTensorMode():
-            args = map_leaves(sample.args, make)
-            kwargs = {name: map_leaves(value, make) for name, value in sample.kwargs.items()}
-            if expected.dtype_kwarg:
-                kwargs["dtype"] = DTYPES[expected.dtype_kwarg]
-            out = callable_of(expected.overload)(*args, **kwargs)
+        args = map_leaves(sample.args, make)
+        kwargs = {name: map_leaves(value, make) for name, value in sample.kwargs.items()}
+        if expected.dtype_kwarg:
+            kwargs["dtype"] = DTYPES[expected.dtype_kwarg]
+        out = callable_of(expected.overload)(*args, **kwargs)
     except Exception as error:  # whatever an op refuses its arguments with
         text = str(error).strip().splitlines()
-        if isinstance(error, (RuntimeError, TypeError, ValueError)) and "fake" not in str(error).lower():
+        if isinstance(error, (RuntimeError, TypeError, ValueError)) and "meta" not in str(error).lower():
             return f"the kernel refuses it: {text[0] if text else type(error).__name__}"
         return "as the kernel gives"
     return ", ".join(name_of(tensor.dtype) for tensor in tensors(out)) or "no tensor"
