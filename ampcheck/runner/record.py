@@ -26,6 +26,7 @@ from msgspec import Meta
 from ampcheck.errors import UsageError
 from ampcheck.observe.blame import frame
 from ampcheck.spec.case import deviation_name
+from ampcheck.spec.casting import POLICIES
 
 SCHEMA, OLDER = 2, 1
 """Files of schema 1 call the field `compiler` of a case `executor`."""
@@ -381,12 +382,57 @@ def cause_of(result: Result) -> str:
     return result.cause or missing or cause_text(result.status, result.message, result.rule, result.op)
 
 
+_OF_OPS = frozenset((*POLICIES, "fallthrough"))
+"""The rules whose cases are each of one op."""
+_ROOTS = 10
+"""More ops than this with a wrong policy have something in common, which their own causes tell better."""
+_NAMED_OP = re.compile(r"\baten::([\w.]*\w)")
+_DTYPE = re.compile(r"\b(torch\.)?(b?float16|float32|float64|bf16|fp16|fp32|fp64)\b")
+
+
+def causes_of(results: Iterable[Result]) -> dict[str, str]:
+    """Return the cause of each red case among some results, by its key.
+
+    Where few ops of a device do not follow their policy, each is the one cause of all its cases, and of the scenarios
+    that differ in dtypes and name the op, in what they say or in their plain torch lines. Scenarios of a rule that
+    differ in dtypes and name none of these ops are one more cause.
+    """
+    red = [result for result in results if result.status in RED]
+    plain = {result.key: cause_of(result) for result in red}
+    wrong: dict[tuple[str, str], list[Result]] = {}
+    for result in red:
+        if result.rule in _OF_OPS and result.status == "fail" and plain[result.key].endswith(f"(rule {result.rule})"):
+            named = _NAMED_OP.search(result.message)  # a case of the op database fails by an op that it is made of
+            wrong.setdefault((result.device, named[1] if named else result.op), []).append(result)
+    if not 0 < len(wrong) <= _ROOTS:
+        return plain
+    out = dict(plain)
+    for (device, op), cases in wrong.items():
+        example = min(cases, key=lambda r: (r.op != op, r.suite != "eager", bool(r.compiler), r.key))
+        said = _RULE.sub("", example.message.partition("\n")[0]).strip()
+        text = f"fail: aten::{op} on {device}: {said} (rule {example.rule})"
+        word = re.compile(rf"\b{re.escape(op.partition('.')[0])}\b")
+        for result in red:
+            if result.device != device or out[result.key] != plain[result.key]:
+                continue
+            hangs = result.rule not in _OF_OPS and word.search(result.message + result.torch)
+            if result in cases or ((hangs or result.op == op) and _DTYPE.search(result.message)):
+                out[result.key] = text
+    for result in red:
+        rule = f"(rule {result.rule})"
+        loose = result.rule not in _OF_OPS and out[result.key] == plain[result.key] and plain[result.key].endswith(rule)
+        if loose and (result.device in {device for device, _ in wrong}) and _DTYPE.search(result.message):
+            out[result.key] = f"fail: other dtypes on {result.device}, perhaps by one of these ops {rule}"
+    return out if len(set(out.values())) <= len(set(plain.values())) else plain
+
+
 def grouped(results: Iterable[Result]) -> list[Cause]:
     """Return the causes of the red cases among some results, that of most cases first."""
-    found: dict[str, list[Result]] = {}
+    results = list(results)
+    texts, found = causes_of(results), dict[str, list[Result]]()
     for result in results:
         if result.status in RED:
-            found.setdefault(cause_of(result), []).append(result)
+            found.setdefault(texts[result.key], []).append(result)
     causes = [Cause(text, tuple(members)) for text, members in found.items()]
     return sorted(causes, key=lambda cause: (-len(cause.results), cause.text))
 

@@ -23,7 +23,7 @@ from tests.cli_support import LIMIT, ROOT, environment, run_pytest
 
 BACKENDS = ROOT / "tests" / "backends"
 CHOICE = ("--device=faulty", "--device-module=three_faults", "--op=mm", "--op=addmm", "--op=exp")
-MM, ADDMM, EXP = "fail: RuntimeError: no kernel", "fail: argument … of", "fail: ValueError: …: shape"
+MM, ADDMM, EXP = "fail: RuntimeError: no kernel", "fail: aten::addmm on faulty: argument ", "fail: ValueError: …: shape"
 ENV = {**environment(), "PYTHONPATH": f"{ROOT}{os.pathsep}{BACKENDS}"}
 
 
@@ -151,6 +151,36 @@ def test_suggestions_are_one_a_cause_and_waive_each(found: Found, tmp_path: Path
         assert len(own) == (result.status == "fail"), result.key
         for deviation in own:
             assert all(deviation.explains(line) for line in result.message.splitlines()), result.key
+
+
+def test_the_policy_of_an_op_is_the_cause_of_what_depends_on_it() -> None:
+    def red(op: str, rule: str, message: str, program: str = "", name: str = "") -> Result:
+        about = {"suite": "eager", "rule": rule, "op": op, "amp": "fp16", "device": "mine", "torch": program}
+        return Result(**about, id=f"{op or name}-fp16-mine", status="fail", message=message, seconds=0.0)
+
+    wide = "argument 0 of aten::{} was given as fp32 and reached the kernel as fp32; expected fp16 (rule downcast: x)"
+    scenario = "ops with a policy in {}, with the dtypes they received: got [('{}', ('fp32',))]; expected fp16"
+    results = [
+        red("linear", "downcast", wide.format("linear")),
+        red("nn.functional.mlp", "fallthrough", f"sample 0: {wide.format('linear')}"),
+        red("bmm", "downcast", wide.format("bmm")),
+        red("", "modules", scenario.format("Linear", "linear"), name="layer"),
+        red("", "modules", "dtype of the result: got fp32; expected fp16", "out = torch.bmm(a, b)", name="attention"),
+        red("", "modules", "output 0 of GRU is fp32; expected fp16", "torch.nn.GRU(2, 2)", name="gru"),
+        red("", "modules", "output 0 of LSTM is fp32; expected fp16", "torch.nn.LSTM(2, 2)", name="lstm"),
+        red("", "state", "enabled after the region: got True; expected False", "linear(x)", name="leak"),
+    ]
+    found = {cause.text: [r.op or r.id.partition("-")[0] for r in cause.results] for cause in grouped(results)}
+    said = "argument 0 of aten::{} was given as fp32 and reached the kernel as fp32; expected fp16 (rule downcast)"
+    assert found == {
+        f"fail: aten::linear on mine: {said.format('linear')}": ["linear", "nn.functional.mlp", "layer"],
+        f"fail: aten::bmm on mine: {said.format('bmm')}": ["bmm", "attention"],
+        "fail: other dtypes on mine, perhaps by one of these ops (rule modules)": ["gru", "lstm"],
+        "fail: enabled after the region: got …; expected … (rule state)": ["leak"],
+    }
+    # Many ops with the same difference are one cause, as before.
+    many = [red(f"op{n}x", "downcast", wide.format(f"op{n}x")) for n in range(30)]
+    assert len(grouped(many)) == 1
 
 
 # ---- bounds

@@ -14,7 +14,7 @@ from typing import Any
 
 from ampcheck.report.conformance.statuses import SHOWN
 from ampcheck.report.history import History, expected, ran, reproduced, virtual
-from ampcheck.runner.record import RED, STATUSES, Result, Run, cause_of
+from ampcheck.runner.record import STATUSES, Result, Run, causes_of
 from ampcheck.runner.summarize import devices, interrupted
 from ampcheck.spec.ids import op_token
 from ampcheck.spec.rules import RULES, Rule
@@ -65,11 +65,12 @@ def cases(history: History, ops: Collection[str]) -> dict[str, Any]:
     columns: dict[str, list[int]] = {name: [] for name in (*COLUMNS, "token")}
     odd: dict[int, str] = {}
     newest = history.newest.results
+    causes = causes_of(newest.values())
     for place, result in enumerate(results):
         token = result.id.rpartition("-")[2]
         values = {name: getattr(result, name) for name in COLUMNS}
         now = newest.get(result.key)
-        values |= {"token": token, "deviation": now.deviation if now else "", "cause": _cause(now)}
+        values |= {"token": token, "deviation": now.deviation if now else "", "cause": causes.get(result.key, "")}
         for name, column in columns.items():
             column.append(words[name](values[name]))
         if _composed(result, token) != result.id:
@@ -126,10 +127,6 @@ def details(history: History) -> dict[str, Any]:
         if result.pytest:
             out["pytest"][place] = lines(result.pytest.replace(result.id, "\0"))
     return {**out, "lines": lines.texts, "seconds": times}
-
-
-def _cause(result: Result | None) -> str:
-    return cause_of(result) if result and result.status in RED else ""
 
 
 def device_modules(run: Run) -> str:
