@@ -2,8 +2,7 @@
 
     CALLS = Product({"policy": ("downcast", "upcast"), "mode": ("train", "eval")})
 
-    @CALLS.cells
-    @scenario()
+    @scenario(CALLS)
     def test_same_dtype(amp, policy, mode): ...
 
 A run takes the cells of `chosen`, which hold every pair of values, and none of a product that is `nightly`; one with

@@ -29,6 +29,7 @@ import torch
 from ampcheck.checks.amp import Amp
 from ampcheck.checks.base import Check
 from ampcheck.checks.compiled import simulate_cuda
+from ampcheck.checks.product import Product
 from ampcheck.checks.program import merged, preamble, region
 from ampcheck.checks.source import PrintedSource, Unreproducible
 from ampcheck.compilers.kinds import COMPILERS, quiet
@@ -47,7 +48,13 @@ from ampcheck.spec.torch_dtypes import DTYPES, name_of
 F = TypeVar("F", bound=Callable[..., object])
 
 
+def named(**values: object) -> list[object]:
+    """Return the values of a parameter of a scenario, each with the name that a case's id has for it."""
+    return [pytest.param(value, id=name) for name, value in values.items()]
+
+
 def scenario(
+    product: Product | None = None,
     *,
     types: Sequence[str] = (),
     dtypes: str = "all",
@@ -59,13 +66,15 @@ def scenario(
     """Mark a test function with a parameter `amp` as a scenario.
 
     Args:
+        product: the product whose cells are its parameters.
         types: the device types it makes sense for; none means every one.
         dtypes: "all" runs it in each lower precision of the device, "default" in the one `torch.autocast` defaults to.
         values: whether it needs a device whose tensors hold values.
         since: the torch minor version that made the promise, where that is newer than the oldest one supported.
         program: writes it in plain torch, given `amp` and its parameters, where it is a program that is data; by
             default the program is its own source.
-        parameters: its further parameters, each with its values; a case's id has them in this order.
+        parameters: its further parameters, each with its values, or those of `named`; a case's id has them in this
+            order.
     """
     if dtypes not in ("all", "default"):
         raise TypeError(f'dtypes is {dtypes!r}; it is "all" or "default"')
@@ -74,6 +83,7 @@ def scenario(
         marked: F = pytest.mark.scenario(types=tuple(types), dtypes=dtypes, values=values, since=since)(function)
         for name, given in parameters.items():
             marked = pytest.mark.parametrize(name, list(given))(marked)
+        marked = marked if product is None else product.cells(marked)
         marked.program = program  # type: ignore[attr-defined]  # a function takes any attribute
         return marked
 

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from ampcheck.checks.gradients import custom_function
-from ampcheck.runner.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, named, scenario
 
 pytestmark = pytest.mark.rule("context")
 
 
-@pytest.mark.parametrize("forward", [True, False], ids=["kept", "dropped"])
-@scenario(values=True)
+@scenario(forward=named(kept=True, dropped=False), values=True)
 def test_custom_bwd_settings(amp: Amp, forward: bool) -> None:
     """custom_bwd runs backward with the autocast state of forward (amp.html#torch.amp.custom_bwd).
 

@@ -23,7 +23,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel, parallel_apply, replicate
 from torch.utils.checkpoint import checkpoint
 
-from ampcheck.runner.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, named, scenario
 
 pytestmark = [pytest.mark.rule("dataparallel"), pytest.mark.filterwarnings("ignore:.*:UserWarning:torch.distributed")]
 
@@ -68,8 +68,7 @@ def _parallel_outputs(amp: Amp, nets: list[_Net], inputs: list[torch.Tensor]) ->
     return parallel_apply(nets, inputs, devices=[0] * len(nets))
 
 
-@pytest.mark.parametrize("count", [1, 2], ids=["one", "two"])
-@scenario(around=["none", "off", "default", "given", "dropped"], values=True)
+@scenario(around=["none", "off", "default", "given", "dropped"], count=named(one=1, two=2), values=True)
 def test_applied(amp: Amp, around: str, count: int) -> None:
     """Each replica runs in the region of the caller (amp_examples.html: the state is propagated in each thread)."""
     seen: Seen = []
@@ -95,9 +94,7 @@ def test_applied(amp: Amp, around: str, count: int) -> None:
     amp.assert_equal("state and depth afterwards", (amp.state(), amp.depth()), ((False, amp.default, True), 0))
 
 
-@pytest.mark.parametrize("kind", [_Decorated, _Within], ids=["decorated", "within"])
-@pytest.mark.parametrize("around", [True, False], ids=["in_other", "in_none"])
-@scenario(values=True)
+@scenario(around=named(in_other=True, in_none=False), kind=named(decorated=_Decorated, within=_Within), values=True)
 def test_applied_with_their_own(amp: Amp, kind: type[_Net], around: bool) -> None:
     """A forward with its own region runs in it, whatever the caller's is (amp_examples.html, autocast forward)."""
     seen: Seen = []
@@ -146,8 +143,7 @@ def test_replicated(amp: Amp) -> None:
     amp.assert_equal("dtype of the gradient", getattr(net.weight.grad, "dtype", None), torch.float32)
 
 
-@pytest.mark.parametrize("kind", [_Decorated, _Within], ids=["decorated", "within"])
-@scenario(values=True)
+@scenario(kind=named(decorated=_Decorated, within=_Within), values=True)
 def test_one_thread_each(amp: Amp, kind: type[_Net]) -> None:
     """Replicas that enter their region themselves run in it in their threads, in turns (amp_examples.html)."""
     seen: Seen = []
@@ -174,8 +170,7 @@ def test_one_thread_each(amp: Amp, kind: type[_Net]) -> None:
     amp.assert_equal("whether both gave the same", amp.values(outs[0]), amp.values(outs[1]))
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["kept", "dropped"])
-@scenario(values=True)
+@scenario(kept=named(kept=True, dropped=False), values=True)
 def test_shared_weights(amp: Amp, kept: bool) -> None:
     """Replicas that share their weights add up one gradient, float32, as if they had run in turn (DataParallel)."""
     seen: Seen = []
@@ -304,8 +299,7 @@ HOOKS: dict[str, Callable[..., object]] = {
 }
 
 
-@pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
-@scenario(hook=HOOKS, types=TYPES, values=True)
+@scenario(hook=HOOKS, inside=named(inside=True, after=False), types=TYPES, values=True)
 def test_compressed(amp: Amp, hook: str, inside: bool) -> None:
     """A compressing hook sends gradients in its dtype and gives float32 back, rounded once (default_hooks)."""
     if hook == "low":
@@ -347,8 +341,7 @@ def test_gathered_in_turns(amp: Amp) -> None:
     amp.assert_equal("gradients", got, _dtypes_and_values(amp, plain))
 
 
-@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "saved"])
-@scenario(types=TYPES, values=True)
+@scenario(reentrant=named(reentrant=True, saved=False), types=TYPES, values=True)
 def test_computed_again(amp: Amp, reentrant: bool) -> None:
     """A part that is computed again in the backward pass has its gradients reduced all the same (torch.utils)."""
     plain, x = _network(amp), amp.rand(3, 4, requires_grad=True)

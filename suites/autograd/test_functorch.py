@@ -18,7 +18,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from ampcheck.runner.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, named, scenario
 
 pytestmark = [
     pytest.mark.rule("functorch"),
@@ -145,8 +145,7 @@ def test_pulled_outside(amp: Amp, derivative: str) -> None:
     amp.assert_equal("state afterwards", amp.state(), before)
 
 
-@pytest.mark.parametrize("low", [True, False], ids=["low", "wide"])
-@scenario(derivative=["grad", "vjp", "jvp", "jacrev", "jacfwd"], values=True)
+@scenario(derivative=["grad", "vjp", "jvp", "jacrev", "jacfwd"], low=named(low=True, wide=False), values=True)
 def test_dtype_follows_the_input(amp: Amp, derivative: str, low: bool) -> None:
     """Derivatives with respect to a tensor have its dtype, tangents of a result that of the result (torch.func)."""
     dtype = amp.dtype if low else torch.float32
@@ -366,8 +365,7 @@ def test_ensemble(amp: Amp) -> None:
         amp.assert_equal(f"dtype of the gradient of {name}", getattr(stacked.grad, "dtype", None), torch.float32)
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["kept", "dropped"])
-@scenario(values=True)
+@scenario(kept=named(kept=True, dropped=False), values=True)
 def test_other_parameters(amp: Amp, kept: bool) -> None:
     """functional_call computes with the parameters it is given, though the module's own are cached (torch.func)."""
     net, x = _two_layers(amp, 0), amp.rand(5, 3)

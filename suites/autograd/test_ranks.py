@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ampcheck.runner.suite import Amp, Product, scenario
+from ampcheck.runner.suite import Amp, Product, named, scenario
 
 pytestmark = [pytest.mark.rule("ranks"), pytest.mark.forks]
 
@@ -306,8 +306,7 @@ Batch = list[list[tuple[torch.Tensor, torch.Tensor]]]
 """For each step, and each part of a batch that is accumulated, what goes in and what should come out."""
 
 
-@TRAINED.cells
-@scenario(types=("cpu",), values=True)
+@scenario(TRAINED, types=("cpu",), values=True)
 def test_trained(amp: Amp, wrapper: str, place: str, recompute: str, accumulate: str, scaler: str) -> None:
     """Dtypes, losses, gradients and parameters are those of one process (ddp_comm_hooks; fully_shard; amp.html)."""
     kind = WRAPPERS[wrapper]
@@ -475,8 +474,7 @@ class _Layer(torch.nn.Module):
         return out * self.factor
 
 
-@POLICIES.cells
-@scenario(types=("cpu",), values=True)
+@scenario(POLICIES, types=("cpu",), values=True)
 def test_by_policy(amp: Amp, param: str, reduce: str, output: str, inputs: str, around: str, accumulate: str) -> None:
     """Parameters, inputs, outputs and the reduction have the dtypes that the policy says (MixedPrecisionPolicy)."""
     policy = {
@@ -562,8 +560,7 @@ LAYOUTS = ("replicated", "rows", "columns")
 SPREAD = Product({"op": tuple(OPS), "first": LAYOUTS, "second": LAYOUTS, "mode": ("training", "no_grad", "repeated")})
 
 
-@SPREAD.cells
-@scenario(types=("cpu",), values=True)
+@scenario(SPREAD, types=("cpu",), values=True)
 def test_spread(amp: Amp, op: str, first: str, second: str, mode: str) -> None:
     """An op on DTensors casts what it casts on plain tensors, forward and backward (distributed.tensor; amp.html)."""
     tensors = [amp.rand(4, 4, dtype=amp.dtype if dtype == "low" else torch.float32) for dtype in OPS[op][2]]
@@ -631,8 +628,7 @@ APART = Product(
 )
 
 
-@APART.cells
-@scenario(types=("cpu",), values=True, dtypes="default")
+@scenario(APART, types=("cpu",), values=True, dtypes="default")
 def test_told_apart(
     amp: Amp, bad: str, rank: str, dtype: str, optimizers: str, unscaled: str, gradients: str, size: str
 ) -> None:
@@ -681,8 +677,7 @@ KEPT = Product(
 )
 
 
-@KEPT.cells
-@scenario(types=("cpu",), values=True, dtypes="default")
+@scenario(KEPT, types=("cpu",), values=True, dtypes="default")
 def test_kept(amp: Amp, form: str, saved: str, loaded: str, before: str) -> None:
     """A scaler that torch.distributed.checkpoint loads goes on as the saved one (distributed.checkpoint)."""
     wanted = _scaler_state(32.0, 2, 1) if before == "growth" else _scaler_state(8.0, 2, 0)
@@ -732,8 +727,7 @@ def _loaded(amp: Amp, form: str, folder: str, **options: Any) -> dict[str, Any]:
 
 
 # ---- single cases
-@pytest.mark.parametrize("keeps", [True, False], ids=["with_feedback", "without"])
-@scenario(types=("cpu",), values=True, dtypes="default")
+@scenario(keeps=named(with_feedback=True, without=False), types=("cpu",), values=True, dtypes="default")
 def test_after_an_overflow(amp: Amp, keeps: bool) -> None:
     """PowerSGD goes on after a step that the scaler skips (amp.html: the step is skipped, and the scale lowered)."""
     xs = [amp.rand(6, 4) for _ in range(6)]

@@ -125,8 +125,7 @@ COMPOSED = Product(
 )
 
 
-@COMPOSED.cells
-@scenario(types=("cpu",), values=True, dtypes="default")
+@scenario(COMPOSED, types=("cpu",), values=True, dtypes="default")
 def test_composed(amp: Amp, outer: str, inner: str, op: str, place: str) -> None:
     """The result is that of explicit casts, and as many are made (torch.func; amp.html#autocast-op-reference)."""
     called = _Called(amp, op)

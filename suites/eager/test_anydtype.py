@@ -114,15 +114,13 @@ def _check(amp: Amp, setter: str, dtype: str, op: str, given: str) -> None:
     amp.assert_equal(f"what {overload} gives afterwards", _outcome(function, *made), outside)
 
 
-@SETTERS.cells
-@scenario(dtypes="default")
+@scenario(SETTERS, dtypes="default")
 def test_setter(amp: Amp, setter: str, dtype: str, op: str, given: str) -> None:
     """An op follows its policy under any dtype that a region or a setter takes (autocast_mode.py, init.cpp)."""
     _check(amp, setter, dtype, op, given)
 
 
-@LEGACY.cells
-@scenario(types=tuple(OWN), dtypes="default")
+@scenario(LEGACY, types=tuple(OWN), dtypes="default")
 def test_setter_of_one_type(amp: Amp, dtype: str, op: str) -> None:
     """A deprecated setter of one device type does what `torch.set_autocast_dtype` does (autograd/init.cpp)."""
     _check(amp, "legacy", dtype, op, "wide")

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 import pytest
 import torch
 
-from ampcheck.runner.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, named, scenario
 
 pytestmark = pytest.mark.rule("context")
 
@@ -25,10 +25,11 @@ def test_restores_on_exit(amp: Amp) -> None:
     amp.assert_state("after the region", before, depth)
 
 
-@pytest.mark.parametrize("cache_enabled", [True, False], ids=["kept", "dropped"])
-@pytest.mark.parametrize("enabled", [True, False], ids=["on", "off"])
-@pytest.mark.parametrize("outer", [True, False], ids=["in_on", "in_off"])
-@scenario()
+@scenario(
+    outer=named(in_on=True, in_off=False),
+    enabled=named(on=True, off=False),
+    cache_enabled=named(kept=True, dropped=False),
+)
 def test_restores_all_three_parts(amp: Amp, outer: bool, enabled: bool, cache_enabled: bool) -> None:
     """Enabled, dtype and cache_enabled are the region's inside and the former ones after it (autocast_mode.py)."""
     torch.set_autocast_enabled(amp.type, outer)

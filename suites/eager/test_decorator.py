@@ -15,7 +15,7 @@ from functools import partial
 import pytest
 import torch
 
-from ampcheck.runner.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, named, scenario
 
 pytestmark = pytest.mark.rule("decorator")
 
@@ -136,9 +136,7 @@ def test_class_itself(amp: Amp) -> None:
 
 
 # ---- the region
-@pytest.mark.parametrize("cache_enabled", [True, False], ids=["kept", "dropped"])
-@pytest.mark.parametrize("enabled", [True, False], ids=["on", "off"])
-@scenario()
+@scenario(enabled=named(on=True, off=False), cache_enabled=named(kept=True, dropped=False))
 def test_options(amp: Amp, enabled: bool, cache_enabled: bool) -> None:
     """The body has the dtype, enabled and cache_enabled of the decorator (amp.html#torch.autocast)."""
 

@@ -519,8 +519,7 @@ LAID = Product(
 )
 
 
-@LAID.cells
-@scenario(types=("cpu", "cuda"), values=True)
+@scenario(LAID, types=("cpu", "cuda"), values=True)
 def test_laid_out(amp: Amp, layout: str, call: str, given: str, grads: str) -> None:
     """A call of a tensor of any layout gives what it gives on hand-cast ones (torch.sparse; torch.nested)."""
     dtype = torch.float32 if given == "wide" else amp.dtype
@@ -563,8 +562,7 @@ BESIDE: dict[str, tuple[str, Callable[..., torch.Tensor], int]] = {
 HOST = Product({"op": tuple(BESIDE), "number": ("single", "widest", "half", "brain"), "given": ("low", "wide", "both")})
 
 
-@HOST.cells
-@scenario(types=("cuda", "xpu", "mps", "mtia", "jax"), dtypes="default")
+@scenario(HOST, types=("cuda", "xpu", "mps", "mtia", "jax"), dtypes="default")
 def test_host_numbers(amp: Amp, op: str, number: str, given: str) -> None:
     """A 0-dimensional CPU tensor is not cast, and widens nothing (autocast_mode.h, prioritize and is_eligible)."""
     overload, call, count = BESIDE[op]

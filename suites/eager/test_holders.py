@@ -314,8 +314,7 @@ def _overlap_seen(amp: Amp, order: str, region: str) -> list[object]:
     return model.looks
 
 
-@OVERLAP.cells
-@scenario(dtypes="default")
+@scenario(OVERLAP, dtypes="default")
 def test_overlap(amp: Amp, first: str, second: str, order: str, region: str) -> None:
     """Each of two regions that overlap puts back what entering it found (autocast_mode.py, __enter__ and __exit__)."""
     look, promised = _Looking(amp), iter(_overlap_seen(amp, order, region))
@@ -369,8 +368,7 @@ def _end_seen(amp: Amp, inside: str) -> list[object]:
     return [*model.looks[len(around) :][:3], model.looks[-1]]
 
 
-@ENDS.cells
-@scenario(dtypes="default")
+@scenario(ENDS, dtypes="default")
 def test_end(amp: Amp, holder: str, end: str, inside: str) -> None:
     """However its holder ends, a region is left once and puts back what was there (autocast_mode.py, __exit__)."""
     look, promised = _Looking(amp), iter(_end_seen(amp, inside))
@@ -538,8 +536,7 @@ def _body_seen(amp: Amp, kind: str, region: str, inside: str) -> list[object]:
     return [dtype if kind == "builtin" else (state, depth, dtype), (after[0], after[2], after[3])]
 
 
-@DECORATED.cells
-@scenario(dtypes="default")
+@scenario(DECORATED, dtypes="default")
 def test_body(amp: Amp, kind: str, region: str, inside: str, calls: str) -> None:
     """The body of what is decorated runs in the region, and the caller's state is back after it (autocast_decorator).
 

@@ -178,8 +178,7 @@ USED = Product(
 )
 
 
-@USED.cells
-@scenario(dtypes="default")
+@scenario(USED, dtypes="default")
 def test_used(amp: Amp, user: str, made: str, op: str, region: str) -> None:
     """What looks at a call sees it above or below autocast, and the result has the dtype it has without (extending)."""
     if user == "subclass" and not amp.has_values:
@@ -255,8 +254,7 @@ SIDES = {"small": 3, "large": 70}
 AMBIENT = Product({"switched": tuple(SWITCHED), "op": tuple(OF_EACH_POLICY), "size": tuple(SIDES)})
 
 
-@AMBIENT.cells
-@scenario(dtypes="default")
+@scenario(AMBIENT, dtypes="default")
 def test_switched_on(amp: Amp, switched: str, op: str, size: str) -> None:
     """A call in a region is cast alike whatever else the thread has switched on (amp.html#autocast-op-reference)."""
     overload, call, dtypes = OF_EACH_POLICY[op]
@@ -340,8 +338,7 @@ HELD = Product(
 )
 
 
-@HELD.cells
-@scenario(types=("cpu",))
+@scenario(HELD, types=("cpu",))
 def test_held(amp: Amp, kind: str, call: str, region: str) -> None:
     """A DTensor and a nested tensor are cast as other tensors are (torch.distributed.tensor, torch.nested)."""
     given = [amp.rand(2, 2).to(amp.dtype if dtype == "low" else torch.float32) for dtype in CALLS[call][2]]

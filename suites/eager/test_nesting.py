@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 import torch
 
-from ampcheck.runner.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, named, scenario
 
 pytestmark = pytest.mark.rule("nesting")
 
@@ -21,8 +21,7 @@ def _order_id(order: tuple[bool, ...]) -> str:
     return "_".join("on" if enabled else "off" for enabled in order)
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=_order_id)
-@scenario(dtypes="default")
+@scenario(order=named(**dict(zip(_order_id, ORDERS, strict=True))), dtypes="default")
 def test_order(amp: Amp, order: tuple[bool, ...]) -> None:
     """On and off in every order to depth 4: each region decides alone, on the way in and on the way out (amp.html)."""
 
@@ -136,8 +135,7 @@ def test_dtype_left_out(amp: Amp) -> None:
         amp.assert_equal("dtype in force where it is entered outside", torch.get_autocast_dtype(amp.type), amp.other)
 
 
-@pytest.mark.parametrize("outer", [True, False], ids=["kept", "dropped"])
-@scenario()
+@scenario(outer=named(kept=True, dropped=False))
 def test_reuse_left_out(amp: Amp, outer: bool) -> None:
     """Without cache_enabled a region takes the flag in force where it is made (autocast_mode.py, __init__)."""
     with amp.region(cache_enabled=outer):

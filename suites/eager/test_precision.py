@@ -113,8 +113,7 @@ def _wanted(amp: Amp, overload: str, given: torch.dtype) -> torch.dtype:
     return {"downcast": amp.dtype, "upcast": torch.float32, "optdtype": torch.float32}.get(policy, given)
 
 
-@PRECISION.cells
-@scenario(dtypes="default")
+@scenario(PRECISION, dtypes="default")
 def test_setting(amp: Amp, setting: str, place: str, op: str, given: str) -> None:
     """A setting changes itself alone, and values within their bound (set_float32_matmul_precision, notes/mkldnn)."""
     overload, shapes, function = OPS[op]

@@ -142,8 +142,7 @@ def test_wide(amp: Amp, op: str) -> None:
     assert_relations(amp, op, "wide")
 
 
-@GIVEN.cells
-@scenario(types=HARDWARE, values=True)
+@scenario(GIVEN, types=HARDWARE, values=True)
 def test_given(amp: Amp, op: str, given: str) -> None:
     """Every way to call an op agrees in a region, on a low first argument and on values the database does not have."""
     assert_relations(amp, op, given)

@@ -14,7 +14,7 @@ from threading import Barrier
 import pytest
 import torch
 
-from ampcheck.runner.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, named, scenario
 
 pytestmark = pytest.mark.rule("threads")
 
@@ -366,8 +366,7 @@ def test_tasks_share_the_thread(amp: Amp) -> None:
     amp.assert_equal("state after the tasks", amp.state(), (False, amp.default, True))
 
 
-@pytest.mark.parametrize("count", [2, 5], ids=["two", "five"])
-@scenario(dtypes="default")
+@scenario(count=named(two=2, five=5), dtypes="default")
 def test_tasks_that_do_not_overlap(amp: Amp, count: int) -> None:
     """Tasks whose regions hold over no await are each in their own (amp.html: a region is its body)."""
 

@@ -198,8 +198,7 @@ def _attend(
     return _linear(amp, held, f"{name}out_proj.", out), shares
 
 
-@ATTENTION.cells
-@scenario(values=True, dtypes="default", types=HARDWARE)
+@scenario(ATTENTION, values=True, dtypes="default", types=HARDWARE)
 def test_attention(amp: Amp, made: str, mask: str, weights: str, layout: str, mode: str, given: str) -> None:
     """Attention follows its formula with any mask, layout and mode (nn.MultiheadAttention)."""
     extended = {"add_bias_kv": True, "add_zero_attn": True}
@@ -282,8 +281,7 @@ def _layer(
     return x
 
 
-@TRANSFORMER.cells
-@scenario(values=True, dtypes="default", types=HARDWARE)
+@scenario(TRANSFORMER, values=True, dtypes="default", types=HARDWARE)
 def test_transformer(
     amp: Amp, made: str, norm: str, activation: str, mask: str, layout: str, mode: str, given: str
 ) -> None:
@@ -379,8 +377,7 @@ def _run(
     return x, [torch.stack(part) for part in zip(*last, strict=True)]
 
 
-@RECURRENT.cells
-@scenario(values=True, dtypes="default", types=HARDWARE)
+@scenario(RECURRENT, values=True, dtypes="default", types=HARDWARE)
 def test_recurrent(amp: Amp, kind: str, made: str, layout: str, start: str, mode: str, given: str) -> None:
     """Recurrent networks follow their formula, padded, packed, or of one sequence (nn.RNN, nn.LSTM, nn.GRU).
 
@@ -454,8 +451,7 @@ OVER = {
 """The dimensions that a normalisation goes over, where GroupNorm has split the channels of (2, 4, 3, 8) in two."""
 
 
-@NORMS.cells
-@scenario(values=True, dtypes="default", types=HARDWARE)
+@scenario(NORMS, values=True, dtypes="default", types=HARDWARE)
 def test_normalisation(amp: Amp, kind: str, affine: str, stats: str, mode: str, given: str) -> None:
     """A normalisation follows its formula, in the dtype of what its op is given (nn.LayerNorm and others)."""
     running, over, learned = stats == "running", OVER[kind], affine == "learned"
@@ -498,8 +494,7 @@ BAGS = Product(
 )
 
 
-@BAGS.cells
-@scenario(values=True, dtypes="default", types=HARDWARE)
+@scenario(BAGS, values=True, dtypes="default", types=HARDWARE)
 def test_embedding_bag(amp: Amp, reduced: str, weighed: str, padding: str, layout: str, mode: str, table: str) -> None:
     """An embedding bag has the dtype of its table, whatever the region (nn.EmbeddingBag; no policy)."""
     dtype = amp.dtype if table == "low" else torch.float32
@@ -561,8 +556,7 @@ LOSSES = Product(
 )
 
 
-@LOSSES.cells
-@scenario(values=True, dtypes="default", types=HARDWARE)
+@scenario(LOSSES, values=True, dtypes="default", types=HARDWARE)
 def test_loss(amp: Amp, loss: str, option: str, reduction: str, mode: str, given: str, target: str) -> None:
     """A loss has the dtype that its op's policy says, with any reduction and option (amp.html, autocast to float32)."""
     called, other = OF_LOSS[loss]
@@ -589,8 +583,7 @@ def test_loss(amp: Amp, loss: str, option: str, reduction: str, mode: str, given
 ANYWHERE = Product({"module": ("attention", "encoder_layer", "GRU")})
 
 
-@ANYWHERE.cells
-@scenario(values=True, dtypes="default")
+@scenario(ANYWHERE, values=True, dtypes="default")
 def test_anywhere(amp: Amp, module: str) -> None:
     """Attention, a layer and a recurrent network in evaluation, on every device (nn.MultiheadAttention, nn.GRU)."""
     if module == "attention":

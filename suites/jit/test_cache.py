@@ -95,8 +95,7 @@ UNKEPT = Product(
 )
 
 
-@UNKEPT.cells
-@scenario(dtypes="default")
+@scenario(UNKEPT, dtypes="default")
 def test_without_keeping(amp: Amp, compiler: str, op: str, place: str, grads: str) -> None:
     """A compiled call casts what it casts eagerly in a region that keeps no casts (torch.autocast, cache_enabled)."""
     overload, call, dtypes = CALLS[op]

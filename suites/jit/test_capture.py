@@ -186,8 +186,7 @@ def _check(amp: Amp, compiler: str, body: str, capture: str, call: str, caller: 
     amp.assert_equal("state after it all", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
 
 
-@ON_THE_CPU.cells
-@scenario(types=("cpu",), dtypes="default")
+@scenario(ON_THE_CPU, types=("cpu",), dtypes="default")
 def test_made_and_called(amp: Amp, compiler: str, body: str, capture: str, call: str, caller: str) -> None:
     """A function made in one state acts in another as its compiler promises.
 
@@ -197,15 +196,13 @@ def test_made_and_called(amp: Amp, compiler: str, body: str, capture: str, call:
     _check(amp, compiler, body, capture, call, caller)
 
 
-@ELSEWHERE.cells
-@scenario(types=("cuda", "xpu", "mps", "mtia", "jax"), dtypes="default")
+@scenario(ELSEWHERE, types=("cuda", "xpu", "mps", "mtia", "jax"), dtypes="default")
 def test_made_and_called_elsewhere(amp: Amp, compiler: str, body: str, capture: str, call: str, caller: str) -> None:
     """A function made in one state acts in another as its compiler promises, on device types that are not the CPU."""
     _check(amp, compiler, body, capture, call, caller)
 
 
-@TOOLS.cells
-@scenario(types=("cpu", "jax"), values=True, dtypes="default")
+@scenario(TOOLS, types=("cpu", "jax"), values=True, dtypes="default")
 def test_recorded_and_called(amp: Amp, tool: str, body: str, capture: str, call: str) -> None:
     """A graph of torch.fx acts in the state that it is called in; one of make_fx has the casts of its making, too."""
     program, x, h = _program(amp, body), amp.rand(2, 2), amp.rand(2, 2, dtype=amp.dtype)
@@ -221,8 +218,7 @@ def test_recorded_and_called(amp: Amp, tool: str, body: str, capture: str, call:
             _called(amp, graph, f"of the {turn} call in {call}", want)
 
 
-@FOUND.cells
-@scenario(types=("cpu",), dtypes="default")
+@scenario(FOUND, types=("cpu",), dtypes="default")
 def test_found_on_disk(amp: Amp, body: str, first: str, second: str) -> None:
     """What Inductor wrote to its folder in one state is not what it finds there in another (pytorch#181564)."""
     program, x, h = _program(amp, body), amp.rand(2, 2), amp.rand(2, 2, dtype=amp.dtype)

@@ -121,8 +121,7 @@ def _assert_same_step(amp: Amp, got: _Step, want: _Step) -> None:
             amp.assert_close(f"gradient of {name}", one.grad, two.grad, 0.02)
 
 
-@PROGRAMS.cells
-@scenario(types=("cpu",), dtypes="default")
+@scenario(PROGRAMS, types=("cpu",), dtypes="default")
 def test_gradients_of_regions(
     amp: Amp, compiler: str, body: str, regions: str, around: str, setting: str, engine: str
 ) -> None:

@@ -112,8 +112,7 @@ def _assert_raises(amp: Amp, what: str, call: Callable[[], object]) -> None:
     amp.check(False, what, "raised nothing")
 
 
-@IN_THE_GRAPH.cells
-@scenario(types=("cpu",), dtypes="default")
+@scenario(IN_THE_GRAPH, types=("cpu",), dtypes="default")
 def test_value_that_fails(amp: Amp, compiler: str, error: str, regions: str, graph: str) -> None:
     """A compiled op that raises for a value ends the regions it is in, and no other."""
     matrices = _matrices(amp)
@@ -204,8 +203,7 @@ def _placed(amp: Amp, place: str, inside: bool) -> Callable[..., torch.Tensor]:
     return program
 
 
-@AROUND_THE_GRAPH.cells
-@scenario(types=("cpu",), dtypes="default")
+@scenario(AROUND_THE_GRAPH, types=("cpu",), dtypes="default")
 def test_place_that_fails(amp: Amp, compiler: str, place: str, regions: str, called: str) -> None:
     """After an error in a hook, a custom function, a backward pass or a recomputation, the state is as before it."""
     program = _placed(amp, place, regions in ("inside", "both"))

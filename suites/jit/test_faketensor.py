@@ -199,8 +199,7 @@ def _assert_agrees(amp: Amp, op: str, given: str, phase: str, way: str, number: 
             amp.assert_equal(what + key, got[key], want[key])
 
 
-@REACHING.cells
-@scenario(types=("cpu",), dtypes="default")
+@scenario(REACHING, types=("cpu",), dtypes="default")
 def test_call(amp: Amp, op: str, given: str, phase: str, way: str) -> None:
     """A fake tensor is what the real one is, a meta tensor is not cast, and the real call works as outside."""
     _assert_agrees(amp, op, given, phase, way, OPS[op])
@@ -238,8 +237,7 @@ def _compiled(amp: Amp, compiler: str, op: str, phase: str, *, on: bool = True) 
     return [run(function), run(lambda *given: amp.compiled(compiler, function, *inputs)(*given))]
 
 
-@COMPILED.cells
-@scenario(types=("cpu",), dtypes="default")
+@scenario(COMPILED, types=("cpu",), dtypes="default")
 def test_compiled(amp: Amp, compiler: str, op: str) -> None:
     """A compiled call gives what the eager one gives: the same dtypes, shapes and values, and gradients like them."""
     for phase in ("infer", "outside"):
@@ -264,8 +262,7 @@ def test_compiled(amp: Amp, compiler: str, op: str) -> None:
                 amp.assert_close(f"{phase}: result {number}", one, host, 8 * torch.finfo(amp.dtype).eps)
 
 
-@DATABASE.cells
-@scenario(types=("cpu",), dtypes="default")
+@scenario(DATABASE, types=("cpu",), dtypes="default")
 def test_database(amp: Amp, op: str) -> None:
     """The same for each op of the database, without inference mode: two samples, in float32 and the lower precision."""
     for number in range(2):

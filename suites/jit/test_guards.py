@@ -198,15 +198,13 @@ def _check(amp: Amp, compiler: str, query: str, setter: str, around: str) -> Non
         torch.set_default_dtype(torch.float32)
 
 
-@ON_THE_CPU.cells
-@scenario(types=("cpu",), dtypes="default")
+@scenario(ON_THE_CPU, types=("cpu",), dtypes="default")
 def test_set_and_asked(amp: Amp, compiler: str, query: str, setter: str, around: str) -> None:
     """A function asks for a setting that changes between its calls, in no region, in one, or with autocast set on."""
     _check(amp, compiler, query, setter, around)
 
 
-@ON_CUDA.cells
-@scenario(types=("cuda",), dtypes="default")
+@scenario(ON_CUDA, types=("cuda",), dtypes="default")
 def test_set_and_asked_of_the_gpu(amp: Amp, compiler: str, query: str, setter: str, around: str) -> None:
     """The functions without a device type, and those for the GPU, are guarded as those for the CPU are.
 
@@ -219,8 +217,7 @@ def test_set_and_asked_of_the_gpu(amp: Amp, compiler: str, query: str, setter: s
     _check(amp, compiler, query, setter, around)
 
 
-@ON_JAX.cells
-@scenario(types=("jax",), dtypes="default")
+@scenario(ON_JAX, types=("jax",), dtypes="default")
 def test_set_and_asked_on_xla(amp: Amp, compiler: str, query: str, setter: str, around: str) -> None:
     """A program of XLA acts by the settings of each call (docs/jax_device.md)."""
     _check(amp, compiler, query, setter, around)

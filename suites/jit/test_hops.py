@@ -419,15 +419,13 @@ COMPILED = Product(
 )
 
 
-@CALLED.cells
-@scenario(types=("cpu",), dtypes="default")
+@scenario(CALLED, types=("cpu",), dtypes="default")
 def test_called(amp: Amp, way: str, operator: str, op: str, place: str, gradient: str) -> None:
     """An operator that is called by itself, or recorded, gives what the program in plain Python gives."""
     _check(amp, way, operator, op, place, gradient)
 
 
-@COMPILED.cells
-@scenario(types=("cpu",), dtypes="default")
+@scenario(COMPILED, types=("cpu",), dtypes="default")
 def test_compiled(amp: Amp, compiler: str, operator: str, op: str, place: str, gradient: str) -> None:
     """An operator in a compiled program gives what the program in plain Python gives."""
     _check(amp, compiler, operator, op, place, gradient)
@@ -447,8 +445,7 @@ ELSEWHERE = Product(
 without regions in the function: `torch.autocast` disables a region of a device type that is absent."""
 
 
-@ELSEWHERE.cells
-@scenario(types=("cuda", "xpu", "mps", "mtia"), dtypes="default")
+@scenario(ELSEWHERE, types=("cuda", "xpu", "mps", "mtia"), dtypes="default")
 def test_elsewhere(amp: Amp, way: str, operator: str, op: str, place: str) -> None:
     """An operator gives what the program in plain Python gives on device types that are not the CPU."""
     _check(amp, way, operator, op, place)
@@ -505,8 +502,7 @@ def _attention_in_words(
     return (torch.softmax(scores, -1) @ v.float()).to(q.dtype)
 
 
-@FLEX.cells
-@scenario(types=("cpu",), dtypes="default")
+@scenario(FLEX, types=("cpu",), dtypes="default")
 def test_attention(amp: Amp, compiler: str, given: str, score: str, place: str) -> None:
     """flex_attention casts query, key and value to the region's dtype (torch/_higher_order_ops/flex_attention.py)."""
     dtypes = [amp.dtype if given == "low" or (given == "mixed" and i == 1) else torch.float32 for i in range(3)]
@@ -539,8 +535,7 @@ def _dropping(amp: Amp, op: str, place: str, calls: str) -> Callable[..., tuple[
     return one if calls == "one" else (lambda *given: (*one(*given), *one(*given)))
 
 
-@RANDOM.cells
-@scenario(types=("cpu",), dtypes="default")
+@scenario(RANDOM, types=("cpu",), dtypes="default")
 def test_random_numbers(amp: Amp, op: str, place: str, calls: str) -> None:
     """What is computed again in the backward pass draws the same random numbers, in the dtypes of the first time.
 

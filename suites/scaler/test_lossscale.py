@@ -21,7 +21,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from ampcheck.checks.scaling import step_and_update, trained
 from ampcheck.programs.scaler.explore import ScalerExplorer
 from ampcheck.programs.search import Search
-from ampcheck.runner.suite import Amp, Product, scenario
+from ampcheck.runner.suite import Amp, Product, named, scenario
 
 pytestmark = pytest.mark.rule("lossscale")
 
@@ -86,8 +86,7 @@ def test_overflow_begins_the_count_anew(amp: Amp) -> None:
     amp.assert_equal("scale and tracker after each iteration", seen, want)
 
 
-@pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])
-@scenario(kind=BAD, values=True, dtypes="default")
+@scenario(kind=BAD, place=named(first=0, middle=1, last=2), values=True, dtypes="default")
 def test_skips(amp: Amp, kind: str, place: int) -> None:
     """One element that is not finite, wherever it is, skips the step; weights and momentum keep their bits (step)."""
     weights = _weights(amp)
@@ -274,8 +273,7 @@ def test_known_by_itself(amp: Amp) -> None:
     amp.assert_equal("weight of the last", amp.values(weights[0]), [0.5, 1.5])
 
 
-@pytest.mark.parametrize("scale", [2.0**-10, 0.0], ids=["small", "zero"])
-@scenario(values=True, dtypes="default")
+@scenario(scale=named(small=2.0**-10, zero=0.0), values=True, dtypes="default")
 def test_divided_into_overflow(amp: Amp, scale: float) -> None:
     """A gradient that is not finite once it is divided does not reach the weights (step: to avoid corrupting them)."""
     weights, optimizer, scaler = _made(amp, count=1, init_scale=4.0)
@@ -316,8 +314,7 @@ float16."""
 OUTPUTS = Product({"scaler": ("plain", "sharded"), "held": tuple(HELD), "dtype": tuple(DTYPES)})
 
 
-@OUTPUTS.cells
-@scenario(values=True, dtypes="default", types=("cpu", "cuda", "jax"))
+@scenario(OUTPUTS, values=True, dtypes="default", types=("cpu", "cuda", "jax"))
 def test_outputs(amp: Amp, scaler: str, held: str, dtype: str) -> None:
     """Each output is multiplied in the dtype that the product has; a sharded scaler keeps its dtype (scale).
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ampcheck.checks.scaling import iterate, trained
-from ampcheck.runner.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, named, scenario
 
 pytestmark = pytest.mark.rule("misuse")
 
@@ -65,8 +65,7 @@ def test_out_of_turn_when_fused(amp: Amp, case: str) -> None:
     _call_out_of_order(amp, case, fused=True)
 
 
-@pytest.mark.parametrize("call", ["unscale_", "step", "update"], ids=["divide", "step", "update"])
-@scenario(values=True, dtypes="default")
+@scenario(call=named(divide="unscale_", step="step", update="update"), values=True, dtypes="default")
 def test_nothing_scaled(amp: Amp, call: str) -> None:
     """Before any output is scaled a call that needs the scale raises an error that names the call and the remedy."""
     scaler, weight, optimizer = _after_calls(amp)
@@ -222,16 +221,14 @@ def _scale_after_iteration(scaler: torch.amp.GradScaler, amp: Amp, by: float = 1
     return scaler.get_scale()
 
 
-@pytest.mark.parametrize("value", [1.0, 0.5, -2.0, float("nan")], ids=["one", "below", "negative", "not_a_number"])
-@scenario(values=True, dtypes="default")
+@scenario(value=named(one=1.0, below=0.5, negative=-2.0, not_a_number=float("nan")), values=True, dtypes="default")
 def test_growth_factor(amp: Amp, value: float) -> None:
     """A growth factor that is not above 1 is refused (__init__: "The growth factor must be > 1.0.")."""
     text = "The growth factor must be > 1.0."
     amp.assert_raises(f"{value}", AssertionError, text, lambda: torch.amp.GradScaler(amp.type, growth_factor=value))
 
 
-@pytest.mark.parametrize("value", [1.0, 2.0, float("nan")], ids=["one", "above", "not_a_number"])
-@scenario(values=True, dtypes="default")
+@scenario(value=named(one=1.0, above=2.0, not_a_number=float("nan")), values=True, dtypes="default")
 def test_backoff_factor(amp: Amp, value: float) -> None:
     """A backoff factor that is not below 1 is refused (__init__: "The backoff factor must be < 1.0.")."""
     text = "The backoff factor must be < 1.0."

@@ -20,7 +20,7 @@ from torch.optim.optimizer import _get_capturable_supported_devices
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from ampcheck.checks.scaling import step_and_update
-from ampcheck.runner.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, named, scenario
 
 pytestmark = pytest.mark.rule("optimizers")
 
@@ -224,8 +224,12 @@ def _steps(amp: Amp, leaves: list[torch.nn.Parameter], optimizer: Any, *, scaled
     return scaler
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=["brain", "single", "double"])
-@scenario(way=["loop", "foreach", "fused"], values=True, dtypes="default")
+@scenario(
+    way=["loop", "foreach", "fused"],
+    dtype=named(brain=torch.bfloat16, single=torch.float32, double=torch.float64),
+    values=True,
+    dtypes="default",
+)
 def test_dtype(amp: Amp, way: str, dtype: torch.dtype) -> None:
     """Parameters of another dtype than float16 are trained as without a scaler (pytorch#127176; torch.optim)."""
     results = []
@@ -279,8 +283,7 @@ def test_dtypes_in_one(amp: Amp, way: str) -> None:
             amp.assert_identical(f"parameter {n} after an infinity in one of {bad.dtype}", leaf, kept)
 
 
-@pytest.mark.parametrize("to_none", [True, False], ids=["none", "zeros"])
-@scenario(way=["loop", "foreach", "fused"], values=True, dtypes="default")
+@scenario(way=["loop", "foreach", "fused"], to_none=named(none=True, zeros=False), values=True, dtypes="default")
 def test_parameters_without_gradient(amp: Amp, way: str, to_none: bool) -> None:
     """Frozen and unused parameters stay, and weigh nothing in the check (grad_scaler.py: no gradient, no check)."""
     used, frozen, unused = _parameter(amp), _parameter(amp).requires_grad_(False), _parameter(amp)
@@ -422,7 +425,6 @@ FUSED: dict[str, Callable[..., Any]] = {
     "Momentum": lambda held, **more: torch.optim.SGD(held, lr=0.125, momentum=0.5, dampening=0.25, **more),
     "Adagrad": lambda held, **more: torch.optim.Adagrad(held, lr=0.125, **more),
 }
-each_fused = pytest.mark.parametrize("name", FUSED)
 
 
 def _fused(amp: Amp, name: str, **options: Any) -> tuple[torch.nn.Parameter, Any, torch.amp.GradScaler]:
@@ -453,8 +455,7 @@ def _iterate(
     step_and_update(scaler, optimizer)
 
 
-@each_fused
-@scenario(values=True, dtypes="default")
+@scenario(name=FUSED, values=True, dtypes="default")
 def test_divided_once(amp: Amp, name: str) -> None:
     """Gradients are divided once, in the step or before it, and hold that afterwards (pytorch#94060, pytorch#90752)."""
     for apart in (False, True):
@@ -468,10 +469,13 @@ def test_divided_once(amp: Amp, name: str) -> None:
         amp.assert_close(f"the parameter, unscale_ called: {apart}", leaf, plain, 1e-6)
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["in_step", "apart"])
-@pytest.mark.parametrize("bad", ["inf", "-inf", "nan"], ids=["inf", "minus_inf", "nan"])
-@each_fused
-@scenario(values=True, dtypes="default")
+@scenario(
+    name=FUSED,
+    bad=named(inf="inf", minus_inf="-inf", nan="nan"),
+    apart=named(in_step=False, apart=True),
+    values=True,
+    dtypes="default",
+)
 def test_overflow_in_the_first_step(amp: Amp, name: str, bad: str, apart: bool) -> None:
     """After a skipped first step, the second one acts as the first (pytorch#95781; the scale starts too high)."""
     results = []
@@ -483,8 +487,7 @@ def test_overflow_in_the_first_step(amp: Amp, name: str, bad: str, apart: bool) 
     amp.assert_close("the parameter after a skipped step and two others", results[0], results[1], 1e-6)
 
 
-@each_fused
-@scenario(values=True, dtypes="default")
+@scenario(name=FUSED, values=True, dtypes="default")
 def test_preset_grad_scale(amp: Amp, name: str) -> None:
     """A grad_scale that the user set is divided by as well, with a separate unscale_ or without (pytorch#123428)."""
     for apart in (False, True):
@@ -498,8 +501,7 @@ def test_preset_grad_scale(amp: Amp, name: str) -> None:
         amp.assert_identical(f"the gradient, unscale_ called: {apart}", leaf.grad, start / 8)
 
 
-@each_fused
-@scenario(values=True, dtypes="default")
+@scenario(name=FUSED, values=True, dtypes="default")
 def test_nothing_stays_behind(amp: Amp, name: str) -> None:
     """After a step, taken or skipped, the optimizer has neither grad_scale nor found_inf (grad_scaler.py, step)."""
     leaf, optimizer, scaler = _fused(amp, name)
@@ -509,8 +511,7 @@ def test_nothing_stays_behind(amp: Amp, name: str) -> None:
         amp.assert_equal(f"attributes left after a gradient of {bad}", left, [])
 
 
-@each_fused
-@scenario(values=True, dtypes="default")
+@scenario(name=FUSED, values=True, dtypes="default")
 def test_step_that_raises(amp: Amp, name: str) -> None:
     """A step that raised can be tried again, and divides by the scale once (grad_scaler.py, step)."""
     leaf, optimizer, scaler = _fused(amp, name)
@@ -523,9 +524,7 @@ def test_step_that_raises(amp: Amp, name: str) -> None:
     amp.assert_identical("the gradient after the second try", leaf.grad, start)
 
 
-@pytest.mark.parametrize("how", ["loop_to_fused", "fused_to_loop", "deepcopy", "pickle"])
-@each_fused
-@scenario(values=True, dtypes="default")
+@scenario(name=FUSED, how=["loop_to_fused", "fused_to_loop", "deepcopy", "pickle"], values=True, dtypes="default")
 def test_moved(amp: Amp, name: str, how: str) -> None:
     """A checkpoint of one implementation loads into another (torch.optim.Optimizer.load_state_dict)."""
     leaf, optimizer, scaler = _fused(amp, name, fused=how != "loop_to_fused")
@@ -546,8 +545,7 @@ def test_moved(amp: Amp, name: str, how: str) -> None:
     amp.assert_close("the parameter of the loaded optimizer", other, leaf, 1e-6)
 
 
-@each_fused
-@scenario(values=True, dtypes="default")
+@scenario(name=FUSED, values=True, dtypes="default")
 def test_late_gradient(amp: Amp, name: str) -> None:
     """A parameter whose first gradient comes later than another's is stepped then (torch.optim: None is skipped)."""
     results = []
@@ -564,8 +562,7 @@ def test_late_gradient(amp: Amp, name: str) -> None:
         amp.assert_close(f"parameter {n}", results[1][n], results[0][n], 1e-6)
 
 
-@each_fused
-@scenario(values=True, dtypes="default")
+@scenario(name=FUSED, values=True, dtypes="default")
 def test_gradient_spoiled_after_the_check(amp: Amp, name: str) -> None:
     """GradScaler does not look for changes of gradients after unscale_, fused or not (pytorch#97415).
 

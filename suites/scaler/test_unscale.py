@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from ampcheck.runner.suite import Amp, Product, scenario
+from ampcheck.runner.suite import Amp, Product, named, scenario
 
 pytestmark = pytest.mark.rule("unscale")
 
@@ -41,9 +41,12 @@ def _unscale(amp: Amp, grads: Sequence[torch.Tensor], inverse: float, found: flo
     return found_inf
 
 
-@pytest.mark.parametrize("inverse", [0.25, 1 / 3], ids=["quarter", "third"])
-@pytest.mark.parametrize("dtype", FLOATING, ids=NAMES)
-@scenario(values=True, dtypes="default")
+@scenario(
+    dtype=named(**dict(zip(NAMES, FLOATING, strict=True))),
+    inverse=named(quarter=0.25, third=1 / 3),
+    values=True,
+    dtypes="default",
+)
 def test_sizes(amp: Amp, dtype: torch.dtype, inverse: float) -> None:
     """Every element of a gradient of any size is multiplied, in its own dtype (AmpKernels.cu; pytorch#127176)."""
     for sizes in (SIZES, (1025,)):
@@ -53,9 +56,12 @@ def test_sizes(amp: Amp, dtype: torch.dtype, inverse: float) -> None:
             amp.assert_identical(f"gradient of {size} elements", grad, _unscaled(_ramp(size, dtype), inverse))
 
 
-@pytest.mark.parametrize("bad", ["inf", "-inf", "nan"], ids=["inf", "minus_inf", "nan"])
-@pytest.mark.parametrize("dtype", FLOATING, ids=NAMES)
-@scenario(values=True, dtypes="default")
+@scenario(
+    dtype=named(**dict(zip(NAMES, FLOATING, strict=True))),
+    bad=named(inf="inf", minus_inf="-inf", nan="nan"),
+    values=True,
+    dtypes="default",
+)
 def test_each_place(amp: Amp, dtype: torch.dtype, bad: str) -> None:
     """One infinity or nan is found at any place, and the rest multiplied (test_torch, grad_scaling_unscale)."""
     for size, places in ((1, (0,)), (19, range(19)), (1025, (0, 511, 1023, 1024))):
@@ -105,8 +111,7 @@ LARGE = Product(
 )
 
 
-@LARGE.cells
-@scenario(values=True, dtypes="default")
+@scenario(LARGE, values=True, dtypes="default")
 def test_large(amp: Amp, size: str, dtype: str, bad: str, place: str, beside: str, layout: str) -> None:
     """One infinity or nan is found wherever in a large gradient it is, alone or among many (AmpKernels.cu)."""
     kind, count, where = FLOATING[NAMES.index(dtype)], int(size), PLACES[place](int(size))
@@ -333,8 +338,7 @@ def test_divides(amp: Amp, scale: float) -> None:
     amp.assert_equal("the scale afterwards", scaler.get_scale(), scale)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=["brain", "single", "double"])
-@scenario(values=True, dtypes="default")
+@scenario(dtype=named(brain=torch.bfloat16, single=torch.float32, double=torch.float64), values=True, dtypes="default")
 def test_keeps_dtype(amp: Amp, dtype: torch.dtype) -> None:
     """A gradient stays the tensor it was, in its own dtype (amp.html#torch.amp.GradScaler.unscale_; pytorch#127176)."""
     held = _parameters(amp, [torch.tensor([4.0, -8.0, 4 / 3], dtype=dtype)])
@@ -402,8 +406,7 @@ def _embedding(amp: Amp, rows: Sequence[int], scaler: torch.amp.GradScaler) -> t
     return made
 
 
-@pytest.mark.parametrize("rows", [(0, 3), (3, 3, 0, 3)], ids=["coalesced", "uncoalesced"])
-@scenario(values=True, dtypes="default")
+@scenario(rows=named(coalesced=(0, 3), uncoalesced=(3, 3, 0, 3)), values=True, dtypes="default")
 def test_sparse(amp: Amp, rows: tuple[int, ...]) -> None:
     """A sparse gradient is divided by the scale, each value once (test_grad_scaling_unscale_sparse; pytorch#35810)."""
     scaler = _scaler(amp, 4.0)
@@ -419,8 +422,7 @@ def test_sparse(amp: Amp, rows: tuple[int, ...]) -> None:
     amp.assert_equal("what was found", _found_inf(scaler, optimizer), 0.0)
 
 
-@pytest.mark.parametrize("bad", ["inf", "-inf", "nan"], ids=["inf", "minus_inf", "nan"])
-@scenario(place=[0, 1, 3], values=True, dtypes="default")
+@scenario(place=[0, 1, 3], bad=named(inf="inf", minus_inf="-inf", nan="nan"), values=True, dtypes="default")
 def test_sparse_bad_value(amp: Amp, bad: str, place: int) -> None:
     """An infinity or nan among the values of a sparse gradient is found (test_grad_scaling_unscale_sparse)."""
     scaler = _scaler(amp, 4.0)
@@ -431,8 +433,7 @@ def test_sparse_bad_value(amp: Amp, bad: str, place: int) -> None:
     amp.assert_equal(f"what was found with {bad} at {place}", _found_inf(scaler, optimizer), 1.0)
 
 
-@pytest.mark.parametrize("sign", [1, -1], ids=["plus", "minus"])
-@scenario(values=True, dtypes="default")
+@scenario(sign=named(plus=1, minus=-1), values=True, dtypes="default")
 def test_sparse_overflow_by_coalescing(amp: Amp, sign: int) -> None:
     """float16 values of one row whose sum overflows count as an overflow (grad_scaler.py; upstream's sparse test)."""
     leaf = torch.nn.Parameter(torch.zeros(5, dtype=torch.float16, device=amp.type))

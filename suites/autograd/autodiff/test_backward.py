@@ -40,8 +40,6 @@ NETS: dict[str, Callable[[Any, Any, Callable[[Any], Any]], Any]] = {
     "loss": lambda x, w, low: F.mse_loss(torch.mm(low(x), low(w)).float(), x),
     "deep": lambda x, w, low: torch.mm(torch.mm(low(x), low(w)).relu(), low(w.t())).float().pow(2),
 }
-_BY_PLACE = pytest.mark.parametrize("place", list(PLACES))
-_BY_NET = pytest.mark.parametrize("net", list(NETS))
 
 
 def _leaves(amp: Amp, count: int = 2) -> list[torch.Tensor]:
@@ -59,8 +57,7 @@ def _weighted_loss(out: torch.Tensor) -> torch.Tensor:
     return (out.float() * (many * 30.0).clamp(max=30000.0)).sum()
 
 
-@_BY_NET
-@scenario(values=True)
+@scenario(net=NETS, values=True)
 def test_as_by_hand(amp: Amp, net: str) -> None:
     """Values and gradients of a forward in a region are those of the same ops with explicit casts, to the last bit."""
     leaves = _leaves(amp)
@@ -74,9 +71,7 @@ def test_as_by_hand(amp: Amp, net: str) -> None:
     assert_same_gradients(amp, "xw", leaves, reference)
 
 
-@_BY_PLACE
-@_BY_NET
-@scenario(values=True)
+@scenario(net=NETS, place=PLACES, values=True)
 def test_where_it_is_called(amp: Amp, net: str, place: str) -> None:
     """Wherever backward is called, it computes in the dtypes of the forward pass (pytorch#105682, pytorch#132715)."""
     leaves = _leaves(amp)
@@ -93,9 +88,7 @@ def test_where_it_is_called(amp: Amp, net: str, place: str) -> None:
     assert_same_gradients(amp, "xw", leaves, beside)
 
 
-@pytest.mark.parametrize("place", ["same", "another", "off"])
-@_BY_NET
-@scenario(values=True)
+@scenario(net=NETS, place=["same", "another", "off"], values=True)
 def test_forward_in_no_region(amp: Amp, net: str, place: str) -> None:
     """A forward that ran in float32 has a backward in float32, also where that is called in a region."""
     leaves = _leaves(amp)

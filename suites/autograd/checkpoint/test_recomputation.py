@@ -15,11 +15,11 @@ import torch
 from torch.utils.checkpoint import CheckpointError, checkpoint, checkpoint_sequential, set_checkpoint_early_stop
 
 from ampcheck.checks.gradients import custom_function
-from ampcheck.runner.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, named, scenario
 
 pytestmark = pytest.mark.rule("checkpoint")
 
-both = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "saved"])
+BOTH = named(reentrant=True, saved=False)
 Seen = list[tuple[tuple[bool, torch.dtype, bool], torch.dtype]]
 Around = Callable[[Amp], AbstractContextManager[object]]
 
@@ -61,8 +61,7 @@ def _expect_two_equal_runs(amp: Amp, what: str, seen: Seen) -> None:
     amp.assert_equal(f"state and dtype when {what} ran again", seen[-1], seen[0])
 
 
-@both
-@scenario(around=REGIONS, values=True)
+@scenario(around=REGIONS, reentrant=BOTH, values=True)
 def test_computed_again(amp: Amp, around: str, reentrant: bool) -> None:
     """Recomputation finds enabled, dtype and cache as the forward did, and puts back what it found (#71124, #90504)."""
     (x, weight), seen = _leaves(amp), []
@@ -78,8 +77,7 @@ def test_computed_again(amp: Amp, around: str, reentrant: bool) -> None:
         amp.assert_equal(f"dtype of the gradient of {name}", getattr(leaf.grad, "dtype", None), torch.float32)
 
 
-@both
-@scenario(later=REGIONS, values=True)
+@scenario(later=REGIONS, reentrant=BOTH, values=True)
 def test_backward_elsewhere(amp: Amp, later: str, reentrant: bool) -> None:
     """The region a backward pass runs in does not reach the recomputation, which has that of the forward (#71124)."""
     x, seen, function = _watched(amp)
@@ -93,8 +91,7 @@ def test_backward_elsewhere(amp: Amp, later: str, reentrant: bool) -> None:
     _expect_two_equal_runs(amp, "the function", seen)
 
 
-@both
-@scenario(later=["other", "off"], values=True)
+@scenario(later=["other", "off"], reentrant=BOTH, values=True)
 def test_backward_where_weight_was_used(amp: Amp, later: str, reentrant: bool) -> None:
     """A backward pass in another region that has cast the weight already recomputes in the forward's dtype."""
     seen: Seen = []
@@ -108,8 +105,7 @@ def test_backward_where_weight_was_used(amp: Amp, later: str, reentrant: bool) -
     _expect_two_equal_runs(amp, "the function", seen)
 
 
-@both
-@scenario(inner=["on", "off", "dropped"], values=True)
+@scenario(inner=["on", "off", "dropped"], reentrant=BOTH, values=True)
 def test_region_inside(amp: Amp, inner: str, reentrant: bool) -> None:
     """A region inside the function, in another one around it, is entered again within the replayed one."""
     inside: Seen = []
@@ -130,8 +126,7 @@ def test_region_inside(amp: Amp, inner: str, reentrant: bool) -> None:
     _expect_two_equal_runs(amp, "the outer region", outside)
 
 
-@both
-@scenario(values=True)
+@scenario(reentrant=BOTH, values=True)
 def test_set_by_hand(amp: Amp, reentrant: bool) -> None:
     """State set without a region is replayed as one set by a region is (_get_autocast_kwargs)."""
     x, seen, function = _watched(amp)
@@ -148,9 +143,9 @@ def test_set_by_hand(amp: Amp, reentrant: bool) -> None:
     amp.assert_equal("state afterwards", amp.state(), (False, amp.other, True))
 
 
-@both
-@pytest.mark.parametrize("host", [True, False], ids=["host_on", "host_off"])
-@scenario(types=("cuda", "xpu", "mps", "mtia", "jax"), values=True)
+@scenario(
+    host=named(host_on=True, host_off=False), reentrant=BOTH, types=("cuda", "xpu", "mps", "mtia", "jax"), values=True
+)
 def test_host_type_too(amp: Amp, host: bool, reentrant: bool) -> None:
     """The state of the CPU is replayed beside that of the device (_get_autocast_kwargs returns both)."""
     seen: list[tuple[object, ...]] = []
@@ -174,8 +169,7 @@ def test_host_type_too(amp: Amp, host: bool, reentrant: bool) -> None:
     amp.assert_equal("how often the function ran", len(seen), 2)
 
 
-@both
-@scenario(way=["list", "closure", "deep"], values=True)
+@scenario(way=["list", "closure", "deep"], reentrant=BOTH, values=True)
 def test_tensors_elsewhere(amp: Amp, way: str, reentrant: bool) -> None:
     """The state is replayed wherever the function takes its tensors from: a container, or what it closes over."""
     x, seen, watched = _watched(amp)
@@ -202,8 +196,7 @@ def test_keyword_tensors(amp: Amp) -> None:
     _expect_two_equal_runs(amp, "the function", seen)
 
 
-@both
-@scenario(values=True)
+@scenario(reentrant=BOTH, values=True)
 def test_inside_each_other(amp: Amp, reentrant: bool) -> None:
     """A checkpoint within one is computed again in the inner state, whichever of the two asks for it (checkpoint)."""
     inner: Seen = []
@@ -224,8 +217,7 @@ def test_inside_each_other(amp: Amp, reentrant: bool) -> None:
     amp.assert_equal("state and depth afterwards", (amp.state(), amp.depth()), ((False, amp.default, True), 0))
 
 
-@both
-@scenario(segments=[1, 2, 3], values=True)
+@scenario(segments=[1, 2, 3], reentrant=BOTH, values=True)
 def test_sequence(amp: Amp, segments: int, reentrant: bool) -> None:
     """Each function but those of the last segment is computed twice, in one state (checkpoint_sequential)."""
     seens: list[Seen] = [[] for _ in range(3)]
@@ -242,8 +234,7 @@ def test_sequence(amp: Amp, segments: int, reentrant: bool) -> None:
     amp.assert_equal("dtypes of the gradients", [getattr(w.grad, "dtype", None) for w in weights], [torch.float32] * 3)
 
 
-@both
-@scenario(values=True)
+@scenario(reentrant=BOTH, values=True)
 def test_another_thread(amp: Amp, reentrant: bool) -> None:
     """A backward pass in a thread outside of every region replays the state of the forward, and leaves none there."""
     x, seen, function = _watched(amp)
@@ -261,8 +252,7 @@ def test_another_thread(amp: Amp, reentrant: bool) -> None:
     _expect_two_equal_runs(amp, "the function", seen)
 
 
-@both
-@scenario(values=True)
+@scenario(reentrant=BOTH, values=True)
 def test_without_gradients(amp: Amp, reentrant: bool) -> None:
     """Under no_grad the function runs once, in the region, and its result needs no gradient (checkpoint)."""
     x, seen, function = _watched(amp)
@@ -272,8 +262,7 @@ def test_without_gradients(amp: Amp, reentrant: bool) -> None:
     amp.assert_equal("dtype, and whether it requires grad", (out.dtype, out.requires_grad), (amp.dtype, False))
 
 
-@both
-@scenario(types=("cuda", "xpu", "mps", "mtia", "jax"), values=True)
+@scenario(reentrant=BOTH, types=("cuda", "xpu", "mps", "mtia", "jax"), values=True)
 def test_tensors_of_the_host(amp: Amp, reentrant: bool) -> None:
     """A function of CPU tensors is computed again in the CPU's region, where a device is in use too (pytorch#99626)."""
     seen: list[tuple[object, ...]] = []
@@ -299,8 +288,7 @@ def _require_safe_hook_exceptions(amp: Amp) -> None:
         amp.unsupported("an exception in an unpack hook ends the process (python-backend-hook-exception)")
 
 
-@pytest.mark.parametrize("stop", [True, False], ids=["early", "whole"])
-@scenario(values=True)
+@scenario(stop=named(early=True, whole=False), values=True)
 def test_where_it_stops(amp: Amp, stop: bool) -> None:
     """Recomputation stops once it has what is needed, or goes on; neither leaves a region open (early_stop)."""
     steps: list[object] = []
@@ -323,8 +311,7 @@ def test_where_it_stops(amp: Amp, stop: bool) -> None:
     amp.assert_equal("state and depth afterwards", (amp.state(), amp.depth()), before)
 
 
-@both
-@scenario(where=["first", "again"], values=True)
+@scenario(where=["first", "again"], reentrant=BOTH, values=True)
 def test_a_failure(amp: Amp, where: str, reentrant: bool) -> None:
     """An exception of the function, in either run, comes out and the state is restored (checkpoint)."""
     if where == "again" and not reentrant:
@@ -390,8 +377,7 @@ def test_around_by_request(amp: Amp) -> None:
     amp.assert_equal("states and dtypes", seen, [((True, amp.dtype, False), True, amp.dtype)] * 2)
 
 
-@both
-@scenario(values=True)
+@scenario(reentrant=BOTH, values=True)
 def test_memory(amp: Amp, reentrant: bool) -> None:
     """Intermediate results, in any precision, are freed after the forward (checkpoint)."""
     x, weight = _leaves(amp)
@@ -426,8 +412,7 @@ def test_saved_tensors(amp: Amp) -> None:
         amp.assert_equal(f"values of {name}", amp.values(got), amp.values(wanted))
 
 
-@both
-@scenario(values=True)
+@scenario(reentrant=BOTH, values=True)
 def test_functions_of_their_own(amp: Amp, reentrant: bool) -> None:
     """custom_fwd casts, and custom_bwd runs, the same in a recomputation as in a forward pass (amp.html#custom_fwd)."""
     seen: list[object] = []

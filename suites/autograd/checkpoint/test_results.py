@@ -19,11 +19,11 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from ampcheck.runner.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, named, scenario
 
 pytestmark = pytest.mark.rule("checkpoint")
 
-both = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "saved"])
+BOTH = named(reentrant=True, saved=False)
 Function = Callable[[torch.Tensor], torch.Tensor]
 Run = Callable[[], torch.Tensor]
 
@@ -67,9 +67,7 @@ def _expect_same_outcome(amp: Amp, what: str, leaves: Sequence[torch.Tensor], ru
         _expect_same_bits(amp, f"{name} {what}", got, want)
 
 
-@both
-@pytest.mark.parametrize("kept", [True, False], ids=["kept", "dropped"])
-@scenario(values=True)
+@scenario(kept=named(kept=True, dropped=False), reentrant=BOTH, values=True)
 def test_same_bits(amp: Amp, kept: bool, reentrant: bool) -> None:
     """Result and gradients are those of the function itself, to the last bit, with casts cached or not (checkpoint).
 
@@ -87,10 +85,7 @@ def test_same_bits(amp: Amp, kept: bool, reentrant: bool) -> None:
     _expect_same_outcome(amp, "checkpointed", leaves, *runs)
 
 
-@both
-@pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
-@pytest.mark.parametrize("before", [True, False], ids=["used", "fresh"])
-@scenario(values=True)
+@scenario(before=named(used=True, fresh=False), inside=named(inside=True, after=False), reentrant=BOTH, values=True)
 def test_weights_used_before(amp: Amp, before: bool, inside: bool, reentrant: bool) -> None:
     """Weights that the region has cast already change nothing, wherever backward runs (pytorch#141896)."""
     leaves = _leaves(amp)
@@ -115,8 +110,7 @@ def test_weights_used_before(amp: Amp, before: bool, inside: bool, reentrant: bo
         amp.assert_close(f"tensor {place}", got, want, 8 * torch.finfo(amp.dtype).eps)
 
 
-@both
-@scenario(values=True)
+@scenario(reentrant=BOTH, values=True)
 def test_sequence_bits(amp: Amp, reentrant: bool) -> None:
     """A sequence in segments gives the result of the sequence (checkpoint_sequential)."""
     leaves = _leaves(amp)
@@ -138,8 +132,7 @@ def test_sequence_bits(amp: Amp, reentrant: bool) -> None:
         _expect_same_outcome(amp, f"in {segments} segments", leaves, partial(run, segments), partial(run, 0))
 
 
-@both
-@scenario(values=True)
+@scenario(reentrant=BOTH, values=True)
 def test_dropout(amp: Amp, reentrant: bool) -> None:
     """Dropout drops the same elements again, in the lower precision it drew them in (preserve_rng_state)."""
     x, weight = amp.rand(8, 8, requires_grad=True), amp.rand(8, 8)
@@ -179,8 +172,7 @@ def test_double_backward(amp: Amp) -> None:
         amp.assert_close(f"derivative {place}", got, want, 1e-4)
 
 
-@both
-@scenario(values=True)
+@scenario(reentrant=BOTH, values=True)
 def test_no_grad_inside(amp: Amp, reentrant: bool) -> None:
     """A function that runs a part of itself without gradients first has the bits it has unchecked (pytorch#141896)."""
     leaves = _leaves(amp)
