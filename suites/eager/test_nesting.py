@@ -14,14 +14,14 @@ from ampcheck.runner.suite import Amp, named, scenario
 
 pytestmark = pytest.mark.rule("nesting")
 
-ORDERS = [order for depth in (2, 3, 4) for order in product((True, False), repeat=depth)]
+
+def _orders(*depths: int) -> list[object]:
+    """Return every order of on and off to the depths."""
+    orders = [order for depth in depths for order in product((True, False), repeat=depth)]
+    return named(**{"_".join("on" if enabled else "off" for enabled in order): order for order in orders})
 
 
-def _order_id(order: tuple[bool, ...]) -> str:
-    return "_".join("on" if enabled else "off" for enabled in order)
-
-
-@scenario(order=named(**dict(zip(_order_id, ORDERS, strict=True))), dtypes="default")
+@scenario(order=_orders(2, 3, 4), dtypes="default")
 def test_order(amp: Amp, order: tuple[bool, ...]) -> None:
     """On and off in every order to depth 4: each region decides alone, on the way in and on the way out (amp.html)."""
 
@@ -46,8 +46,7 @@ DTYPES = {"low": "dtype", "other": "other"}
 DTYPE_ORDERS = [order for depth in (2, 3, 4) for order in product(DTYPES, repeat=depth) if len(set(order)) == 2]
 
 
-@pytest.mark.parametrize("order", DTYPE_ORDERS, ids=lambda order: "_".join(order))
-@scenario()
+@scenario(order=named(**{"_".join(order): order for order in DTYPE_ORDERS}))
 def test_dtype_order(amp: Amp, order: tuple[str, ...]) -> None:
     """Ops run in the innermost region's dtype; the outer one's is back after it (amp.html#torch.autocast, dtype)."""
     dtypes = [getattr(amp, DTYPES[name]) for name in order]
@@ -148,8 +147,7 @@ def test_reuse_left_out(amp: Amp, outer: bool) -> None:
         amp.assert_equal("cache_enabled after that", torch.is_autocast_cache_enabled(), not outer)
 
 
-@pytest.mark.parametrize("order", list(product((True, False), repeat=3)), ids=_order_id)
-@scenario(dtypes="default")
+@scenario(order=_orders(3), dtypes="default")
 def test_reuse_order(amp: Amp, order: tuple[bool, ...]) -> None:
     """cache_enabled on and off in every order: the innermost region's holds, the outer one's is back after it."""
 

@@ -206,6 +206,9 @@ def test_every_one_is_known(amp: Amp) -> None:
 
 # ---- kinds of gradients
 INF, NAN = float("inf"), float("nan")
+IMPLEMENTED = ["loop", "foreach", "fused"]
+BAD = named(inf="inf", minus_inf="-inf", nan="nan")
+WIDE_DTYPES = named(brain=torch.bfloat16, single=torch.float32, double=torch.float64)
 
 
 def _parameter(amp: Amp, size: int = 3, dtype: torch.dtype = torch.float32) -> torch.nn.Parameter:
@@ -224,12 +227,7 @@ def _steps(amp: Amp, leaves: list[torch.nn.Parameter], optimizer: Any, *, scaled
     return scaler
 
 
-@scenario(
-    way=["loop", "foreach", "fused"],
-    dtype=named(brain=torch.bfloat16, single=torch.float32, double=torch.float64),
-    values=True,
-    dtypes="default",
-)
+@scenario(way=IMPLEMENTED, dtype=WIDE_DTYPES, values=True, dtypes="default")
 def test_dtype(amp: Amp, way: str, dtype: torch.dtype) -> None:
     """Parameters of another dtype than float16 are trained as without a scaler (pytorch#127176; torch.optim)."""
     results = []
@@ -263,7 +261,7 @@ def test_complex_is_refused(amp: Amp) -> None:
     amp.assert_equal("the parameter", amp.values(leaf), [1.0, 1.0])
 
 
-@scenario(way=["loop", "foreach", "fused"], values=True, dtypes="default")
+@scenario(way=IMPLEMENTED, values=True, dtypes="default")
 def test_dtypes_in_one(amp: Amp, way: str) -> None:
     """Parameters of several dtypes and shapes in one optimizer are all stepped, or all skipped (grad_scaler.py)."""
     dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.float32)
@@ -283,7 +281,7 @@ def test_dtypes_in_one(amp: Amp, way: str) -> None:
             amp.assert_identical(f"parameter {n} after an infinity in one of {bad.dtype}", leaf, kept)
 
 
-@scenario(way=["loop", "foreach", "fused"], to_none=named(none=True, zeros=False), values=True, dtypes="default")
+@scenario(way=IMPLEMENTED, to_none=named(none=True, zeros=False), values=True, dtypes="default")
 def test_parameters_without_gradient(amp: Amp, way: str, to_none: bool) -> None:
     """Frozen and unused parameters stay, and weigh nothing in the check (grad_scaler.py: no gradient, no check)."""
     used, frozen, unused = _parameter(amp), _parameter(amp).requires_grad_(False), _parameter(amp)
@@ -469,13 +467,7 @@ def test_divided_once(amp: Amp, name: str) -> None:
         amp.assert_close(f"the parameter, unscale_ called: {apart}", leaf, plain, 1e-6)
 
 
-@scenario(
-    name=FUSED,
-    bad=named(inf="inf", minus_inf="-inf", nan="nan"),
-    apart=named(in_step=False, apart=True),
-    values=True,
-    dtypes="default",
-)
+@scenario(name=FUSED, bad=BAD, apart=named(in_step=False, apart=True), values=True, dtypes="default")
 def test_overflow_in_the_first_step(amp: Amp, name: str, bad: str, apart: bool) -> None:
     """After a skipped first step, the second one acts as the first (pytorch#95781; the scale starts too high)."""
     results = []

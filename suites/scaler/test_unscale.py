@@ -16,6 +16,7 @@ pytestmark = pytest.mark.rule("unscale")
 
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NAMES = ("half", "brain", "single", "double")
+DTYPES, BAD = named(**dict(zip(NAMES, FLOATING, strict=True))), named(inf="inf", minus_inf="-inf", nan="nan")
 INF, NAN = float("inf"), float("nan")
 SIZES = (0, 1, 2, 3, 5, 8, 9, 15, 17, 31, 33, 65, 129, 1023, 1025)
 
@@ -41,12 +42,7 @@ def _unscale(amp: Amp, grads: Sequence[torch.Tensor], inverse: float, found: flo
     return found_inf
 
 
-@scenario(
-    dtype=named(**dict(zip(NAMES, FLOATING, strict=True))),
-    inverse=named(quarter=0.25, third=1 / 3),
-    values=True,
-    dtypes="default",
-)
+@scenario(dtype=DTYPES, inverse=named(quarter=0.25, third=1 / 3), values=True, dtypes="default")
 def test_sizes(amp: Amp, dtype: torch.dtype, inverse: float) -> None:
     """Every element of a gradient of any size is multiplied, in its own dtype (AmpKernels.cu; pytorch#127176)."""
     for sizes in (SIZES, (1025,)):
@@ -56,12 +52,7 @@ def test_sizes(amp: Amp, dtype: torch.dtype, inverse: float) -> None:
             amp.assert_identical(f"gradient of {size} elements", grad, _unscaled(_ramp(size, dtype), inverse))
 
 
-@scenario(
-    dtype=named(**dict(zip(NAMES, FLOATING, strict=True))),
-    bad=named(inf="inf", minus_inf="-inf", nan="nan"),
-    values=True,
-    dtypes="default",
-)
+@scenario(dtype=DTYPES, bad=BAD, values=True, dtypes="default")
 def test_each_place(amp: Amp, dtype: torch.dtype, bad: str) -> None:
     """One infinity or nan is found at any place, and the rest multiplied (test_torch, grad_scaling_unscale)."""
     for size, places in ((1, (0,)), (19, range(19)), (1025, (0, 511, 1023, 1024))):
@@ -422,7 +413,7 @@ def test_sparse(amp: Amp, rows: tuple[int, ...]) -> None:
     amp.assert_equal("what was found", _found_inf(scaler, optimizer), 0.0)
 
 
-@scenario(place=[0, 1, 3], bad=named(inf="inf", minus_inf="-inf", nan="nan"), values=True, dtypes="default")
+@scenario(place=[0, 1, 3], bad=BAD, values=True, dtypes="default")
 def test_sparse_bad_value(amp: Amp, bad: str, place: int) -> None:
     """An infinity or nan among the values of a sparse gradient is found (test_grad_scaling_unscale_sparse)."""
     scaler = _scaler(amp, 4.0)
