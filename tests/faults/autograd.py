@@ -23,7 +23,7 @@ from tests.faults.kernels import complex_too, in_low, kernel, low, low_doubles_t
 from tests.faults.modules import low as in_regions_low
 from tests.faults.modules import off, outside
 from tests.faults.mutant import CPU, JAX, Change, Inject, both, fresh, giving, mutants, put, returns, then, within, wrap
-from tests.faults.regions import SET, SET_CACHE, SET_DTYPE
+from tests.faults.regions import SET, SET_DTYPE
 
 Tensor = torch.Tensor
 Pass = Callable[..., Any]
@@ -224,13 +224,9 @@ def plus_one(own: Any, self: Any, func: Any, *rest: Any) -> Any:
 
 CHECKPOINT = {
     "replay-off": again_with(enabled=False),
-    "replay-cached": again_with(cache_enabled=True),
     "replay-in-default-dtype": wrap(checkpoint, _get_autocast_kwargs=default_dtype),
     "replay-in-other-dtype": again_with(dtype=other_of),
     "replay-in-no-state": put(torch.amp, autocast=lambda device_type, **options: nullcontext()),
-    "checkpoint-leaves-uncached": wrap(
-        checkpoint, _infer_device_type=lambda own, *args: (SET_CACHE(False), own(*args))[1]
-    ),
 }
 CHECKPOINT_HERE = {
     "replay-draws-anew": both(put(torch.random, fork_rng=_no_fork), put(torch, set_rng_state=lambda state: None)),
@@ -299,10 +295,6 @@ def cast_all(type_: str, dtype: Any, args: Any, kwargs: Any) -> Any:
     return cast(args, type_, dtype), cast(kwargs, type_, dtype)
 
 
-def casting_with_autocast_on(fwd: Pass, type_: str, dtype: Any, args: Any, kwargs: Any) -> Any:
-    return fwd(*(cast(args, type_, dtype) if dtype is not None else args), **kwargs)
-
-
 def casting_the_result(fwd: Pass, type_: str, dtype: Any, args: Any, kwargs: Any) -> Any:
     out = casting(cast_all)(fwd, type_, dtype, args, kwargs)
     return out if dtype is None else out.to(torch.get_autocast_dtype(type_))
@@ -316,12 +308,6 @@ def left_open(fwd: Pass, type_: str, dtype: Any, args: Any, kwargs: Any) -> Any:
     out = fwd(*cast(args, type_, dtype), **kwargs)
     SET(type_, True)
     return out
-
-
-def of_any_type(fwd: Pass, type_: str, dtype: Any, args: Any, kwargs: Any) -> Any:
-    """Switch autocast off and cast for the device type of the first tensor."""
-    tensor = next(arg for arg in args if isinstance(arg, Tensor))
-    return casting(cast_all)(fwd, tensor.device.type, dtype, args, kwargs)
 
 
 def without_name(own: Any, fwd: Any = None, **options: Any) -> Any:
@@ -348,10 +334,6 @@ def bwd(
         return decorated
 
     return put(torch.amp, custom_bwd=custom_bwd)
-
-
-def as_forward(type_: str, ctx: Any) -> AbstractContextManager[object]:
-    return torch.autocast(type_, enabled=ctx._fwd_used_autocast, dtype=ctx._dtype)
 
 
 def in_the_callers_dtype(type_: str, ctx: Any) -> AbstractContextManager[object]:
@@ -427,21 +409,14 @@ def applied_outside(device: str) -> AbstractContextManager[object]:
 _OP = custom_ops.CustomOpDef
 CUSTOM = {
     "fwd-casts-outside": forward(casting(cast_all), always=True),
-    "fwd-leaves-autocast-on": forward(casting_with_autocast_on),
-    "fwd-casts-everything": forward(
-        casting(lambda _, dtype, args, kwargs: ([x.to(dtype) if isinstance(x, Tensor) else x for x in args], kwargs))
-    ),
     "fwd-casts-the-result": forward(casting_the_result),
     "fwd-left-open": forward(left_open),
-    "fwd-of-any-device-type": forward(of_any_type, always=True),
     "fwd-loses-its-name": wrap(torch.amp, custom_fwd=without_name),
     "bwd-not-decorated": put(torch.amp, custom_bwd=lambda *given, **options: lambda function: function),
     "bwd-in-a-new-region": bwd(lambda type_, ctx: torch.autocast(type_)),
     "bwd-always-off": bwd(lambda type_, ctx: off(type_)),
     "bwd-in-the-callers-dtype": bwd(in_the_callers_dtype),
-    "bwd-given-float32": bwd(as_forward, lambda gradient: gradient.float()),
     "bwd-without-graph": bwd(lambda type_, ctx: torch.no_grad()),
-    "bwd-materializes": bwd(lambda *_: nullcontext(), lambda given: torch.zeros(()) if given is None else given),
     "op-registered-for-all": wrap(_OP, register_autocast=registered_for_all),
     "op-registered-for-low": wrap(_OP, register_autocast=lambda own, self, type_, _: own(self, type_, torch.bfloat16)),
     "op-casts-no-list": wrap(torch.library, _cast=op_casts_no_list),
