@@ -1,12 +1,10 @@
 """A PrivateUse1 backend of a third party: CPU tensors in a wrapper, autocast registered kernel by kernel.
 
-It uses nothing of ampcheck but the device class and the policy table. The environment variable SLOWPOKE_FAULT plants
-a mistake: "linear" forgets to register linear.
+It uses nothing of ampcheck but the device class and the policy table.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -19,7 +17,6 @@ from ampcheck.devices import Device
 from ampcheck.spec.policies import closest, table
 
 NAME = "slowpoke"
-FAULT = os.environ.get("SLOWPOKE_FAULT", "")
 KEY = "AutocastPrivateUse1"
 
 
@@ -135,8 +132,6 @@ def _kernel(op: Any, policy: str) -> Any:
 
 
 for _name, _policy in table("AutocastCUDA", closest(torch.__version__)).items():
-    if _name == "linear" and FAULT == "linear":
-        continue
     _packet, _, _variant = _name.partition(".")
     _op = getattr(getattr(torch.ops.aten, _packet), _variant or "default")
     _aten.impl(_name, _kernel(_op, _policy), KEY)

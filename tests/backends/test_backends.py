@@ -26,43 +26,7 @@ def test_a_backend_without_a_weight_cache_is_told(tmp_path: Path) -> None:
     assert any("casts of a leaf used by three products: got 3; expected 1" in result.message for result in found)
 
 
-@pytest.mark.nightly
-def test_a_planted_mistake_is_named(tmp_path: Path) -> None:
-    found = red(run(tmp_path, "slowpoke", "slowpoke", "--op=linear", SLOWPOKE_FAULT="linear"))
-    assert {result.rule for result in found} == {"downcast"}
-    words = "argument 0 of aten::linear was given as fp32 and reached the kernel as fp32"
-    assert any(words in result.message for result in found), found[0].message
-    assert all("import slowpoke" in result.torch for result in found)
-
-
 # ---- unfinished ones
-
-
-def test_a_backend_without_bfloat16_is_told(tmp_path: Path) -> None:
-    options = ("--device=halfonly", "--device-module=halfonly", "--op=mm", "--rule=downcast")
-    done = start(tmp_path, "-m", "ampcheck", "run", *options)
-    assert done.returncode == 2
-    (sentence,) = done.stderr.strip().splitlines()
-    for words in ("'halfonly'", "copy of bf16", "RuntimeError: halfonly has no bfloat16", "halfonly.py:11"):
-        assert words in sentence
-
-
-@pytest.mark.nightly
-def test_warnings_of_a_backend_decide_nothing(tmp_path: Path) -> None:
-    chosen = ("--op=mm", "--op=exp", "--op=tanh", "--rule=downcast", "--rule=upcast")
-    results = run(tmp_path, "noisy", "noisy", *chosen)
-    assert len(results) > 50
-    assert [(result.id, result.message) for result in results.values() if result.status != "pass"] == []
-
-
-@pytest.mark.nightly
-def test_a_backend_that_crashes_and_hangs_loses_those_cases(tmp_path: Path) -> None:
-    chosen = ("--op=tanh", "--op=neg", "--rule=fallthrough", "-k=not database", "--timeout=30")
-    results = run(tmp_path, "fragile", "fragile", *chosen)
-    wrong = {key: result.status for key, result in results.items() if result.status != "pass"}
-    low = "eager/fallthrough/{}-fp16-fp16-fragile"
-    assert wrong == {low.format("tanh"): "crash", low.format("neg"): "timeout"}
-    assert "SIGSEGV" in results[low.format("tanh")].message
 
 
 @pytest.mark.nightly

@@ -184,6 +184,10 @@ def test_an_answer_that_is_no_sentence() -> None:
     ("source", "sentence"),
     [
         ("raise RuntimeError('no driver')\n", "theirs cannot be loaded as a device: RuntimeError: no driver"),
+        (
+            CPU + "  def policies(self):\n    return {'mm': 'downcst'}\nDEVICES = (D(),)\n",
+            "device 'mydev': policies() promises the policy 'downcst' for 'mm'",
+        ),
         (RAISING.format(method="policies"), "device 'mydev': policies() raised RuntimeError: the library is too old ("),
     ],
 )

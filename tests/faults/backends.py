@@ -94,22 +94,6 @@ def autocast(op: str, body: Body) -> Inject:
     return inject
 
 
-def declared(**attributes: Any) -> Inject:
-    """Replace attributes and methods of the device as it is declared to ampcheck."""
-    return lambda name: patch.multiple(subject(name).device, create=True, **attributes)
-
-
-def promising(**further: str) -> Inject:
-    """Declare policies beside those of the device; in names, `__` is a dot."""
-
-    def inject(name: str) -> AbstractContextManager[object]:
-        promised = {op.replace("__", "."): policy for op, policy in further.items()}
-        listed = {**subject(name).device.policies(), **promised}
-        return declared(policies=lambda: listed)(name)
-
-    return inject
-
-
 # ---- what is asked of a call
 
 
@@ -177,39 +161,6 @@ def before(corrupt: Callable[..., object], when: When = always) -> Kernel:
         return out
 
     return run
-
-
-def remembering(change: Callable[[Tensor, list[Any]], Any]) -> Callable[[str], Inject]:
-    """Change outputs by what was remembered of earlier ones; the memory is new each time it is injected."""
-
-    def of(overloads: str) -> Inject:
-        def inject(name: str) -> AbstractContextManager[object]:
-            memory: list[Any] = []
-            return kernels(overloads, giving(lambda out: change(out, memory)))(name)
-
-        return inject
-
-    return of
-
-
-def first_like(out: Tensor, memory: list[Any]) -> Tensor:
-    """Return the first output of this shape and dtype."""
-    found = next((kept for kept in memory if (kept.shape, kept.dtype) == (out.shape, out.dtype)), None)
-    if found is None:
-        memory.append(out)
-    return out if found is None else found
-
-
-def every_second(out: Tensor, memory: list[Any]) -> Tensor:
-    memory.append(True)
-    return out * (len(memory) % 2)
-
-
-def noise(out: Tensor, memory: list[Any]) -> Tensor:
-    """Return other values at each call."""
-    if not memory:
-        memory.append(torch.Generator().manual_seed(1))
-    return out + 0.05 * torch.rand(out.shape, generator=memory[0]).to(out.dtype)
 
 
 def unseeded(overloads: str) -> Inject:
@@ -329,13 +280,6 @@ def noisily(call: Call) -> Any:
     return call.cast(call.low)
 
 
-def fails(error: Exception) -> Callable[[], Any]:
-    def method() -> Any:
-        raise error
-
-    return method
-
-
 # ---- tables
 
 
@@ -378,9 +322,6 @@ MM_AUTOCAST = {
     "copies-change-bf16": copies(coarse),
     "copies-refuse-bf16": copies(refusing_brain),
     "casts-truncate": copies(truncating),
-    "every-second-call-is-wrong": remembering(every_second)("mm"),
-    "one-buffer-for-all-outputs": remembering(lambda out, memory: first_like(out, memory).copy_(out))("mm"),
-    "never-twice-the-same": remembering(noise)("mm"),
 }
 TANH = {
     "float32-for-low": giving(Tensor.float),
@@ -419,19 +360,6 @@ KEPT_CASTS: dict[str, Inject] = {
         casts.Cache, "_fresh", lambda self, found, weight: found.weight() is weight
     )
 }
-DECLARED = {
-    "misspelt-policy": promising(mm="downcst"),
-    "promise-for-no-op": promising(matmull="downcast"),
-    "promise-for-no-overload": promising(sum__dim="optdtype"),
-    "a-key-that-does-not-exist": declared(key="AutocastPrivateUse9"),
-    "the-key-of-another-type": declared(key="AutocastCUDA"),
-    "policies-raise": declared(policies=fails(KeyError("injected"))),
-    "unavailable-raises": declared(unavailable=fails(OSError("injected"))),
-    "policies-is-a-list": declared(policies=lambda: ["mm"]),
-}
-"""Declarations for which a run must be refused before its first case."""
-
-REFUSED = tuple(Mutant(name, "eager/downcast", inject, BACKENDS) for name, inject in DECLARED.items())
 
 
 def made(table: Iterable[tuple[str, str, Mapping[str, Inject]]]) -> tuple[Mutant, ...]:
@@ -460,7 +388,6 @@ WARNINGS = made(
 """What a backend may do without a case being red."""
 _LAYER_NORM = {"layer-norm-without-weight": without_weight}
 _SECOND_OUTPUT = {"a-second-output-of-another-shape": giving(lambda out: out.flatten(), which=1)}
-_REMEMBERS = remembering(lambda out, memory: first_like(out, memory).clone())("addmm")
 _NEGATED = {"gradient-negated-in-low": giving(torch.neg, low, which=1)}
 MUTANTS = made(
     (
@@ -471,7 +398,13 @@ MUTANTS = made(
         ("eager/upcast", "exp", {**of_kernel("exp", EXP), "copies-lose-an-element": copies(drops_the_last)}),
         ("eager/upcast", "layer_norm", of_kernel("native_layer_norm", _LAYER_NORM)),
         ("eager/upcast", "native_layer_norm", of_kernel("native_layer_norm", _SECOND_OUTPUT)),
-        ("eager/downcast", "addmm", {**of_kernel("addmm", ADDMM), "remembers-the-first-result": _REMEMBERS}),
+        (
+            "eager/downcast",
+            "addmm",
+            {
+                **of_kernel("addmm", ADDMM),
+            },
+        ),
         ("eager/downcast", "bmm", of_kernel("bmm", {"bmm-nan-in-low": giving(lambda out: out * float("nan"), low)})),
         (
             "eager/downcast",

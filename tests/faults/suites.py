@@ -1,13 +1,12 @@
 """Run cases of the suites with and without a mutant: collected once in a process, they run as often as asked.
 
 `python -m tests.faults worker DEVICE` does it for a device that needs a process to itself. It reads lines of
-JSON and answers each by one: a list of `run`, a mutant or "", and cases; of `cases`; or of `refused` and a mutant.
+JSON and answers each by one: a list of `run`, a mutant or "", and cases; or of `cases`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import subprocess
@@ -23,7 +22,7 @@ import torch
 from ampcheck.observe.isolation import reset
 from ampcheck.runner.collect import CASE
 from tests.cli_support import LIMIT, ROOT
-from tests.faults.collecting import OPTIONS, Result, collected
+from tests.faults.collecting import Result, collected
 from tests.faults.mutant import HERE, Mutant
 from tests.register import mutants as registration
 from tests.torchscript import mutants as torchscript
@@ -52,15 +51,6 @@ def _register_and_keep(op: object, name: str) -> None:
 
 
 torch.jit._builtins._register_builtin = _register_and_keep
-
-
-def refused(mutant: Mutant, device: str) -> tuple[int, str]:
-    """Return the exit code of a run under a mutant, and what it said."""
-    out = io.StringIO()
-    options = (*_SUITES, "--no-run-file", *OPTIONS, *chosen([device]), "--rule=downcast", "--op=mm")
-    with mutant.inject(device), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        code = int(pytest.main([str(ROOT / "suites/eager"), *options]))
-    return code, out.getvalue()
 
 
 def chosen(devices: Iterable[str]) -> list[str]:
@@ -178,11 +168,6 @@ class Remote:
             self._cases = {key: (device, row) for key, (device, row) in self._ask(["cases"]).items()}
         return self._cases
 
-    def refused(self, mutant: Mutant) -> tuple[int, str]:
-        """Return the exit code of a run under a mutant, and what it said."""
-        code, said = self._ask(["refused", mutant.name])
-        return code, said
-
     def close(self) -> None:
         """End the process."""
         self._child.communicate(timeout=LIMIT)
@@ -238,12 +223,6 @@ class Runners:
         """Return the results of cases now, without a mutant."""
         return _by_key(self.of(device).run(None, device, keys))
 
-    def refused(self, mutant: Mutant, device: str) -> tuple[int, str]:
-        """Return the exit code of a run under a mutant that may end before its first case, and what it said."""
-        runner = self.of(device)
-        assert isinstance(runner, Remote)
-        return runner.refused(mutant)
-
     def ran(self) -> list[tuple[str, str]]:
         """Return the device and the key of each case that has run without a mutant."""
         return list(self._unharmed)
@@ -270,6 +249,6 @@ def work(device: str, known: Mapping[str, Mutant]) -> None:
         if what == "run":
             answer: object = runner.run(known[given[0]] if given[0] else None, device, given[1])
         else:
-            answer = runner.cases() if what == "cases" else refused(known[given[0]], device)
+            answer = runner.cases()
         print(json.dumps(answer), file=answers, flush=True)
     os._exit(0)  # taking a device down takes long, and nothing is left to be written

@@ -15,7 +15,7 @@ import pytest
 from ampcheck.runner.record import RED
 from tests.cli_support import ROOT
 from tests.faults import BY_NAME, MUTANTS, matrix
-from tests.faults.backends import BACKENDS, REFUSED, WARNINGS
+from tests.faults.backends import BACKENDS, WARNINGS
 from tests.faults.collecting import Result
 from tests.faults.gradients import cache
 from tests.faults.matrix import Kill
@@ -135,12 +135,6 @@ def test_warnings_turn_nothing_red(mutant: Mutant, backend: str, runners: Runner
     suite, rule = mutant.rule.split("/")
     cases = matrix.rows(mutant, backend, runners)[f"{suite}/{rule}"][:6]
     assert {result["status"] for result in runners.run(mutant, backend, cases).values()} == {"pass"}
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("mutant", REFUSED, ids=lambda mutant: mutant.name)
-def test_a_wrong_declaration_is_refused(mutant: Mutant, backend: str, runners: Runners) -> None:
-    assert runners.refused(mutant, backend)[0] == 2
 
 
 @pytest.mark.nightly
