@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -173,6 +174,11 @@ END_LIMIT = 600.0  # freeing thousands of compiled programs takes minutes on a b
 
 _POLL = 0.03
 
+_ENOUGH = 2
+"""After so many cases of an op or of a scenario that hung, no further one is tried."""
+_SHORT, _LONGER = 30.0, 10.0
+"""Once a case hung, the next may take so many seconds, or so often the time of the longest case that ended."""
+
 _LEAVE = "run"
 """Tells a child that has collected its cases to run them."""
 
@@ -272,6 +278,10 @@ class Supervisor:
         self._heads: dict[int, dict[str, Any]] = {}
         """What the first child of each group said when it had collected the group's cases."""
         self._shares: list[_Share] = []
+        self._hung_cases: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        """The keys of the cases that hung, by device and op, or by device and scenario."""
+        self._longest = 0.0
+        """The seconds of the longest case that ended by itself."""
 
     def run(self) -> None:
         """Run every case to an end.
@@ -362,7 +372,8 @@ class Supervisor:
 
     def _limit(self, share: _Share) -> float:
         if share.collected:
-            return self._timeout
+            hung = any(self._hung_cases.values())
+            return min(self._timeout, max(_SHORT, _LONGER * self._longest)) if hung else self._timeout
         return max(self._timeout, PREFLIGHT_LIMIT) if share.preflight else START_LIMIT
 
     def _drain(self, share: _Share) -> None:
@@ -394,6 +405,7 @@ class Supervisor:
             else:
                 share.answered = True
                 share.done.add(share.current)
+                self._longest = max(self._longest, result.seconds)
             self._recorder.take(result)
         elif kind in ("footer", "broken"):
             share.ended = kind
@@ -460,6 +472,8 @@ class Supervisor:
             message = f"pytest stopped: {_tail(printed)}"
         share.done.add(share.current)
         case = self._recorder.nodes[share.current]
+        if status == "timeout":
+            self._leave_out(share, case)
         brief = message.partition("; it was in ")[0]
         share.dead = unmeasured(
             case,
@@ -480,6 +494,26 @@ class Supervisor:
         share.child = self._child(plan, leave=True)
         share.since, share.current, share.answered = time.monotonic(), "", False
         share.collected, share.ended = False, ""
+
+    def _leave_out(self, share: _Share, case: Mapping[str, str]) -> None:
+        """Note that a case hung, and end those of its share without trying them that would be a third to do so."""
+        self._hung_cases[_subject(case)].append("{suite}/{rule}/{id}".format_map(case))
+        processes = self._heads[share.group]["header"]["processes"]
+        for node, other in self._recorder.nodes.items():
+            found, key = self._hung_cases.get(_subject(other), ()), "{suite}/{rule}/{id}".format_map(other)
+            theirs = other["device"] in self._groups[share.group] and crc32(node.encode()) % processes == share.number
+            if theirs and len(found) >= _ENOUGH and key not in found and key not in self._recorder.results:
+                share.done.add(node)
+                why = f"not tried, since two cases of {other.get('op') or other['id'].partition('-')[0]} hung"
+                cause = cause_text("timeout", why, other["rule"])
+                message = f"{why}: {', '.join(found[:_ENOUGH])}"
+                self._recorder.take(unmeasured(other, "timeout", message=message, cause=cause))
+
+
+def _subject(case: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what a case that hangs is about: an op of its device, or a scenario there."""
+    scenario = () if case.get("op") else (case["suite"], case["rule"], case["id"].partition("-")[0])
+    return case.get("device", ""), case.get("op", ""), *scenario
 
 
 def _tail(printed: str, lines: int = 3) -> str:

@@ -96,6 +96,19 @@ def test_the_junit_file_says_the_same(dying: tuple[subprocess.CompletedProcess[s
     assert len(bad) == 3
 
 
+def test_what_hung_twice_is_not_tried_a_third_time(folder: Path) -> None:
+    options = ("--device=hanging", "--device-module=dying_device", "--op=addbmm", "--op=mm", "--amp-dtype=bf16")
+    done = run(folder, *EAGER, *options, "--timeout=4", "-n1", "--run-file=hangs.jsonl")
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = read(folder / "hangs.jsonl").results.values()
+    assert {(result.op, result.status) for result in found} == {("mm", "pass"), ("addbmm", "timeout")}
+    waited = [result for result in found if result.message.startswith("nothing happened for 4 s")]
+    others = [result for result in found if result.message.startswith("not tried, since two cases of addbmm hung: ")]
+    assert len(waited) == 2
+    assert all(result.key in others[0].message for result in waited)
+    assert len(waited) + len(others) == sum(result.op == "addbmm" for result in found)
+
+
 @pytest.mark.nightly
 def test_two_processes_find_the_same(dying: tuple[subprocess.CompletedProcess[str], Run], folder: Path) -> None:
     options = ("--device=dying", "--device-module=dying_device", *OPS, "--timeout=10", "--run-file=two.jsonl", "-n2")
