@@ -55,16 +55,7 @@ class Lowering:
 OWN: dict[str, Lowering] = {}
 
 
-def lower(
-    *names: str,
-    promotes: bool = False,
-    one_dtype: bool = False,
-    random: bool = False,
-    static: bool = False,
-    concrete: bool = False,
-    traced: tuple[str, ...] = (),
-    columns: bool = False,
-) -> Callable[[F], F]:
+def lower(*names: str, **options: Any) -> Callable[[F], F]:
     """Decorate a function as the lowering of the overloads of those names, e.g. "mm" or "add.Tensor".
 
     Names are aten's, without "aten::". Options: the fields of `Lowering`.
@@ -74,7 +65,7 @@ def lower(
         for name in names:
             if name in OWN:
                 raise ValueError(f"{name} has two lowerings")
-            OWN[name] = Lowering(compute, promotes, one_dtype, random, static, concrete, traced=traced, columns=columns)
+            OWN[name] = Lowering(compute, **options)
         return compute
 
     return register

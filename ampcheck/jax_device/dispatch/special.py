@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from ampcheck.jax_device.annotations import Device, DeviceStorage, Kernel, Tree
+from ampcheck.jax_device.annotations import DeviceStorage, Kernel, Tree
 from ampcheck.jax_device.device import index_of
 from ampcheck.jax_device.dispatch.kernels import Overlap, assign, computed, elements, place, put, resize
 from ampcheck.jax_device.dtypes import jax_dtype
@@ -23,6 +23,9 @@ from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import Layout, alias, contents, contiguous, expanded, order, storage_of, wrap
 from ampcheck.register.torch_private import DispatchKey, OpOverload, dynamo_skip
 
+DType = torch.dtype | None
+LayoutKind = torch.layout | None
+Format = torch.memory_format | None
 SPECIAL: dict[str, Kernel] = {}
 COMPOSED: dict[str, Kernel] = {}
 _SMALL = 4096  # elements; larger zeros are made anew, so that the shared ones hold little memory
@@ -77,13 +80,7 @@ def zeros(size: tuple[int, ...], dtype: torch.dtype) -> jax.Array:
 
 @kernel("empty.memory_format")
 def _empty(
-    size: Sequence[int],
-    *,
-    dtype: torch.dtype | None = None,
-    layout: torch.layout | None = None,
-    device: Device = None,
-    pin_memory: bool | None = None,
-    memory_format: torch.memory_format | None = None,
+    size: Sequence[int], *, dtype: DType = None, layout: LayoutKind = None, memory_format: Format = None, **_: object
 ) -> torch.Tensor:
     _check_strided(layout)
     dtype = dtype or torch.get_default_dtype()
@@ -93,20 +90,14 @@ def _empty(
     return alias(wrap(zeros((int(np.prod(size)),), dtype)), size, stride, 0)
 
 
-def _check_strided(layout: torch.layout | None) -> None:
+def _check_strided(layout: LayoutKind) -> None:
     if layout not in (None, torch.strided):
         raise NotImplementedError(f"the jax device has no {layout} tensors, only strided ones")
 
 
 @kernel("empty_strided")
 def _empty_strided(
-    size: Sequence[int],
-    stride: Sequence[int],
-    *,
-    dtype: torch.dtype | None = None,
-    layout: torch.layout | None = None,
-    device: Device = None,
-    pin_memory: bool | None = None,
+    size: Sequence[int], stride: Sequence[int], *, dtype: DType = None, layout: LayoutKind = None, **_: object
 ) -> torch.Tensor:
     _check_strided(layout)
     size, stride, dtype = tuple(size), tuple(stride), dtype or torch.get_default_dtype()
@@ -118,13 +109,7 @@ def _empty_strided(
 
 @kernel("empty_like")
 def _empty_like(
-    self: torch.Tensor,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: torch.layout | None = None,
-    device: Device = None,
-    pin_memory: bool | None = None,
-    memory_format: torch.memory_format | None = None,
+    self: torch.Tensor, *, dtype: DType = None, layout: LayoutKind = None, memory_format: Format = None, **_: object
 ) -> torch.Tensor:
     """Make an empty tensor without values of `self`, which PyTorch's fake tensors do not have."""
     _check_strided(layout)
@@ -138,7 +123,7 @@ def _empty_like(
 
 
 @kernel("_efficientzerotensor")
-def _zero_tensor(size: Sequence[int], *, dtype: torch.dtype | None = None, **_: object) -> torch.Tensor:
+def _zero_tensor(size: Sequence[int], *, dtype: DType = None, **_: object) -> torch.Tensor:
     return wrap(zeros(tuple(size), dtype or torch.get_default_dtype()))
 
 
@@ -146,14 +131,12 @@ def _zero_tensor(size: Sequence[int], *, dtype: torch.dtype | None = None, **_: 
 def _to_copy(
     self: torch.Tensor,
     *,
-    dtype: torch.dtype | None = None,
-    layout: torch.layout | None = None,
+    dtype: DType = None,
     device: torch.device | None = None,
-    pin_memory: bool | None = None,
-    non_blocking: bool = False,
-    memory_format: torch.memory_format | None = None,
+    memory_format: Format = None,
+    **rest: Tree,
 ) -> torch.Tensor:
-    _check_strided(layout)
+    _check_strided(rest.get("layout"))
     if device is not None and device.index and device.type == "jax":
         index_of(device)
     if self.device.type != "jax":
@@ -164,7 +147,7 @@ def _to_copy(
     return computed("_to_copy")(self, dtype=dtype or self.dtype, memory_format=memory_format)  # type: ignore[no-any-return]
 
 
-def _placed(tensor: torch.Tensor, memory_format: torch.memory_format | None) -> torch.Tensor:
+def _placed(tensor: torch.Tensor, memory_format: Format) -> torch.Tensor:
     """Return the device copy of a CPU tensor, with its strides where they are dense."""
     like = torch.empty_like(tensor, device="meta", memory_format=memory_format or torch.preserve_format)
     dims = order(Layout(tuple(like.shape), like.stride(), 0), like.numel())
@@ -211,7 +194,7 @@ def _copy_from_and_resize(self: torch.Tensor, dst: torch.Tensor) -> torch.Tensor
 
 
 @kernel("clone")
-def _clone(self: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
+def _clone(self: torch.Tensor, *, memory_format: Format = None) -> torch.Tensor:
     array = contents(self)
     lazy = self.is_conj() or self.is_neg()
     if (
@@ -224,9 +207,7 @@ def _clone(self: torch.Tensor, *, memory_format: torch.memory_format | None = No
     return computed("clone")(self, memory_format=memory_format)  # type: ignore[no-any-return]
 
 
-@kernel("_local_scalar_dense")
-def _item(self: torch.Tensor) -> Tree:
-    return np.asarray(transfer.values(self)).item()
+kernel("_local_scalar_dense")(lambda self: np.asarray(transfer.values(self)).item())
 
 
 @kernel("equal")
@@ -247,12 +228,7 @@ def _check_same_device(*tensors: torch.Tensor) -> None:
         )
 
 
-@kernel("allclose")
-def allclose(
-    self: torch.Tensor, other: torch.Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
-) -> bool:
-    """Return whether all elements are close, as `torch.isclose` says."""
-    return bool(torch.isclose(self, other, rtol, atol, equal_nan).all())
+kernel("allclose")(lambda *args: bool(torch.isclose(*args).all()))
 
 
 @kernel("as_strided_copy")
@@ -264,9 +240,7 @@ def as_strided_copy(
 
 
 @kernel("resize_")
-def _resize(
-    self: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
-) -> torch.Tensor:
+def _resize(self: torch.Tensor, size: Sequence[int], *, memory_format: Format = None) -> torch.Tensor:
     if memory_format is torch.preserve_format:
         raise RuntimeError(f"Unsupported memory format{memory_format}")
     if any(n < 0 for n in size):
@@ -381,58 +355,29 @@ def _is_set_to(self: torch.Tensor, tensor: torch.Tensor) -> bool:
     return Layout.of(self) == Layout.of(tensor) and storage_of(self) is storage_of(tensor)
 
 
-@kernel("record_stream")
-def _record_stream(self: torch.Tensor, s: torch.Stream) -> None:
-    """Do nothing: JAX frees no buffer that work still needs."""
+kernel("record_stream")(lambda self, stream: None)  # JAX frees no buffer that work still needs
 
 
 def by_convolution(convolve: Kernel) -> dict[str, Kernel]:
-    """Return a kernel of each overload, made of a kernel of `convolution`; what follows `groups` chooses algorithms."""
+    """Return a kernel of each overload of cuDNN, made of a kernel of `convolution`; what follows `groups` is unused."""
 
-    def plain(
-        self: torch.Tensor, weight: torch.Tensor, padding: Sequence[int], stride: Sequence[int], *given: Tree
-    ) -> torch.Tensor:
-        out: torch.Tensor = convolve(self, weight, None, stride, padding, given[0], False, [0] * len(stride), given[1])
-        return out
-
-    def transposed(
-        self: torch.Tensor, weight: torch.Tensor, padding: Sequence[int], output_padding: Sequence[int], *given: Tree
-    ) -> torch.Tensor:
-        stride, dilation, groups = given[:3]
-        out: torch.Tensor = convolve(self, weight, None, stride, padding, dilation, True, output_padding, groups)
-        return out
-
-    def relu(
-        self: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: Sequence[int], *given: Tree
-    ) -> torch.Tensor:
-        padding, dilation, groups = given
-        out = convolve(self, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
-        return torch.relu(out)
-
-    def add_relu(
-        self: torch.Tensor,
-        weight: torch.Tensor,
-        z: torch.Tensor,
-        alpha: complex | None,
-        bias: torch.Tensor | None,
-        stride: Sequence[int],
-        *given: Tree,
-    ) -> torch.Tensor:
-        padding, dilation, groups = given
-        out = convolve(self, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
-        return torch.relu(torch.add(out, z, alpha=1 if alpha is None else alpha))
+    def plain(x: Tree, weight: Tree, bias: Tree, stride: Sequence[int], *rest: Tree, output: Tree = None) -> Tree:
+        padding, dilation, groups = rest[:3]
+        return convolve(
+            x, weight, bias, stride, padding, dilation, output is not None, output or [0] * len(stride), groups
+        )
 
     return {
-        "cudnn_convolution": plain,
-        "cudnn_convolution_transpose": transposed,
-        "cudnn_convolution_relu": relu,
-        "cudnn_convolution_add_relu": add_relu,
+        "cudnn_convolution": lambda x, w, padding, stride, *rest: plain(x, w, None, stride, padding, *rest),
+        "cudnn_convolution_transpose": lambda x, w, padding, output, stride, *rest: plain(
+            x, w, None, stride, padding, *rest, output=output
+        ),
+        "cudnn_convolution_relu": lambda *given: torch.relu(plain(*given)),
+        "cudnn_convolution_add_relu": lambda x, w, z, alpha, *rest: torch.relu(
+            torch.add(plain(x, w, *rest), z, alpha=1 if alpha is None else alpha)
+        ),
     }
 
 
-def _convolution(*args: Tree) -> Tree:
-    return computed("convolution_overrideable")(*args)
-
-
-for _name, _kernel in by_convolution(_convolution).items():
+for _name, _kernel in by_convolution(lambda *args: computed("convolution_overrideable")(*args)).items():
     kernel(_name)(_kernel)

@@ -308,26 +308,33 @@ def numbers_of(reached: Reached) -> list[float]:
     return [group[key] for optimizer in reached.optimizers for group, key in hyperparameters(optimizer)]
 
 
-def trace(
-    fn: Function,
-    args: Args,
-    kwargs: Kwargs,
-    arguments: list[torch.Tensor],
-    reached: Reached,
-    assumed: tuple[Value, ...] | None = (),
-) -> StepTrace:
-    """Trace `fn` without any effect that lasts: every storage, gradient and setting is as before afterwards.
+class StepCall(NamedTuple):
+    """A call of a function, the tensors among its arguments, and what it reaches besides."""
+
+    fn: Function
+    args: Args
+    kwargs: Kwargs
+    arguments: list[torch.Tensor]
+    reached: Reached
+
+    def grad_leaves(self) -> list[torch.Tensor]:
+        """Return the tensors whose `.grad` the function may use or set."""
+        return grad_leaves(self.arguments, self.reached)
+
+
+def trace(call: StepCall, assumed: tuple[Value, ...] | None = ()) -> StepTrace:
+    """Trace the function without any effect that lasts: every storage, gradient and setting is as before afterwards.
 
     Storages that were not known to be inputs become inputs of a second trace. `assumed`: the values that it asks for,
     as far as they are known; None where it may ask for none.
-    Raises ValueNeededError, RuntimeError for what cannot be compiled, and whatever `fn` raises; ValueNeededError
-    instead where it asked for a value before, since eagerly it may do without.
+    Raises ValueNeededError, RuntimeError for what cannot be compiled, and whatever the function raises; instead of
+    that ValueNeededError where it asked for a value before, since eagerly it may do without.
     """
     extra: list[torch.Tensor] = []
     reads_grads = False
     with lock:
         while True:
-            attempt = _Attempt(fn, args, kwargs, arguments, reached, extra, reads_grads, assumed)
+            attempt = _Attempt(call, extra, reads_grads, assumed)
             try:
                 done = attempt.run()
             except Poisoned:
@@ -349,22 +356,14 @@ class _Attempt:
     """One try, with a given set of inputs."""
 
     def __init__(
-        self,
-        fn: Function,
-        args: Args,
-        kwargs: Kwargs,
-        arguments: list[torch.Tensor],
-        reached: Reached,
-        extra: list[torch.Tensor],
-        reads_grads: bool,
-        assumed: tuple[Value, ...] | None,
+        self, call: StepCall, extra: list[torch.Tensor], reads_grads: bool, assumed: tuple[Value, ...] | None
     ) -> None:
-        self.fn, self.args, self.kwargs, self.arguments, self.reached = fn, args, kwargs, arguments, reached
-        self.leaves = grad_leaves(arguments, reached)
+        self.call, self.reached = call, call.reached
+        self.leaves = call.grad_leaves()
         self.grads = [leaf.grad for leaf in self.leaves]
         self.given_grads = self.grads if reads_grads else [_placeholder(leaf) for leaf in self.leaves]
         given = [g for g in self.given_grads if g is not None]
-        self.tensors = [*arguments, *reached.tensors, *(given if reads_grads else ()), *extra]
+        self.tensors = [*call.arguments, *call.reached.tensors, *(given if reads_grads else ()), *extra]
         self.extra = extra
         self.storages = unique(self.tensors)
         self.reads_grads = reads_grads
@@ -432,7 +431,7 @@ class _Attempt:
             self.watch,
         ):
             try:
-                out = self.fn(*self.args, **self.kwargs)
+                out = self.call.fn(*self.call.args, **self.call.kwargs)
             except Asking:
                 self.whole, self.results, self.effects = False, Results(None, []), Effects()
                 return self.watch.asked

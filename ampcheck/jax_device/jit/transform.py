@@ -27,8 +27,8 @@ from ampcheck.jax_device.jit.entry import (
     observed,
     sharing,
 )
-from ampcheck.jax_device.jit.state import PLAIN, Concretize, Reached, make_static, reach
-from ampcheck.jax_device.jit.trace import grad_leaves, trace, tracing
+from ampcheck.jax_device.jit.state import PLAIN, Concretize, make_static, reach
+from ampcheck.jax_device.jit.trace import StepCall, trace, tracing
 from ampcheck.jax_device.jit.watch import Value, ValueNeededError
 from ampcheck.jax_device.storage.arrays import storage_of
 from ampcheck.jax_device.torch_private import pytree
@@ -239,8 +239,8 @@ class _Jitted:
         if tracing.active or observed():  # the caller is to see op by op what would be one program
             return self.fn(*args, **kwargs)
         try:
-            entry, arguments, state = self.entry(args, kwargs)
-            found = self._run(entry, args, kwargs, arguments, state)
+            entry, call = self.entry(args, kwargs)
+            found = self._run(entry, call)
         except ValueNeededError as error:
             if self.fullgraph:
                 raise
@@ -263,16 +263,14 @@ class _Jitted:
                 "outcome in each call; what the function prints is printed when it is traced. Compute with tensors "
                 "instead (torch.where, masks) for one program. jit(fn, fullgraph=True) makes this an error",
             )
-        return found[0].finish(*found[1], state.reached)
+        return found[0].finish(*found[1], call.reached)
 
     def _warn_once(self, what: str, text: str) -> None:
         if what not in self.warned:
             self.warned.add(what)
             warnings.warn(text, UserWarning, stacklevel=4)
 
-    def _run(
-        self, entry: Entry, args: Args, kwargs: Kwargs, arguments: list[torch.Tensor], state: JitState
-    ) -> tuple[Entry, Run]:
+    def _run(self, entry: Entry, call: StepCall) -> tuple[Entry, Run]:
         """Find the program whose values are this call's, and what it computed; the one that ran last is tried first.
 
         Up to the first value that differs, those of a program are what the function asks for.
@@ -281,7 +279,7 @@ class _Jitted:
         drawn = random.default.drawn
         for _ in range(_OUTCOMES + 1):
             random.default.drawn = drawn  # each of them draws the same key
-            found = entry.run(arguments, state.reached)
+            found = entry.run(call.arguments, call.reached)
             if not entry.known:
                 return entry, found
             values, others = entry.values(found[0]), entry.others
@@ -291,11 +289,11 @@ class _Jitted:
                 return entry, found
             same = [*map(operator.eq, values, entry.known)]
             known = values[: same.index(False) + 1]
-            grads = _grads(arguments, state.reached)
+            grads = _grads(call)
             if other := next((e for e in reversed(others) if e.takes(known, grads)), None):
                 entry = other
             elif len(others) < (_OUTCOMES if all(size == () for _, size, _ in known) else _MASKS):
-                entry = self._program(args, kwargs, arguments, state, known, others)
+                entry = self._program(call, known, others)
             else:
                 break
         random.default.drawn = drawn
@@ -326,27 +324,28 @@ class _Jitted:
         """Return the program for these arguments, and its inputs as they are now; no random number is drawn."""
         if self.padding is not None:
             args, kwargs, _ = self.padding(args, kwargs)
-        entry, arguments, state = self.entry(args, kwargs)
-        tensors = entry.tensors(arguments, state.reached)
+        entry, call = self.entry(args, kwargs)
+        tensors = entry.tensors(call.arguments, call.reached)
         storages = [storage_of(tensors[i]) for i in entry.slots]
-        return entry, entry.inputs(storages, state.reached, drawing=False)
+        return entry, entry.inputs(storages, call.reached, drawing=False)
 
-    def entry(self, args: Args, kwargs: Kwargs) -> tuple[Entry, list[torch.Tensor], JitState]:
+    def entry(self, args: Args, kwargs: Kwargs) -> tuple[Entry, StepCall]:
         """Return the program for these arguments, compiled where there is none yet."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         arguments = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         state = self._state([leaf for leaf in leaves if not isinstance(leaf, PLAIN)])
+        call = StepCall(self.fn, args, kwargs, arguments, state.reached)
         shared = sharing([*arguments, *state.reached.tensors])
         kind = (spec, tuple(map(described, leaves)), modes())
         given = (kind, shared)
-        grads = _grads(arguments, state.reached)
+        grads = _grads(call)
         entry = self.recent.get(given) or self.recent.get((given, grads))
         if entry is None:
             key = (given, state.key())
             entry = self.entries.get(key) or self.entries.get((key, grads))
             if entry is None:
                 try:
-                    entry = self._compile(args, kwargs, arguments, state, (kind, key))
+                    entry = self._compile(call, (kind, key))
                 except Concretize as error:
                     make_static(error.place)
                     self._forget()
@@ -355,7 +354,7 @@ class _Jitted:
             self.recent[(given, grads) if entry.reads_grads else given] = entry
         if not kwargs:
             self.fast = _miss if entry.known else generated(entry, args, state)
-        return entry, arguments, state
+        return entry, call
 
     def _forget(self) -> None:
         self.state, self.fast = None, _miss
@@ -370,16 +369,14 @@ class _Jitted:
             state = self.state = JitState(reach(self.fn, tuple(arguments)), arguments)
         return state
 
-    def _compile(
-        self, args: Args, kwargs: Kwargs, arguments: list[torch.Tensor], state: JitState, place: tuple[object, object]
-    ) -> Entry:
+    def _compile(self, call: StepCall, place: tuple[object, object]) -> Entry:
         kind, key = place
         needed = self.needed.get(kind, {})
         if key in needed or len(needed) == _TRIES:
             raise ValueNeededError(needed.get(key) or next(reversed(needed.values())))
         self._count(key)
         try:
-            entry = self._program(args, kwargs, arguments, state)
+            entry = self._program(call)
         except ValueNeededError as error:
             if not self.fullgraph:
                 self.needed.setdefault(kind, {})[key] = str(error)
@@ -387,31 +384,23 @@ class _Jitted:
         entry.key = place
         return entry
 
-    def _program(
-        self,
-        args: Args,
-        kwargs: Kwargs,
-        arguments: list[torch.Tensor],
-        state: JitState,
-        known: tuple[Value, ...] = (),
-        others: list[Entry] | None = None,
-    ) -> Entry:
+    def _program(self, call: StepCall, known: tuple[Value, ...] = (), others: list[Entry] | None = None) -> Entry:
         """Return the program of a call that asks for these values first, among others of its kind.
 
         What it asks for besides is computed by programs of its own, which end there.
         """
         drawn = random.default.drawn
         while True:
-            traced = trace(self.fn, args, kwargs, arguments, state.reached, None if self.fullgraph else known)
-            entry = Entry(traced, state.reached, self.donate, known)
+            traced = trace(call, None if self.fullgraph else known)
+            entry = Entry(traced, call.reached, self.donate, known)
             if traced.whole:
                 break
             if len(known) == _ASKED:
                 raise ValueNeededError(f"it needs more than {_ASKED} values, at {', '.join(traced.outcomes)}")
-            known = entry.values(entry.run(arguments, state.reached)[0])
+            known = entry.values(entry.run(call.arguments, call.reached)[0])
             random.default.drawn = drawn
         self.wrapped.compiles += 1
-        entry.grads = _grads(arguments, state.reached)
+        entry.grads = _grads(call)
         if others:
             entry.others, entry.key = others, others[0].key
             others.append(entry)
@@ -433,9 +422,9 @@ def _miss(*_: object) -> Tree:
     return MISS
 
 
-def _grads(arguments: list[torch.Tensor], reached: Reached) -> Tree:
+def _grads(call: StepCall) -> Tree:
     """Return which leaves have a gradient, and of what kind."""
-    return tuple(None if leaf.grad is None else described(leaf.grad) for leaf in grad_leaves(arguments, reached))
+    return tuple(None if leaf.grad is None else described(leaf.grad) for leaf in call.grad_leaves())
 
 
 def difference(before: object, now: object) -> str:

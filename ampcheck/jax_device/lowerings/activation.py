@@ -30,6 +30,24 @@ def _zero(array: Array) -> Array:
     return jnp.zeros((), array.dtype)
 
 
+def _summed(array: Array, dim: int) -> Array:
+    return jnp.sum(array, axis=dim, keepdims=True) if array.ndim else array
+
+
+@lower("glu")
+@widened
+def _glu(x: Array, dim: int = -1) -> Array:
+    first, second = jnp.split(x, 2, axis=dim)
+    return first * jax.nn.sigmoid(second)
+
+
+@lower("_softmax_backward_data")
+@widened
+def _softmax_backward(grad: Array, out: Array, dim: int, _: object = None) -> Array:
+    weighted = grad * out
+    return weighted - out * _summed(weighted, dim)
+
+
 # Comparisons are written so that nan comes through as PyTorch's kernels let it.
 _EXACT: dict[str, Computation] = {
     "relu": lambda x: jnp.maximum(x, _zero(x)),
@@ -47,15 +65,24 @@ _WIDE: dict[str, Computation] = {
     "_softmax": lambda x, dim, _: jax.nn.softmax(x, axis=dim) if x.size and x.ndim else x * 0 + 1,
     "_log_softmax": lambda x, dim, _: jax.nn.log_softmax(x, axis=dim) if x.size and x.ndim else x - x,
     "_log_softmax_backward_data": lambda grad, out, dim, _: grad - jnp.exp(out) * _summed(grad, dim),
+    "glu_backward": lambda grad, x, dim: pullback(lambda y: _glu(y, dim), grad, x)[0],
+}
+# With the first argument's dtype for the result, of which no Meta kernel says it.
+_ROUNDED: dict[str, Computation] = {
+    "glu_jvp": lambda _, x, dx, dim: jax.jvp(lambda v: _glu(v, dim), (x,), (dx.astype(x.dtype),))[1],
+    "glu_backward_jvp": lambda _, grad, x, dgrad, dx, dim: jax.jvp(
+        lambda g, v: _WIDE["glu_backward"](g, v, dim), (grad, x), (dgrad, dx)
+    )[1],
+    "_masked_softmax_backward": lambda grad, out, mask, dim=None: jnp.where(
+        jnp.broadcast_to(mask, out.shape), 0, _softmax_backward(grad, out, -1 if dim is None else dim)
+    ),
 }
 for _name, _formula in _EXACT.items():
     lower(_name)(_formula)
 for _name, _formula in _WIDE.items():
     lower(_name)(widened(_formula))
-
-
-def _summed(array: Array, dim: int) -> Array:
-    return jnp.sum(array, axis=dim, keepdims=True) if array.ndim else array
+for _name, _formula in _ROUNDED.items():
+    lower(_name)(rounded(_formula))
 
 
 @lower("mish_backward")
@@ -74,33 +101,6 @@ def gelu(x: Array, *, approximate: str = "none") -> Array:
     return x * 0.5 * (1 + jax.lax.erf(x * _SQRT_HALF))
 
 
-@lower("glu")
-@widened
-def _glu(x: Array, dim: int = -1) -> Array:
-    first, second = jnp.split(x, 2, axis=dim)
-    return first * jax.nn.sigmoid(second)
-
-
-@lower("glu_backward")
-@widened
-def _glu_backward(grad: Array, x: Array, dim: int) -> Array:
-    return pullback(lambda y: _glu(y, dim), grad, x)[0]
-
-
-@lower("glu_jvp")
-@rounded
-def _glu_jvp(_: Array, x: Array, dx: Array, dim: int) -> Array:
-    out: Array = jax.jvp(lambda v: _glu(v, dim), (x,), (dx.astype(x.dtype),))[1]
-    return out
-
-
-@lower("glu_backward_jvp")
-@rounded
-def _glu_backward_jvp(_: Array, grad: Array, x: Array, dgrad: Array, dx: Array, dim: int) -> Array:
-    out: Array = jax.jvp(lambda g, v: _glu_backward(g, v, dim), (grad, x), (dgrad, dx))[1]
-    return out
-
-
 @lower("_masked_softmax")
 @rounded
 def masked_softmax(x: Array, mask: Array, dim: int | None = None, mask_type: int | None = None) -> Array:
@@ -116,16 +116,3 @@ def masked_softmax(x: Array, mask: Array, dim: int | None = None, mask_type: int
     powers = jnp.where(kept, jnp.exp(x - jnp.where(jnp.isneginf(peak), 0, peak)), 0)
     total = jnp.sum(powers, axis=axis, keepdims=True)
     return jnp.where(total == 0, 0, powers / jnp.where(total == 0, 1, total))
-
-
-@lower("_softmax_backward_data")
-@widened
-def _softmax_backward(grad: Array, out: Array, dim: int, _: object = None) -> Array:
-    weighted = grad * out
-    return weighted - out * _summed(weighted, dim)
-
-
-@lower("_masked_softmax_backward")
-@rounded
-def _masked_softmax_backward(grad: Array, out: Array, mask: Array, dim: int | None = None) -> Array:
-    return jnp.where(jnp.broadcast_to(mask, out.shape), 0, _softmax_backward(grad, out, -1 if dim is None else dim))

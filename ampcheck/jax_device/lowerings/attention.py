@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax import Array
+from torch import Tensor
 
-from ampcheck.jax_device.annotations import Tree
+from ampcheck.jax_device.annotations import Args, Tree
 from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import apart, composed, kernel
 from ampcheck.jax_device.lowering import lower
@@ -24,26 +25,20 @@ from ampcheck.jax_device.lowerings.wide import wide
 from ampcheck.jax_device.storage.arrays import Columns
 
 _MATH, _FLASH = 0, 1  # at::SDPBackend
+_REST: Args = (None, 0.0, False)  # the defaults of mask, dropout and causality
 
 
 @kernel("_fused_sdp_choice")
 def fused_sdp_choice(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    query: Tensor, key: Tensor, value: Tensor, *rest: Tree, enable_gqa: bool = False, **_: Tree
 ) -> int:
     """Choose the math path, whose parts are differentiable any number of times, unless it would leave low precision.
 
     PyTorch's math path computes float16 and bfloat16 in float32 throughout. They take the fused path where the lowering
     below can (no dropout, no gradient by the mask) and `torch.nn.attention.sdpa_kernel` allows it; but float16 not on
-    a CPU, which has no kernel for it, so that its conversions only cost.
+    a CPU, which has no kernel for it, so that its conversions only cost. `rest`: mask, dropout, whether it is causal.
     """
+    attn_mask, dropout_p, is_causal = rest + _REST[len(rest) :]
     quick = torch.bfloat16 if jax.default_backend() == "cpu" else torch.float16
     low = query.dtype in (quick, torch.bfloat16) and torch.backends.cuda.flash_sdp_enabled()
     alike = query.dtype == key.dtype == value.dtype and query.dim() == key.dim() == value.dim() == 4
@@ -57,46 +52,34 @@ def fused_sdp_choice(
 
 
 @composed("scaled_dot_product_attention")
-def scaled_dot_product_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
+def scaled_dot_product_attention(*args: Tree, **options: Tree) -> Tree:
     """Choose as `fused_sdp_choice` says; PyTorch's own kernel asks for no such choice on a PrivateUse1 device."""
-    rest = (attn_mask, dropout_p, is_causal)
-    out: torch.Tensor
-    if fused_sdp_choice(query, key, value, *rest, scale=scale, enable_gqa=enable_gqa) == _FLASH:
-        fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-        out = fused(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
-        return out
-    whole = torch.ops.aten.scaled_dot_product_attention.default
-    out = apart(whole, query, key, value, *rest, scale=scale, enable_gqa=enable_gqa)
-    return out
+    if fused_sdp_choice(*args, **options) == _MATH:
+        return apart(torch.ops.aten.scaled_dot_product_attention.default, *args, **options)
+    attn_mask, dropout_p, is_causal = args[3:] + _REST[len(args) - 3 :]
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    return fused(*args[:3], dropout_p, is_causal, attn_mask=attn_mask, scale=options.get("scale"))[0]
 
 
 @kernel("_nested_tensor_from_mask_left_aligned")
-def left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
+def left_aligned(t: Tensor, mask: Tensor) -> bool:
     """Return False: nn.TransformerEncoder asks this before it makes a nested tensor, and the device has none."""
     return False
 
 
-def _factor(query: Array, scale: float | None) -> float:
+def _factor(query: Array, scale: float | None = None, **_: Tree) -> float:
     return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
 
 
-def _scores(query: Array, key: Array, scale: float | None, is_causal: bool = False, mask: Array | None = None) -> Array:
+def _scores(
+    query: Array, key: Array, is_causal: bool = False, *, attn_mask: Array | None = None, scale: float | None = None
+) -> Array:
     """Compute query key^T, scaled, and -inf where it is masked; in float32 for lower precision."""
     scores = product(query, Columns(key), wide(query).dtype) * _factor(query, scale)
     if is_causal:
         scores = jnp.where(jnp.tri(scores.shape[-2], scores.shape[-1], dtype=bool), scores, -jnp.inf)
-    if mask is not None:
-        added = jnp.where(mask, 0.0, -jnp.inf) if mask.dtype == bool else mask
+    if attn_mask is not None:
+        added = jnp.where(attn_mask, 0.0, -jnp.inf) if attn_mask.dtype == bool else attn_mask
         scores = scores + added.astype(scores.dtype)
     return scores
 
@@ -108,18 +91,10 @@ def _weights(scores: Array, sums: Array) -> Array:
 
 @lower("_scaled_dot_product_flash_attention_for_cpu", random=True)
 def attention(
-    random_key: Array,
-    query: Array,
-    key: Array,
-    value: Array,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Array | None = None,
-    scale: float | None = None,
+    random_key: Array, query: Array, key: Array, value: Array, dropout_p: float = 0.0, *causal: bool, **options: Tree
 ) -> tuple[Array, Array]:
     """Compute softmax(query key^T / sqrt(E) + mask) value of (N, heads, L, E), and the logarithms of its sums."""
-    scores = _scores(query, key, scale, is_causal, attn_mask)
+    scores = _scores(query, key, *causal, **options)
     sums = jax.nn.logsumexp(scores, axis=-1)
     weights = _weights(scores, sums)
     if dropout_p:
@@ -131,71 +106,38 @@ def attention(
 
 @lower("_scaled_dot_product_flash_attention_for_cpu_backward")
 def attention_backward(
-    grad_out: Array,
-    query: Array,
-    key: Array,
-    value: Array,
-    out: Array,
-    logsumexp: Array,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    attn_mask: Array | None = None,
-    scale: float | None = None,
+    grad_out: Array, query: Array, key: Array, value: Array, out: Array, sums: Array, *rest: Tree, **options: Tree
 ) -> tuple[Array, Array, Array]:
     """Return the gradients of query, key and value. Raises NotImplementedError with dropout, whose mask is not kept."""
+    dropout_p, is_causal = rest
     if dropout_p:
         raise NotImplementedError(f"fused attention has no backward pass with dropout (dropout_p={dropout_p}) on jax")
-
     grad_out = grad_out.astype(query.dtype)
-    weights = _weights(_scores(query, key, scale, is_causal, attn_mask), logsumexp)
+    weights = _weights(_scores(query, key, is_causal, **options), sums)
     by_weights = product(grad_out, Columns(value), weights.dtype)
     shared = jnp.sum(wide(grad_out) * wide(out), -1, keepdims=True)  # each row's sum of weights * by_weights
-    by_scores = (weights * (by_weights - shared) * _factor(query, scale)).astype(query.dtype)
+    by_scores = (weights * (by_weights - shared) * _factor(query, **options)).astype(query.dtype)
     by_value = product(Columns(weights.astype(query.dtype)), grad_out)
     return product(by_scores, key), product(Columns(by_scores), query), by_value
 
 
 @kernel("_scaled_dot_product_flash_attention")
 def flash_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, *_: bool, **scale: Tree
 ) -> Tree:
     """Compute the same for CUDA's overload, whose other results are empty."""
     compute = computed("_scaled_dot_product_flash_attention_for_cpu")
-    out, sums = compute(query, key, value, dropout_p, is_causal, scale=scale)
+    out, sums = compute(query, key, value, dropout_p, is_causal, **scale)
     state, unused, debug = (query.new_empty(0, dtype=torch.int64) for _ in range(3))
     return out, sums, None, None, query.shape[2], key.shape[2], state, unused, debug.to(query.dtype)
 
 
 @kernel("_scaled_dot_product_flash_attention_backward")
-def flash_attention_backward(
-    grad_out: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    logsumexp: torch.Tensor,
-    cum_seq_q: torch.Tensor | None,
-    cum_seq_k: torch.Tensor | None,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    philox_seed: torch.Tensor,
-    philox_offset: torch.Tensor,
-    *,
-    scale: float | None = None,
-) -> Tree:
-    """Compute the same for CUDA's overload."""
+def flash_attention_backward(*args: Tree, **scale: Tree) -> Tree:
+    """Compute the same for CUDA's overload, which is given the lengths of sequences and a seed besides."""
+    grad_out, query, key, value, out, logsumexp, _, _, _, _, dropout_p, is_causal, *_seed = args
     compute = computed("_scaled_dot_product_flash_attention_for_cpu_backward")
-    return compute(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, scale=scale)
+    return compute(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, **scale)
 
 
 def _projected(array: Array, weight: Array, bias: Array, heads: int) -> Array:
@@ -205,27 +147,20 @@ def _projected(array: Array, weight: Array, bias: Array, heads: int) -> Array:
 
 @lower("_native_multi_head_attention")
 def multi_head_attention(
-    query: Array,
-    key: Array,
-    value: Array,
-    embed_dim: int,
-    num_head: int,
-    qkv_weight: Array,
-    qkv_bias: Array,
-    proj_weight: Array,
-    proj_bias: Array,
-    mask: Array | None = None,
-    need_weights: bool = True,
-    average_attn_weights: bool = True,
-    mask_type: int | None = None,
+    query: Array, key: Array, value: Array, embed_dim: int, num_head: int, *given: Tree
 ) -> tuple[Array, Array | None]:
     """Project, attend and project (N, L, E); also return the weights, or None. Without gradients.
 
-    A mask that is not bool masks where it is not zero, as PyTorch's own kernel takes it.
+    `given`: weight and bias of the projections in and out; mask, whether the weights are wanted, and averaged over the
+    heads, and what the mask's shape is. A mask that is not bool masks where it is not zero, as PyTorch's own kernel
+    takes it.
     """
+    qkv_weight, qkv_bias, proj_weight, proj_bias = given[:4]
+    defaults: Args = (None, True, True, None)
+    mask, need_weights, average_attn_weights, mask_type = given[4:] + defaults[len(given) - 4 :]
     weights, biases = jnp.split(qkv_weight, 3), jnp.split(qkv_bias, 3)
     q, k, v = (_projected(x, w, b, num_head) for x, w, b in zip((query, key, value), weights, biases, strict=True))
-    scores = _scores(q, k, None)
+    scores = _scores(q, k)
     attended = jax.nn.softmax(scores, -1) if mask is None else masked_softmax(scores, mask != 0, -1, mask_type)
     attended = attended.astype(v.dtype)
     context = jnp.swapaxes(matmul(attended, v), 1, 2).reshape(*query.shape[:2], embed_dim)
@@ -236,47 +171,28 @@ def multi_head_attention(
 
 
 @lower("_transformer_encoder_layer_fwd")
-def encoder_layer(
-    src: Array,
-    embed_dim: int,
-    num_heads: int,
-    qkv_weight: Array,
-    qkv_bias: Array,
-    proj_weight: Array,
-    proj_bias: Array,
-    use_gelu: bool,
-    norm_first: bool,
-    eps: float,
-    norm_weight_1: Array,
-    norm_bias_1: Array,
-    norm_weight_2: Array,
-    norm_bias_2: Array,
-    ffn_weight_1: Array,
-    ffn_bias_1: Array,
-    ffn_weight_2: Array,
-    ffn_bias_2: Array,
-    mask: Array | None = None,
-    mask_type: int | None = None,
-) -> Array:
-    """Run a whole encoder layer in eval mode, (N, L, E)."""
+def encoder_layer(src: Array, embed_dim: int, num_heads: int, *given: Tree) -> Array:
+    """Run a whole encoder layer in eval mode, (N, L, E).
 
-    def first(x: Array) -> Array:
-        return layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)[0].astype(src.dtype)
+    `given`: weight and bias of the attention's projections; whether gelu is used and the norms come first, their eps;
+    weight and bias of the norms and of the feed-forward layers, twice each; a mask and its kind, or none.
+    """
+    projections, (use_gelu, norm_first, eps), norms, layers = given[:4], given[4:7], given[7:11], given[11:15]
+    mask, mask_type = (*given[15:], None, None)[:2]
 
-    def second(x: Array) -> Array:
-        return layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)[0].astype(src.dtype)
+    def normed(x: Array, weight: Array, bias: Array) -> Array:
+        return layer_norm(x, (embed_dim,), weight, bias, eps)[0].astype(src.dtype)
 
     def attend(x: Array) -> Array:
-        parts = (qkv_weight, qkv_bias, proj_weight, proj_bias)
-        return multi_head_attention(x, x, x, embed_dim, num_heads, *parts, mask, False, mask_type=mask_type)[0]
+        return multi_head_attention(x, x, x, embed_dim, num_heads, *projections, mask, False, True, mask_type)[0]
 
     def feed(x: Array) -> Array:
-        inner = linear(x, ffn_weight_1, ffn_bias_1)
+        inner = linear(x, *layers[:2])
         inner = gelu(inner).astype(src.dtype) if use_gelu else jnp.maximum(inner, 0)
-        return linear(inner, ffn_weight_2, ffn_bias_2)
+        return linear(inner, *layers[2:])
 
     if norm_first:
-        src_ = src + attend(first(src))
-        return src_ + feed(second(src_))
-    src_ = first(src + attend(src))
-    return second(src_ + feed(src_))
+        src_ = src + attend(normed(src, *norms[:2]))
+        return src_ + feed(normed(src_, *norms[2:]))
+    src_ = normed(src + attend(src), *norms[:2])
+    return normed(src_ + feed(src_), *norms[2:])

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.accumulate import asked
 from ampcheck.jax_device.lowerings.spatial import each
@@ -26,20 +27,13 @@ def _turned(weight: Array, groups: int) -> Array:
 
 
 @lower("convolution_overrideable", one_dtype=True)
-def convolution(
-    input: Array,
-    weight: Array,
-    bias: Array | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Array:
-    """Convolve (N, C, …) with 1, 2 or 3 spatial dimensions; it is rounded once, on a CPU with the bias."""
-    dims = input.ndim - 2
-    stride, padding, dilation = each(stride, dims), each(padding, dims), each(dilation, dims)
+def convolution(input: Array, weight: Array, bias: Array | None, *options: Tree) -> Array:
+    """Convolve (N, C, …) with 1, 2 or 3 spatial dimensions; it is rounded once, on a CPU with the bias.
+
+    `options`: stride, padding, dilation, whether it is transposed, output padding, groups.
+    """
+    dims, (*window, transposed, output_padding, groups) = input.ndim - 2, options
+    stride, padding, dilation = (each(option, dims) for option in window)
     pads = [(p, p) for p in padding]
     steps, spread = stride, (1,) * dims
     if transposed:
@@ -61,29 +55,20 @@ def convolution(
     return out.astype(input.dtype)
 
 
-def _lacking(
-    grad: Array, input: Array, weight: Array, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> list[int]:
+def _lacking(grad: Array, input: Array, weight: Array, *window: Sequence[int]) -> list[int]:
     """Return the input's last elements that no window of a plain convolution reached, per spatial dimension."""
-    spatial = zip(input.shape[2:], grad.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    spatial = zip(input.shape[2:], grad.shape[2:], weight.shape[2:], *window, strict=True)
     return [n - ((o - 1) * s - 2 * p + d * (k - 1) + 1) for n, o, k, s, p, d in spatial]
 
 
-def _by_weight(
-    large: Array,
-    small: Array,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Array:
+def _by_weight(large: Array, small: Array, kernel: Sequence[int], groups: int, *window: Sequence[int]) -> Array:
     """Return the gradient of a plain convolution's weight by its input `large` and its output's gradient `small`.
 
     Batch and channels change places: the batch is summed over, `small` slides over `large`. A transposed convolution's
     is the same of its output's gradient and its input.
     """
-    spatial = zip(large.shape[2:], small.shape[2:], kernel, stride, padding, dilation, strict=True)
+    stride, _, dilation = window
+    spatial = zip(large.shape[2:], small.shape[2:], kernel, *window, strict=True)
     pads = [(p, (k - 1) * d + (o - 1) * s + 1 - n - p) for n, o, k, s, p, d in spatial]
     axes = "DHW"[3 - len(kernel) :]
     return jax.lax.conv_general_dilated(
@@ -99,22 +84,10 @@ def _by_weight(
 
 
 @lower("convolution_backward_overrideable")
-def convolution_backward(
-    grad_output: Array,
-    input: Array,
-    weight: Array,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    output_mask: Sequence[bool],
-) -> tuple[Array | None, ...]:
+def convolution_backward(grad_output: Array, input: Array, weight: Array, *options: Tree) -> tuple[Array | None, ...]:
     """Return the gradients of input, weight and bias that the mask asks for."""
-    dims = input.ndim - 2
-    stride, padding, dilation = each(stride, dims), each(padding, dims), each(dilation, dims)
-    window = (stride, padding, dilation)
+    dims, (*given, transposed, _, groups, output_mask) = input.ndim - 2, options
+    window = [each(option, dims) for option in given]
     by_input = by_weight = None
     if output_mask[0]:
         extra = (0,) * dims if transposed else _lacking(grad_output, input, weight, *window)
@@ -123,7 +96,7 @@ def convolution_backward(
         by_input = out[tuple(slice(0, n) for n in input.shape)]  # more than asked for where output_padding >= stride
     if output_mask[1]:
         large, small = (grad_output, input) if transposed else (input, grad_output)
-        by_weight = _by_weight(large, small, weight.shape[2:], *window, groups)
+        by_weight = _by_weight(large, small, weight.shape[2:], groups, *window)
     by_bias = jnp.sum(grad_output, axis=(0, *range(2, grad_output.ndim)))
     return by_input, by_weight, by_bias if output_mask[2] else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
+from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.wide import widened
 
@@ -13,9 +14,7 @@ _RENORM_FLOOR = 1e-7
 
 
 @lower("embedding")
-def embedding(
-    weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
-) -> Array:
+def embedding(weight: Array, indices: Array, *_: object) -> Array:
     """Return the rows at the indices; an index outside the table gives nan, as nothing can raise in a program."""
     return jnp.take(weight, indices, axis=0)
 
@@ -80,19 +79,13 @@ def _greatest(rows: Array, kept: Array, bag: Array, indices: Array, count: int) 
 
 @lower("_embedding_bag_dense_backward")
 @widened
-def embedding_bag_dense_backward(
-    grad: Array,
-    indices: Array,
-    offset2bag: Array,
-    bag_size: Array,
-    maximum_indices: Array,
-    num_weights: int,
-    scale_grad_by_freq: bool,
-    mode: int,
-    per_sample_weights: Array | None,
-    padding_idx: int = -1,
-) -> Array:
-    """Return the gradient of the table."""
+def _embedding_bag_dense_backward(grad: Array, indices: Array, *given: Tree) -> Array:
+    """Return the gradient of the table.
+
+    `given`: each index's bag, the bags' sizes and greatest rows; how many rows the table has, whether they count by how
+    often they occur, the mode, each index's weight, and the index of padding.
+    """
+    offset2bag, bag_size, maximum_indices, num_weights, scale_grad_by_freq, mode, per_sample_weights, *padding = given
     table = jnp.zeros((num_weights, grad.shape[1]), grad.dtype)
     if mode == _MAX:
         rows = jnp.where(maximum_indices < 0, num_weights, maximum_indices)  # out of range: dropped
@@ -104,30 +97,16 @@ def embedding_bag_dense_backward(
         by_index = by_index * per_sample_weights[:, None]
     if scale_grad_by_freq:
         by_index = by_index / jnp.bincount(indices, length=num_weights)[indices][:, None].astype(grad.dtype)
-    return table.at[indices].add(jnp.where((indices != padding_idx)[:, None], by_index, 0))
+    return table.at[indices].add(jnp.where((indices != (padding or [-1])[0])[:, None], by_index, 0))
 
 
 @lower("_embedding_bag_backward")
 @widened
-def _embedding_bag_backward(
-    grad: Array,
-    indices: Array,
-    offsets: Array,
-    offset2bag: Array,
-    bag_size: Array,
-    maximum_indices: Array,
-    num_weights: int,
-    scale_grad_by_freq: bool,
-    mode: int,
-    sparse: bool,
-    per_sample_weights: Array | None,
-    padding_idx: int = -1,
-) -> Array:
+def _embedding_bag_backward(grad: Array, indices: Array, offsets: Array, *given: Tree) -> Array:
+    *found, sparse, weights, padding_idx = (*given, -1)[:9]
     if sparse:
         raise NotImplementedError("the jax device has no sparse tensors: embedding_bag needs sparse=False")
-    found = (offset2bag, bag_size, maximum_indices)
-    by_weights = (mode, per_sample_weights, padding_idx)
-    return embedding_bag_dense_backward(grad, indices, *found, num_weights, scale_grad_by_freq, *by_weights)
+    return _embedding_bag_dense_backward(grad, indices, *found, weights, padding_idx)
 
 
 @lower("_embedding_bag_per_sample_weights_backward")

@@ -57,11 +57,7 @@ def index(self: Array, indices: Sequence[Array | None]) -> Array:
     return out
 
 
-@lower("_unsafe_index.Tensor")
-def unsafe_index(self: Array, indices: Sequence[Array | None]) -> Array:
-    """Return `index` without masks."""
-    out: Array = _read(self, tuple(indices))
-    return out
+lower("_unsafe_index.Tensor")(lambda self, indices: _read(self, tuple(indices)))  # without masks
 
 
 def _count(self: Array, indices: Sequence[Array | None], values: Array) -> int:
@@ -94,12 +90,7 @@ def index_put(
     def places(mask: Array) -> Places:
         return jnp.nonzero(mask != 0, size=count, fill_value=beyond)
 
-    target = _spread(indices, places)
-    if not accumulate:
-        return self.at[target].set(values, mode="drop")
-    if self.dtype == jnp.bool_:
-        return self.at[target].max(values, mode="drop")
-    return wide(self).at[target].add(wide(values), mode="drop")
+    return _written(self, _spread(indices, places), values, accumulate)
 
 
 def _along(self: Array, dim: int, index: Array) -> Places:
@@ -114,10 +105,9 @@ def index_fill(self: Array, dim: int, index: Array, value: Number) -> Array:
     return flat.at[_along(flat, dim, index)].set(value, mode="drop").reshape(self.shape)
 
 
-@lower("masked_fill.Scalar", "masked_fill.Tensor")
-def masked_fill(self: Array, mask: Array, value: Number) -> Array:
-    """Return `value` where the mask is true."""
-    return jnp.where(mask, jnp.asarray(value).astype(self.dtype), self)
+lower("masked_fill.Scalar", "masked_fill.Tensor")(
+    lambda self, mask, value: jnp.where(mask, jnp.asarray(value).astype(self.dtype), self)
+)
 
 
 @lower("masked_select", concrete=True)
@@ -141,12 +131,16 @@ def masked_scatter_backward(grad_output: Array, mask: Array, sizes: Sequence[int
 @lower("put")
 def put(self: Array, index: Array, source: Array, accumulate: bool = False) -> Array:
     """Return `self` with the elements of `source` written, or added, at places counted over all of it."""
-    index, source = index.reshape(-1), source.reshape(-1)
+    return _written(self.reshape(-1), index.reshape(-1), source.reshape(-1), accumulate).reshape(self.shape)
+
+
+def _written(self: Array, where: Array | Places, values: Array, accumulate: bool) -> Array:
+    """Return `self` with values written or added at places; adding truth values is "or"."""
     if not accumulate:
-        return self.reshape(-1).at[index].set(source, mode="drop").reshape(self.shape)
+        return self.at[where].set(values, mode="drop")
     if self.dtype == jnp.bool_:
-        return self.reshape(-1).at[index].max(source, mode="drop").reshape(self.shape)
-    return wide(self).reshape(-1).at[index].add(wide(source), mode="drop").reshape(self.shape)
+        return self.at[where].max(values, mode="drop")
+    return wide(self).at[where].add(wide(values), mode="drop")
 
 
 @lower("nonzero", concrete=True)
@@ -215,31 +209,22 @@ def scatter(self: Array, dim: int, index: Array, src: Number | None = None, *, v
     return _line(self).at[_grid(where, dim)].set(_fitted(given, where), mode="drop").reshape(self.shape)
 
 
-@lower("scatter_add")
-def scatter_add(self: Array, dim: int, index: Array, src: Array) -> Array:
-    """Return `self` with the elements of `src` added where `index` says along `dim`."""
-    return _combined(self, dim, index, src, "sum", True)
-
-
-@lower("scatter.reduce", "scatter.value_reduce")
-def scatter_with(
-    self: Array, dim: int, index: Array, src: Number | None = None, *, reduce: str, value: Number | None = None
-) -> Array:
-    """Return `self` with the elements of `src` added or multiplied where `index` says along `dim`."""
-    name = {"add": "sum", "multiply": "prod"}[reduce]
-    return _combined(self, dim, index, _given(src, value), name, True)
-
-
 @lower("scatter_reduce.two")
-def scatter_reduce(self: Array, dim: int, index: Array, src: Array, reduce: str, *, include_self: bool = True) -> Array:
+def scatter_reduce(
+    self: Array, dim: int, index: Array, src: Number, reduce: str, *, include_self: bool = True
+) -> Array:
     """Return `self` with the elements of `src` combined where `index` says along `dim`."""
-    return _combined(self, dim, index, src, reduce, include_self)
-
-
-def _combined(self: Array, dim: int, index: Array, src: Number, reduce: str, include_self: bool) -> Array:
     if not index.size:
         return self
     return reduced(self, _grid(_line(index), dim), _fitted(src, _line(index)), reduce, include_self)
+
+
+lower("scatter_add")(lambda self, dim, index, src: scatter_reduce(self, dim, index, src, "sum"))
+lower("scatter.reduce", "scatter.value_reduce")(
+    lambda self, dim, index, src=None, *, reduce, value=None: scatter_reduce(
+        self, dim, index, _given(src, value), {"add": "sum", "multiply": "prod"}[reduce]
+    )
+)
 
 
 @lower("index_reduce")

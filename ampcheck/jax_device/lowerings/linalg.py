@@ -75,15 +75,18 @@ def svd(
 
 def _empty_svd(A: Array, rows: int, columns: int, full: bool, compute_uv: bool) -> tuple[Array, Array, Array]:
     """Decompose matrices without elements: into identities, as far as they have columns."""
-    batch, least = A.shape[:-2], min(rows, columns)
-    values = jnp.zeros((*batch, least), A.real.dtype)
+    least = min(rows, columns)
+    values = jnp.zeros((*A.shape[:-2], least), A.real.dtype)
     if not compute_uv:
         return jnp.zeros(0, A.dtype), values, jnp.zeros(0, A.dtype)
-    left = jnp.broadcast_to(
-        jnp.eye(rows, rows if full else least, dtype=A.dtype), (*batch, rows, rows if full else least)
-    )
-    size = (columns if full else least, columns)
-    return left, values, jnp.broadcast_to(jnp.eye(*size, dtype=A.dtype), (*batch, *size))
+    left = _identity(A, rows, rows if full else least)
+    return left, values, _identity(A, columns if full else least, columns)
+
+
+def _identity(A: Array, rows: int, columns: int | None = None) -> Array:
+    """Return an identity matrix for each of the batch of A."""
+    eye = jnp.eye(rows, columns, dtype=A.dtype)
+    return jnp.broadcast_to(eye, (*A.shape[:-2], *eye.shape))
 
 
 @lower("_linalg_eigh")
@@ -109,10 +112,7 @@ def eig(self: Array) -> tuple[Array, Array]:
     return values, vectors
 
 
-@lower("_linalg_eigvals")
-def eigvals(self: Array) -> Array:
-    """Return complex eigenvalues."""
-    return jnp.linalg.eigvals(self) if self.size else eig(self)[0]
+lower("_linalg_eigvals")(lambda self: jnp.linalg.eigvals(self) if self.size else eig(self)[0])
 
 
 @lower("linalg_qr")
@@ -125,8 +125,7 @@ def qr(A: Array, mode: str = "reduced") -> tuple[Array, Array]:
         return jnp.zeros(0, A.dtype), jnp.linalg.qr(A, mode="r")
     if not A.size:
         inner = rows if mode == "complete" else min(rows, columns)
-        q = jnp.broadcast_to(jnp.eye(rows, inner, dtype=A.dtype), (*A.shape[:-2], rows, inner))
-        return q, jnp.zeros((*A.shape[:-2], inner, columns), A.dtype)
+        return _identity(A, rows, inner), jnp.zeros((*A.shape[:-2], inner, columns), A.dtype)
     q, r = jnp.linalg.qr(A, mode=mode)
     return q, r
 
@@ -185,27 +184,17 @@ def cholesky_ex(self: Array, *, upper: bool = False, check_errors: bool = False)
     return transposed(factor) if upper else factor, info
 
 
-@lower("cholesky")
-def cholesky(self: Array, upper: bool = False) -> Array:
-    """Return the factor of the matrix that one triangle gives."""
-    return cholesky_ex(self, upper=upper)[0]
+lower("cholesky")(lambda self, upper=False: cholesky_ex(self, upper=upper)[0])
 
 
 @lower("cholesky_solve", "_cholesky_solve_helper")
 def cholesky_solve(self: Array, input2: Array, upper: bool = False) -> Array:
     """Return the solution X of A X = self, given the Cholesky factor of A."""
-    batch = jnp.broadcast_shapes(self.shape[:-2], input2.shape[:-2])
-    right = jnp.broadcast_to(self, (*batch, *self.shape[-2:]))
-    factor = jnp.broadcast_to(input2, (*batch, *input2.shape[-2:]))
-    if not right.size:
-        return right
-    return jax.scipy.linalg.cho_solve((factor, not upper), right)
+    factor, right = _batched(input2, self)
+    return jax.scipy.linalg.cho_solve((factor, not upper), right) if right.size else right
 
 
-@lower("cholesky_inverse")
-def cholesky_inverse(self: Array, upper: bool = False) -> Array:
-    """Return the inverse of A, given its Cholesky factor."""
-    return cholesky_solve(jnp.broadcast_to(jnp.eye(self.shape[-1], dtype=self.dtype), self.shape), self, upper)
+lower("cholesky_inverse")(lambda self, upper=False: cholesky_solve(_identity(self, self.shape[-1]), self, upper))
 
 
 @lower("linalg_matrix_exp")
@@ -337,7 +326,7 @@ def solve_ex(A: Array, B: Array, *, left: bool = True, check_errors: bool = Fals
 def inv_ex(A: Array, *, check_errors: bool = False) -> tuple[Array, Array]:
     """Return the inverse, and the first zero pivot of its decomposition."""
     packed, _, order = factor(A)
-    return _solved(packed, order, jnp.broadcast_to(jnp.eye(A.shape[-1], dtype=A.dtype), A.shape)), _info(packed)
+    return _solved(packed, order, _identity(A, A.shape[-1])), _info(packed)
 
 
 def _parity(pivots: Array) -> Array:
@@ -349,8 +338,8 @@ def _parity(pivots: Array) -> Array:
 def det(A: Array) -> tuple[Array, Array, Array]:
     """Return the determinant, with the decomposition."""
     packed, pivots, _ = factor(A)
-    diagonal = jnp.diagonal(packed, axis1=-2, axis2=-1)
-    return jnp.prod(diagonal, -1) * _parity(pivots).astype(A.dtype), packed, pivots + 1
+    product = jnp.prod(jnp.diagonal(packed, axis1=-2, axis2=-1), -1)
+    return product * _parity(pivots).astype(A.dtype), packed, pivots + 1
 
 
 @lower("_linalg_slogdet")
@@ -471,11 +460,8 @@ def ldl_solve(LD: Array, pivots: Array, B: Array, *, hermitian: bool = False) ->
     batch = jnp.broadcast_shapes(LD.shape[:-2], pivots.shape[:-1], B.shape[:-2])
     if not B.size or not n:
         return jnp.zeros((*batch, *B.shape[-2:]), B.dtype)
-    flat = (
-        jnp.broadcast_to(LD, (*batch, n, n)).reshape(-1, n, n),
-        jnp.broadcast_to(pivots, (*batch, n)).reshape(-1, n),
-        jnp.broadcast_to(B, (*batch, *B.shape[-2:])).reshape(-1, *B.shape[-2:]),
-    )
+    cores = ((LD, (n, n)), (pivots, (n,)), (B, B.shape[-2:]))
+    flat = (jnp.broadcast_to(a, (*batch, *core)).reshape(-1, *core) for a, core in cores)
     out = jax.vmap(lambda f, p, b: _solve(f, p, b, hermitian and jnp.iscomplexobj(LD)))(*flat)
     return out.reshape(*batch, *B.shape[-2:])
 

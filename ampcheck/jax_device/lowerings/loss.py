@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax import Array
+from torch import Tensor
 
 from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.dispatch.kernels import computed
@@ -22,24 +22,19 @@ def _smooth_l1(difference: Array, beta: float = 1.0) -> Array:
     return jnp.where(distance < beta, inner, distance - 0.5 * beta)
 
 
-def _smooth_l1_slope(difference: Array, beta: float) -> Array:
-    return jnp.where(jnp.abs(difference) < beta, difference / beta if beta else difference, jnp.sign(difference))
-
-
 def _huber(difference: Array, delta: float = 1.0) -> Array:
     distance = jnp.abs(difference)
     return jnp.where(distance < delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta))
 
 
-def _huber_slope(difference: Array, delta: float) -> Array:
-    return jnp.where(jnp.abs(difference) < delta, difference, delta * jnp.sign(difference))
-
-
 # Losses of the difference between input and target: each element's loss, and its slope.
 _OF_DIFFERENCES: dict[str, tuple[Computation, Computation]] = {
     "mse_loss": (jnp.square, lambda difference: 2 * difference),
-    "smooth_l1_loss": (_smooth_l1, _smooth_l1_slope),
-    "huber_loss": (_huber, _huber_slope),
+    "smooth_l1_loss": (
+        _smooth_l1,
+        lambda d, beta: jnp.where(jnp.abs(d) < beta, d / beta if beta else d, jnp.sign(d)),
+    ),
+    "huber_loss": (_huber, lambda d, delta: jnp.where(jnp.abs(d) < delta, d, delta * jnp.sign(d))),
 }
 
 
@@ -89,10 +84,9 @@ def _multi_margin_loss(
     return reduced(losses.reshape(target.shape if self.ndim > 1 else ()), reduction)
 
 
-@lower("multi_margin_loss_backward")
-@rounded
-def _multi_margin_loss_backward(grad_output: Array, self: Array, *given: Array | Number | None) -> Array:
-    return pullback(lambda x: _multi_margin_loss(x, *given), grad_output, self)[0]  # type: ignore[arg-type]
+lower("multi_margin_loss_backward")(
+    rounded(lambda grad, self, *given: pullback(lambda x: _multi_margin_loss(x, *given), grad, self)[0])
+)
 
 
 @lower("multilabel_margin_loss_forward")
@@ -114,12 +108,9 @@ def _multilabel_margin_loss(self: Array, target: Array, reduction: int) -> tuple
     return reduced(losses, reduction), is_label.astype(self.dtype).reshape(target.shape)
 
 
-@lower("multilabel_margin_loss_backward")
-@rounded
-def _multilabel_margin_loss_backward(
-    grad_output: Array, self: Array, target: Array, reduction: int, is_target: Array
-) -> Array:
-    return pullback(lambda x: _multilabel_margin_loss(x, target, reduction)[0], grad_output, self)[0]
+lower("multilabel_margin_loss_backward")(
+    rounded(lambda grad, self, *given: pullback(lambda x: _multilabel_margin_loss(x, *given[:2])[0], grad, self)[0])
+)
 
 
 def _rows(targets: Array, lengths: Array, longest: int) -> Array:
@@ -180,34 +171,20 @@ def _loss(
 @lower("_ctc_loss")
 @widened
 def ctc_loss(
-    log_probs: Array,
-    targets: Array,
-    input_lengths: Sequence[int],
-    target_lengths: Sequence[int],
-    blank: int = 0,
-    zero_infinity: bool = False,
+    log_probs: Array, targets: Array, lengths: Sequence[int], target_lengths: Sequence[int], blank: int = 0, *_: bool
 ) -> tuple[Array, Array]:
     """Compute -log of the targets' probability by (T, N, C) log probabilities: (N), and the table of beginnings."""
-    return _loss(log_probs, targets, input_lengths, target_lengths, blank)
+    return _loss(log_probs, targets, lengths, target_lengths, blank)
 
 
 @lower("_ctc_loss_backward")
 @rounded
-def ctc_loss_backward(
-    grad: Array,
-    log_probs: Array,
-    targets: Array,
-    input_lengths: Sequence[int],
-    target_lengths: Sequence[int],
-    neg_log_likelihood: Array,
-    log_alpha: Array,
-    blank: int,
-    zero_infinity: bool = False,
-) -> Array:
+def ctc_loss_backward(grad: Array, log_probs: Array, targets: Array, *given: Tree) -> Array:
     """Return the gradient of the log probabilities as PyTorch defines it: exp(log_probs) less the expected alignments.
 
     It is that of the logits of which they are the log_softmax; after its own backward pass both agree.
     """
+    input_lengths, target_lengths, neg_log_likelihood, _, blank, zero_infinity = (*given, False)[:6]
     _, vjp = jax.vjp(lambda x: _loss(x, targets, input_lengths, target_lengths, blank)[0], log_probs)
     (by_likelihood,) = vjp(jnp.ones_like(neg_log_likelihood))
     steps = jnp.arange(log_probs.shape[0])[:, None] < jnp.asarray(input_lengths, jnp.int64)[None]
@@ -218,28 +195,13 @@ def ctc_loss_backward(
 
 
 @kernel("_ctc_loss.Tensor")
-def ctc_loss_tensor(
-    log_probs: torch.Tensor,
-    targets: torch.Tensor,
-    input_lengths: torch.Tensor,
-    target_lengths: torch.Tensor,
-    blank: int = 0,
-    zero_infinity: bool = False,
-) -> Tree:
+def ctc_loss_tensor(log_probs: Tensor, targets: Tensor, inputs: Tensor, lengths: Tensor, *rest: Tree) -> Tree:
     """Read the lengths from their tensors, as PyTorch's own kernels do: they shape the program."""
-    lengths = input_lengths.tolist(), target_lengths.tolist()
-    return computed("_ctc_loss")(log_probs, targets, *lengths, blank, zero_infinity)
+    return computed("_ctc_loss")(log_probs, targets, inputs.tolist(), lengths.tolist(), *rest)
 
 
 @kernel("_ctc_loss_backward.Tensor")
-def ctc_loss_backward_tensor(
-    grad: torch.Tensor,
-    log_probs: torch.Tensor,
-    targets: torch.Tensor,
-    input_lengths: torch.Tensor,
-    target_lengths: torch.Tensor,
-    *rest: Tree,
-) -> Tree:
+def ctc_loss_backward_tensor(grad: Tensor, log: Tensor, targets: Tensor, inputs: Tensor, *rest: Tree) -> Tree:
     """Read the lengths as `ctc_loss_tensor` does."""
-    lengths = input_lengths.tolist(), target_lengths.tolist()
-    return computed("_ctc_loss_backward")(grad, log_probs, targets, *lengths, *rest)
+    lengths, *others = rest
+    return computed("_ctc_loss_backward")(grad, log, targets, inputs.tolist(), lengths.tolist(), *others)

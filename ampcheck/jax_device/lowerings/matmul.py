@@ -27,26 +27,13 @@ from ampcheck.jax_device.storage.arrays import wrap
 from ampcheck.jax_device.storage.transfer import values
 from ampcheck.register.torch_private import DispatchKey
 
-
-@lower("mm", "bmm", "mv", "dot", one_dtype=True, columns=True)
-def matmul(self: Matrix, other: Matrix) -> Array:
-    """Return the product of matrices, batches of them, or vectors."""
-    return accumulate.product(self, other)
-
-
-@lower("mm.dtype", "bmm.dtype", columns=True)
-def matmul_dtype(self: Matrix, mat2: Matrix, out_dtype: torch.dtype) -> Array:
-    """Return the product as the dot accumulated it, without rounding to the inputs' dtype."""
-    return accumulate.product(self, mat2, jax_dtype(out_dtype))
+lower("mm", "bmm", "mv", "dot", one_dtype=True, columns=True)(accumulate.product)
+# as the dot accumulated it, without rounding to the inputs' dtype
+lower("mm.dtype", "bmm.dtype", columns=True)(lambda a, b, out: accumulate.product(a, b, jax_dtype(out)))
+lower("_int_mm")(lambda a, b: jnp.matmul(a, b, preferred_element_type=jnp.int32))
 
 
-@lower("_int_mm")
-def int_mm(self: Array, mat2: Array) -> Array:
-    """Return the int32 product of int8 matrices."""
-    return jnp.matmul(self, mat2, preferred_element_type=jnp.int32)
-
-
-def scaled_sum(self: Array, product: Array, beta: Number | None, alpha: Number | None) -> Array:
+def scaled_sum(self: Array, product: Array, beta: Number | None = None, alpha: Number | None = None) -> Array:
     """Compute beta * self + alpha * product, where None is 1; with a beta of 0 not even nan in `self` counts."""
     if alpha is not None:
         product = product * _factor(alpha, product)
@@ -62,82 +49,48 @@ def _factor(number: Number, array: Array) -> Array:
     return jnp.asarray(number).astype(array.dtype)
 
 
-def _accumulator(array: Matrix, beta: Number | None, alpha: Number | None) -> np.dtype | None:
-    """Return the dtype the dot is to give: None leaves the inputs' own, where nothing is multiplied afterwards."""
-    return None if beta is None and alpha is None else opmath_dtype(array.dtype)
+def _product(a: Matrix, b: Matrix, scales: dict[str, Number]) -> Array:
+    """Return a @ b in the inputs' own dtype, or as accumulated where it is multiplied by a number afterwards."""
+    return accumulate.product(a, b, opmath_dtype(a.dtype) if scales else None)
 
 
 @lower("addmm", "addmv", "baddbmm", one_dtype=True, columns=True)
-def addmm(
-    self: Matrix,
-    mat1: Matrix,
-    mat2: Matrix,
-    *,
-    beta: Number | None = None,
-    alpha: Number | None = None,
-) -> Array:
+def addmm(self: Matrix, mat1: Matrix, mat2: Matrix, **scales: Number) -> Array:
     """Compute beta * self + alpha * mat1 @ mat2."""
-    product = accumulate.product(mat1, mat2, _accumulator(mat1, beta, alpha))
-    return scaled_sum(settled(self), product, beta, alpha)
+    return scaled_sum(settled(self), _product(mat1, mat2, scales), **scales)
 
 
 @lower("addmm.dtype", "baddbmm.dtype", columns=True)
-def addmm_dtype(
-    self: Matrix,
-    mat1: Matrix,
-    mat2: Matrix,
-    out_dtype: torch.dtype,
-    *,
-    beta: Number | None = None,
-    alpha: Number | None = None,
-) -> Array:
+def addmm_dtype(self: Matrix, mat1: Matrix, mat2: Matrix, out_dtype: torch.dtype, **scales: Number) -> Array:
     """Compute beta * self + alpha * mat1 @ mat2 as the dot accumulated it, without rounding to the inputs' dtype."""
     product = accumulate.product(mat1, mat2, jax_dtype(out_dtype))
-    return scaled_sum(settled(self).astype(product.dtype), product, beta, alpha)
+    return scaled_sum(settled(self).astype(product.dtype), product, **scales)
 
 
 @lower("addbmm")
-def addbmm(
-    self: Array, batch1: Array, batch2: Array, *, beta: Number | None = None, alpha: Number | None = None
-) -> Array:
+def addbmm(self: Array, batch1: Array, batch2: Array, **scales: Number) -> Array:
     """Compute beta * self + alpha * the batch's sum of batch1 @ batch2: one dot over batch and inner dimension."""
     batch, rows, inner = batch1.shape
     # One dot over both sums in the accumulator, where a sum of products would round each.
     left = jnp.swapaxes(batch1, 0, 1).reshape(rows, batch * inner)
-    right = batch2.reshape(batch * inner, batch2.shape[2])
-    return scaled_sum(self, accumulate.product(left, right, _accumulator(batch1, beta, alpha)), beta, alpha)
+    return scaled_sum(self, _product(left, batch2.reshape(batch * inner, batch2.shape[2]), scales), **scales)
 
 
 @lower("addr", promotes=True)
 def addr(self: Array, vec1: Array, vec2: Array, *, beta: Number | None = None, alpha: Number | None = None) -> Array:
-    """Compute beta * self + alpha * the outer product of two vectors."""
+    """Compute beta * self + alpha * the outer product of two vectors; of truth values "or" and "and"."""
     if self.dtype == jnp.bool_:
-        return addr_bool(self, vec1, vec2, beta, alpha)
+        both = vec1[:, None] & vec2[None, :] & (True if alpha is None else jnp.asarray(alpha) != 0)
+        return both | (self if beta is None else self & (jnp.asarray(beta) != 0))
     scaled = alpha is not None or beta is not None
     product = wide(vec1)[:, None] * wide(vec2)[None, :] if scaled else vec1[:, None] * vec2[None, :]
     return jnp.broadcast_to(scaled_sum(self, product, beta, alpha), product.shape)
 
 
-def addr_bool(self: Array, vec1: Array, vec2: Array, beta: Number | None, alpha: Number | None) -> Array:
-    """Compute `addr` of truth values: multiplying is "and", adding is "or"."""
-    product = vec1[:, None] & vec2[None, :]
-    if alpha is not None:
-        product = product & (jnp.asarray(alpha) != 0)
-    return product | (self if beta is None else self & (jnp.asarray(beta) != 0))
-
-
 @lower("_addmm_activation")
-def addmm_activation(
-    self: Array,
-    mat1: Array,
-    mat2: Array,
-    *,
-    beta: Number | None = None,
-    alpha: Number | None = None,
-    use_gelu: bool = False,
-) -> Array:
+def addmm_activation(self: Array, mat1: Array, mat2: Array, *, use_gelu: bool = False, **scales: Number) -> Array:
     """Apply relu or gelu to addmm; PyTorch approximates gelu by tanh on CUDA alone."""
-    out = addmm(self, mat1, mat2, beta=beta, alpha=alpha)
+    out = addmm(self, mat1, mat2, **scales)
     return jax.nn.gelu(wide(out), approximate=False) if use_gelu else jnp.maximum(out, 0)
 
 

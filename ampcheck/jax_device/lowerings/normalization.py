@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax import Array
+from torch import Tensor
 
 from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.dispatch.kernels import assign, computed
@@ -43,16 +43,10 @@ def layer_norm(
 @lower("native_layer_norm_backward")
 @widened
 def layer_norm_backward(
-    grad_out: Array,
-    input: Array,
-    normalized_shape: Sequence[int],
-    mean: Array,
-    rstd: Array,
-    weight: Array | None,
-    bias: Array | None,
-    output_mask: Sequence[bool],
+    grad_out: Array, input: Array, normalized_shape: Sequence[int], mean: Array, rstd: Array, *affine: Tree
 ) -> tuple[Array | None, ...]:
     """Return the gradients of input, weight and bias that the mask asks for."""
+    weight, bias, output_mask = affine
     first = input.ndim - len(normalized_shape)
     axes, outer = tuple(range(first, input.ndim)), tuple(range(first))
     shape = (*input.shape[:first], *((1,) * len(axes)))
@@ -88,22 +82,17 @@ def rms_norm(
 @lower("_fused_rms_norm_backward")
 @widened
 def rms_norm_backward(
-    grad_out: Array,
-    input: Array,
-    normalized_shape: Sequence[int],
-    rstd: Array,
-    weight: Array | None,
-    output_mask: Sequence[bool],
+    grad_out: Array, input: Array, shape: Sequence[int], rstd: Array, weight: Array | None, mask: Sequence[bool]
 ) -> tuple[Array | None, ...]:
     """Return the gradients of input and weight that the mask asks for."""
-    first = input.ndim - len(normalized_shape)
+    first = input.ndim - len(shape)
     axes = tuple(range(first, input.ndim))
     rstd = rstd.reshape(*input.shape[:first], *((1,) * len(axes)))
     normal = input * rstd
     grad = grad_out if weight is None else grad_out * weight
     by_input = rstd * (grad - normal * jnp.mean(grad * normal, axis=axes, keepdims=True))
     by_weight = None if weight is None else jnp.sum(grad_out * normal, axis=tuple(range(first)))
-    return wanted(output_mask, by_input, by_weight)
+    return wanted(mask, by_input, by_weight)
 
 
 @lower("native_group_norm")
@@ -173,33 +162,21 @@ def _statistics(input: Array, eps: float) -> tuple[Array, Array, Array]:
 @lower("_native_batch_norm_legit_functional")
 @widened
 def batch_norm(
-    input: Array,
-    weight: Array | None,
-    bias: Array | None,
-    running_mean: Array,
-    running_var: Array,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Array, Array, Array, Array, Array]:
+    input: Array, weight: Array | None, bias: Array | None, running_mean: Array, running_var: Array, *options: float
+) -> tuple[Array, ...]:
     """Return (N, C, …) normalised per channel, the statistics it took, and the running statistics after it.
 
-    Without training it takes the running statistics, which stay.
+    Without training it takes the running statistics, which stay. `options`: training, momentum, eps.
     """
+    training, momentum, eps = options
     if not training:
         rstd = jax.lax.rsqrt(running_var + eps)
         return _normalised(input, weight, bias, running_mean, rstd), running_mean, rstd, running_mean, running_var
     mean, variance, rstd = _statistics(input, eps)
     seen = math.prod(input.shape[d] for d in _axes(input))
     unbiased = variance * (seen / max(seen - 1, 1))
-    out = _normalised(input, weight, bias, mean, rstd)
-    return (
-        out,
-        mean,
-        rstd,
-        momentum * mean + (1 - momentum) * running_mean,
-        momentum * unbiased + (1 - momentum) * running_var,
-    )
+    kept = [momentum * n + (1 - momentum) * r for n, r in ((mean, running_mean), (unbiased, running_var))]
+    return _normalised(input, weight, bias, mean, rstd), mean, rstd, *kept
 
 
 @lower("_native_batch_norm_legit.no_stats")
@@ -214,36 +191,19 @@ def batch_norm_without_running(
 
 @lower("_native_batch_norm_legit_no_training")
 @widened
-def batch_norm_inference(
-    input: Array,
-    weight: Array | None,
-    bias: Array | None,
-    running_mean: Array,
-    running_var: Array,
-    momentum: float,
-    eps: float,
-) -> tuple[Array, Array, Array]:
+def batch_norm_inference(input: Array, *given: Tree) -> tuple[Array, ...]:
     """Normalise by the running statistics."""
-    return batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)[:3]
+    return batch_norm(input, *given[:4], False, *given[4:])[:3]
 
 
 @kernel("native_batch_norm")
 def native_batch_norm(
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, *options: float
 ) -> Tree:
     """Run the forward pass; it writes the running statistics, which its schema does not say."""
-    if running_mean is None or running_var is None:
-        return computed("_native_batch_norm_legit.no_stats")(input, weight, bias, training, momentum, eps)
-    taken = computed("_native_batch_norm_legit_functional")
-    *out, mean, variance = taken(input, weight, bias, running_mean, running_var, training, momentum, eps)
-    if training:
-        assign(running_mean, mean)
-        assign(running_var, variance)
-    return tuple(out)
+    if mean is None or var is None:
+        return computed("_native_batch_norm_legit.no_stats")(input, weight, bias, *options)
+    found = computed("_native_batch_norm_legit_functional")(input, weight, bias, mean, var, *options)
+    if options[0]:  # training
+        assign([mean, var], found[3:])
+    return tuple(found[:3])

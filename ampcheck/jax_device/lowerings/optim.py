@@ -9,7 +9,7 @@ gradient scaler gives its scale, and a step in which it found a non-finite gradi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,8 @@ from ampcheck.jax_device.lowerings.pointwise import lerp
 from ampcheck.jax_device.lowerings.reduction import powersum, vector_norm
 from ampcheck.jax_device.lowerings.wide import wide
 
-Operands = Sequence[Array] | Sequence[Number] | Number
+Arrays = Sequence[Array]
+Operands = Arrays | Sequence[Number] | Number
 """An operand for each tensor, or one for all."""
 
 
@@ -36,14 +37,14 @@ def unified(*operands: Number) -> list[Number]:
     return [convert(o, dtype) if isinstance(o, jax.Array) and not o.weak_type else o for o in operands]
 
 
-def _zipped(first: Sequence[Array], others: Sequence[Operands]) -> Iterator[list[Number]]:
+def _zipped(first: Arrays, others: Sequence[Operands]) -> Iterator[list[Number]]:
     """Return the operands of each element: lists by place, anything else as it is for all."""
     for i, x in enumerate(first):
         yield [x, *(o[i] if isinstance(o, (list, tuple)) else cast(Number, o) for o in others)]
 
 
 def _pointwise(function: Computation) -> Computation:
-    def compute(self: Sequence[Array], *others: Operands, **kwargs: Number) -> list[Array]:
+    def compute(self: Arrays, *others: Operands, **kwargs: Number) -> list[Array]:
         return [function(*unified(*operands), **kwargs) for operands in _zipped(self, others)]
 
     return compute
@@ -82,7 +83,7 @@ _UNARY = (
 
 
 def _unary(name: str) -> Computation:
-    def compute(self: Sequence[Array]) -> list[Array]:
+    def compute(self: Arrays) -> list[Array]:
         return [OWN[name].compute(x) for x in self]
 
     return compute
@@ -90,10 +91,19 @@ def _unary(name: str) -> Computation:
 
 for _name in _UNARY:
     lower(f"_foreach_{_name}")(_unary(_name))
+lower("_foreach_zero")(lambda self: [jnp.zeros_like(x) for x in self])
+lower("_foreach_clone")(lambda self, memory_format=None: list(self))
+lower("_foreach_max")(lambda self: [jnp.max(x) for x in self])
+lower("_foreach_mm")(lambda self, mat2: [matmul(x, y) for x, y in zip(self, mat2, strict=True)])
+lower("_foreach_copy")(  # in the shapes and dtypes of `self`
+    lambda self, src, non_blocking=False: [
+        jnp.broadcast_to(convert(y, x.dtype), x.shape) for x, y in zip(self, src, strict=True)
+    ]
+)
 
 
 @lower("_foreach_pow.List", "_foreach_pow.Scalar", "_foreach_pow.ScalarList")
-def power(self: Sequence[Array], exponent: Sequence[Array] | Number | Sequence[Number]) -> list[Array]:
+def power(self: Arrays, exponent: Arrays | Number | Sequence[Number]) -> list[Array]:
     """Raise each tensor to its exponent."""
     name = "pow.Tensor_Scalar" if not isinstance(exponent, list) or _numbers(exponent) else "pow.Tensor_Tensor"
     return [OWN[name].compute(*unified(*operands)) for operands in _zipped(self, (exponent,))]
@@ -104,85 +114,66 @@ def _numbers(values: Sequence[Number]) -> bool:
 
 
 @lower("_foreach_pow.ScalarAndTensor")
-def power_of(self: Number, exponent: Sequence[Array]) -> list[Array]:
+def power_of(self: Number, exponent: Arrays) -> list[Array]:
     """Raise the number to each of the exponents."""
     return [OWN["pow.Scalar"].compute(*unified(self, x)) for x in exponent]
 
 
-@lower("_foreach_zero")
-def zero(self: Sequence[Array]) -> list[Array]:
-    """Return zeros."""
-    return [jnp.zeros_like(x) for x in self]
+def _register_norm(name: str, norm: Computation) -> None:
+    @lower(name, static=True)
+    def compute(self: Arrays, ord: float = 2, dtype: torch.dtype | None = None) -> list[Array]:
+        given = [wide(x if dtype is None else convert(x, jax_dtype(dtype))) for x in self]
+        return [norm(x, ord, tuple(range(x.ndim))) for x in given]
 
 
-@lower("_foreach_clone")
-def clone(self: Sequence[Array], memory_format: torch.memory_format | None = None) -> list[Array]:
-    """Return the same values."""
-    return list(self)
+_register_norm("_foreach_norm.Scalar", vector_norm)
+_register_norm("_foreach_powsum.Scalar", powersum)
 
 
-@lower("_foreach_copy")
-def copy(self: Sequence[Array], src: Sequence[Array], non_blocking: bool = False) -> list[Array]:
-    """Return the values of `src` in the shapes and dtypes of `self`."""
-    return [jnp.broadcast_to(convert(y, x.dtype), x.shape) for x, y in zip(self, src, strict=True)]
-
-
-@lower("_foreach_max")
-def largest(self: Sequence[Array]) -> list[Array]:
-    """Return the largest element of each tensor."""
-    return [jnp.max(x) for x in self]
-
-
-@lower("_foreach_mm")
-def mm(self: Sequence[Array], mat2: Sequence[Array]) -> list[Array]:
-    """Return the matrix product of each pair."""
-    return [matmul(x, y) for x, y in zip(self, mat2, strict=True)]
-
-
-def _read(x: Array, dtype: torch.dtype | None) -> Array:
-    return wide(x if dtype is None else convert(x, jax_dtype(dtype)))
-
-
-@lower("_foreach_norm.Scalar", static=True)
-def norm(self: Sequence[Array], ord: float = 2, dtype: torch.dtype | None = None) -> list[Array]:
-    """Return the vector norm of each tensor; low precision is added up in float32."""
-    return [vector_norm(_read(x, dtype), ord, tuple(range(x.ndim))) for x in self]
-
-
-@lower("_foreach_powsum.Scalar", static=True)
-def powsum(self: Sequence[Array], ord: float = 2, dtype: torch.dtype | None = None) -> list[Array]:
-    """Return the sum of the powers of each tensor's magnitudes: its norm before the root."""
-    return [powersum(_read(x, dtype), ord, tuple(range(x.ndim))) for x in self]
+Rate = float | Array
+"""A learning rate, or another number of a step that may change from call to call."""
 
 
 class _FusedStep:
-    """What all fused steps share: unscaled gradients, and results kept back where the step is skipped."""
+    """What all fused steps share: gradients unscaled and decayed, and results kept back where the step is skipped."""
 
-    def __init__(self, maximize: bool, grad_scale: Array | None, found_inf: Array | None) -> None:
-        self.maximize, self.grad_scale, self.found_inf = maximize, grad_scale, found_inf
+    def __init__(
+        self, maximize: bool, weight_decay: float = 0, grad_scale: Array | None = None, found_inf: Array | None = None
+    ) -> None:
+        self.maximize, self.weight_decay, self.grad_scale, self.found_inf = (
+            maximize,
+            weight_decay,
+            grad_scale,
+            found_inf,
+        )
 
-    def gradient(self, grad: Array) -> tuple[Array, Array]:
+    def gradient(self, grad: Array, param: Array) -> tuple[Array, Array]:
         """Return the gradient to store, and the one to step against."""
         unscaled = wide(grad)
         if self.grad_scale is not None:
             unscaled = unscaled / self.grad_scale.reshape(()).astype(unscaled.dtype)
-        return unscaled, -unscaled if self.maximize else unscaled
+        against = -unscaled if self.maximize else unscaled
+        return unscaled, against + self.weight_decay * param if self.weight_decay else against
 
-    def kept(self, new: list[list[Array]], old: Sequence[Sequence[Array]]) -> tuple[list[Array], ...]:
-        """Return the new values in the dtypes of the old, or the old where a non-finite gradient was found."""
-        return tuple([self._one(n, o) for n, o in zip(ns, os, strict=True)] for ns, os in zip(new, old, strict=True))
+    def kept(self, new: Sequence[Sequence[Array]], old: Sequence[Sequence[Array]]) -> tuple[list[Array], ...]:
+        """Return the new values in the dtypes of the old, or the old where a non-finite gradient was found.
+
+        `new`: for each parameter its new values.
+        """
+        lists = [list(values) for values in zip(*new, strict=True)] if new else [[] for _ in old]
+        return tuple([self._one(n, o) for n, o in zip(ns, os, strict=True)] for ns, os in zip(lists, old, strict=True))
 
     def _one(self, new: Array, old: Array) -> Array:
         new = new.astype(old.dtype)
         return new if self.found_inf is None else jnp.where(self.found_inf.reshape(()) == 1, old, new)
 
 
-def _number(x: float | Array) -> float | Array:
+def _number(x: Rate) -> Rate:
     """Return a learning rate given as a tensor, as a scalar."""
     return x.reshape(()) if isinstance(x, Array) else x
 
 
-def _correction(beta: float | Array, step: Array) -> Array:
+def _correction(beta: Rate, step: Array) -> Array:
     """Compute 1 - beta ** step, in float64: in float32 most digits of the first steps would cancel."""
     return 1 - jnp.power(beta, step.reshape(()).astype(jnp.float64))
 
@@ -190,42 +181,31 @@ def _correction(beta: float | Array, step: Array) -> Array:
 def _adam(decoupled: bool) -> Computation:
     def compute(
         self: list[Array],
-        grads: list[Array],
-        exp_avgs: list[Array],
-        exp_avg_sqs: list[Array],
-        max_exp_avg_sqs: list[Array],
-        state_steps: list[Array],
-        *,
-        lr: float | Array,
-        beta1: float | Array,
-        beta2: float | Array,
+        *lists: list[Array],
+        lr: Rate,
+        beta1: Rate,
+        beta2: Rate,
         weight_decay: float,
         eps: float,
         amsgrad: bool,
-        maximize: bool,
-        grad_scale: Array | None = None,
-        found_inf: Array | None = None,
+        **options: Any,
     ) -> tuple[list[Array], ...]:
-        step, lr = _FusedStep(maximize, grad_scale, found_inf), _number(lr)
-        new: list[list[Array]] = [[], [], [], [], []]
+        grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps = lists
+        step, lr, new = _FusedStep(weight_decay=0 if decoupled else weight_decay, **options), _number(lr), []
         for i, stored in enumerate(self):
             param, dtype = wide(stored), wide(stored).dtype
-            unscaled, grad = step.gradient(grads[i])
+            unscaled, grad = step.gradient(grads[i], param)
             if weight_decay and decoupled:
                 param = param - jnp.asarray(lr * weight_decay, dtype) * param
-            elif weight_decay:
-                grad = grad + weight_decay * param
             mean = beta1 * wide(exp_avgs[i]) + (1 - beta1) * grad
             square = beta2 * wide(exp_avg_sqs[i]) + (1 - beta2) * grad * grad
             largest = jnp.maximum(wide(max_exp_avg_sqs[i]), square) if amsgrad else square
             size = jnp.asarray(lr / _correction(beta1, state_steps[i]), dtype)
             root = jnp.sqrt(_correction(beta2, state_steps[i])).astype(dtype)
             param = param - size * mean / (jnp.sqrt(largest) / root + eps)
-            for values, value in zip(new, (param, unscaled, mean, square, largest), strict=True):
-                values.append(value)
-        if not amsgrad:
-            new[4] = list(max_exp_avg_sqs)
-        return step.kept(new, [self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs])
+            new.append((param, unscaled, mean, square, largest)[: 5 if amsgrad else 4])
+        old = [self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs]
+        return step.kept(new, old) if amsgrad else (*step.kept(new, old[:4]), list(max_exp_avg_sqs))
 
     return compute
 
@@ -237,67 +217,45 @@ lower("_fused_adamw", "_fused_adamw.tensor_lr", traced=_ADAM)(_adam(decoupled=Tr
 
 @lower("_fused_sgd", "_fused_sgd.tensor_lr", traced=("lr", "momentum"))
 def sgd(
-    self: Sequence[Array],
-    grads: Sequence[Array],
-    momentum_buffer_list: Sequence[Array],
+    self: Arrays,
+    grads: Arrays,
+    buffers: Arrays,
     *,
-    weight_decay: float,
-    momentum: float | Array,
-    lr: float | Array,
+    momentum: Rate,
+    lr: Rate,
     dampening: float,
     nesterov: bool,
-    maximize: bool,
     is_first_step: bool,
-    grad_scale: Array | None = None,
-    found_inf: Array | None = None,
+    **options: Any,
 ) -> tuple[list[Array], ...]:
     """Take a step of stochastic gradient descent; without momentum the list of buffers is empty."""
-    step, lr = _FusedStep(maximize, grad_scale, found_inf), _number(lr)
-    params, unscaled, buffers = [], [], []
+    step, lr, new = _FusedStep(**options), _number(lr), []
     for i, stored in enumerate(self):
         param = wide(stored)
-        kept, grad = step.gradient(grads[i])
-        if weight_decay:
-            grad = grad + weight_decay * param
-        if momentum_buffer_list:
-            buffer = grad if is_first_step else momentum * wide(momentum_buffer_list[i]) + (1 - dampening) * grad
+        unscaled, grad = step.gradient(grads[i], param)
+        made = []
+        if buffers:
+            buffer = grad if is_first_step else momentum * wide(buffers[i]) + (1 - dampening) * grad
             grad = grad + momentum * buffer if nesterov else buffer
-            buffers.append(buffer)
-        params.append(param - jnp.asarray(lr, param.dtype) * grad)
-        unscaled.append(kept)
-    return step.kept([params, unscaled, buffers], [self, grads, momentum_buffer_list])
+            made.append(buffer)
+        new.append((param - jnp.asarray(lr, param.dtype) * grad, unscaled, *made))
+    return step.kept(new, [self, grads, buffers]) if buffers else (*step.kept(new, [self, grads]), [])
 
 
 @lower("_fused_adagrad", "_fused_adagrad.tensor_lr", traced=("lr",))
 def adagrad(
-    self: Sequence[Array],
-    grads: Sequence[Array],
-    state_sums: Sequence[Array],
-    state_steps: Sequence[Array],
-    *,
-    lr: float | Array,
-    lr_decay: float,
-    weight_decay: float,
-    eps: float,
-    maximize: bool,
-    grad_scale: Array | None = None,
-    found_inf: Array | None = None,
+    self: Arrays, grads: Arrays, sums: Arrays, steps: Arrays, *, lr: Rate, lr_decay: float, eps: float, **options: Any
 ) -> tuple[list[Array], ...]:
     """Take a step of Adagrad. With a number for `lr` PyTorch's schema claims that it writes the steps too."""
-    step, rate = _FusedStep(maximize, grad_scale, found_inf), _number(lr)
-    params, unscaled, sums = [], [], []
+    step, rate, new = _FusedStep(**options), _number(lr), []
     for i, stored in enumerate(self):
         param = wide(stored)
-        kept, grad = step.gradient(grads[i])
-        if weight_decay:
-            grad = grad + weight_decay * param
-        total = wide(state_sums[i]) + grad * grad
-        size = rate / (1 + (state_steps[i].reshape(()).astype(jnp.float64) - 1) * lr_decay)
-        params.append(param - jnp.asarray(size, param.dtype) * grad / (jnp.sqrt(total) + eps))
-        unscaled.append(kept)
-        sums.append(total)
-    out = step.kept([params, unscaled, sums], [self, grads, state_sums])
-    return out if isinstance(lr, Array) and not lr.weak_type else (*out, list(state_steps))
+        unscaled, grad = step.gradient(grads[i], param)
+        total = wide(sums[i]) + grad * grad
+        size = rate / (1 + (steps[i].reshape(()).astype(jnp.float64) - 1) * lr_decay)
+        new.append((param - jnp.asarray(size, param.dtype) * grad / (jnp.sqrt(total) + eps), unscaled, total))
+    out = step.kept(new, [self, grads, sums])
+    return out if isinstance(lr, Array) and not lr.weak_type else (*out, list(steps))
 
 
 def _single(name: str, array: Array, dtype: type) -> None:
@@ -308,7 +266,7 @@ def _single(name: str, array: Array, dtype: type) -> None:
 
 
 @lower("_amp_foreach_non_finite_check_and_unscale")
-def unscale(self: Sequence[Array], found_inf: Array, inv_scale: Array) -> tuple[list[Array], Array]:
+def unscale(self: Arrays, found_inf: Array, inv_scale: Array) -> tuple[list[Array], Array]:
     """Return gradients times `inv_scale`, and `found_inf`: 1 where a gradient was not finite before, else unchanged.
 
     Low precision is multiplied in float32. A scale of 1 leaves a gradient as it is, also where it is not finite.

@@ -98,12 +98,7 @@ for _name, _function in _FUNCTIONS.items():
 
 def _kept(function: Computation) -> Computation:
     """Wrap a function of floating arrays; an integer is its own result."""
-
-    def compute(self: Array) -> Array:
-        out: Array = function(self) if jnp.issubdtype(self.dtype, jnp.inexact) else self
-        return out
-
-    return compute
+    return lambda self: function(self) if jnp.issubdtype(self.dtype, jnp.inexact) else self
 
 
 _ROUNDING: dict[str, Computation] = {
@@ -252,9 +247,7 @@ def lerp(self: Array, end: Array, weight: Number) -> Array:
     return jnp.where(near, self + weight * (end - self), end - (end - self) * (1 - weight))
 
 
-@lower("where.self")
-def _where(condition: Array, self: Array, other: Array) -> Array:
-    return jnp.where(condition.astype(jnp.bool_), self, other)
+lower("where.self")(lambda condition, self, other: jnp.where(condition.astype(jnp.bool_), self, other))
 
 
 class Family(NamedTuple):
@@ -264,35 +257,23 @@ class Family(NamedTuple):
     following: Computation
 
 
-def _chebyshev(x: Array, k: Array, p: Array, before: Array) -> Array:
-    return 2 * x * p - before
-
-
-def _legendre(x: Array, k: Array, p: Array, before: Array) -> Array:
-    return ((2 * k + 1) * x * p - k * before) / (k + 1)
-
-
-def _laguerre(x: Array, k: Array, p: Array, before: Array) -> Array:
-    return ((2 * k + 1 - x) * p - k * before) / (k + 1)
-
-
-def _hermite_h(x: Array, k: Array, p: Array, before: Array) -> Array:
-    return 2 * x * p - 2 * k * before
-
-
-def _hermite_he(x: Array, k: Array, p: Array, before: Array) -> Array:
-    return x * p - k * before
-
-
+_CHEBYSHEV: dict[str, Computation] = {
+    "t": lambda x: x,
+    "u": lambda x: 2 * x,
+    "v": lambda x: 2 * x - 1,
+    "w": lambda x: 2 * x + 1,
+}
 FAMILIES = {
-    "chebyshev_polynomial_t": Family(lambda x: x, _chebyshev),
-    "chebyshev_polynomial_u": Family(lambda x: 2 * x, _chebyshev),
-    "chebyshev_polynomial_v": Family(lambda x: 2 * x - 1, _chebyshev),
-    "chebyshev_polynomial_w": Family(lambda x: 2 * x + 1, _chebyshev),
-    "legendre_polynomial_p": Family(lambda x: x, _legendre),
-    "laguerre_polynomial_l": Family(lambda x: 1 - x, _laguerre),
-    "hermite_polynomial_h": Family(lambda x: 2 * x, _hermite_h),
-    "hermite_polynomial_he": Family(lambda x: x, _hermite_he),
+    **{
+        f"chebyshev_polynomial_{kind}": Family(first, lambda x, k, p, before: 2 * x * p - before)
+        for kind, first in _CHEBYSHEV.items()
+    },
+    "legendre_polynomial_p": Family(lambda x: x, lambda x, k, p, before: ((2 * k + 1) * x * p - k * before) / (k + 1)),
+    "laguerre_polynomial_l": Family(
+        lambda x: 1 - x, lambda x, k, p, before: ((2 * k + 1 - x) * p - k * before) / (k + 1)
+    ),
+    "hermite_polynomial_h": Family(lambda x: 2 * x, lambda x, k, p, before: 2 * x * p - 2 * k * before),
+    "hermite_polynomial_he": Family(lambda x: x, lambda x, k, p, before: x * p - k * before),
 }
 
 
@@ -340,18 +321,9 @@ def _torchax(name: str) -> Computation:
     return compute
 
 
-_BESSEL = [
-    "special_bessel_j0",
-    "special_bessel_j1",
-    "special_bessel_y0",
-    "special_bessel_y1",
-    "special_modified_bessel_i0",
-    "special_modified_bessel_i1",
-    "special_modified_bessel_k0",
-    "special_modified_bessel_k1",
-]
-for _name in _BESSEL:
-    lower(_name)(_torchax(_name))
+for _kind in ("bessel_j", "bessel_y", "modified_bessel_i", "modified_bessel_k"):
+    for _name in (f"special_{_kind}0", f"special_{_kind}1"):
+        lower(_name)(_torchax(_name))
 
 
 def _scaled_k(x: Array, order: float) -> Array:
@@ -366,15 +338,8 @@ def _scaled_k(x: Array, order: float) -> Array:
     return jnp.where(x > 0, total, jnp.where(x == 0, jnp.inf, jnp.nan))
 
 
-def _scaled_modified_bessel_k(order: int) -> Computation:
-    def compute(x: Array) -> Array:
-        return _scaled_k(x.astype(jnp.float64), order).astype(x.dtype)
-
-    return compute
-
-
-lower("special_scaled_modified_bessel_k0")(once(_scaled_modified_bessel_k(0)))
-lower("special_scaled_modified_bessel_k1")(once(_scaled_modified_bessel_k(1)))
+lower("special_scaled_modified_bessel_k0")(once(lambda x: _scaled_k(x.astype(jnp.float64), 0).astype(x.dtype)))
+lower("special_scaled_modified_bessel_k1")(once(lambda x: _scaled_k(x.astype(jnp.float64), 1).astype(x.dtype)))
 
 
 @lower("special_spherical_bessel_j0")
@@ -440,10 +405,7 @@ def _hurwitz(x: Array, q: Array) -> Array:
     return jnp.where(pole, jnp.inf, jnp.where(x < 1, jnp.nan, total + jax.lax.zeta(x, q)))
 
 
-@lower("special_zeta", promotes=True)
-def zeta(self: Array, other: Array) -> Array:
-    """Return the Hurwitz zeta function."""
-    return _hurwitz(*(floating(jnp.asarray(a)) for a in (self, other)))
+lower("special_zeta", promotes=True)(lambda *given: _hurwitz(*(floating(jnp.asarray(a)) for a in given)))
 
 
 def _trigamma(x: Array) -> Array:
@@ -481,10 +443,7 @@ def _quantized(
     return ((jnp.clip(steps, least, most) - zero_point) * step).astype(self.dtype), inside
 
 
-@lower("fake_quantize_per_tensor_affine_cachemask")
-def per_tensor(self: Array, scale: float, zero_point: int, quant_min: int, quant_max: int) -> tuple[Array, Array]:
-    """Quantize by one scale and zero point."""
-    return _quantized(self, scale, zero_point, quant_min, quant_max)
+lower("fake_quantize_per_tensor_affine_cachemask")(_quantized)
 
 
 @lower("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams")

@@ -17,11 +17,11 @@ import torch
 from jax import Array
 
 from ampcheck.jax_device import random
-from ampcheck.jax_device.annotations import Tree
+from ampcheck.jax_device.annotations import Args, Tree
 from ampcheck.jax_device.dispatch.kernels import assign, computed, fit
 from ampcheck.jax_device.dispatch.schema import arguments, overload
 from ampcheck.jax_device.dispatch.special import kernel
-from ampcheck.jax_device.lowering import Number, lower
+from ampcheck.jax_device.lowering import Computation, Number, lower
 from ampcheck.jax_device.storage.arrays import wrap
 
 
@@ -30,9 +30,10 @@ def drawn_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.float64 if dtype in (jnp.float64, jnp.complex128) else np.float32)
 
 
-def positive(key: Array, shape: Sequence[int], dtype: np.dtype) -> Array:
-    """Draw uniform numbers of the open interval (0, 1)."""
-    return jax.random.uniform(key, shape, dtype, minval=jnp.finfo(dtype).tiny, maxval=1.0)
+def _positive(key: Array, shape: Sequence[int], dtype: np.dtype) -> Array:
+    """Draw uniform numbers of the open interval (0, 1) for a tensor of `dtype`."""
+    drawn = drawn_dtype(dtype)
+    return jax.random.uniform(key, shape, drawn, minval=jnp.finfo(drawn).tiny, maxval=1.0)
 
 
 @lower("uniform", random=True, traced=("from", "to"))
@@ -67,43 +68,6 @@ def normal_of(key: Array, mean: Array | float, std: Array | float = 1.0) -> Arra
     return mean + std * standard_normal(key, shape, jnp.result_type(*given))
 
 
-@lower("bernoulli", random=True)
-def bernoulli(key: Array, self: Array) -> Array:
-    """Draw 1 with the probability that each element holds, else 0."""
-    return jax.random.uniform(key, self.shape, drawn_dtype(self.dtype)) < self
-
-
-@lower("bernoulli.p", "bernoulli.Tensor", random=True, traced=("p",))
-def bernoulli_of(key: Array, self: Array, p: float | Array = 0.5) -> Array:
-    """Draw 1 with probability p, else 0."""
-    return jax.random.uniform(key, self.shape, drawn_dtype(jnp.asarray(p).dtype)) < p
-
-
-@lower("exponential", random=True, traced=("lambd",))
-def exponential(key: Array, self: Array, lambd: float | Array = 1.0) -> Array:
-    """Draw exponential numbers, never 0."""
-    return -jnp.log(positive(key, self.shape, drawn_dtype(self.dtype))) / lambd
-
-
-@lower("cauchy", random=True, traced=("median", "sigma"))
-def cauchy(key: Array, self: Array, median: float | Array = 0.0, sigma: float | Array = 1.0) -> Array:
-    """Draw Cauchy numbers."""
-    return median + sigma * jnp.tan(jnp.pi * (positive(key, self.shape, drawn_dtype(self.dtype)) - 0.5))
-
-
-@lower("log_normal", random=True, traced=("mean", "std"))
-def log_normal(key: Array, self: Array, mean: float | Array = 1.0, std: float | Array = 2.0) -> Array:
-    """Draw numbers whose logarithm is normal."""
-    return jnp.exp(mean + std * standard_normal(key, self.shape, self.dtype))
-
-
-@lower("geometric", random=True, traced=("p",))
-def geometric(key: Array, self: Array, p: float | Array) -> Array:
-    """Draw how many trials of probability p it takes to succeed."""
-    trials = jnp.ceil(jnp.log(positive(key, self.shape, np.dtype(np.float64))) / jnp.log1p(-p))
-    return jnp.maximum(trials, 1.0)
-
-
 def _integers(key: Array, shape: Sequence[int], low: Number, span: Number) -> Array:
     """Draw from `span` integers from `low` on (0: all 2**64), as int64; the modulo's bias is below span / 2**64."""
     bits = jax.random.bits(key, shape, jnp.uint64)
@@ -121,16 +85,35 @@ def _largest(dtype: np.dtype) -> int:
     return int(2 ** (jnp.finfo(dtype).nmant + 1))
 
 
-@lower("random", random=True)
-def integers(key: Array, self: Array) -> Array:
-    """Draw integers from 0 to the largest one that counts exactly in the dtype."""
-    return _integers(key, self.shape, 0, jnp.uint64(_largest(self.dtype) + 1))
-
-
-@lower("random.to", random=True, traced=("to",))
-def integers_to(key: Array, self: Array, to: int | Array) -> Array:
-    """Draw integers of [0, to)."""
-    return _integers(key, self.shape, 0, to)
+# Each overload and what it draws of a key, the tensor and its numbers.
+_DRAWN: dict[tuple[str, ...], Computation] = {
+    # 1 with a probability, else 0
+    ("bernoulli",): lambda key, self: jax.random.uniform(key, self.shape, drawn_dtype(self.dtype)) < self,
+    ("bernoulli.p", "bernoulli.Tensor"): lambda key, self, p=0.5: (
+        jax.random.uniform(key, self.shape, drawn_dtype(jnp.asarray(p).dtype)) < p
+    ),
+    ("exponential",): lambda key, self, lambd=1.0: -jnp.log(_positive(key, self.shape, self.dtype)) / lambd,
+    ("cauchy",): lambda key, self, median=0.0, sigma=1.0: (
+        median + sigma * jnp.tan(jnp.pi * (_positive(key, self.shape, self.dtype) - 0.5))
+    ),
+    # numbers whose logarithm is normal
+    ("log_normal",): lambda key, self, mean=1.0, std=2.0: jnp.exp(
+        mean + std * standard_normal(key, self.shape, self.dtype)
+    ),
+    # how many trials of probability p it takes to succeed
+    ("geometric",): lambda key, self, p: jnp.maximum(
+        jnp.ceil(jnp.log(_positive(key, self.shape, np.dtype(np.float64))) / jnp.log1p(-p)), 1.0
+    ),
+    # integers up to the largest one that counts exactly in the dtype, or below a bound
+    ("random",): lambda key, self: _integers(key, self.shape, 0, jnp.uint64(_largest(self.dtype) + 1)),
+    ("random.to",): lambda key, self, to: _integers(key, self.shape, 0, to),
+    ("poisson",): lambda key, self: jax.random.poisson(
+        key, self.astype(drawn_dtype(self.dtype)), self.shape, jnp.int64
+    ),
+}
+_TRACED = ("p", "lambd", "median", "sigma", "mean", "std", "to")
+for _names, _compute in _DRAWN.items():
+    lower(*_names, random=True, traced=_TRACED)(_compute)
 
 
 @lower("random.from", random=True, traced=("from", "to"))
@@ -150,12 +133,6 @@ def multinomial(key: Array, self: Array, num_samples: int, replacement: bool = F
     # Gumbel's trick: the largest of perturbed logarithms are a draw without replacement, in one sort.
     perturbed = logits + jax.random.gumbel(key, logits.shape, logits.dtype)
     return jax.lax.top_k(perturbed, num_samples)[1]
-
-
-@lower("poisson", random=True)
-def poisson(key: Array, self: Array) -> Array:
-    """Draw Poisson counts of each element's rate."""
-    return jax.random.poisson(key, self.astype(drawn_dtype(self.dtype)), self.shape, jnp.int64)
 
 
 @lower("binomial", random=True)
@@ -212,10 +189,6 @@ def rrelu_with_noise(
     return self * slopes, slopes
 
 
-Check = Callable[..., str | None]
-"""Say what is wrong with the numbers of a call, or None."""
-
-
 def _below(low: int, to: int | None, dtype: torch.dtype) -> str | None:
     """Check the bounds of `random_`, which the dtype must hold."""
     if to is None:
@@ -235,72 +208,53 @@ def _holds(dtype: torch.dtype, number: int) -> bool:
     return info.min <= number <= info.max
 
 
-def _expect(holds: bool, message: str) -> str | None:
-    return None if holds else message
-
-
-# By the name of an op: its functional overload, and what is wrong with its numbers and the tensor's dtype.
-_CONTINUOUS: dict[str, tuple[str, Check]] = {
+# By the name of an op: its functional overload, whether its numbers are in order, and what is said where they are not.
+_CONTINUOUS: dict[str, tuple[str, Callable[..., bool], str]] = {
     "uniform_": (
         "uniform",
-        lambda low, to, _: _expect(
-            low <= to, f"uniform_ expects to return a [from, to) range, but found from={low} > to={to}"
-        ),
+        lambda low, to: low <= to,
+        "uniform_ expects to return a [from, to) range, but found from={} > to={}",
     ),
-    "normal_": (
-        "normal_functional",
-        lambda mean, std, _: _expect(std >= 0, f"normal expects std >= 0.0, but found std {std}"),
-    ),
-    "log_normal_": (
-        "log_normal",
-        lambda mean, std, _: _expect(std > 0, f"log_normal_ expects std > 0.0, but found std={std}"),
-    ),
-    "exponential_": (
-        "exponential",
-        lambda rate, _: _expect(rate > 0, f"exponential_ expects lambda > 0.0, but found lambda={rate}"),
-    ),
-    "cauchy_": (
-        "cauchy",
-        lambda median, sigma, _: _expect(sigma > 0, f"cauchy_ expects sigma > 0.0, but found sigma={sigma}"),
-    ),
+    "normal_": ("normal_functional", lambda mean, std: std >= 0, "normal expects std >= 0.0, but found std {1}"),
+    "log_normal_": ("log_normal", lambda mean, std: std > 0, "log_normal_ expects std > 0.0, but found std={1}"),
+    "exponential_": ("exponential", lambda rate: rate > 0, "exponential_ expects lambda > 0.0, but found lambda={}"),
+    "cauchy_": ("cauchy", lambda median, sigma: sigma > 0, "cauchy_ expects sigma > 0.0, but found sigma={1}"),
 }
-_OPS: dict[str, tuple[str, Check]] = {
-    **_CONTINUOUS,
-    "geometric_": (
-        "geometric",
-        lambda p, dtype: (
-            f"geometric_ is not implemented for {dtype}"
-            if dtype is torch.bool or dtype.is_complex
-            else _expect(0 < p < 1, f"geometric_ expects p to be in (0, 1), but got p={p}")
-        ),
-    ),
-    "bernoulli_.float": (
-        "bernoulli.p",
-        lambda p, _: _expect(0 <= p <= 1, f"bernoulli_ expects p to be in [0, 1], but got p={p}"),
-    ),
-    "random_.to": ("random.to", lambda to, dtype: _below(0, to, dtype)),
-    "random_.from": ("random.from", _below),
+_DISCRETE: dict[str, tuple[str, Callable[..., bool], str]] = {
+    "geometric_": ("geometric", lambda p: 0 < p < 1, "geometric_ expects p to be in (0, 1), but got p={}"),
+    "bernoulli_.float": ("bernoulli.p", lambda p: 0 <= p <= 1, "bernoulli_ expects p to be in [0, 1], but got p={}"),
+    "random_.to": ("random.to", lambda to: True, ""),
+    "random_.from": ("random.from", lambda low, to: True, ""),
 }
 
 
-def _register(name: str, functional: str, check: Check) -> None:
+def _problem(name: str, numbers: Args, dtype: torch.dtype) -> str | None:
+    """Return what is wrong with the numbers of a call and the tensor's dtype, or None."""
+    _, in_order, message = (_CONTINUOUS | _DISCRETE)[name]
+    if name in _CONTINUOUS and not (dtype.is_floating_point or (dtype.is_complex and name == "normal_")):
+        return f"{name} needs a tensor of a floating dtype, and this one is {dtype}"
+    if name == "geometric_" and (dtype is torch.bool or dtype.is_complex):
+        return f"geometric_ is not implemented for {dtype}"
+    if name.startswith("random_"):
+        low, to = (0, *numbers)[-2:]
+        return _below(low, to, dtype)
+    return None if in_order(*numbers) else message.format(*numbers)
+
+
+def _register(name: str, functional: str) -> None:
     given: list[Tree] = [a.default for a in arguments(overload(f"aten::{name}"))[1:] if not a.kwarg_only]
 
     @kernel(name)
     def drawn(self: torch.Tensor, *numbers: float | None, generator: torch.Generator | None = None) -> torch.Tensor:
         numbers = (*numbers, *given[len(numbers) :])  # PyTorch leaves out defaults, which the functional may not have
-        drawable = self.dtype.is_floating_point or (self.dtype.is_complex and name == "normal_")
-        if name in _CONTINUOUS and not drawable:
-            raise RuntimeError(f"{name} needs a tensor of a floating dtype, and this one is {self.dtype}")
-        problem = check(*numbers, self.dtype)
-        if problem is not None:
+        if (problem := _problem(name, numbers, self.dtype)) is not None:
             raise RuntimeError(problem)
         assign(self, computed(functional)(self, *numbers, generator=generator))
         return self
 
 
-for _name, (_functional, _check) in _OPS.items():
-    _register(_name, _functional, _check)
+for _name, _row in (_CONTINUOUS | _DISCRETE).items():
+    _register(_name, _row[0])
 
 
 @kernel("randperm.generator_out", "randperm.out")
@@ -310,11 +264,7 @@ def _randperm(n: int, *, generator: torch.Generator | None = None, out: torch.Te
         raise RuntimeError(f"n must be non-negative, got {n}")
     if n and not _holds(out.dtype, n - 1):
         raise RuntimeError(f"n is too large for result tensor type: {out.dtype}, n = {n}")
-    values = wrap(_permutation(random.next_key(generator), n)).to(out.dtype)
+    values = wrap(jax.random.permutation(random.next_key(generator), n)).to(out.dtype)
     fit(out, values)
     assign(out, values)
     return out
-
-
-def _permutation(key: random.RawKey, n: int) -> jax.Array:
-    return jax.random.permutation(key, n)

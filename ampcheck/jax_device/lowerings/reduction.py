@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -117,22 +118,18 @@ def _aminmax(self: Array, dim: int | None = None, keepdim: bool = False) -> tupl
     return jnp.min(self, reduced, keepdims=keepdim), jnp.max(self, reduced, keepdims=keepdim)
 
 
-@lower("any", "any.dim", "any.dims")
-def any_(self: Array, dim: Dims = None, keepdim: bool = False) -> Array:
-    """Return whether some element is not zero; nan is not zero. An empty list of dimensions reduces nothing."""
-    return self != 0 if dim == () else jnp.any(self != 0, axes(self, dim), keepdims=keepdim)
+def _register_truth(kind: str, reduce: Callable[..., Array]) -> None:
+    @lower(kind, f"{kind}.dim", f"{kind}.dims")
+    def truth(self: Array, dim: Dims = None, keepdim: bool = False) -> Array:
+        """Reduce whether elements are not zero, as nan is not; an empty list of dimensions reduces nothing."""
+        return self != 0 if dim == () else reduce(self != 0, axes(self, dim), keepdims=keepdim)
 
 
-@lower("all", "all.dim", "all.dims")
-def all_(self: Array, dim: Dims = None, keepdim: bool = False) -> Array:
-    """Return whether no element is zero. An empty list of dimensions reduces nothing."""
-    return self != 0 if dim == () else jnp.all(self != 0, axes(self, dim), keepdims=keepdim)
-
-
-@lower("count_nonzero", "count_nonzero.dim_IntList")
-def count_nonzero(self: Array, dim: Dims = None) -> Array:
-    """Return how many elements are not zero."""
-    return jnp.sum(self != 0, axes(self, dim), dtype=jnp.int64)
+_register_truth("any", jnp.any)
+_register_truth("all", jnp.all)
+lower("count_nonzero", "count_nonzero.dim_IntList")(
+    lambda self, dim=None: jnp.sum(self != 0, axes(self, dim), dtype=jnp.int64)
+)
 
 
 @lower("logsumexp")
@@ -242,30 +239,27 @@ def powersum(values: Array, order: float, reduced: tuple[int, ...], keepdim: boo
     return jnp.sum(terms, reduced, keepdims=keepdim)
 
 
-@lower("linalg_vector_norm", static=True)
-def linalg_vector_norm(
-    self: Array, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Array:
-    """Return the vector norm over `dim`, computed in `dtype` where given."""
-    values = wide(self if dtype is None else convert(self, jax_dtype(dtype)))
-    return vector_norm(values, ord, axes(self, dim), keepdim)
+def _register_norm(name: str, norm: Computation) -> Computation:
+    @lower(name, static=True)
+    def compute(
+        self: Array, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    ) -> Array:
+        values = wide(self if dtype is None else convert(self, jax_dtype(dtype)))
+        out: Array = norm(values, ord, axes(self, dim), keepdim)
+        return out
+
+    return compute
 
 
-@lower("linalg__powsum", static=True)
-def linalg_powsum(
-    self: Array, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Array:
-    """Return the sum of |x|^ord over `dim`, computed in `dtype` where given."""
-    values = wide(self if dtype is None else convert(self, jax_dtype(dtype)))
-    return powersum(values, ord, axes(self, dim), keepdim)
+linalg_vector_norm = _register_norm("linalg_vector_norm", vector_norm)
+_register_norm("linalg__powsum", powersum)
 
 
-@lower("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype", "norm.ScalarOpt_dtype", static=True)
-def norm(
-    self: Array, p: float | None = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Array:
-    """Return the vector norm over `dim`; of order 2 where `p` is None."""
-    return linalg_vector_norm(self, 2 if p is None else p, dim, keepdim, dtype=dtype)
+lower("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype", "norm.ScalarOpt_dtype", static=True)(
+    lambda self, p=2, dim=None, keepdim=False, *, dtype=None: linalg_vector_norm(
+        self, 2 if p is None else p, dim, keepdim, dtype=dtype
+    )
+)
 
 
 @lower("dist", static=True)
@@ -281,10 +275,7 @@ def cdist_forward(x1: Array, x2: Array, p: float, compute_mode: int | None = Non
     return vector_norm(wide(x1)[..., :, None, :] - wide(x2)[..., None, :, :], p, (-1,))
 
 
-@lower("_euclidean_dist")
-def euclidean_dist(x1: Array, x2: Array) -> Array:
-    """Return the Euclidean distance of each row of x1 to each row of x2."""
-    return cdist_forward(x1, x2, 2.0)
+lower("_euclidean_dist")(lambda x1, x2: cdist_forward(x1, x2, 2.0))
 
 
 def _slope(apart: Array, p: float, distance: Array) -> Array:
@@ -325,24 +316,17 @@ def pdist_backward(grad: Array, self: Array, p: float, pdist: Array) -> Array:
     return jnp.zeros_like(wide(self)).at[first].add(slopes).at[second].add(-slopes)
 
 
-_START: dict[str, float] = {"max": -float("inf"), "min": float("inf"), "sum": 0.0, "mean": 0.0, "prod": 1.0}
-_COMBINED: dict[str, Computation] = {
-    "max": jnp.maximum,
-    "min": jnp.minimum,
-    "sum": jnp.add,
-    "mean": jnp.add,
-    "prod": jnp.multiply,
-}
-_OVER: dict[str, Computation] = {
-    "max": jax.ops.segment_max,
-    "min": jax.ops.segment_min,
-    "sum": jax.ops.segment_sum,
-    "mean": jax.ops.segment_sum,
-    "prod": jax.ops.segment_prod,
+# Of each reduction the start, how two are combined, and the reduction of segments.
+_SEGMENTS: dict[str, tuple[float, Computation, Computation]] = {
+    "max": (-math.inf, jnp.maximum, jax.ops.segment_max),
+    "min": (math.inf, jnp.minimum, jax.ops.segment_min),
+    "sum": (0.0, jnp.add, jax.ops.segment_sum),
+    "mean": (0.0, jnp.add, jax.ops.segment_sum),
+    "prod": (1.0, jnp.multiply, jax.ops.segment_prod),
 }
 
 
-def _ends(lengths: Array | None, offsets: Array | None) -> tuple[Array, Array]:
+def _ends(lengths: Array | None = None, offsets: Array | None = None, **_: object) -> tuple[Array, Array]:
     """Return length and end of each segment, of shape (rows, segments): the dimensions before the axis are rows."""
     if offsets is not None:
         offsets = offsets.reshape(-1, offsets.shape[-1])
@@ -363,33 +347,23 @@ def _places(ends: Array, lengths: Array, count: int) -> Array:
 
 def _each(rows: Array, places: Array, segments: int, reduce: str) -> Array:
     """Return each row's reduction per segment, of shape (rows, segments, rest)."""
-    over = _OVER[reduce]
+    over = _SEGMENTS[reduce][2]
     out: Array = jax.vmap(lambda row, place: over(row, place, num_segments=segments))(rows, places)
     return out
 
 
 @lower("segment_reduce")
-def segment_reduce(
-    data: Array,
-    reduce: str,
-    *,
-    lengths: Array | None = None,
-    indices: Array | None = None,
-    offsets: Array | None = None,
-    axis: int = 0,
-    unsafe: bool = False,
-    initial: Number | None = None,
-) -> Array:
+def segment_reduce(data: Array, reduce: str, *, axis: int = 0, initial: Number | None = None, **runs: Any) -> Array:
     """Reduce each segment of the dimension `axis`; a mean of no elements is nan unless `initial` is given."""
-    length, end = _ends(lengths, offsets)
+    length, end = _ends(**runs)
     segments = end.shape[1]
     shape = (*data.shape[:axis], segments, *data.shape[axis + 1 :])
     if not data.size and not segments:
         return jnp.zeros(shape, data.dtype)
     rows = data.reshape(end.shape[0], data.shape[axis], -1)
     out = _each(rows, _places(end, length, data.shape[axis]), segments, reduce)
-    start = _START[reduce] if initial is None else initial
-    out = _COMBINED[reduce](out, jnp.asarray(start, out.dtype))
+    start, combine, _ = _SEGMENTS[reduce]
+    out = combine(out, jnp.asarray(start if initial is None else initial, out.dtype))
     if reduce == "mean":
         count = length[..., None].astype(out.dtype)
         empty = jnp.nan if initial is None else out
@@ -399,18 +373,10 @@ def segment_reduce(
 
 @lower("_segment_reduce_backward")
 def segment_reduce_backward(
-    grad: Array,
-    output: Array,
-    data: Array,
-    reduce: str,
-    *,
-    lengths: Array | None = None,
-    offsets: Array | None = None,
-    axis: int = 0,
-    initial: Number | None = None,
+    grad: Array, output: Array, data: Array, reduce: str, *, axis: int = 0, initial: Number | None = None, **runs: Any
 ) -> Array:
     """Return the gradient of `data`: equal extrema share it; elements in no segment have none."""
-    length, end = _ends(lengths, offsets)
+    length, end = _ends(**runs)
     segments = end.shape[1]
     if not data.size:
         return jnp.zeros_like(data)

@@ -17,7 +17,7 @@ from jax import Array
 from ampcheck.jax_device.dispatch.kernels import assign, fit
 from ampcheck.jax_device.dispatch.special import kernel
 from ampcheck.jax_device.dtypes import jax_dtype
-from ampcheck.jax_device.lowering import Number, compiled, lower
+from ampcheck.jax_device.lowering import compiled, lower
 from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import wrap
 
@@ -116,35 +116,23 @@ _register(_eye, ("eye", "eye.m"), ("eye.out", "eye.m_out"))
 
 
 def _register_indices(name: str, indices: Callable[..., torch.Tensor]) -> None:
-    @kernel(name)
-    def on_device(
-        row: int, col: int, offset: int = 0, *, dtype: torch.dtype | None = None, **_: object
-    ) -> torch.Tensor:
-        return transfer.to_device(indices(row, col, offset, dtype=dtype or torch.int64, device="cpu"))
+    kernel(name)(
+        lambda *numbers, dtype=None, **_: transfer.to_device(
+            indices(*numbers, dtype=dtype or torch.int64, device="cpu")
+        )
+    )
 
 
 _register_indices("tril_indices", torch.tril_indices)
 _register_indices("triu_indices", torch.triu_indices)
-
-
-@lower("_to_copy", "clone")
-def _copied(self: Array, **_: object) -> Array:
-    return self  # the dtype and the strides are what PyTorch's Meta kernel says
-
-
-@lower("fill.Scalar", "fill.Tensor")
-def _fill(self: Array, value: Number) -> Array:
-    return jnp.broadcast_to(jnp.asarray(value).astype(self.dtype), self.shape)
-
-
-@lower("zero")
-def _zero(self: Array) -> Array:
-    return jnp.zeros_like(self)
-
-
-@lower("full")
-def _full(size: Sequence[int], fill_value: Number, **_: object) -> Array:
-    return jnp.broadcast_to(jnp.asarray(fill_value), size)
+# the dtype and the strides are what PyTorch's Meta kernel says
+lower("_to_copy", "clone")(lambda self, **_: self)
+lower("fill.Scalar", "fill.Tensor")(
+    lambda self, value: jnp.broadcast_to(jnp.asarray(value).astype(self.dtype), self.shape)
+)
+lower("zero")(jnp.zeros_like)
+lower("full")(lambda size, fill_value, **_: jnp.broadcast_to(jnp.asarray(fill_value), size))
+lower("stack", promotes=True)(jnp.stack)
 
 
 @lower("cat", promotes=True)
@@ -155,17 +143,7 @@ def cat(tensors: Sequence[Array], dim: int = 0) -> Array:
     return kept[0] if len(kept) == 1 else jnp.concatenate(kept, dim)
 
 
-@lower("stack", promotes=True)
-def stack(tensors: Sequence[Array], dim: int = 0) -> Array:
-    """Return the tensors one after the other along a new dimension."""
-    return jnp.stack(tensors, dim)
-
-
-def _slice(length: int, start: int | None, end: int | None, step: int) -> slice:
-    return slice(*slice(start, end, step).indices(length))
-
-
-def _on_diagonal(base: Array, src: Array, offset: int, dim1: int, dim2: int) -> Array:
+def _on_diagonal(base: Array, src: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
     """Return `base` with `src`, whose last dimension runs along it, on the diagonal of two dimensions."""
     turned = jnp.moveaxis(base, (dim1, dim2), (-2, -1))
     steps = jnp.arange(src.shape[-1])
@@ -173,24 +151,18 @@ def _on_diagonal(base: Array, src: Array, offset: int, dim1: int, dim2: int) -> 
     return jnp.moveaxis(out, (-2, -1), (dim1, dim2))
 
 
-@lower("diagonal_scatter")
-def diagonal_scatter(self: Array, src: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
-    """Return `self` with `src` on a diagonal."""
-    return _on_diagonal(self, src, offset, dim1, dim2)
+lower("diagonal_scatter")(_on_diagonal)
+lower("diagonal_backward")(
+    lambda grad, sizes, *options: _on_diagonal(jnp.zeros(tuple(sizes), grad.dtype), grad, *options)
+)
 
 
 @lower("slice_backward")
 def slice_backward(grad_output: Array, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Array:
     """Return the gradient of a slice: zeros elsewhere, by padding, which XLA fuses."""
     dim %= len(input_sizes)
-    begin = _slice(input_sizes[dim], start, end, step).start
+    begin = slice(start, end, step).indices(input_sizes[dim])[0]
     length = grad_output.shape[dim]
     behind = input_sizes[dim] - begin - ((length - 1) * step + 1 if length else 0)
     edges = [(begin, behind, step - 1) if d == dim else (0, 0, 0) for d in range(len(input_sizes))]
     return jax.lax.pad(grad_output, jnp.zeros((), grad_output.dtype), edges)
-
-
-@lower("diagonal_backward")
-def diagonal_backward(grad_output: Array, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> Array:
-    """Return the gradient of a diagonal: zeros elsewhere."""
-    return _on_diagonal(jnp.zeros(tuple(input_sizes), grad_output.dtype), grad_output, offset, dim1, dim2)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.lowering import Number, lower
 
 
@@ -33,13 +34,7 @@ def sort(self: Array, dim: int = -1, descending: bool = False) -> tuple[Array, A
     return values.astype(self.dtype), indices
 
 
-@lower("sort.stable")
-def sort_stable(
-    self: Array, *, stable: bool | None = None, dim: int = -1, descending: bool = False
-) -> tuple[Array, Array]:
-    """Sort as `sort` does, which is always stable."""
-    values, indices = sort(self, dim, descending)
-    return values, indices
+lower("sort.stable")(lambda self, *, stable=None, dim=-1, descending=False: sort(self, dim, descending))
 
 
 @lower("topk")
@@ -169,11 +164,7 @@ def unique(
     return _wanted(_flat(self, *sort(self.reshape(-1))), return_inverse, return_counts)
 
 
-@lower("_unique", concrete=True)
-def unique_old(self: Array, sorted: bool = True, return_inverse: bool = False) -> tuple[Array, Array]:
-    """Return the distinct elements in order, and each element's place among them."""
-    values, inverse, _ = unique(self, sorted, return_inverse)
-    return values, inverse
+lower("_unique", concrete=True)(lambda self, *options: unique(self, *options)[:2])
 
 
 def _rows(self: Array, dim: int) -> Array:
@@ -247,23 +238,16 @@ def _along_last(line: Array, places: Array) -> Array:
 
 @lower("searchsorted.Tensor", "searchsorted.Scalar", promotes=True)
 def searchsorted(
-    sorted_sequence: Array,
-    self: Number,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: Array | None = None,
+    ordered: Array, self: Number, *, right: bool = False, side: str = "", sorter: Array | None = None, **_: bool
 ) -> Array:
     """Return where each value goes in the sorted sequence, or in the sequence sorted by the places in `sorter`."""
     places = None if sorter is None else sorter.astype(jnp.int64)
-    return insertion(sorted_sequence, jnp.asarray(self), right or side == "right", places)
+    return insertion(ordered, jnp.asarray(self), right or side == "right", places)
 
 
-@lower("bucketize.Tensor", "bucketize.Scalar", promotes=True)
-def bucketize(self: Number, boundaries: Array, *, out_int32: bool = False, right: bool = False) -> Array:
-    """Return where each value goes in the sorted boundaries."""
-    return insertion(boundaries, jnp.asarray(self), right)
+lower("bucketize.Tensor", "bucketize.Scalar", promotes=True)(
+    lambda self, boundaries, *, right=False, **_: insertion(boundaries, jnp.asarray(self), right)
+)
 
 
 def _widened(low: Number, high: Number) -> tuple[Array, Array]:
@@ -316,7 +300,9 @@ def _edges(values: Array, count: int, bounds: Sequence[float] | None) -> Array:
     return jnp.linspace(low, high, count + 1, dtype=values.dtype)
 
 
-def _counted(points: Array, edges: Sequence[Array], weight: Array | None, density: bool) -> Array:
+def _counted(
+    points: Array, edges: Sequence[Array], *, weight: Array | None = None, density: bool = False, **_: Tree
+) -> Array:
     """Return the histogram of points, a row each, over the grid of the edges; the last interval holds its upper end."""
     weights = jnp.ones(points.shape[0], points.dtype) if weight is None else weight.reshape(-1)
     places = []
@@ -337,33 +323,20 @@ def _counted(points: Array, edges: Sequence[Array], weight: Array | None, densit
 
 
 @lower("histogram.bins_tensor")
-def histogram(self: Array, bins: Array, *, weight: Array | None = None, density: bool = False) -> tuple[Array, Array]:
+def histogram(self: Array, bins: Array, **options: Tree) -> tuple[Array, Array]:
     """Return the histogram over the intervals between the given edges, and the edges."""
-    return _counted(self.reshape(-1, 1), [bins], weight, density), bins
+    return _counted(self.reshape(-1, 1), [bins], **options), bins
 
 
 @lower("histogram.bin_ct")
-def histogram_count(
-    self: Array,
-    bins: int = 100,
-    *,
-    range: Sequence[float] | None = None,
-    weight: Array | None = None,
-    density: bool = False,
-) -> tuple[Array, Array]:
+def histogram_count(self: Array, bins: int = 100, **options: Tree) -> tuple[Array, Array]:
     """Return the histogram over that many equal intervals, and their edges."""
-    edges = _edges(self, bins, range)
-    return _counted(self.reshape(-1, 1), [edges], weight, density), edges
+    return histogram(self, _edges(self, bins, options.get("range")), **options)
 
 
 @lower("_histogramdd_bin_edges")
 def histogramdd_edges(
-    self: Array,
-    bins: Sequence[int],
-    *,
-    range: Sequence[float] | None = None,
-    weight: Array | None = None,
-    density: bool = False,
+    self: Array, bins: Sequence[int], *, range: Sequence[float] | None = None, **_: Tree
 ) -> list[Array]:
     """Return the edges of equal intervals in each dimension of the points, which lie along the last one."""
     points = self.reshape(-1, self.shape[-1])
@@ -373,19 +346,12 @@ def histogramdd_edges(
 
 
 @lower("_histogramdd_from_bin_cts")
-def histogramdd_count(
-    self: Array,
-    bins: Sequence[int],
-    *,
-    range: Sequence[float] | None = None,
-    weight: Array | None = None,
-    density: bool = False,
-) -> Array:
+def histogramdd_count(self: Array, bins: Sequence[int], **options: Tree) -> Array:
     """Return the histogram over that many equal intervals in each dimension."""
-    return histogramdd(self, histogramdd_edges(self, bins, range=range), weight=weight, density=density)
+    return histogramdd(self, histogramdd_edges(self, bins, **options), **options)
 
 
 @lower("_histogramdd_from_bin_tensors")
-def histogramdd(self: Array, bins: Sequence[Array], *, weight: Array | None = None, density: bool = False) -> Array:
+def histogramdd(self: Array, bins: Sequence[Array], **options: Tree) -> Array:
     """Return the histogram over the grid of the given edges."""
-    return _counted(self.reshape(-1, self.shape[-1]), bins, weight, density)
+    return _counted(self.reshape(-1, self.shape[-1]), bins, **options)

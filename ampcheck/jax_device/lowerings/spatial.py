@@ -9,16 +9,14 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
-from typing import NamedTuple
+from functools import partial, reduce
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 from jax import Array
 
-from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import kernel
 from ampcheck.jax_device.lowering import Computation, lower
@@ -71,35 +69,19 @@ def _strided(array: Array, axis: int, start: int, count: int, step: int) -> Arra
 
 
 def _register_max_pool(dims: int) -> None:
-    @lower(f"max_pool{dims}d_with_indices")
-    def forward(
-        self: Array,
-        kernel_size: Sequence[int],
-        stride: Sequence[int] = (),
-        padding: Sequence[int] = (0,),
-        dilation: Sequence[int] = (1,),
-        ceil_mode: bool = False,
-    ) -> tuple[Array, Array]:
-        return _max_pool(self, dims, kernel_size, stride, padding, dilation, ceil_mode)
-
+    lower(f"max_pool{dims}d_with_indices")(lambda self, *options: _max_pool(self, dims, *options))
     kinds = ("max_pool{}d_with_indices", "adaptive_max_pool{}d", "fractional_max_pool{}d")
-
     # The indices are the last argument of each. Some Meta kernels do not say the dtype of the result.
-    @lower(*(f"{kind.format(dims)}_backward" for kind in kinds))
-    @rounded
-    def backward(grad_output: Array, self: Array, *options: Array) -> Array:
-        return _scattered(grad_output, options[-1], self.shape, dims)
+    lower(*(f"{kind.format(dims)}_backward" for kind in kinds))(
+        rounded(lambda grad, self, *options: _scattered(grad, options[-1], self.shape, dims))
+    )
 
 
 def _max_pool(
-    self: Array,
-    dims: int,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
+    self: Array, dims: int, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,), *rest: Any
 ) -> tuple[Array, Array]:
+    """Return the greatest of each window, and its index. `rest`: dilation, and whether a window may hang over."""
+    dilation, ceil_mode = rest + ((1,), False)[len(rest) :]
     kernel = each(kernel, dims)
     options = zip(kernel, each(stride, dims, kernel), each(padding, dims), each(dilation, dims), strict=True)
     value, index = self, jnp.broadcast_to(_places(self.shape[-dims:], self.ndim), self.shape)
@@ -157,38 +139,17 @@ def max_unpool(self: Array, indices: Array, output_size: Sequence[int], *_: Sequ
 
 
 def _register_avg_pool(dims: int) -> None:
-    @lower(f"avg_pool{dims}d")
-    @widened
-    def forward(
-        self: Array,
-        kernel_size: Sequence[int],
-        stride: Sequence[int] = (),
-        padding: Sequence[int] = (0,),
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> Array:
-        return _avg_pool(self, dims, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-
-    @lower(f"avg_pool{dims}d_backward")
-    @widened
-    def backward(
-        grad_output: Array,
-        self: Array,
-        kernel_size: Sequence[int],
-        stride: Sequence[int],
-        padding: Sequence[int],
-        *options: bool,
-    ) -> Array:
-        def pooled(x: Array) -> Array:
-            return _avg_pool(x, dims, kernel_size, stride, padding, *options)
-
-        return transposed(pooled, grad_output, self.shape)
-
-    @lower(f"_adaptive_avg_pool{dims}d_backward")
-    @widened
-    def adaptive_backward(grad_output: Array, self: Array) -> Array:
-        return transposed(lambda x: adaptive_avg_pool(x, grad_output.shape[-dims:]), grad_output, self.shape)
+    lower(f"avg_pool{dims}d")(widened(lambda self, *options: _avg_pool(self, dims, *options)))
+    lower(f"avg_pool{dims}d_backward")(
+        widened(
+            lambda grad, self, *options: transposed(lambda x: _avg_pool(x, dims, *options), grad, self.shape),
+        )
+    )
+    lower(f"_adaptive_avg_pool{dims}d_backward")(
+        widened(
+            lambda grad, self: transposed(lambda x: adaptive_avg_pool(x, grad.shape[-dims:]), grad, self.shape),
+        )
+    )
 
 
 for _dims in (2, 3):
@@ -197,15 +158,10 @@ for _dims in (2, 3):
 
 
 def _avg_pool(
-    self: Array,
-    dims: int,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    counted: bool,
-    divisor: int | None,
+    self: Array, dims: int, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,), *rest: Any
 ) -> Array:
+    """Return the mean of each window. `rest`: whether one may hang over, whether padding counts, and the divisor."""
+    ceil_mode, counted, divisor = rest + (False, True, None)[len(rest) :]
     kernel = each(kernel, dims)
     options = zip(kernel, each(stride, dims, kernel), each(padding, dims), strict=True)
     out, sizes = self, np.ones((1,) * dims)
@@ -318,15 +274,10 @@ def _padded(self: Array, padding: Sequence[int], places: Places) -> Array:
 
 def _register(kind: str, places: Places) -> None:
     names = [f"{kind}_pad{dims}d" for dims in (1, 2, 3)]
-
-    @lower(*names)
-    def forward(self: Array, padding: Sequence[int]) -> Array:
-        return _padded(self, padding, places)
-
-    @lower(*(f"{name}_backward" for name in names))
-    @widened
-    def backward(grad_output: Array, self: Array, padding: Sequence[int]) -> Array:
-        return transposed(lambda x: _padded(x, padding, places), grad_output, self.shape)
+    lower(*names)(lambda self, padding: _padded(self, padding, places))
+    lower(*(f"{name}_backward" for name in names))(
+        widened(lambda grad, self, padding: transposed(lambda x: _padded(x, padding, places), grad, self.shape))
+    )
 
 
 _register("reflection", _reflected)
@@ -395,10 +346,6 @@ def _triangle(x: Floats) -> Floats:
     return triangle
 
 
-def _smooth_cubic(x: Floats) -> Floats:
-    return _keys(x, _CUBIC_SMOOTH)
-
-
 def _lanczos(x: Floats) -> Floats:
     return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0)
 
@@ -437,36 +384,21 @@ def resample(array: Array, axis: int, taps: Taps) -> Array:
 Dimension = Callable[[int, int, "float | None", bool], Taps]
 
 
-def _resized(
-    self: Array, output_size: Sequence[int], align: bool, scales: Sequence[float | None], taps: Dimension
-) -> Array:
-    first = self.ndim - len(output_size)
-    given = (*scales, *((None,) * (len(output_size) - len(scales))))
-    for i, (out, scale) in enumerate(zip(output_size, given, strict=True)):
-        self = resample(self, first + i, taps(self.shape[first + i], out, scale, align))
-    return self
-
-
 def _define(names: Sequence[str], taps: Dimension, *, aligned: bool) -> None:
     """Register the forward and the backward pass of one kind of interpolation."""
 
-    @lower(*names)
-    @widened
-    def forward(self: Array, output_size: Sequence[int], *rest: float | None) -> Array:
+    def resized(self: Array, output_size: Sequence[int], *rest: float | None) -> Array:
         align, scales = (bool(rest[0]), rest[1:]) if aligned else (False, rest)
-        return _resized(self, output_size, align, scales, taps)
+        first = self.ndim - len(output_size)
+        given = (*scales, *((None,) * (len(output_size) - len(scales))))
+        for i, (out, scale) in enumerate(zip(output_size, given, strict=True)):
+            self = resample(self, first + i, taps(self.shape[first + i], out, scale, align))
+        return self
 
-    @lower(*(f"{name}_backward" for name in names))
-    @widened
-    def backward(
-        grad_output: Array, output_size: Sequence[int], input_size: Sequence[int], *rest: float | None
-    ) -> Array:
-        align, scales = (bool(rest[0]), rest[1:]) if aligned else (False, rest)
-        return transposed(lambda x: _resized(x, output_size, align, scales, taps), grad_output, input_size)
-
-
-def _antialiased(window: Callable[[Floats], Floats], reach: int) -> Dimension:
-    return lambda n, out, scale, align: antialiased(n, out, scale, align, window, reach)
+    lower(*names)(widened(resized))
+    lower(*(f"{name}_backward" for name in names))(
+        widened(lambda grad, size, input_size, *rest: transposed(lambda x: resized(x, size, *rest), grad, input_size))
+    )
 
 
 _NEAREST = ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d")
@@ -475,9 +407,11 @@ _define(_NEAREST, lambda n, out, scale, _: nearest(n, out, scale), aligned=False
 _define(_EXACT, lambda n, out, scale, _: nearest(n, out, scale, exact=True), aligned=False)
 _define(("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), linear, aligned=True)
 _define(("upsample_bicubic2d",), cubic, aligned=True)
-_define(("_upsample_bilinear2d_aa",), _antialiased(_triangle, 1), aligned=True)
-_define(("_upsample_bicubic2d_aa",), _antialiased(_smooth_cubic, 2), aligned=True)
-_define(("_upsample_lanczos2d_aa",), _antialiased(_lanczos, 3), aligned=True)
+_define(("_upsample_bilinear2d_aa",), partial(antialiased, window=_triangle, reach=1), aligned=True)
+_define(
+    ("_upsample_bicubic2d_aa",), partial(antialiased, window=partial(_keys, a=_CUBIC_SMOOTH), reach=2), aligned=True
+)
+_define(("_upsample_lanczos2d_aa",), partial(antialiased, window=_lanczos, reach=3), aligned=True)
 
 
 _NEAREST_MODE, _BICUBIC = 1, 2  # interpolation modes; 0 is linear
@@ -528,7 +462,7 @@ def _weighted(
     places: Sequence[Array],
     offsets: Sequence[int],
     weigh: Computation,
-    pad: Callable[[Array, int], Array],
+    pad: Computation,
 ) -> Array:
     out = jnp.zeros((), flat.dtype)
     floors = [jax.lax.stop_gradient(jnp.floor(p)) for p in places]
@@ -564,41 +498,14 @@ def grid_sampler(input: Array, grid: Array, interpolation_mode: int, padding_mod
 
 @lower("grid_sampler_2d_backward", "grid_sampler_3d_backward")
 @widened
-def grid_sampler_backward(
-    grad_output: Array,
-    input: Array,
-    grid: Array,
-    interpolation_mode: int,
-    padding_mode: int,
-    align_corners: bool,
-    output_mask: Sequence[bool],
-) -> tuple[Array | None, ...]:
-    """Return the gradients of input and grid that the mask asks for."""
-
-    def forward(x: Array, g: Array) -> Array:
-        return grid_sampler(x, g, interpolation_mode, padding_mode, align_corners)
-
-    grads = pullback(forward, grad_output, input, grid)
-    return wanted(output_mask, *grads)
+def grid_sampler_backward(grad_output: Array, input: Array, grid: Array, *options: Any) -> tuple[Array | None, ...]:
+    """Return the gradients of input and grid that the mask asks for, which is the last of the options."""
+    grads = pullback(lambda x, g: grid_sampler(x, g, *options[:3]), grad_output, input, grid)
+    return wanted(options[3], *grads)
 
 
-@kernel("_grid_sampler_2d_cpu_fallback")
-def fallback(
-    input: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
-) -> Tree:
-    """Call grid_sampler_2d; PyTorch's own kernel of this overload reads CPU memory, on any device."""
-    return computed("grid_sampler_2d")(input, grid, interpolation_mode, padding_mode, align_corners)
-
-
-@kernel("_grid_sampler_2d_cpu_fallback_backward")
-def fallback_backward(
-    grad_output: torch.Tensor,
-    input: torch.Tensor,
-    grid: torch.Tensor,
-    interpolation_mode: int,
-    padding_mode: int,
-    align_corners: bool,
-) -> Tree:
-    """Return the gradients of input and grid."""
-    compute = computed("grid_sampler_2d_backward")
-    return compute(grad_output, input, grid, interpolation_mode, padding_mode, align_corners, [True, True])
+# PyTorch's own kernels of these overloads read CPU memory, on any device.
+kernel("_grid_sampler_2d_cpu_fallback")(lambda *args: computed("grid_sampler_2d")(*args))
+kernel("_grid_sampler_2d_cpu_fallback_backward")(
+    lambda *args: computed("grid_sampler_2d_backward")(*args, [True, True])
+)
