@@ -180,6 +180,7 @@ class RunProgress(Progress):
         if run is not None:
             text += f"; about {spoken(forecast(run, recorder.cases, processes))}, going by {run.path.name}"
         print(text, flush=True)
-        self._left = weights(recorder.cases, run)
+        left = {key: case for key, case in recorder.cases.items() if key not in recorder.results}  # of a resumed run
+        self._left = weights(left, run)
         self._total = sum(self._left.values())
         self._begun = time.monotonic()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ampcheck.cli.common import seconds
 from ampcheck.cli.progress import RunProgress
 from ampcheck.errors import HarnessError, UsageError
-from ampcheck.runner.record import counted, new_run_file
+from ampcheck.runner.record import Run, counted, new_run_file, read
 from ampcheck.runner.run import JUDGING, SELECTION, Supervisor, environment, fitting, pytest_command, reproduce
 from ampcheck.runner.summarize import RunRecorder, examples
 
@@ -49,6 +49,9 @@ def add(commands: Subparsers) -> None:
         "--run-file", type=Path, metavar="FILE", help="the run file; by default REPORTS/runs/TIME.jsonl"
     )
     parser.add_argument("--junit", type=Path, metavar="FILE", help="the JUnit file; by default beside the run file")
+    parser.add_argument(
+        "--resume", type=Path, metavar="RUN", help="go on with an interrupted run, whose results the new run file has"
+    )
     parser.add_argument("--list", action="store_true", help="show the cases and run none")
     parser.set_defaults(run=run)
 
@@ -82,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
         least=0 if args.processes else _LEAST,
         timeout=args.timeout,
         max_red=args.max_red,
+        resumed=_interrupted(args.resume) if args.resume else None,
         tick=progress.show,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was measured is kept then, too
@@ -120,6 +124,14 @@ def collect(args: argparse.Namespace) -> RunRecorder:
     if not recorder.cases:
         raise _nothing(args)
     return recorder
+
+
+def _interrupted(path: Path) -> Run:
+    """Read the run to resume. Raises UsageError for one that is complete."""
+    found = read(path)
+    if found.footer is not None:
+        raise UsageError(f"the run {path} was not interrupted: it is complete")
+    return found
 
 
 def _nothing(args: argparse.Namespace) -> UsageError:

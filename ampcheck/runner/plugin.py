@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from ampcheck.errors import UsageError
-from ampcheck.runner.record import Result, cause_text, new_run_file, seed_of_programs, unmeasured
+from ampcheck.runner.record import Result, cause_text, new_run_file, read, seed_of_programs, unmeasured
 from ampcheck.runner.run import JUDGING, SELECTION, RunPlan, suite_by_name, suites_folder
 from ampcheck.runner.summarize import RunRecorder, choice_lines, stale_lines
 from ampcheck.runner.worker import Channel
@@ -182,7 +182,7 @@ class Plugin:
             self._selected = [item for item in items if collector.case_of(item)]
         items.sort(key=lambda item: item.get_closest_marker("forks") is None)
         if self.child is not None:
-            items[:] = self.child.choose(items)
+            items[:] = self.child.choose(items, lambda item: found[1].key if (found := self._case_of(item)) else "")
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
         self._deselected += len(items)
@@ -383,10 +383,11 @@ class SupervisedRun(Channel):
             self.devices = found[0] if found else ()
             self.send({"kind": "groups", "groups": found})
 
-    def choose(self, items: list[pytest.Item]) -> list[pytest.Item]:
+    def choose(self, items: list[pytest.Item], key: Callable[[pytest.Item], str]) -> list[pytest.Item]:
         """Return the items of this child's share that are not done yet."""
         self._processes = count = self._plan.processes(len(items))
-        return [item for item in items if self._plan.has(item.nodeid, count)]
+        done = read(Path(self._plan.resumed)).results if self._plan.resumed else {}
+        return [item for item in items if self._plan.has(item.nodeid, count) and key(item) not in done]
 
     def preflight(self, step: str) -> None:
         """Say that a step of the preflight begins, e.g. "device 'cpu': add"; "" for its end."""

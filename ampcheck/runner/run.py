@@ -16,14 +16,14 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from zlib import crc32
 
 from ampcheck.errors import HarnessError, UsageError, unknown
-from ampcheck.runner.record import RED, Result, cause_text, manifest_hash, seed_of_programs, unmeasured
+from ampcheck.runner.record import RED, Result, Run, cause_text, manifest_hash, seed_of_programs, unmeasured
 from ampcheck.runner.summarize import RunRecorder, choice_lines, stale_lines
 from ampcheck.runner.worker import Worker
 from ampcheck.spec.ids import Shard
@@ -193,7 +193,7 @@ class RunPlan:
     `devices`: the names of those that it tests. The first child has none: it divides the devices of the run into groups
     that one process can have, says so, and tests the first group. `least`: there are fewer shares where each would have
     fewer cases than this. `dead`: the fields of a case that ended an earlier child, as far as they are known, for this
-    one to judge.
+    one to judge. `resumed`: the file of an interrupted run, whose cases are done, too.
     """
 
     share: int
@@ -202,6 +202,7 @@ class RunPlan:
     least: int = 0
     done: Sequence[str] = ()
     dead: Mapping[str, Any] | None = None
+    resumed: str = ""
 
     def processes(self, cases: int) -> int:
         """Return how many shares so many cases are divided into."""
@@ -249,6 +250,7 @@ class Supervisor:
             before the others start. 0 starts all of them at once.
         timeout: seconds a case may take.
         max_red: stop when this many cases are red; 0 for no limit.
+        resumed: an interrupted run to go on with: its results are taken, and its cases do not run again.
         tick: called often, to show progress.
     """
 
@@ -262,6 +264,7 @@ class Supervisor:
         least: int = 0,
         timeout: float = 120.0,
         max_red: int = 0,
+        resumed: Run | None = None,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
         # The child reads its plan from file 0, and what it says below Python as it dies stays in its log.
@@ -272,6 +275,7 @@ class Supervisor:
         self._least = least
         self._timeout = timeout
         self._max_red = max_red
+        self._resumed = resumed
         self._tick = tick
         self._groups: list[Sequence[str]] = [()]
         """The names of the devices of each group; the first child says which there are."""
@@ -309,6 +313,8 @@ class Supervisor:
 
     def _child(self, plan: RunPlan, *, leave: bool) -> Worker:
         child = Worker(self._command, self._env)
+        if self._resumed is not None:
+            plan = replace(plan, resumed=str(self._resumed.path.resolve()))
         child.tell(json.dumps(asdict(plan)))
         if leave:
             child.tell(_LEAVE)
@@ -430,7 +436,11 @@ class Supervisor:
             "preflight": list(dict.fromkeys(note for header in headers for note in header["preflight"])),
             "processes": max(header["processes"] for header in headers),
         }
+        if self._resumed is not None:
+            _check_resumed(self._resumed, {**headers[0], **merged})
         recorder.begin({**headers[0], **merged}, cases)
+        for result in self._resumed.results.values() if self._resumed is not None else ():
+            recorder.take(result)
 
     def _release(self, share: _Share) -> None:
         if share.dead is not None:
@@ -508,6 +518,18 @@ class Supervisor:
                 cause = cause_text("timeout", why, other["rule"])
                 message = f"{why}: {', '.join(found[:_ENOUGH])}"
                 self._recorder.take(unmeasured(other, "timeout", message=message, cause=cause))
+
+
+def _check_resumed(run: Run, header: Mapping[str, Any]) -> None:
+    """Raise UsageError where an interrupted run had other cases or versions than one that begins with a header."""
+    told = {
+        "manifest": f"it has {run.header.get('cases')} cases, and these options choose {header['cases']}, or others",
+        "versions": "it ran with other versions of torch or of what decides results beside it",
+        "seed": "its random programs have another seed",
+    }
+    for name, why in told.items():
+        if run.header.get(name) != header.get(name):
+            raise UsageError(f"the run {run.path} cannot be resumed: {why}")
 
 
 def _subject(case: Mapping[str, str]) -> tuple[str, ...]:

@@ -96,6 +96,25 @@ def test_the_junit_file_says_the_same(dying: tuple[subprocess.CompletedProcess[s
     assert len(bad) == 3
 
 
+def test_an_interrupted_run_is_resumed(folder: Path, whole: Run) -> None:
+    cut = folder / "cut.jsonl"
+    lines = whole.path.read_text().splitlines(keepends=True)
+    cut.write_text("".join(lines[:30]))
+    done = run(folder, *EAGER, *PRODUCTS, "--resume=cut.jsonl", "--run-file=resumed.jsonl")
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = read(folder / "resumed.jsonl")
+    assert statuses(found) == statuses(whole)
+    assert found.footer is not None
+    before = [json.loads(line)["seconds"] for line in lines[1:30]]
+    assert [result.seconds for result in list(found.results.values())[:29]] == before
+    for file, options, why in (
+        ("cut.jsonl", ("--op=mm",), f"it has {len(whole.results)} cases, and these options choose "),
+        (str(whole.path), (), "was not interrupted: it is complete"),
+    ):
+        done = run(folder, *EAGER, *SWAPPED, *options, f"--resume={file}")
+        assert (done.returncode, why in done.stderr) == (2, True), done.stderr
+
+
 def test_what_hung_twice_is_not_tried_a_third_time(folder: Path) -> None:
     options = ("--device=hanging", "--device-module=dying_device", "--op=addbmm", "--op=mm", "--amp-dtype=bf16")
     done = run(folder, *EAGER, *options, "--timeout=4", "-n1", "--run-file=hangs.jsonl")
