@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from ampcheck.tools.lint.names import Function, Names
-from ampcheck.tools.lint.regions import LintedRegion, region
+from ampcheck.tools.lint.regions import LintedRegion, Option, region
+from ampcheck.tools.lint.values import Values, arguments, last_name
 
 Thing: TypeAlias = tuple[ast.AST, str]
 """An object of the program: the function or class that binds it, and its expression there."""
@@ -74,6 +75,7 @@ class Walk:
 
     def __init__(self, names: Names) -> None:
         self.names = names
+        self.values = Values(names)
         self.too_many = False
         self._known: dict[ast.AST, tuple[ast.Call, ...]] = {}
         self._dull: dict[ast.AST, bool] = {}
@@ -95,21 +97,9 @@ class Walk:
         bound = self.names.lookup(root, expression)
         return bound[0] if bound else self.names.tree, key
 
-    def values(self, expression: ast.expr) -> list[ast.AST]:
-        """Return the expressions that a name or an attribute of self is bound to in the file."""
-        if isinstance(expression, ast.Name):
-            bound = self.names.lookup(expression.id, expression)
-            return bound[1] if bound else []
-        if isinstance(expression, ast.Attribute) and ast.unparse(expression.value) == "self":
-            owner = self.names.owner(expression)
-            return self.names.attribute(owner, expression.attr) if owner else []
-        return []
-
-    def made(self, expression: ast.expr) -> list[str]:
-        """Return the full names of the calls that make an expression's value."""
-        calls = [value for value in (expression, *self.values(expression)) if isinstance(value, (ast.Call, ast.IfExp))]
-        found = [part for value in calls for part in (sides(value)) if isinstance(part, ast.Call)]
-        return [self.names.dotted(call.func) or ast.unparse(call.func) for call in found]
+    def constants(self, option: Option) -> list[object]:
+        """Return the values that an option of a region can have; [None] where they are not known."""
+        return [option.value] if option.expression is None else self.values.constants(option.expression)
 
     def no_grad(self, expression: ast.expr) -> bool:
         """Return whether a context or a decorator switches gradients off."""
@@ -117,25 +107,26 @@ class Walk:
 
     def scaler(self, expression: ast.expr) -> bool:
         """Return whether an expression is a GradScaler."""
-        made = self.made(expression)
-        if made:
-            return any(name in GRAD_SCALERS for name in made)
-        return isinstance(expression, (ast.Name, ast.Attribute)) and bool(_SCALER_NAME.search(_last(expression)))
+        kinds = self.values.kinds(expression)
+        if kinds:
+            return any(name in GRAD_SCALERS for name in kinds)
+        return not isinstance(expression, ast.Call) and bool(_SCALER_NAME.search(last_name(expression)))
 
     def optimizer(self, expression: ast.expr) -> bool:
         """Return whether an expression is an optimizer."""
-        for name in self.made(expression):
+        for name in self.values.kinds(expression):
             if name.startswith("torch.optim."):
                 return "lr_scheduler" not in name and "swa_utils" not in name
-        last = _last(expression)
+        last = last_name(expression)
         return bool(_OPTIMIZER.search(last)) and not _NO_OPTIMIZER.search(last)
 
     def _called(self, function: ast.AST, frame: _Frame, paths: list[Path]) -> list[Path]:
         for decorator in getattr(function, "decorator_list", []):
-            made = region(self.names, decorator)
+            made = self.values.region(decorator)
             if made is not None:
                 frame = replace(frame, regions=(*frame.regions, made))
-                paths = self._emit(paths, LoopEvent("region", made.call, frame.regions)) if frame.gradients else paths
+                event = LoopEvent("region", made.call, frame.regions, (function, ""))
+                paths = self._emit(paths, event) if frame.gradients and not made.disabled else paths
             if self.no_grad(decorator):
                 frame = replace(frame, gradients=False)
         found = self._body(getattr(function, "body", []), frame, paths)
@@ -143,6 +134,10 @@ class Walk:
 
     def _body(self, statements: Iterable[ast.stmt], frame: _Frame, paths: list[Path]) -> list[Path]:
         for statement in statements:
+            for made in self._entered(statement):
+                frame = replace(frame, regions=(*frame.regions, made))
+                block = next(self.names.parents(statement), statement)
+                paths = self._emit(paths, LoopEvent("region", made.call, frame.regions, (block, "")))
             done = [path for path in paths if path.ended]
             open_ = [path for path in paths if not path.ended]
             if not open_:
@@ -152,6 +147,15 @@ class Walk:
                 self.too_many = True
                 paths = paths[:1]
         return paths
+
+    def _entered(self, statement: ast.stmt) -> Iterator[LintedRegion]:
+        """Yield the regions that `stack.enter_context(...)` or `region.__enter__()` opens for what follows."""
+        call = getattr(statement, "value", None)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+            entered = {"enter_context": call.args[0] if call.args else None, "__enter__": call.func.value}
+            made = self.values.region(one) if (one := entered.get(call.func.attr)) is not None else None
+            if made is not None:
+                yield made
 
     def _statement(self, statement: ast.stmt, frame: _Frame, paths: list[Path]) -> list[Path]:
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) or self._is_dull(statement):
@@ -195,7 +199,7 @@ class Walk:
 
     def _with(self, statement: ast.With | ast.AsyncWith, frame: _Frame, paths: list[Path]) -> list[Path]:
         for item in statement.items:
-            made = self.made_region(item.context_expr)
+            made = self.values.region(item.context_expr)
             if made is not None:
                 frame = replace(frame, regions=(*frame.regions, made))
                 if frame.gradients and not made.disabled:
@@ -206,20 +210,10 @@ class Walk:
                 paths = self._expression(item.context_expr, frame, paths)
         return self._body(statement.body, frame, paths)
 
-    def made_region(self, expression: ast.expr) -> LintedRegion | None:
-        """Return the region that an expression, or the one value of a name, makes."""
-        bound = self.values(expression)
-        for value in (expression, *(bound if len(bound) == 1 else ())):
-            for side in sides(value):
-                made = region(self.names, side)
-                if made is not None:
-                    return made
-        return None
-
     def _bound(self, statement: ast.Assign, frame: _Frame, paths: list[Path]) -> list[Path]:
         target = statement.targets[0]
         scaled = self._scaled(statement.value)
-        if not isinstance(target, ast.Name) or not (scaled or any(map(self._scaled, self.values(target)))):
+        if not isinstance(target, ast.Name) or not (scaled or any(map(self._scaled, self.values.bound(target)))):
             return paths
         kind = "scaled" if scaled else "bound"
         return self._emit(paths, LoopEvent(kind, statement, frame.regions, self.thing(target), scaled))
@@ -251,7 +245,7 @@ class Walk:
         return self._known[node]
 
     def _matters(self, call: ast.Call) -> bool:
-        function = self._definition(call)
+        function = self.values.definition(call)
         if function is not None:
             return not self._is_dull(function)
         if self.halved or self.names.dotted(call.func) in (*_CLIPS, "torch.autograd.backward"):
@@ -272,14 +266,11 @@ class Walk:
             self._dull[node] = not any(
                 (isinstance(part, ends) and not function)
                 or (isinstance(part, ast.Call) and (region(self.names, part) is not None or self._matters(part)))
-                or (isinstance(part, ast.withitem) and self.made_region(part.context_expr) is not None)
-                or (isinstance(part, ast.Assign) and any(map(self._scaled, self._all_values(part.targets[0]))))
+                or (isinstance(part, ast.withitem) and self.values.region(part.context_expr) is not None)
+                or (isinstance(part, ast.Assign) and any(map(self._scaled, (part.value, *self.values.bound(part.targets[0])))))
                 for part in parts
             )
         return self._dull[node]
-
-    def _all_values(self, target: ast.expr) -> list[ast.AST]:
-        return self.values(target) if isinstance(target, ast.Name) else []
 
     def _call(self, call: ast.Call, frame: _Frame, paths: list[Path]) -> list[Path]:
         def known(expression: ast.expr) -> Thing:
@@ -289,9 +280,10 @@ class Walk:
         def event(kind: str, what: Thing | None = None, scaler: Thing | None = None) -> list[Path]:
             return self._emit(paths, LoopEvent(kind, call, frame.regions, what, scaler))
 
-        function = self._definition(call)
+        function = self.values.definition(call)
         if function is not None and function not in frame.calls and len(frame.calls) <= _DEPTH:
-            given = self._arguments(call, function, known)
+            pairs = arguments(call, function)
+            given = {(function, n): known(v) for n, v in pairs if isinstance(v, (ast.Name, ast.Attribute, ast.Subscript))}
             inner = replace(frame, known={**frame.known, **given}, calls=(*frame.calls, function))
             return self._called(function, inner, paths)
         if self.names.dotted(call.func) in _CLIPS:
@@ -329,38 +321,6 @@ class Walk:
             kind = "scaled-backward" if scaler else "backward"
             out += self._emit([path], LoopEvent(kind, call, frame.regions, None, scaler))
         return out
-
-    def _definition(self, call: ast.Call) -> Function | None:
-        if isinstance(call.func, ast.Name):
-            bound: list[ast.AST] = self.values(call.func)
-        elif isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self":
-            bound = self.values(call.func)
-        else:
-            return None
-        one = bound[0] if len(bound) == 1 else None
-        return one if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
-
-    def _arguments(self, call: ast.Call, function: Function, known: Callable[[ast.expr], Thing]) -> dict[Thing, Thing]:
-        parameters = [*function.args.posonlyargs, *function.args.args]
-        if isinstance(call.func, ast.Attribute) and parameters:
-            parameters = parameters[1:]
-        pairs = [(one.arg, value) for one, value in zip(parameters, call.args, strict=False)]
-        pairs += [(word.arg, word.value) for word in call.keywords if word.arg]
-        return {(function, name): known(value) for name, value in pairs if isinstance(value, (ast.Name, ast.Attribute))}
-
-
-def _last(expression: ast.AST) -> str:
-    """Return the last name of `a.b.c`, or of `a.b["c"]`."""
-    if isinstance(expression, ast.Subscript):
-        return _last(expression.value)
-    if isinstance(expression, ast.Attribute):
-        return expression.attr
-    return expression.id if isinstance(expression, ast.Name) else ""
-
-
-def sides(expression: ast.AST) -> list[ast.AST]:
-    """Return the values that `a if test else b` can have."""
-    return [expression.body, expression.orelse] if isinstance(expression, ast.IfExp) else [expression]
 
 
 def _again(path: Path, before: list[Path], loop: ast.For | ast.AsyncFor | ast.While) -> bool:

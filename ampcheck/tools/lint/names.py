@@ -34,6 +34,8 @@ class Names:
         elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)):
             if node.value is not None:
                 self._assign(node, node.target, node.value)
+            elif isinstance(node.target, ast.Name) and isinstance(self.scope(node), ast.ClassDef):
+                self._add(self.scope(node), node.target.id, node)  # a field of a dataclass
         elif isinstance(node, ast.arg):
             self._add(self.scope(node), node.arg, node)
         elif isinstance(node, ast.withitem) and node.optional_vars is not None:
@@ -56,9 +58,12 @@ class Names:
                 for part, inner in zip(target.elts, values, strict=True):
                     self._assign(node, part, inner)
             else:
-                for name in ast.walk(target):
-                    if isinstance(name, ast.Name):
-                        self._add(self.scope(node), name.id, node)
+                for at, part in enumerate(target.elts):
+                    item = ast.Subscript(value, ast.Constant(at), ast.Load())
+                    self._parents[item] = node
+                    self._assign(node, part, item)
+        elif isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+            self._add(self.scope(node), ast.unparse(target), value)
 
     def _add(self, scope: Scope, name: str, node: ast.AST) -> None:
         self._bound.setdefault(scope, {}).setdefault(name, []).append(node)

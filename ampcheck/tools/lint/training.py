@@ -43,7 +43,8 @@ def _ordered(walk: Walk, function: ast.Module | Function) -> Iterator[Mistake]:
     paths = walk.paths(function)
     found = {mistake for path in paths for mistake in _on_path(walk, path)}
     for rule, event, cause in found:
-        both = (path for path in paths if event in path.events and cause in path.events)
+        least = 2 if event == cause and rule == "unscale-twice" else 1  # the same line twice, in a loop
+        both = (path for path in paths if path.events.count(event) >= least and cause in path.events)
         if all((rule, event, cause) in set(_on_path(walk, path)) for path in both):
             yield event.node, rule
 
@@ -72,13 +73,13 @@ def _on_path(walk: Walk, path: Path) -> Iterator[tuple[str, LoopEvent, LoopEvent
             stepped.clear()
             yield from (("scaler-with-bf16", event, made) for made in regions if _scaled_for_nothing(walk, made, event))
             yield from (
-                ("float32-region", made, made) for made in regions if _is(made, "float32") and _of(walk, made, event)
+                ("float32-region", made, made) for made in regions if _is(walk, made, "float32") and _of(walk, made, event)
             )
         elif event.kind == "backward":
             scaled = None
             yield from (("fp16-without-scaler", event, made) for made in regions if _not_scaled(walk, made, event))
             yield from (
-                ("float32-region", made, made) for made in regions if _is(made, "float32") and _of(walk, made, event)
+                ("float32-region", made, made) for made in regions if _is(walk, made, "float32") and _of(walk, made, event)
             )
         elif event.kind == "unscale_":
             if event.what in unscaled:
@@ -102,18 +103,20 @@ def _on_path(walk: Walk, path: Path) -> Iterator[tuple[str, LoopEvent, LoopEvent
                 known.clear()
 
 
-def _is(event: LoopEvent, dtype: str) -> bool:
+def _is(walk: Walk, event: LoopEvent, dtype: str) -> bool:
     made = event.regions[-1]
-    if not made.dtype.constant or (not made.enabled.constant and dtype != "float16"):
+    dtypes = walk.constants(made.dtype)
+    if not made.enabled.constant and dtype != "float16":
         return False
-    if made.dtype.value is None:
-        default = {"cuda": "float16", "cpu": "bfloat16"}.get(str(made.device.value))
-        return made.device.constant and default == dtype
-    return str(made.dtype.value).removeprefix("torch.") in (dtype, {"float16": "half", "float32": "float"}.get(dtype))
+    if dtypes == [None]:
+        devices = {{"cuda": "float16", "cpu": "bfloat16"}.get(str(one)) for one in walk.constants(made.device)}
+        return made.dtype.constant and devices == {dtype}
+    short = {"float16": "half", "float32": "float"}.get(dtype)
+    return bool(dtypes) and all(str(one).removeprefix("torch.") in (dtype, short) for one in dtypes)
 
 
 def _scaled_for_nothing(walk: Walk, made: LoopEvent, backward: LoopEvent) -> bool:
-    return _is(made, "bfloat16") and _of(walk, made, backward) and _always_enabled(walk.names)
+    return _is(walk, made, "bfloat16") and _of(walk, made, backward) and _always_enabled(walk.names)
 
 
 def _always_enabled(names: Names) -> bool:
@@ -126,7 +129,7 @@ def _always_enabled(names: Names) -> bool:
 
 
 def _not_scaled(walk: Walk, made: LoopEvent, backward: LoopEvent) -> bool:
-    if not _is(made, "float16") or not _of(walk, made, backward):
+    if not _is(walk, made, "float16") or not _of(walk, made, backward):
         return False
     return not re.search(r"scaler|\.scale\(|loss_scale", ast.unparse(walk.names.tree), re.IGNORECASE)
 
@@ -134,29 +137,25 @@ def _not_scaled(walk: Walk, made: LoopEvent, backward: LoopEvent) -> bool:
 def _of(walk: Walk, made: LoopEvent, backward: LoopEvent) -> bool:
     """Return whether the loss of a backward pass comes from a region."""
     block = made.what[0] if made.what else None
-    owner = next(
-        (node for node in walk.names.parents(made.node) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))),
-        None,
-    )
     call = backward.node
     pending: list[tuple[ast.AST, int]] = [(call.func, 0)] if isinstance(call, ast.Call) else []
     seen: set[ast.AST] = set()
     while pending:
         node, depth = pending.pop()
-        if node in seen or depth > 4:
+        if node in seen or depth > 6:
             continue
         seen.add(node)
         around = list(walk.names.parents(node))
-        if block is not None and depth and block in around:
+        if block in around and depth and not isinstance(block, (ast.FunctionDef, ast.AsyncFunctionDef)):
             inside = [one for one in around[: around.index(block)] if isinstance(one, (ast.With, ast.AsyncWith))]
             if not any(walk.no_grad(item.context_expr) for one in inside for item in one.items):
                 return True
             continue
         for part in ast.walk(node):
-            if isinstance(part, ast.Call) and owner is not None and _name(part.func) == owner.name:
+            if isinstance(part, ast.Call) and block is not None and walk.values.definition(part) is block:
                 return True
-            if isinstance(part, (ast.Name, ast.Attribute)):
-                pending += [(value, depth + 1) for value in walk.values(part)]
+            if isinstance(part, (ast.Name, ast.Attribute, ast.Call)):
+                pending += [(value, depth + 1) for value in walk.values.sources(part)]
     return False
 
 
@@ -172,7 +171,7 @@ def _alone(walk: Walk, node: ast.AST) -> Iterator[Mistake]:
         made = region(names, node)
         if made is not None:
             yield from _in_region(names, made)
-        inner = walk.made_region(node.func)
+        inner = walk.values.region(node.func)
         if inner is not None and len(node.args) == 1 and _generator(names, node.args[0]):
             yield node, "decorated-generator"
     elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -186,7 +185,7 @@ def _alone(walk: Walk, node: ast.AST) -> Iterator[Mistake]:
         and _name(node.targets[0]) == "forward"
         and isinstance(node.targets[0], ast.Attribute)
     ):
-        if any(isinstance(part, ast.Call) and walk.made_region(part.func) is not None for part in ast.walk(node.value)):
+        if _autocast(walk, node.value):
             yield node, "forward-replaced"
     elif isinstance(node, ast.ClassDef):
         yield from _own_function(names, node)
@@ -208,10 +207,17 @@ def _in_call(walk: Walk, call: ast.Call) -> Iterator[Mistake]:
         if name in GRAD_SCALERS and word.arg == "enabled" and _off(word.value):
             yield call, "inverted-condition"
     if isinstance(call.func, ast.Name) and call.func.id == "setattr" and len(call.args) == 3:
-        named, value = call.args[1], call.args[2]
-        forward = isinstance(named, ast.Constant) and named.value == "forward"
-        if forward and isinstance(value, ast.Call) and walk.made_region(value.func) is not None:
+        named = call.args[1]
+        if isinstance(named, ast.Constant) and named.value == "forward" and _autocast(walk, call.args[2]):
             yield call, "forward-replaced"
+
+
+def _autocast(walk: Walk, value: ast.expr) -> bool:
+    """Return whether a value is a function that autocast decorates."""
+    calls = [part for part in ast.walk(value) if isinstance(part, ast.Call)]
+    functions = [one for one in walk.values.origins(value) if isinstance(one, ast.FunctionDef)]
+    decorators = [decorator for function in functions for decorator in function.decorator_list]
+    return any(walk.values.region(one) is not None for one in (*(call.func for call in calls), *decorators))
 
 
 def guarded(names: Names, node: ast.AST, condition: str) -> bool:

@@ -1,0 +1,264 @@
+"""The values that expressions of a file can have: followed through names, attributes, arguments, returns and dicts."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ampcheck.tools.lint.names import Function, Names
+from ampcheck.tools.lint.regions import LintedRegion, region
+
+# Methods that return their object.
+_SAME = ("eval", "train", "to", "cuda", "cpu", "float", "double", "requires_grad_", "compile")
+_WRAPS = ("torch.compile", "torch.nn.DataParallel", "torch.nn.parallel.DistributedDataParallel", "copy.deepcopy")
+_CONTEXT = ("contextlib.contextmanager", "contextlib.asynccontextmanager")
+
+
+class Values:
+    """The values of one file's expressions. Nothing is imported or run."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self._known: dict[ast.AST, list[ast.AST]] = {}
+        self._bound: dict[ast.AST, list[ast.AST]] = {}
+        self._called: dict[str, list[ast.Call]] = {}
+        for node in ast.walk(names.tree):
+            if isinstance(node, ast.Call):
+                self._called.setdefault(last_name(node.func), []).append(node)
+
+    def origins(self, node: ast.AST) -> list[ast.AST]:
+        """Return the nodes that make an expression's values: calls, constants, functions, parameters, names of torch."""
+        if node not in self._known:
+            self._known[node] = []  # a value that depends on itself adds nothing
+            self._known[node] = list(dict.fromkeys(self._origins(node)))
+        return self._known[node]
+
+    def _origins(self, node: ast.AST) -> Iterator[ast.AST]:
+        found: list[ast.AST] = []
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            bound = self.bound(node)
+            found = [origin for value in bound for origin in self._of_bound(value)]
+        elif isinstance(node, ast.Subscript):
+            found = self._of_item(node)
+        elif isinstance(node, ast.Call):
+            found = self._of_call(node)
+        elif isinstance(node, ast.IfExp):
+            found = [*self.origins(node.body), *self.origins(node.orelse)]
+        elif isinstance(node, ast.BoolOp):
+            found = [origin for value in node.values for origin in self.origins(value)]
+        elif isinstance(node, (ast.NamedExpr, ast.Await)):
+            found = self.origins(node.value)
+        yield from found or [node]
+
+    def bound(self, node: ast.AST) -> list[ast.AST]:
+        """Return what the file binds a name or an attribute to."""
+        if node not in self._bound:
+            self._bound[node] = []
+            self._bound[node] = self._binding(node)
+        return self._bound[node]
+
+    def _binding(self, node: ast.AST) -> list[ast.AST]:
+        if isinstance(node, ast.Name):
+            found = self.names.lookup(node.id, node)
+            return found[1] if found else []
+        if not isinstance(node, ast.Attribute) or self.names.dotted(node).startswith("torch."):
+            return []
+        if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+            owner = self.names.owner(node)
+            return self.names.attribute(owner, node.attr) if owner else []
+        return [
+            value
+            for kind, made in self._instances(node.value)
+            for value in (self._field(kind, made, node.attr) or self.names.attribute(kind, node.attr))
+        ]
+
+    def _of_bound(self, value: ast.AST) -> list[ast.AST]:
+        if isinstance(value, ast.arg):
+            return self._of_parameter(value)
+        if isinstance(value, (ast.For, ast.AsyncFor, ast.comprehension)) and isinstance(value.target, ast.Name):
+            return self._items(value.iter) or [value]
+        return self.origins(value) if isinstance(value, ast.expr) else [value]
+
+    def _items(self, container: ast.expr) -> list[ast.AST]:
+        lists = [one for one in self.origins(container) if isinstance(one, (ast.List, ast.Tuple))]
+        return [origin for one in lists for item in one.elts for origin in self.origins(item)]
+
+    def _of_item(self, node: ast.Subscript) -> list[ast.AST]:
+        text = ast.unparse(node)
+        stored = self.names.lookup(text, node)
+        found = [origin for value in (stored[1] if stored else ()) for origin in self._of_bound(value)]
+        key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        for origin in self.origins(node.value):
+            if isinstance(origin, ast.Dict):
+                pairs = zip(origin.keys, origin.values, strict=True)
+                found += [o for k, v in pairs if isinstance(k, ast.Constant) and k.value == key for o in self.origins(v)]
+            elif isinstance(origin, ast.Call) and last_name(origin.func) == "dict":
+                found += [o for word in origin.keywords if word.arg == key for o in self.origins(word.value)]
+            elif isinstance(origin, (ast.List, ast.Tuple)):
+                whole = not isinstance(key, int)
+                items = origin.elts if whole else origin.elts[key : key + 1 or None]  # type: ignore[operator]
+                found += [o for item in items for o in self.origins(item)]
+        return found
+
+    def _of_call(self, call: ast.Call) -> list[ast.AST]:
+        function = self.definition(call)
+        if function is not None:
+            if any(self.names.dotted(one) in _CONTEXT for one in function.decorator_list):
+                return [call]
+            returned = (one.value for one in self.own(function) if isinstance(one, ast.Return) and one.value)
+            return [origin for value in returned for origin in self.origins(value)]
+        if isinstance(call.func, ast.Attribute) and call.func.attr in _SAME:
+            return self.origins(call.func.value)
+        if self.names.dotted(call.func) in _WRAPS and call.args:
+            return self.origins(call.args[0])
+        return [call]
+
+    def own(self, function: Function) -> Iterator[ast.AST]:
+        """Yield the nodes of a function's body, those of functions that it defines left out."""
+        waiting: list[ast.AST] = list(function.body)
+        while waiting:
+            node = waiting.pop()
+            yield node
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+                waiting += ast.iter_child_nodes(node)
+
+    # ---- functions and classes of the file
+
+    def definition(self, call: ast.Call) -> Function | None:
+        """Return the function of the file that a call runs, also by calling a module of a class of the file."""
+        bound = self.bound(call.func)
+        if not bound and not isinstance(call.func, (ast.Name, ast.Attribute, ast.Subscript)):
+            return None
+        found = [one for one in bound if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        if not found:
+            for kind, _ in self._instances(call.func):
+                methods = self.names.attribute(kind, "forward") or self.names.attribute(kind, "__call__")
+                found += [one for one in methods if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        return found[0] if len(set(found)) == 1 and len(found) == max(len(bound), 1) else None
+
+    def _instances(self, node: ast.AST) -> list[tuple[ast.ClassDef, ast.Call | None]]:
+        """Return the classes of the file that an expression's values are instances of, and the calls that made them."""
+        out: list[tuple[ast.ClassDef, ast.Call | None]] = []
+        for origin in self.origins(node):
+            made = origin.func if isinstance(origin, ast.Call) else None
+            if isinstance(origin, (ast.arg, ast.AnnAssign)) and origin.annotation is not None:
+                made = origin.annotation
+            for kind in self.bound(made) if made is not None else ():
+                if isinstance(kind, ast.ClassDef):
+                    out.append((kind, origin if isinstance(origin, ast.Call) else None))
+        return out
+
+    def _field(self, kind: ast.ClassDef, made: ast.Call | None, name: str) -> list[ast.AST]:
+        """Return what an instance of a dataclass was given for a field."""
+        fields = [one.target.id for one in kind.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
+        if made is None or name not in fields:
+            return []
+        at = fields.index(name)
+        named: list[ast.AST] = [word.value for word in made.keywords if word.arg == name]
+        return [*made.args[at : at + 1], *named]
+
+    def _of_parameter(self, parameter: ast.arg) -> list[ast.AST]:
+        annotated: list[ast.AST] = [] if parameter.annotation is None else [parameter]
+        return annotated + [o for value in self.given(parameter) for o in self.origins(value)] or [parameter]
+
+    def given(self, parameter: ast.arg) -> list[ast.expr]:
+        """Return the default of a parameter, and what the calls in the file give for it."""
+        function = self.names.scope(parameter)
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return []
+        taken = function.args
+        defaults = zip(reversed([*taken.posonlyargs, *taken.args]), reversed(taken.defaults), strict=False)
+        optional = zip(taken.kwonlyargs, taken.kw_defaults, strict=True)
+        found = [value for one, value in (*defaults, *optional) if one is parameter and value]
+        owner = next(self.names.parents(function), None)
+        made = isinstance(owner, ast.ClassDef) and function.name == "__init__"
+        for call in self._called.get(owner.name if made and isinstance(owner, ast.ClassDef) else function.name, ()):
+            if made or function in self.bound(call.func):
+                found += [value for name, value in arguments(call, function) if name == parameter.arg]
+        return found
+
+    def sources(self, node: ast.AST) -> list[ast.AST]:
+        """Return the expressions that a name, an attribute or a call of the file directly takes its value from."""
+        if isinstance(node, ast.Call):
+            function = self.definition(node)
+            parts = self.own(function) if function is not None else ()
+            return [one.value for one in parts if isinstance(one, ast.Return) and one.value is not None]
+        return [v for one in self.bound(node) for v in (self.given(one) if isinstance(one, ast.arg) else [one])]
+
+    # ---- what a value is
+
+    def kinds(self, node: ast.AST) -> list[str]:
+        """Return the full names of the calls that make an expression's values, and of its annotations."""
+        out = []
+        for origin in self.origins(node):
+            if isinstance(origin, ast.Call):
+                out.append(self.names.dotted(origin.func) or ast.unparse(origin.func))
+            elif isinstance(origin, (ast.arg, ast.AnnAssign)) and origin.annotation is not None:
+                out.append(self.names.dotted(origin.annotation))
+        return [kind for kind in out if kind]
+
+    def constants(self, node: ast.AST) -> list[object]:
+        """Return the constants and names of torch that an expression's values are; [None] where one is neither."""
+        out: list[object] = []
+        for origin in self.origins(node):
+            dotted = self.names.dotted(origin)
+            if not isinstance(origin, ast.Constant) and not dotted.startswith("torch."):
+                return [None]
+            out.append(origin.value if isinstance(origin, ast.Constant) else dotted)
+        return out
+
+    def region(self, node: ast.AST) -> LintedRegion | None:
+        """Return the region that entering an expression's value, or being decorated by it, opens; None for none."""
+        for origin in (node, *self.origins(node)):
+            made = region(self.names, origin)
+            if made is not None:
+                return made
+            function: ast.AST | None = origin
+            if isinstance(origin, ast.Call):
+                for partial in self.origins(origin.func):
+                    if isinstance(partial, ast.Call) and self.names.dotted(partial.func) == "functools.partial":
+                        words = [*partial.keywords, *origin.keywords]
+                        made = region(self.names, ast.Call(partial.args[0], [*partial.args[1:], *origin.args], words))
+                        if made is not None:
+                            return made
+                function = self.definition(origin)
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                made = self._opened_by(function)
+                if made is not None:
+                    return made
+        return None
+
+    def _opened_by(self, function: Function) -> LintedRegion | None:
+        """Return the region that a context manager yields in, or that a decorator of the file calls its function in."""
+        taken = {one.arg for one in function.args.args}
+        manager = any(self.names.dotted(one) in _CONTEXT for one in function.decorator_list)
+        for node in ast.walk(function):
+            inside = isinstance(node, ast.Yield) and manager
+            inside |= isinstance(node, ast.Call) and not manager and last_name(node.func) in taken
+            for parent in self.names.parents(node) if inside else ():
+                for item in parent.items if isinstance(parent, (ast.With, ast.AsyncWith)) else ():
+                    made = self.region(item.context_expr)
+                    if made is not None and parent is not function:
+                        return made
+                if parent is function:
+                    break
+        return None
+
+
+def arguments(call: ast.Call, function: Function) -> list[tuple[str, ast.expr]]:
+    """Return the names of a function's parameters and what a call gives for them."""
+    parameters = [*function.args.posonlyargs, *function.args.args]
+    if parameters and parameters[0].arg in ("self", "cls"):
+        parameters = parameters[1:]
+    pairs = [(one.arg, value) for one, value in zip(parameters, call.args, strict=False)]
+    return pairs + [(word.arg, word.value) for word in call.keywords if word.arg]
+
+
+def last_name(expression: ast.AST) -> str:
+    """Return the last name of `a.b.c`, or the key of `a["c"]`."""
+    if isinstance(expression, ast.Subscript):
+        key = expression.slice
+        return str(key.value) if isinstance(key, ast.Constant) else last_name(expression.value)
+    if isinstance(expression, ast.Attribute):
+        return expression.attr
+    return expression.id if isinstance(expression, ast.Name) else ""
