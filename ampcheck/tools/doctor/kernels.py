@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
@@ -13,6 +13,7 @@ import torch
 
 from ampcheck.observe.finite import CHOSEN, FLOATS, bounds, nonfinite
 from ampcheck.observe.recorder import CASTS, Recorder, overload_name, tensors
+from ampcheck.observe.torch_private import TorchDispatchMode
 from ampcheck.register.torch_private import OpOverload
 from ampcheck.spec import policies
 from ampcheck.spec.torch_dtypes import name_of
@@ -42,7 +43,8 @@ _SENSITIVE = (_listed("upcast", "optdtype", "banned") | {"_softmax"}) - {"sum", 
 _LOSSES = ("_log_softmax", "binary_cross_entropy", "binary_cross_entropy_with_logits")
 # Inference mode hands composite ops over whole.
 _CASTS = frozenset(name.partition(".")[0] for name in CASTS)
-_AVERAGES = frozenset(("lerp_", "_foreach_lerp_", "mul_", "_foreach_mul_"))
+_AVERAGES = frozenset(("lerp", "lerp_", "_foreach_lerp_", "mul", "mul_", "_foreach_mul_"))
+_CLAMPS = frozenset(("clamp", "clamp_", "clip", "clip_", "clamp_min_", "clamp_max_"))
 _UNSET = frozenset(
     ["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_", "set_"]
 )
@@ -91,6 +93,9 @@ class KernelWatch:
         self.mode = Recorder(self._kernel)
         self.nonfinite: list[NonFinite] = []
         self.parameters: dict[int, str] = {}
+        self.clamped: Callable[[torch.Tensor], None] = lambda _: None
+        self.stepping = False
+        """Whether an optimizer's own ops run."""
         self._findings, self._seen, self._sources = findings, seen, sources
         self._places: dict[int, Place] = {}
         self._bad: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -111,6 +116,7 @@ class KernelWatch:
         self.nonfinite.clear()
         self._places.clear()
         self._bad.clear()
+        self.stepping = False
         self._left = MOST_KERNELS
 
     def place(self) -> Place:
@@ -127,7 +133,10 @@ class KernelWatch:
         self._left -= 1
         name = overload_name(func).partition(".")[0]
         given = [x for x in tensors((args, kwargs)) if type(x) in (torch.Tensor, torch.nn.Parameter)]
-        before = given[0].clone() if name in _AVERAGES and given and given[0].dtype in LOW else None
+        averages = name in _AVERAGES and given and given[0].dtype in LOW and not self.stepping
+        before = given[0].clone() if averages else None
+        if name in _CLAMPS and given and not self.stepping:
+            self.clamped(given[0])
         out = func(*args, **kwargs)
         if name.startswith("profiler::") or name in _UNSET:
             return out
@@ -240,6 +249,8 @@ class KernelWatch:
         pair = bounds(before)
         if pair is None or max(-pair[0], pair[1]) <= limit or not all(map(math.isfinite, pair)):
             return
+        if nonfinite([after]):  # the mask of an attention, not positions
+            return
         # Pixels are integers up to 255, which each lower precision holds; larger ones are positions, ids or counts.
         whole = before if not before.is_floating_point() else before.round()
         lost = int((after.to(before.dtype) != before).sum())
@@ -253,7 +264,7 @@ class KernelWatch:
 
     def _average(self, name: str, args: tuple[object, ...], before: torch.Tensor, after: torch.Tensor) -> None:
         """Look whether a running average in low precision moves at all."""
-        if current_node() is not None or torch.is_grad_enabled():
+        if current_node() is not None or (torch.is_grad_enabled() and after.requires_grad):
             return
         factor = next((x for x in reversed(args) if isinstance(x, (int, float))), None)
         slow = factor is not None and (0 < factor < 0.02 if "lerp" in name else 0.98 < factor < 1)
@@ -264,6 +275,28 @@ class KernelWatch:
                 self.place(),
                 f"{name} by {factor} left {same:.0%} of {before.numel()} elements of {name_of(before.dtype)} unchanged",
             )
+
+
+class ThreadWatch(TorchDispatchMode):
+    """Looks, in a thread that was started in a region, whether products run without one."""
+
+    def __init__(self, findings: Findings, started: Place) -> None:
+        super().__init__()
+        self._findings, self._started = findings, started
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        out = func(*args, **(kwargs or {}))
+        name = overload_name(func).partition(".")[0]
+        made = next((x for x in tensors(out) if name in PRODUCTS and x.dtype is torch.float32), None)
+        if made is not None and not _region_dtype(made.device.type):
+            self._findings.add(
+                "thread-without-region",
+                self._started,
+                f"{name} ran in fp32 in the thread, which entered no region",
+            )
+        return out
 
 
 def _caller() -> AbstractContextManager[None]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from statistics import median
 from types import TracebackType
 from typing import Any, Literal
@@ -19,8 +20,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ampcheck.errors import UsageError
 from ampcheck.observe.torch_private import DisableTorchFunction
 from ampcheck.tools.doctor.findings import Finding, Findings, screen
-from ampcheck.tools.doctor.kernels import KernelWatch, Seen
-from ampcheck.tools.doctor.training import Training
+from ampcheck.tools.doctor.kernels import KernelWatch, Place, Seen, ThreadWatch
+from ampcheck.tools.doctor.training import DEVICES, Training
 from ampcheck.tools.torch_private import current_dispatch_mode
 from ampcheck.tools.trace.session import one_thread
 from ampcheck.tools.trace.sources import Sources
@@ -50,6 +51,7 @@ class Doctor(AbstractContextManager["Doctor"]):
         self._stack: ExitStack | None = None
         self._times: dict[bool, list[float]] = {True: [], False: []}
         self._began = 0.0
+        self._threads: dict[threading.Thread, Place] = {}
         self._inside = 0
 
     def __enter__(self) -> Doctor:
@@ -221,6 +223,23 @@ class Doctor(AbstractContextManager["Doctor"]):
 
             return watched
 
+        def ran(original: Callable[..., Any]) -> Callable[..., Any]:
+            def watched(thread: threading.Thread) -> Any:
+                started = self._threads.pop(thread, None)
+                with nullcontext() if started is None else ThreadWatch(self._found, started):
+                    return original(thread)
+
+            return watched
+
+        def started(thread: threading.Thread) -> None:
+            if any(torch.is_autocast_enabled(device) for device in DEVICES):
+                self._threads[thread] = self._kernels.place()
+
+        yield _wrapped(threading.Thread, "start", before(started))
+        yield _wrapped(threading.Thread, "run", ran)
+        for kind in (torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention):
+            yield _wrapped(kind, "forward", before(training.encoded))
+        yield _everywhere(torch.nn.functional.rms_norm, before(training.normalized)(torch.nn.functional.rms_norm))
         yield _wrapped(GradScaler, "scale", before(lambda scaler, *_: training.scaled(scaler)))
         yield _wrapped(GradScaler, "unscale_", before(training.unscaled))
         yield _wrapped(GradScaler, "update", before(lambda scaler, *_, **__: training.updated(scaler)))

@@ -19,7 +19,7 @@ from ampcheck.tools.watch.watching import HasGroups
 MANY_SKIPS = 8
 """How many steps in a row are skipped before a scale is said to fall for ever: it is a 256th then. The default first
 scale, 65536, is meant to be too high for some models (torch.amp.GradScaler, init_scale)."""
-_DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "privateuseone")
+DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "privateuseone")
 
 
 @dataclass(slots=True)
@@ -52,6 +52,8 @@ class Training:
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._applied: list[tuple[type[torch.autograd.Function], Place, int]] = []
         self.observing = False
+        self._trained: dict[int, weakref.ref[torch.Tensor]] = {}
+        kernels.clamped = self._clamped
 
     # ---- regions
 
@@ -179,6 +181,33 @@ class Training:
                     f"gradients that are multiplied by the scale, {scale:g}, were clipped",
                 )
 
+    def _clamped(self, x: torch.Tensor) -> None:
+        """Look at a tensor that is clamped: it may be a gradient."""
+        storage = x.untyped_storage().data_ptr()
+        held = [one for known in self._trained.values() if (one := known()) is not None and one.grad is not None]
+        mine = [one for one in held if one.grad is not None and one.grad.untyped_storage().data_ptr() == storage]
+        if mine:
+            self.clipped(mine)
+
+    def normalized(self, x: object, _: object, weight: object = None, *__: object, **___: object) -> None:
+        """Look at a call of rms_norm, which is fused where input and weight have one dtype."""
+        if isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor) and x.dtype != weight.dtype:
+            self._findings.add(
+                "slow-fallback",
+                self._kernels.place(),
+                f"rms_norm was given an input in {name_of(x.dtype)} and a weight in {name_of(weight.dtype)}",
+            )
+
+    def encoded(self, module: torch.nn.Module, *_: object, **__: object) -> None:
+        """Look at a call of a transformer's layer: where nothing is trained, a region ends its fused path."""
+        if not module.training and not torch.is_grad_enabled() and torch.is_autocast_enabled():
+            self._findings.add(
+                "slow-fallback",
+                self._kernels.place(),
+                f"{type(module).__name__} leaves its fused path in a region",
+                "cast the model once, model.to(torch.bfloat16), and leave the region out",
+            )
+
     def unscaled(self, scaler: GradScaler, optimizer: HasGroups) -> None:
         """Note gradients that are unscaled."""
         mine = {id(x) for x in _parameters(optimizer)}
@@ -236,6 +265,8 @@ class Training:
         parameters = [x for x in _parameters(optimizer) if x.grad is not None]
         if not parameters:
             return
+        self._kernels.stepping = True
+        self._trained |= {id(x): weakref.ref(x) for x in parameters}
         device = parameters[0].device.type
         if _is_on(device):
             self._findings.add("optimizer-in-region", self._kernels.place(), "the optimizer's step ran in a region")
@@ -274,6 +305,7 @@ class Training:
 
     def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """Look at parameters after a step: whether they moved."""
+        self._kernels.stepping = False
         self._skipped_since_schedule = False
         for x, before in self._before:
             asked = x.grad is not None and x.grad != 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -30,8 +30,12 @@ GRAD_SCALERS = tuple(
     for module in ("amp.", "amp.grad_scaler.", "cuda.amp.", "cuda.amp.grad_scaler.", "cpu.amp.")
 )
 _CLIPS = tuple(
-    f"torch.nn.utils.{module}clip_grad_{kind}" for module in ("", "clip_grad.") for kind in ("norm_", "norm", "value_")
+    f"torch.nn.utils.{module}clip_{kind}"
+    for module in ("", "clip_grad.")
+    for kind in ("grad_norm_", "grad_norm", "grad_value_", "grads_with_norm_")
 )
+_CLIP_METHODS = ("clip_grad_norm_", "clip_grad_value_")
+_CLAMPS = ("clamp", "clamp_", "clip", "clip_")
 _NO_GRAD = ("torch.no_grad", "torch.inference_mode")
 
 
@@ -248,7 +252,9 @@ class Walk:
         function = self.values.definition(call)
         if function is not None:
             return not self._is_dull(function)
-        if self.halved or self.names.dotted(call.func) in (*_CLIPS, "torch.autograd.backward"):
+        if self.halved or self._clips(call) or self.names.dotted(call.func) == "torch.autograd.backward":
+            return True
+        if self._lossy(call):
             return True
         base = call.func.value if isinstance(call.func, ast.Attribute) else call.func
         attribute = call.func.attr if isinstance(call.func, ast.Attribute) else ""
@@ -267,7 +273,10 @@ class Walk:
                 (isinstance(part, ends) and not function)
                 or (isinstance(part, ast.Call) and (region(self.names, part) is not None or self._matters(part)))
                 or (isinstance(part, ast.withitem) and self.values.region(part.context_expr) is not None)
-                or (isinstance(part, ast.Assign) and any(map(self._scaled, (part.value, *self.values.bound(part.targets[0])))))
+                or (
+                    isinstance(part, ast.Assign)
+                    and any(map(self._scaled, (part.value, *self.values.bound(part.targets[0]))))
+                )
                 for part in parts
             )
         return self._dull[node]
@@ -283,11 +292,14 @@ class Walk:
         function = self.values.definition(call)
         if function is not None and function not in frame.calls and len(frame.calls) <= _DEPTH:
             pairs = arguments(call, function)
-            given = {(function, n): known(v) for n, v in pairs if isinstance(v, (ast.Name, ast.Attribute, ast.Subscript))}
+            objects = (ast.Name, ast.Attribute, ast.Subscript)
+            given: dict[Thing, Thing] = {(function, n): known(v) for n, v in pairs if isinstance(v, objects)}
             inner = replace(frame, known={**frame.known, **given}, calls=(*frame.calls, function))
             return self._called(function, inner, paths)
-        if self.names.dotted(call.func) in _CLIPS:
+        if self._clips(call):
             return event("clip")
+        if self._lossy(call):
+            paths = event("loss") if frame.gradients else paths
         if self.names.dotted(call.func) == "torch.autograd.backward" and call.args:
             return self._backward(call, call.args[0], frame, paths)
         attribute = call.func.attr if isinstance(call.func, ast.Attribute) else ""
@@ -308,6 +320,21 @@ class Walk:
         if frame.regions and frame.gradients and isinstance(call.func, (ast.Name, ast.Attribute)):
             return event("call", known(call.func)) if known(call.func) in self.halved else paths
         return paths
+
+    def _clips(self, call: ast.Call) -> bool:
+        """Return whether a call clips gradients, by PyTorch's functions, a method of a model, or by hand."""
+        if self.names.dotted(call.func) in _CLIPS:
+            return True
+        if not isinstance(call.func, ast.Attribute):
+            return False
+        given = [call.func.value, *call.args[:1]]
+        by_hand = call.func.attr in _CLAMPS and any(re.search(r"\.grad\b", ast.unparse(one)) for one in given)
+        return by_hand or (call.func.attr in _CLIP_METHODS and not self.names.dotted(call.func))
+
+    def _lossy(self, call: ast.Call) -> bool:
+        """Return whether a call computes a loss."""
+        names = [self.names.dotted(call.func), *self.values.kinds(call.func)]
+        return any(re.match(r"torch\.nn\..*(loss|cross_entropy|Loss|kl_div)(_with_logits)?$", name) for name in names)
 
     def _backward(self, call: ast.Call, base: ast.expr, frame: _Frame, paths: list[Path]) -> list[Path]:
         out = []

@@ -36,7 +36,7 @@ NAMED = {**{name: name for name in (*RULES, *TRAINING)}, **{rule.id: name for na
 
 Report: TypeAlias = Diagnostic | TrainingReport
 
-_CONCERNED = re.compile(r"autocast|scaler|autograd|custom_fwd|\bamp\b", re.IGNORECASE)
+_CONCERNED = re.compile(r"autocast|scaler|autograd|custom_fwd|\bamp\b|MixedPrecision", re.IGNORECASE)
 """What a file has to say for a mistake to be in it; other files are parsed and no more."""
 
 _IGNORE = re.compile(r"#\s*ampcheck:\s*ignore(?:\[(?P<rules>[^\]]*)\])?")

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from ampcheck.tools.lint.events import GRAD_SCALERS, LOW, LoopEvent, Path, Walk
 from ampcheck.tools.lint.names import Function, Names
 from ampcheck.tools.lint.regions import LintedRegion, region
+from ampcheck.tools.lint.rounding import is_product, rounded
 
 Mistake: TypeAlias = tuple[ast.AST, str]
 """Where a mistake is, and its name in the catalogue."""
@@ -20,7 +21,6 @@ Mistake: TypeAlias = tuple[ast.AST, str]
 _ON = re.compile(
     r"^(use|enable|with|do)?_?(amp|autocast|mixed_precision|mixed|fp16|bf16|half)(_enabled)?$", re.IGNORECASE
 )
-_PRODUCTS = re.compile(r"^(matmul|mm|bmm|addmm|baddbmm|linear|einsum|conv[123]d|conv_transpose[123]d)$")
 _FORWARD = tuple(f"torch.{module}custom_fwd" for module in ("amp.", "cuda.amp.", "amp.autocast_mode."))
 _OLD = tuple(f"torch.cuda.amp.{name}" for name in ("autocast", "GradScaler", "custom_fwd", "custom_bwd"))
 VERSION = r"version|hasattr|(?i:torch_?(greater|ge|gte|\d))"
@@ -73,19 +73,27 @@ def _on_path(walk: Walk, path: Path) -> Iterator[tuple[str, LoopEvent, LoopEvent
             stepped.clear()
             yield from (("scaler-with-bf16", event, made) for made in regions if _scaled_for_nothing(walk, made, event))
             yield from (
-                ("float32-region", made, made) for made in regions if _is(walk, made, "float32") and _of(walk, made, event)
+                ("float32-region", made, made)
+                for made in regions
+                if _is(walk, made, "float32") and _of(walk, made, event)
             )
         elif event.kind == "backward":
             scaled = None
             yield from (("fp16-without-scaler", event, made) for made in regions if _not_scaled(walk, made, event))
             yield from (
-                ("float32-region", made, made) for made in regions if _is(walk, made, "float32") and _of(walk, made, event)
+                ("float32-region", made, made)
+                for made in regions
+                if _is(walk, made, "float32") and _of(walk, made, event)
             )
         elif event.kind == "unscale_":
             if event.what in unscaled:
                 yield "unscale-twice", event, unscaled[event.what]
             unscaled[event.what] = event
             scaled = None
+        elif event.kind == "loss" and event.region is None:
+            made = _low_output(walk, event, regions)
+            if made is not None:
+                yield "loss-outside-region-in-low", event, made
         elif event.kind == "clip" and scaled is not None and not stepped:
             yield "clip-before-unscale", event, scaled
         elif event.kind == "alone" and scaled is not None and event.what not in stepped:
@@ -103,6 +111,33 @@ def _on_path(walk: Walk, path: Path) -> Iterator[tuple[str, LoopEvent, LoopEvent
                 known.clear()
 
 
+def _low_output(walk: Walk, loss: LoopEvent, regions: list[LoopEvent]) -> LoopEvent | None:
+    """Return the region whose output, in lower precision, a loss takes."""
+    call = loss.node
+    for given in call.args[:1] if isinstance(call, ast.Call) else ():
+        made = walk.values.bound(given) if isinstance(given, (ast.Name, ast.Attribute)) else []
+        for event in regions:
+            block = event.what[0] if event.what else None
+            calls = [value for value in made if isinstance(value, ast.Call)]
+            inside = [value for value in calls if any(parent is block for parent in walk.names.parents(value))]
+            # A model's output: what a function or a method of PyTorch returns may be in float32.
+            plain = [value for value in inside if not walk.names.dotted(value.func) and _raw(walk, value)]
+            if made and len(plain) == len(made):
+                return event
+    return None
+
+
+def _raw(walk: Walk, call: ast.Call) -> bool:
+    """Return whether a call is one of a model, whose output nothing is said to lift."""
+    named = "" if isinstance(call.func, ast.Call) else _name(call.func)
+    function = walk.values.definition(call)
+    lifts = function is not None and re.search(r"float|double|return [^\n]*(loss|softmax)", ast.unparse(function))
+    return (
+        bool(re.search(r"model|net|module|forward|^(g|d|f|m|gen|disc|encoder|decoder)$", named, re.IGNORECASE))
+        and not lifts
+    )
+
+
 def _is(walk: Walk, event: LoopEvent, dtype: str) -> bool:
     made = event.regions[-1]
     dtypes = walk.constants(made.dtype)
@@ -117,6 +152,11 @@ def _is(walk: Walk, event: LoopEvent, dtype: str) -> bool:
 
 def _scaled_for_nothing(walk: Walk, made: LoopEvent, backward: LoopEvent) -> bool:
     return _is(walk, made, "bfloat16") and _of(walk, made, backward) and _always_enabled(walk.names)
+
+
+def _scales(names: Names) -> bool:
+    """Return whether the file makes a GradScaler."""
+    return any(isinstance(node, ast.Call) and names.dotted(node.func) in GRAD_SCALERS for node in ast.walk(names.tree))
 
 
 def _always_enabled(names: Names) -> bool:
@@ -166,6 +206,7 @@ def _name(node: ast.AST) -> str:
 def _alone(walk: Walk, node: ast.AST) -> Iterator[Mistake]:
     """Yield the mistakes that one statement or expression shows."""
     names = walk.names
+    yield from rounded(walk, node)
     if isinstance(node, ast.Call):
         yield from _in_call(walk, node)
         made = region(names, node)
@@ -189,6 +230,8 @@ def _alone(walk: Walk, node: ast.AST) -> Iterator[Mistake]:
             yield node, "forward-replaced"
     elif isinstance(node, ast.ClassDef):
         yield from _own_function(names, node)
+    elif isinstance(node, ast.If):
+        yield from _inverted(walk, node)
     elif isinstance(node, ast.IfExp) and _on(node.test) and region(names, node.orelse) is not None:
         yield from [(node, "inverted-condition")] * ("nullcontext" in ast.unparse(node.body))
 
@@ -201,6 +244,10 @@ def _in_call(walk: Walk, call: ast.Call) -> Iterator[Mistake]:
         yield call, "state-of-cuda"
     if name in DEPRECATED and not guarded(names, call, VERSION):
         yield call, "deprecated-amp"
+    if _name(call.func) == "register_hook" and call.args and _scales(names):
+        hooked = [ast.unparse(one) for one in walk.values.origins(call.args[0])]
+        if any(re.search(r"\bcla?[mi]p_?\(", text) for text in hooked):
+            yield call, "clip-before-unscale"
     for word in call.keywords:
         if name in _FORWARD and word.arg == "cast_inputs" and names.dotted(word.value) in LOW:
             yield call, "cast-inputs-constant"
@@ -248,6 +295,27 @@ def _off(test: ast.expr) -> bool:
     return isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) and _on(test.operand)
 
 
+def _inverted(walk: Walk, node: ast.If) -> Iterator[Mistake]:
+    """Yield a branch that has the regions, and runs where mixed precision is not wanted."""
+
+    def regions(statements: list[ast.stmt]) -> list[LintedRegion]:
+        parts = [part for one in statements for part in ast.walk(one)]
+        found = [
+            walk.values.region(item.context_expr) for part in parts if isinstance(part, ast.With) for item in part.items
+        ]
+        return [made for made in found if made is not None and not made.disabled]
+
+    test = node.test
+    wrong = node.body if _off(test) else node.orelse if _on(test) else []
+    right = node.orelse if _off(test) else node.body
+    named = _name(test.operand if isinstance(test, ast.UnaryOp) else test)
+    if node.orelse and right and regions(wrong) and not regions(right):
+        dtypes = {one for made in regions(wrong) for one in walk.constants(made.dtype)}
+        low = {"fp16": "torch.bfloat16", "half": "torch.bfloat16", "bf16": "torch.float16"}.get(named.lower())
+        if low is None or low not in dtypes:
+            yield node, "inverted-condition"
+
+
 def _generator(names: Names, expression: ast.expr) -> bool:
     bound = names.lookup(expression.id, expression) if isinstance(expression, ast.Name) else None
     return bound is not None and any(_yields(names, node) for node in bound[1])
@@ -279,11 +347,7 @@ def _own_function(names: Names, owner: ast.ClassDef) -> Iterator[Mistake]:
         return
     if re.search(r"autocast|custom_fwd|fft|complex", ast.unparse(owner)):
         return
-    for node in ast.walk(forward):
-        product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
-        if isinstance(node, ast.Call) and _PRODUCTS.match(_name(node.func)):
-            dotted = names.dotted(node.func)
-            product = dotted.startswith("torch.") or (not dotted and _name(node.func) in ("matmul", "mm", "bmm"))
-        if product:
-            yield forward, "function-without-custom-fwd"
-            return
+    if f"{owner.name}.forward" in ast.unparse(names.tree):  # it may be decorated later
+        return
+    if any(is_product(names, node) for node in ast.walk(forward)):
+        yield forward, "function-without-custom-fwd"

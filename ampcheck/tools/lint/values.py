@@ -27,7 +27,7 @@ class Values:
                 self._called.setdefault(last_name(node.func), []).append(node)
 
     def origins(self, node: ast.AST) -> list[ast.AST]:
-        """Return the nodes that make an expression's values: calls, constants, functions, parameters, names of torch."""
+        """Return the nodes that make an expression's values: calls, constants, functions, parameters, torch's names."""
         if node not in self._known:
             self._known[node] = []  # a value that depends on itself adds nothing
             self._known[node] = list(dict.fromkeys(self._origins(node)))
@@ -91,12 +91,13 @@ class Values:
         for origin in self.origins(node.value):
             if isinstance(origin, ast.Dict):
                 pairs = zip(origin.keys, origin.values, strict=True)
-                found += [o for k, v in pairs if isinstance(k, ast.Constant) and k.value == key for o in self.origins(v)]
+                found += [
+                    o for k, v in pairs if isinstance(k, ast.Constant) and k.value == key for o in self.origins(v)
+                ]
             elif isinstance(origin, ast.Call) and last_name(origin.func) == "dict":
                 found += [o for word in origin.keywords if word.arg == key for o in self.origins(word.value)]
             elif isinstance(origin, (ast.List, ast.Tuple)):
-                whole = not isinstance(key, int)
-                items = origin.elts if whole else origin.elts[key : key + 1 or None]  # type: ignore[operator]
+                items = origin.elts[key : key + 1 or None] if isinstance(key, int) else origin.elts
                 found += [o for item in items for o in self.origins(item)]
         return found
 
@@ -150,7 +151,9 @@ class Values:
 
     def _field(self, kind: ast.ClassDef, made: ast.Call | None, name: str) -> list[ast.AST]:
         """Return what an instance of a dataclass was given for a field."""
-        fields = [one.target.id for one in kind.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
+        fields = [
+            one.target.id for one in kind.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+        ]
         if made is None or name not in fields:
             return []
         at = fields.index(name)

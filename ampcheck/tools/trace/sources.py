@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import sys
+import threading
 from types import CodeType, FrameType
 
 import torch
@@ -16,6 +18,7 @@ from ampcheck.tools.trace.records import Kind
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _RECORDER = recorder.__file__  # calls each op for the trace
+_STARTERS = (threading.__file__, os.path.dirname(concurrent.futures.__file__) + os.sep)  # of threads
 
 
 class Sources:
@@ -73,7 +76,7 @@ class Sources:
         if inside is None:
             # Generated code ("<string>") has no place to show, so the frame that called it is looked for.
             name = code.co_filename
-            inside = name.startswith((_TORCH, _OWN, _RECORDER, "<")) and name != "<stdin>"
+            inside = name.startswith((_TORCH, _OWN, _RECORDER, *_STARTERS, "<")) and name != "<stdin>"
             self._library[code] = inside
         return inside
 

@@ -1,0 +1,5 @@
+import torch
+@torch.autocast("cpu", dtype=torch.float32)
+def norm(x):
+    return x.square().mean().sqrt()
+norm(torch.randn(3, requires_grad=True)).backward()

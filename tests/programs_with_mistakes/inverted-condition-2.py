@@ -1,0 +1,7 @@
+import torch
+from contextlib import nullcontext
+use_amp = True
+ctx = nullcontext() if use_amp else torch.autocast("cpu", dtype=torch.bfloat16)
+model = torch.nn.Linear(2, 2)
+with ctx:
+    model(torch.randn(2, 2))

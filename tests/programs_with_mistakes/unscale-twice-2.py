@@ -1,0 +1,18 @@
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=16.)
+accum = 2
+for i, x in enumerate(torch.randn(4, 2, 4)):
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = model(x).mean() / accum
+    scaler.scale(loss).backward()
+    try:
+        scaler.unscale_(optimizer)
+    except RuntimeError:
+        pass
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if (i + 1) % accum == 0:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
