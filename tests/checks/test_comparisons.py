@@ -157,6 +157,8 @@ def test_the_same_bits() -> None:
     assert comparisons.same_bits(x, x.clone(), "it") == []
     assert comparisons.same_bits(x, x.double() + 1, "it") == []  # of another dtype, which another check tells
     assert comparisons.same_bits(x, x[:1], "it") == ["it has shape (2,); expected (1,)"]
+    fewer = "it returned 2 tensors; the same call on explicitly cast inputs returned 1"
+    assert comparisons.bitwise([x, x], [x], "it") == [fewer]
     assert comparisons.bitwise([x, x], [x, x + 0.5], "it") == [
         "output 1 of it differs from the same op on explicitly cast inputs by up to 0.5; expected the same bits"
     ]
