@@ -175,24 +175,6 @@ def test_a_device_without_autograd_says_so() -> None:
         CHECK.run(cases(device, op="mm")[0], device)
 
 
-@pytest.mark.parametrize(
-    ("name", "device"),
-    [
-        ("stack-fp32_bf16at2-grad-bf16-cpu", "cpu"),
-        ("nll_loss-fp32-grad-bf16-cpu", "cpu"),
-        ("norm.Scalar-fp32-grad-fp16-vcu", "virtual:cuda"),
-        ("mm-fp32_fp16-grad-fp16-vmp", "virtual:mps"),
-    ],
-)
-def test_the_reproduction_of_what_is_right_finds_nothing(name: str, device: str) -> None:
-    chosen = known()[device]
-    program = CHECK.program(the(chosen, name), chosen, "float64" if chosen.has_values else "")
-    assert "ampcheck" not in program
-    lines = python("-c", program).splitlines()
-    assert lines
-    assert all(line.startswith("ok  ") for line in lines), lines
-
-
 def test_the_reproduction_of_what_is_wrong_says_so() -> None:
     device = Cpu()
     program = CHECK.program(the(device, "mm-fp32-grad-bf16-cpu"), device)

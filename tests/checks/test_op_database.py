@@ -227,14 +227,6 @@ def test_an_op_this_torch_lacks_is_one_sentence() -> None:
         CHECK.run(Case("eager", "fallthrough", "abacus", "database", "fp32", "bf16", "cpu", "cpu"), CPU)
 
 
-@pytest.mark.parametrize("chosen", [case("add", "bf16"), case("add", "fp16", "virtual:cuda")], ids=lambda c: c.device)
-def test_the_reproduction_runs(chosen: Case) -> None:
-    program = CHECK.program(chosen, known()[chosen.device], "differs in value")
-    lines = python("-c", program).splitlines()
-    assert len(lines) == SAMPLES
-    assert all(line.startswith("ok  ") for line in lines), lines
-
-
 @pytest.mark.nightly
 def test_in_the_suite_it_is_a_case_like_any_other(tmp_path: Path) -> None:
     run_file = tmp_path / "run.jsonl"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ import torch
 from ampcheck.checks.sweep import SweepCheck
 from ampcheck.devices.registry import known
 from ampcheck.spec.case import CELLS, Case
-from tests.cli_support import python
 from tests.faults.kernels import in_low, kernel, result
 
 Fault = Callable[[torch.Tensor], torch.Tensor]
@@ -69,12 +67,3 @@ def test_strides_that_a_compiler_gives_without_a_region_are_right() -> None:
     # TorchScript makes mm and add of addmm, whose result lies in memory as the bias does.
     case = Case("jit", "downcast", "addmm", CELLS, "plain", "bf16", "cpu", "cpu", "traced")
     assert SweepCheck().run(case, known()["cpu"]) == []
-
-
-@pytest.mark.parametrize("compiler", ["", "export"])
-def test_the_program_of_a_cell_runs_alone(compiler: str, tmp_path: Path) -> None:
-    file = tmp_path / "program.py"
-    file.write_text(SweepCheck().write(cell("cpu", "cpu", "bf16", compiler), known()["cpu"], "", (), ran=True))
-    printed = python(file, folder=tmp_path)
-    assert "ok " in printed
-    assert "FAIL" not in printed

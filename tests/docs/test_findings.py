@@ -112,11 +112,3 @@ def test_one_that_was_mended_is_reported(how: str) -> None:
     assert block is not None
     with pytest.raises(AssertionError, match="mended does not happen"):
         check(block, "mended")
-
-
-def test_a_block_that_leaves_autocast_on_does_not_reach_the_next() -> None:
-    torch.set_autocast_enabled("cpu", True)
-    torch.set_autocast_dtype("cpu", torch.float16)
-    _reset()
-    assert not torch.is_autocast_enabled("cpu")
-    assert torch.get_autocast_dtype("cpu") is torch.bfloat16
