@@ -32,6 +32,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ampcheck.compilers import kinds
 from ampcheck.observe.recorder import map_tensors, tensors
 from ampcheck.tools.lint import cases, compare
+from ampcheck.tools.lint.rules import RULES
 from tests.faults.gradients import changed, doubled
 from tests.faults.kernels import Body, Call, as_given, in_low, kernel
 from tests.faults.mutant import CUDA, JAX, Inject, both, giving, mutants, on_error, put, wrap
@@ -561,28 +562,8 @@ def fields(**changed: Any) -> Callable[[list[Any]], list[Any]]:
     return lambda found: [replace(one, **changed) for one in found]
 
 
-RULES_OF_THE_LINTER = (
-    "decorator",
-    "enabled-not-constant",
-    "dtype-not-constant",
-    "bound",
-    "object-elsewhere",
-    "disabled-in-script",
-    "dtype-in-script",
-    "unsupported-dtype",
-    "device-in-script",
-    "policies-in-script",
-    "left-to-python",
-    "query-in-script",
-    "state-change",
-    "traced-callee",
-    "lost-in-trace",
-    "scripted-callee",
-    "lost-in-fx",
-    "default-dtype",
-    "query-frozen",
-    "custom-fwd",
-)
+WITHOUT_A_CASE = {"device-not-constant", "entered-twice", "frozen", "trace-under-autocast"}
+"""The rules of the linter for which rule `limits` has no case."""
 
 
 def without(rule: str) -> Callable[[list[Any]], list[Any]]:
@@ -597,7 +578,7 @@ def unmarked(own: Any, *args: Any) -> Any:
 
 
 LIMITS = {
-    **{f"lint-misses-{rule}": reports(without(rule)) for rule in RULES_OF_THE_LINTER},
+    **{f"lint-misses-{rule}": reports(without(rule)) for rule in RULES if rule not in WITHOUT_A_CASE},
     "jit-trace-doubled": handed_out(results(lambda x: 2 * x), "trace"),
     "lint-without-lines": reports(fields(line=0)),
     "lint-without-advice": reports(fields(instead="")),
