@@ -153,18 +153,15 @@ def test_one_thread_each(amp: Amp, kind: type[_Net]) -> None:
     outs: list[torch.Tensor] = []
     states: list[object] = []
 
-    def worker(place: int) -> Callable[[], Iterator[None]]:
-        def steps() -> Iterator[None]:
-            states.append(amp.state())
-            yield
-            outs.append(nets[place](x))
-            yield
-            states.append(amp.state())
-
-        return steps
+    def worker(net: _Net) -> Iterator[None]:
+        states.append(amp.state())
+        yield
+        outs.append(net(x))
+        yield
+        states.append(amp.state())
 
     with amp.region(amp.other):
-        amp.interleave(worker(0), worker(1))
+        amp.interleave(*(partial(worker, each) for each in nets))
     amp.assert_equal("states of the threads around", set(states), {(False, amp.default, True)})
     amp.assert_equal("dtypes", [out.dtype for out in outs], [amp.dtype] * 2)
     amp.assert_equal("whether both gave the same", amp.values(outs[0]), amp.values(outs[1]))
@@ -178,16 +175,13 @@ def test_shared_weights(amp: Amp, kept: bool) -> None:
     xs = [amp.rand(2, 3) for _ in range(3)]
     outs: list[torch.Tensor] = []
 
-    def worker(x: torch.Tensor) -> Callable[[], Iterator[None]]:
-        def steps() -> Iterator[None]:
-            with amp.region(cache_enabled=kept):
-                yield
-                outs.append(net(x))
-                yield
+    def worker(x: torch.Tensor) -> Iterator[None]:
+        with amp.region(cache_enabled=kept):
+            yield
+            outs.append(net(x))
+            yield
 
-        return steps
-
-    amp.interleave(*(worker(x) for x in xs))
+    amp.interleave(*(partial(worker, x) for x in xs))
     torch.stack([out.float().sum() for out in outs]).sum().backward()
     grad = net.weight.grad
     dtypes = [out.dtype for out in outs], getattr(grad, "dtype", None)

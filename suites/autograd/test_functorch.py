@@ -499,13 +499,11 @@ def test_attention_of_two_dtypes(amp: Amp) -> None:
     """vmap of grad sees the casts of an attention whose values are low already, as a loop does (pytorch#187265)."""
     scale, query, key = amp.rand(1), amp.rand(2, 1, 4, 8), amp.rand(2, 1, 4, 8)
     value = amp.rand(2, 1, 4, 8, dtype=amp.dtype)
-
-    def loss(scale: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        return functional.scaled_dot_product_attention(query * scale, key, value).float().sum()
-
+    attention = functional.scaled_dot_product_attention
+    gradient = grad(lambda scale, query, key, value: attention(query * scale, key, value).float().sum())
     with amp.region():
-        mapped = vmap(grad(loss), in_dims=(None, 0, 0, 0))(scale, query, key, value)
-        looped = [grad(loss)(scale, *sample) for sample in zip(query, key, value, strict=True)]
+        mapped = vmap(gradient, in_dims=(None, 0, 0, 0))(scale, query, key, value)
+        looped = [gradient(scale, *sample) for sample in zip(query, key, value, strict=True)]
     amp.assert_equal("dtype", mapped.dtype, torch.float32)
     amp.assert_close("gradients", mapped, _stack_on_cpu(amp, looped), 8 * torch.finfo(amp.dtype).eps)
 
@@ -546,14 +544,11 @@ def test_mapped_backward(amp: Amp, layer: str) -> None:
     x, weight, last = amp.rand(5, 3), amp.rand(3, 4, requires_grad=True), amp.rand(4, 1)
     with amp.region():
         out = torch.mm(LAYERS[layer](torch.mm(x, weight), scale, shift), last)[:, 0]
-
-    def gradient(row: torch.Tensor) -> torch.Tensor:
-        return torch.autograd.grad(out, weight, row, retain_graph=True)[0]
-
     rows = torch.eye(5, dtype=out.dtype).to(amp.type)
-    looped = torch.stack([amp.host(gradient(row)) for row in rows])
+    gradients = partial(torch.autograd.grad, out, weight, retain_graph=True)
+    looped = torch.stack([amp.host(gradients(row)[0]) for row in rows])
     try:
-        mapped = torch.vmap(gradient)(rows)
+        (mapped,) = torch.vmap(gradients)(rows)
     except RuntimeError as error:
         amp.assert_equal(f"what mapping the backward of {layer} raises", str(error).splitlines()[0], None)
         return

@@ -133,7 +133,6 @@ class _Net(torch.nn.Module):
 
 
 def _last_infinite(gradient: torch.Tensor) -> torch.Tensor:
-    """Return a gradient whose last column is infinite."""
     return torch.cat([gradient[:, :-1], torch.full_like(gradient[:, -1:], float("inf"))], 1)
 
 
@@ -172,7 +171,6 @@ def _with_casts(kind: _Way, held: Parameters, x: torch.Tensor, low: torch.dtype)
 
 
 def _whole(tensor: Any) -> torch.Tensor:
-    """Return a copy of a tensor, all of it where this rank has a part."""
     return (tensor.detach().full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()).clone()
 
 

@@ -14,6 +14,7 @@ about three minutes.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -35,8 +36,6 @@ def _total(f: Function) -> Function:
 
 
 class _Held(torch.nn.Module):
-    """A module that calls a function of its parameter."""
-
     def __init__(self, f: Function, x: torch.Tensor) -> None:
         super().__init__()
         self.f = f
@@ -133,10 +132,7 @@ def test_composed(amp: Amp, outer: str, inner: str, op: str, place: str) -> None
     x = amp.rand(2, 2)
     if outer == "recomputed":
         x.requires_grad_()
-
-    def region(f: Function) -> Function:
-        return amp.region(cache_enabled=False)(f)
-
+    region = amp.region(cache_enabled=False)
     function = {
         "around": lambda: region(second(first(called))),
         "between": lambda: second(region(first(called))),
@@ -146,19 +142,16 @@ def test_composed(amp: Amp, outer: str, inner: str, op: str, place: str) -> None
     before = amp.state(), amp.depth()
     results: list[torch.Tensor] = []
 
-    def run(f: Function) -> Callable[[], None]:
-        def call() -> None:
-            out = f(x)
-            if outer == "recomputed" and out.requires_grad:
-                out = torch.autograd.grad(out.double().sum(), x)[0]
-            results.append(out)
+    def run(f: Function) -> None:
+        out = f(x)
+        if outer == "recomputed" and out.requires_grad:
+            out = torch.autograd.grad(out.double().sum(), x)[0]
+        results.append(out)
 
-        return call
-
-    wanted = len(amp.copies(run(reference)))
+    wanted = len(amp.copies(partial(run, reference)))
     plain = called.with_casts(x).dtype
     try:
-        casts = len(amp.copies(run(function)))
+        casts = len(amp.copies(partial(run, function)))
     except RuntimeError as error:
         amp.assert_equal("what it raises", str(error).splitlines()[0], None)
         return

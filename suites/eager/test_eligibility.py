@@ -32,7 +32,6 @@ mse_loss = torch.nn.functional.mse_loss
 
 
 def _tensor(amp: Amp, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """Return a tensor of any dtype."""
     return amp.rand(*shape).to(dtype) if amp.has_values else torch.empty(shape, dtype=dtype, device=amp.type)
 
 
@@ -544,7 +543,6 @@ def test_laid_out(amp: Amp, layout: str, call: str, given: str, grads: str) -> N
 
 
 def _plain(x: torch.Tensor) -> torch.Tensor:
-    """Return the values of a tensor of any layout."""
     return (x.values() if x.is_nested else x.to_dense()).detach()
 
 

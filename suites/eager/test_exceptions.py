@@ -232,10 +232,7 @@ def test_construction_fails(amp: Amp) -> None:
 def test_outermost_region_drops_casts(amp: Amp) -> None:
     """An exception that leaves the outermost region drops its casts, one that leaves an inner region does not."""
     weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
-
-    def use() -> int:
-        return amp.casts(lambda: torch.mm(x, weight), weight)
-
+    use = partial(amp.casts, lambda: torch.mm(x, weight), weight)
     with suppress(KeyError), amp.region():
         amp.assert_equal("casts at first", use(), 1)
         with suppress(KeyError), amp.region():

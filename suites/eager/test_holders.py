@@ -93,8 +93,6 @@ def _generator(region: Any) -> End:
 
 
 class _Pause:
-    """Something to await."""
-
     def __await__(self) -> Generator[None, None, None]:
         yield
 
@@ -225,7 +223,6 @@ def _elsewhere(amp: Amp) -> str:
 
 
 def _made(amp: Amp, kind: str) -> Any:
-    """Return a region of one of the kinds of `REGIONS`."""
     if kind == "elsewhere":
         return torch.autocast(_elsewhere(amp), dtype=amp.other)
     return amp.region(

@@ -308,7 +308,6 @@ def _alone() -> Iterator[None]:
 
 
 def _distributed(x: torch.Tensor) -> torch.Tensor:
-    """Return a DTensor on a mesh of this process alone."""
     # Not at the top: it takes a second to import, which every run of any suite would wait for.
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, distribute_tensor

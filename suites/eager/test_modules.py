@@ -242,11 +242,7 @@ def test_packed_sequence(amp: Amp, kind: str) -> None:
 @scenario(values=True)
 def test_gradients_of_a_module(amp: Amp) -> None:
     """Gradients have the dtype of the parameter they belong to, float32 (amp_examples.html, typical training)."""
-
-    def make() -> nn.Module:
-        return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4), nn.Linear(4, 2))
-
-    module = amp.module(make).requires_grad_()
+    module = amp.module(LAYERS["Sequential"].make).requires_grad_()
     with amp.region():
         loss = nn.functional.mse_loss(module(amp.rand(3, 4)), amp.rand(3, 2))
     amp.assert_equal("dtype of the loss", loss.dtype, torch.float32)

@@ -54,7 +54,6 @@ def _tied(amp: Amp) -> nn.ModuleDict:
 
 
 def _loss(model: nn.ModuleDict) -> torch.Tensor:
-    """Return a loss of four tokens, computed where the model is."""
     tokens = torch.tensor([0, 1, 2, 4], device=model["head"].bias.device)
     x = model["embedding"](tokens) + model["encoder"](tokens) * model["decoder"](tokens.flip(0))
     return nn.functional.cross_entropy(model["head"](model["norm"](x)), tokens)
@@ -247,8 +246,6 @@ def test_recurrent_module(amp: Amp) -> None:
 
 
 class _Doubled(nn.Module):
-    """Twice a parameter."""
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2
 

@@ -5,6 +5,7 @@ https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast ("Autocast-enabled re
 """
 
 from contextlib import ExitStack
+from functools import partial
 from itertools import product
 
 import pytest
@@ -195,10 +196,7 @@ def test_one_object_around_another(amp: Amp) -> None:
 def test_siblings_share_casts(amp: Amp) -> None:
     """Two inner regions, one after the other, share the casts of the outermost one (autocast_mode.cpp, nesting)."""
     weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
-
-    def use() -> int:
-        return amp.casts(lambda: torch.mm(x, weight), weight)
-
+    use = partial(amp.casts, lambda: torch.mm(x, weight), weight)
     with amp.region(enabled=False):
         with amp.region():
             amp.assert_equal("casts in the first inner region", use(), 1)

@@ -53,12 +53,10 @@ def _cast(value: object, dtype: torch.dtype | None) -> object:
 
 
 def _linear(amp: Amp, held: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
-    """nn.Linear of the parameters under a name."""
     return _op(amp, "linear", functional.linear, x, held[f"{name}weight"], held.get(f"{name}bias"))
 
 
 def _flat(value: object) -> list[torch.Tensor]:
-    """Return the tensors in what a module returns."""
     if isinstance(value, torch.Tensor):
         return [value]
     return [each for part in value for each in _flat(part)] if isinstance(value, (tuple, list)) else []

@@ -97,7 +97,6 @@ class _Step:
             self.results = call(*self.leaves)
 
     def backward(self, region: torch.dtype | None = None) -> None:
-        """Add the gradients to the leaves."""
         with self.amp.region(region) if region else nullcontext():
             torch.autograd.backward(self.results, [torch.ones_like(y) for y in self.results])
 
@@ -111,7 +110,6 @@ class _Step:
 
 
 def _assert_same_step(amp: Amp, got: _Step, want: _Step) -> None:
-    """Compare results and gradients."""
     dtypes = [y.dtype for y in want.results]
     amp.assert_equal("dtypes of the results", [y.dtype for y in got.results], dtypes)
     for name, one, two in zip("xw", got.leaves, want.leaves, strict=True):

@@ -120,7 +120,6 @@ def _sample(amp: Amp, op: str, given: str, phase: str, number: int) -> tuple[Any
 
 
 def _gradients(results: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Return the gradients of the sum of all results."""
     ends = [x for x in results if x.requires_grad]
     if not ends or not leaves:
         return []

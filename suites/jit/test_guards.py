@@ -118,7 +118,6 @@ class _Settings:
         self.seen: set[tuple[object, ...]] = set()
 
     def change(self, setter: str) -> None:
-        """Set a setting to its other value."""
         amp, name = self.amp, setter.removesuffix("_as_of_old")
         other = "xpu" if amp.type == "cpu" else "cpu"
         if name == "dtype_elsewhere":

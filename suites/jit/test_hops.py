@@ -39,7 +39,6 @@ Operator = Callable[[Amp, Function, torch.Tensor], Function]
 
 # ---- operators: the same program in plain Python, as the dispatcher calls it, and as a user writes it
 def _twice(x: torch.Tensor) -> torch.Tensor:
-    """Return two slices to go through."""
     return torch.stack([x, x * 2])
 
 
@@ -292,7 +291,6 @@ def _cast_to(amp: Amp, operator: str, place: str) -> torch.dtype | None:
 
 # ---- what a case does
 def _casts_in(graph: torch.fx.GraphModule) -> int:
-    """Return how many casts a graph and those in it have."""
     casts = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
     graphs = [module.graph for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
     return sum(node.target in casts for each in graphs for node in each.nodes)

@@ -34,14 +34,11 @@ def _losses_of_training(amp: Amp, step: Any, net: torch.nn.Module, x: torch.Tens
 @scenario(compiler=_GUARDED, values=True)
 def test_training(amp: Amp, compiler: str) -> None:
     """A compiled network trains in a region as in eager mode, its weights and gradients in float32."""
-
-    def make() -> torch.nn.Module:
-        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
-
-    found = []
+    found, nn = [], torch.nn
     x, y = amp.rand(8, 4), amp.rand(8, 3)
     for how in ("eager", compiler):
-        net = amp.module(make).requires_grad_(True)
+        made = amp.module(lambda: nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)))
+        net = made.requires_grad_(True)
 
         def step(x: torch.Tensor, y: torch.Tensor, net: torch.nn.Module = net) -> torch.Tensor:
             return torch.nn.functional.mse_loss(net(x), y)

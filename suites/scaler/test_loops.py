@@ -49,7 +49,6 @@ class Run:
                 one.grad = torch.full_like(one, float("inf"))
 
     def step(self, *optimizers: Any) -> None:
-        """Step each optimizer, then update the scale."""
         for optimizer in optimizers:
             if self.scaled or optimizer not in self.skipped:
                 self.scaler.step(optimizer)

@@ -35,7 +35,6 @@ def _weights(amp: Amp, count: int = 3, dtype: torch.dtype = torch.float32) -> li
 def _made(
     amp: Amp, lr: float = 0.5, make: Any = torch.optim.SGD, count: int = 3, **options: Any
 ) -> tuple[list[torch.nn.Parameter], Any, torch.amp.GradScaler]:
-    """Return weights on the device, their optimizer and a scaler, which has the options."""
     weights = _weights(amp, count)
     return weights, make(weights, lr=lr), torch.amp.GradScaler(amp.type, **options)
 

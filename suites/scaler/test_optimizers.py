@@ -426,7 +426,6 @@ FUSED: dict[str, Callable[..., Any]] = {
 
 
 def _fused(amp: Amp, name: str, **options: Any) -> tuple[torch.nn.Parameter, Any, torch.amp.GradScaler]:
-    """Return a parameter, its fused optimizer and a scaler."""
     leaf, options = _parameter(amp, 4), {"fused": True, **options}
     return leaf, FUSED[name]([leaf], **options), torch.amp.GradScaler(amp.type, init_scale=256.0)
 

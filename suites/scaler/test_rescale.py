@@ -21,7 +21,6 @@ TOP, SMALLEST = 2.0**127, 2.0**-126
 def _rescale(
     amp: Amp, scale: float, tracker: int, found: float, factors: tuple[float, float] = (2.0, 0.5), interval: int = 3
 ) -> tuple[float, int]:
-    """Return the scale and the tracker after the device's op."""
     held = torch.full((), scale, device=amp.type)
     count = torch.full((), tracker, dtype=torch.int32, device=amp.type)
     torch._amp_update_scale_(held, count, torch.full((), found, device=amp.type), *factors, interval)

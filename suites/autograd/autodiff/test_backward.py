@@ -366,19 +366,16 @@ def test_backward_in_turns(amp: Amp) -> None:
     ws = {dtype: amp.rand(3, 3, requires_grad=True) for dtype in xs}
     reference = {dtype: copy_of(w) for dtype, w in ws.items()}
 
-    def worker(dtype: torch.dtype) -> Callable[[], Iterator[None]]:
-        def steps() -> Iterator[None]:
-            for _ in range(3):
-                with amp.region(dtype):
-                    yield
-                    out = torch.mm(xs[dtype], ws[dtype]).float().pow(2).sum()
-                    yield
+    def worker(dtype: torch.dtype) -> Iterator[None]:
+        for _ in range(3):
+            with amp.region(dtype):
                 yield
-                out.backward()
+                out = torch.mm(xs[dtype], ws[dtype]).float().pow(2).sum()
+                yield
+            yield
+            out.backward()
 
-        return steps
-
-    amp.interleave(*(worker(dtype) for dtype in xs))
+    amp.interleave(*(partial(worker, dtype) for dtype in xs))
     for dtype, leaf in reference.items():
         for _ in range(3):
             torch.mm(xs[dtype].to(dtype), leaf.to(dtype)).float().pow(2).sum().backward()

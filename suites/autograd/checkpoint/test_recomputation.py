@@ -46,7 +46,6 @@ def _recording_function(amp: Amp, weight: torch.Tensor, seen: Seen) -> Callable[
 
 
 def _leaves(amp: Amp) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the input and the weight of a function."""
     return amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
 
 

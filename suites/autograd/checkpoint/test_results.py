@@ -29,7 +29,6 @@ Run = Callable[[], torch.Tensor]
 
 
 def _leaves(amp: Amp) -> list[torch.Tensor]:
-    """Return an input and three weights."""
     return [amp.rand(4, 4, requires_grad=True) for _ in range(4)]
 
 
@@ -45,7 +44,6 @@ def _block(leaves: Sequence[torch.Tensor]) -> Function:
 
 
 def _outcome(leaves: Sequence[torch.Tensor], run: Run) -> list[torch.Tensor | None]:
-    """Return a result and every leaf's gradient."""
     for leaf in leaves:
         leaf.grad = None
     out = run()

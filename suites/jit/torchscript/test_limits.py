@@ -60,6 +60,7 @@ _BODIES: dict[str, tuple[str, str, tuple[str, ...], str]] = {
         ("query-in-script", "dtype-in-script"),
         "",
     ),
+    "dtype_in_a_region": ("torch.autocast({device}, dtype={other})", _MM, ("dtype-in-script",), ""),
     "two_at_once": ("torch.no_grad(), torch.autocast({device})", _MM, (), ""),
 }
 """A region and what is computed in it, by name; what the linter must find; what a refusal must say."""
@@ -156,14 +157,6 @@ SCRIPTED = {
                 return traced(a, b)
         """,
         ("default-dtype", "lost-in-trace", "traced-callee"),
-    ),
-    "dtype_in_a_region": _limit(
-        """
-        def program(a, b):
-            with torch.autocast({device}, dtype={other}):
-                return torch.mm(a, b)
-        """,
-        ("dtype-in-script",),
     ),
     "default_inside": _limit(
         """
