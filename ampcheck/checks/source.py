@@ -26,6 +26,7 @@ PRINTED = frozenset(
         "checks.layouts",
         "checks.op_database",
         "checks.program",
+        "checks.ranks",
         "checks.relations",
         "checks.scaling",
         "checks.sweep",

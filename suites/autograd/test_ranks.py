@@ -6,20 +6,15 @@ hook (https://docs.pytorch.org/docs/2.13/ddp_comm_hooks.html), fully_shard compu
 semantics of one tensor (https://docs.pytorch.org/docs/2.13/distributed.tensor.html). A region on each rank casts what
 it casts in one process, and a `GradScaler` skips a step on all ranks or on none.
 
-Each case starts two processes of its own, the ranks of a gloo group. They are forked: so they have what the case has
-made, and a rank takes a fraction of a second. What they return is compared here, in the process of the case, with the
-same arithmetic in one process, outside of any region, with explicit casts.
+Each case starts two processes, the ranks of a gloo group (`ampcheck/checks/ranks.py`). What they return is compared
+here with the same arithmetic in one process, outside of any region, with explicit casts.
 """
 
-import importlib
-import multiprocessing
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -28,77 +23,10 @@ import torch.distributed as dist
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from ampcheck.checks.ranks import on_two_ranks
 from ampcheck.runner.suite import Amp, Product, named, scenario
 
 pytestmark = [pytest.mark.rule("ranks"), pytest.mark.forks]
-
-# ---- two processes
-SECONDS = 90
-"""How long two ranks may take. Both are ended then, before the case's own time is over."""
-IMPORTED = (
-    "torch._dynamo",
-    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
-    "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook",
-    "torch.distributed.checkpoint",
-    "torch.distributed.device_mesh",
-    "torch.distributed.fsdp",
-    "torch.distributed.fsdp.sharded_grad_scaler",
-    "torch.distributed.optim",
-    "torch.distributed.tensor.parallel",
-)
-"""What the ranks use. It is imported before they start, since each would import it anew."""
-
-_FORKED = "Unable to handle autograd's threading in combination with fork-based multiprocessing"
-"""What autograd says in a process that was forked after a backward pass on a device such as jax; hence `forks`."""
-
-
-def _as_rank(rank: int, run: Callable[[], object], folder: str) -> None:
-    """Run a call as a rank of a group, and write what it returns or raises into a file."""
-    torch.set_num_threads(1)  # the threads of the process that was forked are not there
-    try:
-        store: Any = dist.FileStore(f"{folder}/store", 2)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=SECONDS))
-        found = {"returned": run()}
-        dist.barrier()
-        dist.destroy_process_group()
-    except Exception as error:  # which one it is, is the finding
-        found = {"raised": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
-    torch.save(found, f"{folder}/{rank}")
-
-
-def _on_two_ranks(amp: Amp, run: Callable[[], Any]) -> list[Any]:
-    """Return what a call returns on each rank; nothing where one raises or does not end, which is noted."""
-    if not dist.is_available():
-        amp.unsupported("this PyTorch was built without torch.distributed")
-    if not dist.is_gloo_available() or "fork" not in multiprocessing.get_all_start_methods():
-        amp.unsupported("two ranks need the gloo backend, and a system that forks processes")
-    for name in IMPORTED:
-        importlib.import_module(name)
-    with tempfile.TemporaryDirectory() as folder:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of threads in the process that is forked
-            ranks = torch.multiprocessing.start_processes(
-                _as_rank, (run, folder), nprocs=2, join=False, start_method="fork"
-            )
-        end = time.monotonic() + SECONDS
-        try:
-            while not ranks.join(max(end - time.monotonic(), 0.1)):
-                if time.monotonic() > end:
-                    amp.check(False, "the ranks", f"did not end within {SECONDS} s")
-                    return []
-        except Exception as error:  # a rank that ends without a word: its process was ended
-            amp.check(False, "a rank", f"ended early: {str(error).splitlines()[0]}")
-            return []
-        finally:
-            for process in ranks.processes:
-                process.kill()
-                process.join()
-        found = [torch.load(f"{folder}/{rank}", weights_only=False) for rank in range(2)]
-    if any(_FORKED in one.get("raised", "") for one in found):
-        amp.unsupported("autograd has threads for another device here, without which a fork has no backward pass")
-    for rank, one in enumerate(found):
-        amp.assert_equal(f"what rank {rank} raised", one.get("raised"), None)
-    return [] if any("raised" in one for one in found) else [one["returned"] for one in found]
 
 
 # ---- training
@@ -313,7 +241,7 @@ def test_trained(amp: Amp, wrapper: str, place: str, recompute: str, accumulate:
     torch.manual_seed(0)
     net = _Net(recompute, amp.region if place == "inside" else nullcontext)
     start = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
-    found = _on_two_ranks(amp, lambda: _trained(amp, kind, net, place, batch, scaler))
+    found = on_two_ranks(amp, lambda: _trained(amp, kind, net, place, batch, scaler))
     if not found:
         return
     wanted = _reference(amp, kind, start, batch, scaler)
@@ -482,7 +410,7 @@ def test_by_policy(amp: Amp, param: str, reduce: str, output: str, inputs: str, 
         "cast_forward_inputs": inputs == "cast",
     }
     batches = [amp.rand(6, 4) for _ in range(2 if accumulate == "twice" else 1)]
-    found = _on_two_ranks(amp, lambda: _by_policy(amp, policy, around, batches))
+    found = on_two_ranks(amp, lambda: _by_policy(amp, policy, around, batches))
     computed = policy["param_dtype"] or torch.float32
     newer = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
     reduced = policy["reduce_dtype"] or (torch.float32 if newer else computed)  # the docstring changed with torch 2.15
@@ -562,7 +490,7 @@ SPREAD = Product({"op": tuple(OPS), "first": LAYOUTS, "second": LAYOUTS, "mode":
 def test_spread(amp: Amp, op: str, first: str, second: str, mode: str) -> None:
     """An op on DTensors casts what it casts on plain tensors, forward and backward (distributed.tensor; amp.html)."""
     tensors = [amp.rand(4, 4, dtype=amp.dtype if dtype == "low" else torch.float32) for dtype in OPS[op][2]]
-    found = _on_two_ranks(amp, lambda: _spread(amp, op, (first, second, second), mode, tensors))
+    found = on_two_ranks(amp, lambda: _spread(amp, op, (first, second, second), mode, tensors))
     leaves = [tensor.clone().requires_grad_() for tensor in tensors]
     casts = amp.casting(OPS[op][0], [tensor.dtype for tensor in tensors]).dtypes
     wanted = OPS[op][1](*(leaf.to(dtype) for leaf, dtype in zip(leaves, casts, strict=True)))
@@ -655,7 +583,7 @@ def test_told_apart(
         return {"scale": state["scale"], "tracker": state["_growth_tracker"], "weights": held[0], "others": held[1]}
 
     overflow = bad != "nothing"
-    for number, got in enumerate(_on_two_ranks(amp, run)):
+    for number, got in enumerate(on_two_ranks(amp, run)):
         amp.assert_equal(f"scale on rank {number}", got["scale"], 4.0 if overflow else 8.0)
         amp.assert_equal(f"tracker on rank {number}", got["tracker"], 0 if overflow else 1)
         moves = not overflow and not (gradients == "none_on_first" and number == 0)
@@ -691,7 +619,7 @@ def test_kept(amp: Amp, form: str, saved: str, loaded: str, before: str) -> None
             dist.barrier()
             return [scaler.state_dict(), _loaded(amp, form, folder)]
 
-        for rank, states in enumerate(_on_two_ranks(amp, run)):
+        for rank, states in enumerate(on_two_ranks(amp, run)):
             amp.assert_equal(f"scaler on rank {rank}", states[0], wanted)
             amp.assert_equal(f"scaler that rank {rank} loads", states[1], wanted)
         if loaded == "by_one_process":
@@ -743,7 +671,7 @@ def test_after_an_overflow(amp: Amp, keeps: bool) -> None:
             found.append(bool(torch.isfinite(layer.weight.grad).all()) if layer.weight.grad is not None else False)
         return found
 
-    for rank, finite in enumerate(_on_two_ranks(amp, run)):
+    for rank, finite in enumerate(on_two_ranks(amp, run)):
         amp.assert_equal(f"whether gradients are finite on rank {rank}", finite, [step != 3 for step in range(6)])
 
 
@@ -763,7 +691,7 @@ def test_compressed(amp: Amp) -> None:
         net(xs[dist.get_rank()]).square().sum().backward()
         return "", layer.weight.grad
 
-    found = _on_two_ranks(amp, run)
+    found = on_two_ranks(amp, run)
     each = [torch.autograd.grad(layer(x).square().sum(), layer.weight)[0].bfloat16() / 2 for x in xs]
     built = dist.is_nccl_available() and (torch.version.cuda or torch.version.hip) is not None
     for rank, (said, gradient) in enumerate(found):
