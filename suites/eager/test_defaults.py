@@ -10,17 +10,9 @@ from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("defaults")
 
-_LOW, _HALF = torch.bfloat16, torch.float16
 DTYPES = {
-    "cpu": _LOW,
-    "xla": _LOW,
-    "hpu": _LOW,
-    "maia": _LOW,
-    "cuda": _HALF,
-    "xpu": _HALF,
-    "mps": _HALF,
-    "mtia": _HALF,
-    "privateuseone": _HALF,
+    **dict.fromkeys(("cpu", "xla", "hpu", "maia"), torch.bfloat16),
+    **dict.fromkeys(("cuda", "xpu", "mps", "mtia", "privateuseone"), torch.float16),
 }
 """The default dtype of each device type (amp.html#torch.autocast for CPU and CUDA, autocast_mode.cpp for the rest)."""
 

@@ -117,6 +117,7 @@ class Wrapper(torch.Tensor):
 
     log: Log
     held: torch.Tensor
+    gives_its_own = True
 
     @staticmethod
     def __new__(cls, held: torch.Tensor, log: Log, dtype: torch.dtype) -> Wrapper:
@@ -133,23 +134,23 @@ class Wrapper(torch.Tensor):
         log.note(func, args, kwargs)
         plain = tree_map(lambda leaf: leaf.value() if isinstance(leaf, Wrapper) else leaf, (args, kwargs or {}))
         out = func(*plain[0], **plain[1])
-        return cls(out, log, out.dtype)
+        return cls(out, log, out.dtype) if cls.gives_its_own else out
 
 
 class Quantized(Wrapper):
     """A tensor that holds eighths as integers, and gives them in the dtype it says it has."""
+
+    gives_its_own = False
 
     def value(self) -> torch.Tensor:
         return (self.held.to(torch.float32) / 8).to(self.dtype)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        log = next(leaf.log for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Quantized))
-        log.note(func, args, kwargs)
         if func is torch.ops.aten._to_copy.default:
-            return cls(args[0].held, log, kwargs["dtype"])
-        plain = tree_map(lambda leaf: leaf.value() if isinstance(leaf, Quantized) else leaf, (args, kwargs or {}))
-        return func(*plain[0], **plain[1])
+            args[0].log.note(func, args, kwargs)
+            return cls(args[0].held, args[0].log, kwargs["dtype"])
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def _subclassed(x: torch.Tensor, log: Log) -> torch.Tensor:

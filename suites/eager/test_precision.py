@@ -64,6 +64,8 @@ READ: dict[str, Callable[[], object]] = {
     ),
 }
 """Every setting, without the legacy names, which refuse to be read once a new one was set."""
+OF_LOW_OR_NONE = ("reduced_half", "reduced_brain", "accumulated", "deterministic")
+"""Settings that let no kernel compute float32 with shorter products."""
 OPS: dict[str, tuple[str, tuple[tuple[int, ...], ...], Callable[..., torch.Tensor]]] = {
     "product": ("mm", ((8, 64), (64, 8)), torch.mm),
     "convolution": ("conv2d", ((2, 4, 6, 6), (3, 4, 3, 3)), functional.conv2d),
@@ -92,15 +94,10 @@ def _restore(before: dict[str, object]) -> None:
         backends.cudnn.allow_tf32 = before["cudnn_conv"] == "tf32"  # else reading it raises, as exporting does
         backends.fp32_precision = before["every"]
         backends.cudnn.fp32_precision = before["cudnn"]
-        for owner, name in (
-            (backends.cuda.matmul, "cuda_product"),
-            (backends.cudnn.conv, "cudnn_conv"),
-            (backends.cudnn.rnn, "cudnn_rnn"),
-            (backends.mkldnn.matmul, "mkldnn_product"),
-            (backends.mkldnn.conv, "mkldnn_conv"),
-            (backends.mkldnn.rnn, "mkldnn_rnn"),
-        ):
-            owner.fp32_precision = before[name]
+        backends.cuda.matmul.fp32_precision = before["cuda_product"]
+        for name, backend in (("cudnn", backends.cudnn), ("mkldnn", backends.mkldnn)):
+            backend.conv.fp32_precision, backend.rnn.fp32_precision = before[f"{name}_conv"], before[f"{name}_rnn"]
+        backends.mkldnn.matmul.fp32_precision = before["mkldnn_product"]
         backends.cuda.matmul.allow_fp16_reduced_precision_reduction = before["half"]
         backends.cuda.matmul.allow_bf16_reduced_precision_reduction = before["brain"]
         backends.cuda.matmul.allow_fp16_accumulation = before["sums"]
@@ -156,12 +153,7 @@ def test_setting(amp: Amp, setting: str, place: str, op: str, given: str) -> Non
     amp.assert_equal(f"dtype of {overload}", out.dtype, runs_in)
     if amp.has_values:
         exact = function(*(amp.host(each).to(runs_in).double() for each in inputs))
-        short = runs_in == torch.float32 and setting not in (
-            "reduced_half",
-            "reduced_brain",
-            "accumulated",
-            "deterministic",
-        )
+        short = runs_in == torch.float32 and setting not in OF_LOW_OR_NONE
         step = torch.finfo(torch.bfloat16 if short else runs_in).eps
         amp.assert_close(f"values of {overload}", out.double(), exact, 16 * step)
 

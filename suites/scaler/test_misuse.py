@@ -183,13 +183,14 @@ def test_containers(amp: Amp, kind: str) -> None:
     """Outputs in a container come back scaled, lists as lists and tuples as tuples (scale: "iterable of Tensors")."""
     one, two = torch.ones((), device=amp.type), torch.full((2,), 0.5, device=amp.type)
     scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
-    given: Any = {
-        "list": [one, two],
-        "tuple": (one, two),
-        "nested": [one, (two, [one])],
-        "generator": (each for each in (one, two)),
-        "empty": [],
-        "named": Pair(one, two),
+    both = [4.0, [2.0, 2.0]]
+    given, want = {
+        "list": ([one, two], ("list", both)),
+        "tuple": ((one, two), ("tuple", both)),
+        "nested": ([one, (two, [one])], ("list", [4.0, ("tuple", [[2.0, 2.0], ("list", [4.0])])])),
+        "generator": ((each for each in (one, two)), ("iterable", both)),
+        "empty": ([], ("list", [])),
+        "named": (Pair(one, two), ("Pair", both)),
     }[kind]
 
     def shown(value: Any) -> Any:
@@ -198,14 +199,6 @@ def test_containers(amp: Amp, kind: str) -> None:
         kind = type(value).__name__ if isinstance(value, (list, tuple)) else "iterable"
         return kind, [shown(each) for each in value]
 
-    want: Any = {
-        "list": ("list", [4.0, [2.0, 2.0]]),
-        "tuple": ("tuple", [4.0, [2.0, 2.0]]),
-        "nested": ("list", [4.0, ("tuple", [[2.0, 2.0], ("list", [4.0])])]),
-        "generator": ("iterable", [4.0, [2.0, 2.0]]),
-        "empty": ("list", []),
-        "named": ("Pair", [4.0, [2.0, 2.0]]),
-    }[kind]
     try:
         amp.assert_equal(f"scale of {kind}", shown(scaler.scale(given)), want)
     except TypeError as error:
