@@ -11,7 +11,7 @@ A run takes the cells of `chosen`, which hold every pair of values, and none of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, product
@@ -89,6 +89,25 @@ class Product:
             f"Product: {self.size} cells; {len(self.chosen)} in each run, {len(self.reachable)} nightly, "
             f"{len(self.unreachable)} unreachable."
         )
+
+
+Wanted = str | Collection[str] | Callable[[str], bool]
+
+
+def where(**wanted: Wanted) -> Callable[[Mapping[str, str]], bool]:
+    """Return whether a cell has, in each dimension, the value, one of the values, or one that `other_than` takes."""
+
+    def takes(wanted: Wanted, value: str) -> bool:
+        if callable(wanted):
+            return wanted(value)
+        return value == wanted if isinstance(wanted, str) else value in wanted
+
+    return lambda cell: all(takes(each, cell[name]) for name, each in wanted.items())
+
+
+def other_than(*values: str) -> Callable[[str], bool]:
+    """Return whether a value is none of these; see `where`."""
+    return lambda value: value not in values
 
 
 def label(cell: Cell) -> str:

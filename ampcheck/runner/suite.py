@@ -18,13 +18,24 @@ import pytest
 
 from ampcheck.checks.amp import Amp
 from ampcheck.checks.kinds import check_of
-from ampcheck.checks.product import Product
+from ampcheck.checks.product import Product, other_than, where
 from ampcheck.checks.scenario import DeviceAmp, named, promised, scenario
 from ampcheck.devices.base import Device
 from ampcheck.errors import CheckFailure, HarnessError
 from ampcheck.spec.case import Case
 
-__all__ = ["Amp", "DeviceAmp", "Product", "check", "named", "op_cases", "promised", "scenario"]
+__all__ = [
+    "Amp",
+    "DeviceAmp",
+    "Product",
+    "check",
+    "named",
+    "op_cases",
+    "other_than",
+    "promised",
+    "scenario",
+    "where",
+]
 
 F = TypeVar("F", bound=Callable[..., object])
 

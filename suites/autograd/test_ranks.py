@@ -24,7 +24,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ampcheck.checks.ranks import on_two_ranks
-from ampcheck.runner.suite import Amp, Product, named, scenario
+from ampcheck.runner.suite import Amp, Product, named, other_than, scenario, where
 
 pytestmark = [pytest.mark.rule("ranks"), pytest.mark.forks]
 
@@ -222,8 +222,8 @@ TRAINED = Product(
         "scaler": ("without", "scaled", "overflow"),
     },
     {
-        "a scaler takes no list of plain gradients and DTensors, which no op does": lambda cell: (
-            cell["wrapper"] == "parallel" and cell["scaler"] != "without"
+        "a scaler takes no list of plain gradients and DTensors, which no op does": where(
+            wrapper="parallel", scaler=other_than("without")
         ),
     },
 )
@@ -373,8 +373,8 @@ POLICIES = Product(
         "accumulate": ("once", "twice"),
     },
     {
-        "a layer outside of a region refuses inputs of another dtype": lambda cell: (
-            cell["inputs"] == "given" and cell["param"] != "kept" and cell["around"] in ("none", "off")
+        "a layer outside of a region refuses inputs of another dtype": where(
+            inputs="given", param=other_than("kept"), around=("none", "off")
         ),
     },
 )
@@ -546,10 +546,10 @@ APART = Product(
         "size": ("5", "5000"),
     },
     {
-        "a rank without gradients has no bad one": lambda cell: (
-            cell["gradients"] == "none_on_first" and cell["bad"] != "nothing" and cell["rank"] != "second"
+        "a rank without gradients has no bad one": where(
+            gradients="none_on_first", bad=other_than("nothing"), rank=other_than("second")
         ),
-        "nothing is on a rank": lambda cell: cell["bad"] == "nothing" and cell["rank"] != "second",
+        "nothing is on a rank": where(bad="nothing", rank=other_than("second")),
     },
 )
 

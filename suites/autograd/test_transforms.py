@@ -22,7 +22,7 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ampcheck.runner.suite import Amp, Product, scenario
+from ampcheck.runner.suite import Amp, Product, scenario, where
 
 pytestmark = pytest.mark.rule("transforms")
 
@@ -118,8 +118,8 @@ COMPOSED = Product(
             "recomputed" in (cell["inner"], cell["outer"]) and {cell["inner"], cell["outer"]} & {*BACKWARD} != set()
         ),
         "an op without a transform is a case of other rules": lambda cell: cell["outer"] == cell["inner"] == "plain",
-        "one transform is written as the outer one": lambda cell: cell["outer"] == "plain",
-        "with one transform, between is inside": lambda cell: cell["inner"] == "plain" and cell["place"] == "between",
+        "one transform is written as the outer one": where(outer="plain"),
+        "with one transform, between is inside": where(inner="plain", place="between"),
     },
 )
 

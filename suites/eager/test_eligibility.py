@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from ampcheck.checks import layouts
-from ampcheck.runner.suite import Amp, DeviceAmp, Product, scenario
+from ampcheck.runner.suite import Amp, DeviceAmp, Product, other_than, scenario, where
 from ampcheck.spec.torch_dtypes import name_of
 
 pytestmark = pytest.mark.rule("eligibility")
@@ -505,15 +505,11 @@ LAID = Product(
         "grads": ("unasked", "asked", "no_grad", "inference"),
     },
     {
-        "PyTorch has no such call of a jagged tensor": lambda cell: (
-            cell["layout"] == "jagged" and cell["call"] not in JAGGED
+        "PyTorch has no such call of a jagged tensor": where(layout="jagged", call=other_than(*JAGGED)),
+        "PyTorch has no such call of a sparse tensor": where(
+            layout=("coo", "uncoalesced", "csr", "csc", "bsr"), call=other_than(*PRODUCTS)
         ),
-        "PyTorch has no such call of a sparse tensor": lambda cell: (
-            cell["layout"] in ("coo", "uncoalesced", "csr", "csc", "bsr") and cell["call"] not in PRODUCTS
-        ),
-        "PyTorch has no such product of blocks": lambda cell: (
-            cell["layout"] == "bsr" and cell["call"] == "from_the_right"
-        ),
+        "PyTorch has no such product of blocks": where(layout="bsr", call="from_the_right"),
     },
 )
 

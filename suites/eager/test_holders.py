@@ -30,7 +30,7 @@ from torch import nn
 
 from ampcheck.observe.isolation import reset
 from ampcheck.programs.search import Search
-from ampcheck.runner.suite import Amp, DeviceAmp, Product, promised, scenario
+from ampcheck.runner.suite import Amp, DeviceAmp, Product, promised, scenario, where
 from ampcheck.spec.state import Process, Region, Tensor, Thread
 from ampcheck.spec.torch_dtypes import name_of
 
@@ -341,11 +341,11 @@ ENDS = Product(
         "inside": ("nothing", "other", "off"),
     },
     {
-        "only generators, coroutines and tasks can be closed": lambda cell: (
-            cell["end"] == "closed" and cell["holder"] in ("by_hand", "managed", "stack", "moved_stack", "hooks")
+        "only generators, coroutines and tasks can be closed": where(
+            end="closed", holder=("by_hand", "managed", "stack", "moved_stack", "hooks")
         ),
-        "a region whose holder is dropped stays entered, unless that is a generator or a coroutine": lambda cell: (
-            cell["end"] == "dropped" and cell["holder"] in ("by_hand", "task", "stack", "moved_stack", "hooks")
+        "a region whose holder is dropped stays entered, unless that is a generator or a coroutine": where(
+            end="dropped", holder=("by_hand", "task", "stack", "moved_stack", "hooks")
         ),
     },
 )

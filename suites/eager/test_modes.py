@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
-from ampcheck.runner.suite import Amp, Product, scenario
+from ampcheck.runner.suite import Amp, Product, scenario, where
 from ampcheck.spec.torch_dtypes import name_of
 
 pytestmark = pytest.mark.rule("modes")
@@ -171,11 +171,7 @@ FUNCTIONS = ("function_mode", "subclass")
 
 USED = Product(
     {"user": tuple(USERS), "made": ("before", "inside"), "op": tuple(OPS), "region": ("on", "off")},
-    {
-        "mm refuses tensors of two dtypes where nothing casts them": lambda cell: (
-            cell["op"] == "product_of_low" and cell["region"] == "off"
-        )
-    },
+    {"mm refuses tensors of two dtypes where nothing casts them": where(op="product_of_low", region="off")},
 )
 
 
@@ -275,8 +271,8 @@ def test_switched_on(amp: Amp, switched: str, op: str, size: str) -> None:
             around = amp.outcome(call, *given, whole=True)
     with amp.region(), SWITCHED[switched](amp):
         inside = amp.outcome(call, *given, whole=True)
-    for where, got in (("around the region", around), ("inside", inside)):
-        _assert_result(amp, f"{overload}, switched on {where}", got, want, casting.refusal)
+    for place, got in (("around the region", around), ("inside", inside)):
+        _assert_result(amp, f"{overload}, switched on {place}", got, want, casting.refusal)
     amp.assert_equal("state and depth afterwards", (amp.state(), amp.depth()), ((False, amp.default, True), 0))
 
 

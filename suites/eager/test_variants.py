@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from ampcheck.runner.suite import Amp, Product, scenario
+from ampcheck.runner.suite import Amp, Product, other_than, scenario, where
 
 pytestmark = pytest.mark.rule("variants")
 
@@ -331,7 +331,7 @@ RECURRENT = Product(
         "mode": MODES,
         "given": ("wide", "low"),
     },
-    {"only an LSTM has proj_size": lambda cell: cell["made"] == "projected" and cell["kind"] != "LSTM"},
+    {"only an LSTM has proj_size": where(made="projected", kind=other_than("LSTM"))},
 )
 
 
@@ -434,8 +434,8 @@ NORMS = Product(
         "given": ("wide", "low"),
     },
     {
-        "LayerNorm, RMSNorm and GroupNorm keep no statistics": lambda cell: (
-            cell["stats"] == "running" and cell["kind"] in ("LayerNorm", "RMSNorm", "GroupNorm")
+        "LayerNorm, RMSNorm and GroupNorm keep no statistics": where(
+            stats="running", kind=("LayerNorm", "RMSNorm", "GroupNorm")
         )
     },
 )
@@ -488,7 +488,7 @@ BAGS = Product(
         "mode": MODES,
         "table": ("wide", "low"),
     },
-    {"weights per sample are for sums": lambda cell: cell["weighed"] == "per_sample" and cell["reduced"] != "sum"},
+    {"weights per sample are for sums": where(weighed="per_sample", reduced=other_than("sum"))},
 )
 
 
@@ -547,8 +547,8 @@ LOSSES = Product(
         "the target of a loss is a class or a tensor of values": lambda cell: (
             (cell["loss"] in ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss")) is not (cell["target"] == "class")
         ),
-        "L1Loss, MSELoss and SoftMarginLoss have no other option": lambda cell: (
-            cell["option"] == "other" and cell["loss"] in ("L1Loss", "MSELoss", "SoftMarginLoss")
+        "L1Loss, MSELoss and SoftMarginLoss have no other option": where(
+            option="other", loss=("L1Loss", "MSELoss", "SoftMarginLoss")
         ),
     },
 )

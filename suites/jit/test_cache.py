@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ampcheck.runner.suite import Amp, Product, scenario
+from ampcheck.runner.suite import Amp, Product, scenario, where
 
 pytestmark = pytest.mark.rule("cache")
 
@@ -88,9 +88,7 @@ UNKEPT = Product(
         "grads": ("unasked", "asked", "no_grad"),
     },
     {
-        "an exported program has no region that is around its call": lambda cell: (
-            cell["compiler"] == "export" and cell["place"] == "around"
-        ),
+        "an exported program has no region that is around its call": where(compiler="export", place="around"),
     },
 )
 

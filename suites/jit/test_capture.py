@@ -26,7 +26,7 @@ import pytest
 import torch
 from torch.fx.experimental import proxy_tensor
 
-from ampcheck.runner.suite import Amp, Product, scenario
+from ampcheck.runner.suite import Amp, Product, scenario, where
 
 pytestmark = pytest.mark.rule("ambient")
 
@@ -44,12 +44,10 @@ ON_THE_CPU = Product(
         "caller": ("same", "resized", "worker", "bystander"),
     },
     {
-        "a scripted function that asks for the state ends the process (finding script-query-crashes)": lambda cell: (
-            cell["compiler"] == "script" and cell["body"] == "asking"
+        "a scripted function that asks for the state ends the process (finding script-query-crashes)": where(
+            compiler="script", body="asking"
         ),
-        "a package takes ten seconds to make; with other sizes none is": lambda cell: (
-            cell["compiler"] == "packaged" and cell["caller"] == "resized"
-        ),
+        "a package takes ten seconds to make; with other sizes none is": where(compiler="packaged", caller="resized"),
     },
 )
 ELSEWHERE = Product(

@@ -21,7 +21,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from ampcheck.runner.suite import Amp, Product, scenario
+from ampcheck.runner.suite import Amp, Product, other_than, scenario, where
 
 pytestmark = pytest.mark.rule("derivatives")
 
@@ -35,9 +35,7 @@ PROGRAMS = Product(
         "engine": ("autograd", "compiled"),
     },
     {
-        "the backend `eager` makes no backward graph": lambda cell: (
-            cell["compiler"] == "dynamo" and cell["setting"] != "same_as_forward"
-        ),
+        "the backend `eager` makes no backward graph": where(compiler="dynamo", setting=other_than("same_as_forward")),
     },
 )
 

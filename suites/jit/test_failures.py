@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from ampcheck.runner.suite import Amp, Product, scenario
+from ampcheck.runner.suite import Amp, Product, other_than, scenario, where
 
 pytestmark = pytest.mark.rule("failures")
 
@@ -34,14 +34,10 @@ IN_THE_GRAPH = Product(
         "graph": ("full", "broken"),
     },
     {
-        "only torch.compile breaks graphs": lambda cell: (
-            cell["graph"] == "broken" and cell["compiler"] not in _COMPILED
-        ),
-        "a trace drops an assertion, whose result nobody uses": lambda cell: (
-            cell["error"] == "asserted" and cell["compiler"] == "traced"
-        ),
-        "a package takes ten seconds to make; one error of each kind in one region is tried": lambda cell: (
-            cell["compiler"] == "packaged" and cell["regions"] != "one"
+        "only torch.compile breaks graphs": where(graph="broken", compiler=other_than(*_COMPILED)),
+        "a trace drops an assertion, whose result nobody uses": where(error="asserted", compiler="traced"),
+        "a package takes ten seconds to make; one error of each kind in one region is tried": where(
+            compiler="packaged", regions=other_than("one")
         ),
     },
 )

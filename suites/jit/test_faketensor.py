@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ampcheck.observe.recorder import tensors
-from ampcheck.runner.suite import Amp, Product, scenario
+from ampcheck.runner.suite import Amp, Product, other_than, scenario, where
 from ampcheck.samples import op_database
 
 pytestmark = pytest.mark.rule("faketensor")
@@ -76,27 +76,21 @@ BACKWARD = ("outside", "inside")
 REACHING = Product(
     {"op": tuple(OPS), "given": ("wide", "low"), "phase": PHASES, "way": ("real", "fake", "meta")},
     {
-        "it reaches a kernel with a policy in a backward pass in a region alone": lambda cell: (
-            cell["op"] in IN_DERIVATIVES and cell["phase"] != "inside"
+        "it reaches a kernel with a policy in a backward pass in a region alone": where(
+            op=IN_DERIVATIVES, phase=other_than("inside")
         ),
-        "it has no gradient": lambda cell: cell["op"] in WITHOUT_GRADIENT and cell["phase"] in BACKWARD,
+        "it has no gradient": where(op=WITHOUT_GRADIENT, phase=BACKWARD),
         "the database has no sample of it in a lower precision": lambda cell: (
             cell["given"] == "low" and "bf16" not in op_database.rows("2.13")[cell["op"]].dtypes.split()
         ),
-        "whether it runs, or the shape of its result, depends on values": lambda cell: (
-            cell["way"] != "real" and cell["op"] in BY_VALUES
-        ),
-        "it gives sparse tensors, which are not made on meta": lambda cell: (
-            cell["op"] == "to_sparse" and cell["way"] == "meta"
-        ),
+        "whether it runs, or the shape of its result, depends on values": where(way=other_than("real"), op=BY_VALUES),
+        "it gives sparse tensors, which are not made on meta": where(op="to_sparse", way="meta"),
     },
 )
 COMPILED = Product(
     {"compiler": ("aot", "inductor"), "op": tuple(OPS)},
     {
-        "it reaches a kernel with a policy in a backward pass in a region alone": lambda cell: (
-            cell["op"] in IN_DERIVATIVES
-        ),
+        "it reaches a kernel with a policy in a backward pass in a region alone": where(op=IN_DERIVATIVES),
     },
 )
 DATABASE = Product({"op": tuple(sorted({op for rows in op_database.tables().values() for op in rows}))}, nightly=True)

@@ -27,7 +27,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ampcheck.runner.suite import Amp, Product, scenario
+from ampcheck.runner.suite import Amp, Product, other_than, scenario, where
 
 pytestmark = pytest.mark.rule("hops")
 
@@ -357,33 +357,23 @@ def _check(amp: Amp, way: str, operator: str, op: str, place: str, gradient: str
 
 _PLACES = ("around", "inside", "disabled", "different")
 _SHAPES: dict[str, Callable[..., bool]] = {
-    "a combination of two slices has the shape of a slice": lambda cell: (
-        cell["operator"] == "combined" and cell["op"] in ("padded", "joined")
-    ),
+    "a combination of two slices has the shape of a slice": where(operator="combined", op=("padded", "joined")),
 }
 _BY_ITSELF: dict[str, Callable[..., bool]] = {
-    "a graph of make_fx calls the op of a library in the state that the graph is called in": lambda cell: (
-        cell["way"] == "graph" and cell["operator"] == "opaque" and cell["place"] == "around"
+    "a graph of make_fx calls the op of a library in the state that the graph is called in": where(
+        way="graph", operator="opaque", place="around"
     ),
-    "associative_scan that is called by itself hands over one slice or many, so that each op goes by elements": (
-        lambda cell: (
-            cell["way"] in ("called", "graph")
-            and cell["operator"] == "combined"
-            and cell["op"] in ("product", "contracted")
-        )
+    "associative_scan that is called by itself hands over one slice or many, so that each op goes by elements": where(
+        way=("called", "graph"), operator="combined", op=("product", "contracted")
     ),
 }
 _RECORDS: dict[str, Callable[..., bool]] = {
-    "a graph of make_fx has its casts in it, and is called without a gradient": lambda cell: (
-        cell["way"] == "graph" and cell["gradient"] == "on"
-    ),
-    "invoke_subgraph has a gradient in a compiled program alone": lambda cell: (
-        cell["operator"] == "nested" and cell["gradient"] == "on"
-    ),
+    "a graph of make_fx has its casts in it, and is called without a gradient": where(way="graph", gradient="on"),
+    "invoke_subgraph has a gradient in a compiled program alone": where(operator="nested", gradient="on"),
 }
 _GRADIENTS: dict[str, Callable[..., bool]] = {
-    "an op of a library has the gradient that its author writes (rule customfn)": lambda cell: (
-        cell["operator"] in ("opaque", "casting") and cell["gradient"] == "on"
+    "an op of a library has the gradient that its author writes (rule customfn)": where(
+        operator=("opaque", "casting"), gradient="on"
     ),
 }
 
@@ -398,11 +388,11 @@ CALLED = Product(
     _SHAPES | _GRADIENTS | _RECORDS | _BY_ITSELF,
 )
 _GRADIENT_LOST: dict[str, Callable[..., bool]] = {
-    "invoke_subgraph records its derivative with the fake tensors of AOTAutograd": lambda cell: (
-        cell["operator"] == "nested" and cell["gradient"] == "on" and cell["compiler"] != "aot"
+    "invoke_subgraph records its derivative with the fake tensors of AOTAutograd": where(
+        operator="nested", gradient="on", compiler=other_than("aot")
     ),
-    "torch.export keeps the forward pass of a custom function alone": lambda cell: (
-        cell["operator"] == "custom" and cell["gradient"] == "on" and cell["compiler"] == "export"
+    "torch.export keeps the forward pass of a custom function alone": where(
+        operator="custom", gradient="on", compiler="export"
     ),
 }
 COMPILED = Product(
@@ -472,9 +462,7 @@ FLEX = Product(
         "place": ("around", "inside", "disabled", "different"),
     },
     {
-        "where autocast is off, nothing is promised of tensors of two dtypes": lambda cell: (
-            cell["given"] == "mixed" and cell["place"] == "disabled"
-        ),
+        "where autocast is off, nothing is promised of tensors of two dtypes": where(given="mixed", place="disabled"),
     },
 )
 

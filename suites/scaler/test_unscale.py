@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from ampcheck.runner.suite import Amp, Product, named, scenario
+from ampcheck.runner.suite import Amp, Product, named, other_than, scenario, where
 
 pytestmark = pytest.mark.rule("unscale")
 
@@ -98,7 +98,7 @@ LARGE = Product(
         "beside": ("alone", "many_before", "many_after", "many_large"),
         "layout": ("whole", "column"),
     },
-    {"nothing is at a place": lambda cell: cell["bad"] == "none" and cell["place"] != "first"},
+    {"nothing is at a place": where(bad="none", place=other_than("first"))},
 )
 
 
