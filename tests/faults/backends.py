@@ -398,13 +398,7 @@ MUTANTS = made(
         ("eager/upcast", "exp", {**of_kernel("exp", EXP), "copies-lose-an-element": copies(drops_the_last)}),
         ("eager/upcast", "layer_norm", of_kernel("native_layer_norm", _LAYER_NORM)),
         ("eager/upcast", "native_layer_norm", of_kernel("native_layer_norm", _SECOND_OUTPUT)),
-        (
-            "eager/downcast",
-            "addmm",
-            {
-                **of_kernel("addmm", ADDMM),
-            },
-        ),
+        ("eager/downcast", "addmm", {**of_kernel("addmm", ADDMM)}),
         ("eager/downcast", "bmm", of_kernel("bmm", {"bmm-nan-in-low": giving(lambda out: out * float("nan"), low)})),
         (
             "eager/downcast",

@@ -277,20 +277,13 @@ EXIT = {
     "exit-restores-nothing": region(exit=lambda own, self, *exc: (DECREMENT(), None)[1]),
     "exit-turns-other-types-off": region(exit=then(set_types(lambda self: False, ("cpu", "xpu")))),
 }
-INIT = {
-    "arguments-in-another-order": region(init=swapped),
-}
+INIT = {"arguments-in-another-order": region(init=swapped)}
 
 MUTANTS = (
     *mutants("eager/context", {f"exit-keeps-{part}": region(exit=keeping(part)) for part in PARTS}),
     *mutants("eager/context", {f"enter-without-{part}": region(enter=keeping(part)) for part in PARTS}, ("cpu", CUDA)),
     *mutants("eager/context", {**ENTER, **EXIT, **INIT}),
-    *mutants(
-        "eager/nesting",
-        {
-            "exit-always-disables": region(exit=then(disabling)),
-        },
-    ),
+    *mutants("eager/nesting", {"exit-always-disables": region(exit=then(disabling))}),
     *mutants("eager/nesting", {"inner-keeps-outer-dtype": region(enter=enter_keeps_outer_dtype)}, ("cpu", CUDA)),
     *mutants(
         "eager/exceptions",
@@ -308,7 +301,7 @@ MUTANTS = (
                 init=lambda own, self, type_, dtype=None, enabled=True, cache_enabled=None: own(
                     self, type_, dtype, enabled, cache_enabled is not False
                 )
-            ),
+            )
         },
     ),
     *mutants(

@@ -10,17 +10,7 @@ import pytest
 
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import SCHEMA, STATUSES, Result, Run, read
-from ampcheck.runner.summarize import (
-    ROWS,
-    compare,
-    devices,
-    interrupted,
-    merge,
-    nothing_passed,
-    table,
-    verdict,
-    warned,
-)
+from ampcheck.runner.summarize import ROWS, compare, devices, interrupted, merge, nothing_passed, table, verdict, warned
 from ampcheck.spec.rules import RULES
 from tests.report.conftest import made
 
