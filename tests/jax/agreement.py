@@ -1,14 +1,62 @@
-"""The same computation on the CPU and on the jax device, for the tests of this folder."""
+"""The same computation on the CPU and on the jax device, eagerly and in `jit`, for the tests of this folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+from zlib import crc32
 
+import pytest
 import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 NAN, INF = float("nan"), float("inf")
+
+
+def ones(*size: int, **options: Any) -> torch.Tensor:
+    return torch.ones(size, device="jax", **options)
+
+
+def zeros(*size: int) -> torch.Tensor:
+    return torch.zeros(size, device="jax")
+
+
+def some(values: Iterable[Any], every: int) -> list[Any]:
+    """Return parameters of a test, of which each run takes one of `every` and a nightly one all."""
+    pairs = [(v if isinstance(v, tuple) else (v,)) for v in values]
+    return [
+        pytest.param(*p, marks=[pytest.mark.nightly] * (crc32(" ".join(map(str, p)).encode()) % every > 0))
+        for p in pairs
+    ]
+
+
+def library(name: str) -> Any:
+    """A package. Skips the test where it cannot be imported."""
+    why = f"{name} cannot be imported; `pip install {name.partition('.')[0]}` runs this test"
+    return pytest.importorskip(name, reason=why, exc_type=ImportError)
+
+
+def heard(call: Callable[[], Any]) -> list[str]:
+    """The warnings of a call."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        call()
+    return [str(w.message) for w in found]
+
+
+class Seen(TorchDispatchMode):
+    """The names of the overloads that run inside, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name().removeprefix("aten::"))
+        return func(*args, **(kwargs or {}))
 
 
 def moved(value: Any) -> Any:
@@ -47,12 +95,68 @@ def close(found: Any, expected: Any, loose: float = 1.0) -> None:
     """Asserts that the tensors inside are equal within the dtype's tolerance, with the same dtypes and shapes."""
     for mine, theirs in zip(tensors(found), tensors(expected), strict=True):
         assert mine.device.type == "jax"
-        rtol, atol = torch.testing._comparison.default_tolerances(theirs)
-        torch.testing.assert_close(
-            mine.detach().cpu(),
-            theirs.detach(),
-            rtol=rtol * loose,
-            atol=atol * loose,
-            equal_nan=True,
-            check_stride=False,
-        )
+        rtol, atol = (loose * bound for bound in torch.testing._comparison.default_tolerances(theirs))
+        options = {"rtol": rtol, "atol": atol, "equal_nan": True, "check_stride": False}
+        torch.testing.assert_close(mine.detach().cpu(), theirs.detach(), **options)
+
+
+class Trained(NamedTuple):
+    """What a training left behind: losses and scales of each step, and the parameters, on the CPU; the step itself."""
+
+    losses: list[float]
+    scales: list[float]
+    parameters: list[torch.Tensor]
+    step: Any
+
+
+Make = Callable[[Any], torch.optim.Optimizer]
+
+
+def train(
+    make: Make,
+    wrap: Callable[..., Any] = lambda step: step,
+    *,
+    device: str = "jax",
+    dtype: torch.dtype = torch.float32,
+    steps: int = 5,
+    amp: torch.dtype | None = None,
+    clips: bool = False,
+    decay: float | None = None,
+    clears_first: bool = True,
+    inject: Callable[[int, torch.Tensor], torch.Tensor] = lambda step, y: y,
+) -> Trained:
+    """Train a small model. In float16 a gradient scaler is used, whose first scale overflows.
+
+    `wrap`: what is done to the step. `decay`: of the learning rate. `inject`: changes what is wanted in a step.
+    """
+    torch.manual_seed(1)
+    layers = torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3)
+    net = torch.nn.Sequential(*layers).to(device, dtype)
+    optimizer = make(net.parameters())
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, decay) if decay else None
+    scaler = torch.amp.GradScaler(device, init_scale=2.0**20, growth_interval=3, enabled=amp is torch.float16)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if clears_first:
+            optimizer.zero_grad()
+        with torch.autocast(device, dtype=amp or torch.bfloat16, enabled=amp is not None):
+            loss = F.mse_loss(net(x), y)
+        scaler.scale(loss).backward()
+        if clips:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        if not clears_first:
+            optimizer.zero_grad()
+        return loss
+
+    run, losses, scales = wrap(step), [], []
+    for i in range(steps):
+        torch.manual_seed(0)
+        x, y = (torch.randn(8, n).to(device, dtype) for n in (4, 3))
+        losses.append(run(x, inject(i, y)).item())
+        scales.append(scaler.get_scale())
+        if schedule:
+            schedule.step()
+    return Trained(losses, scales, [p.detach().cpu() for p in net.parameters()], run)

@@ -1,22 +1,26 @@
-"""What `jit` keeps: state, aliases, settings."""
+"""What `jit` keeps: state, aliases, settings, padded arguments; whole steps; and the program that comes out."""
 
 from __future__ import annotations
+
+import re
+from collections import Counter
+from traceback import walk_stack
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ampcheck.jax_device import jit
+from ampcheck.jax_device import Bucket, jit
+from ampcheck.jax_device.jit.transform import Buckets
 from ampcheck.jax_device.storage.arrays import storage_of
+from bench.jax_steps import STEPS, layers
+from tests.jax.agreement import Make, Trained, ones, train, zeros
 
 
 def x() -> torch.Tensor:
     return torch.arange(6.0, device="jax").view(2, 3)
-
-
-def zeros(*size: int) -> torch.Tensor:
-    return torch.zeros(size, device="jax")
 
 
 _counter = torch.zeros(3, device="jax")
@@ -24,7 +28,9 @@ _scale = 2.0
 
 
 class _Hidden:
-    __slots__ = ("total",)
+    """An object that the walk does not see into."""
+
+    __slots__ = ("optimizer", "total")
 
 
 _hidden = _Hidden()
@@ -37,44 +43,39 @@ def test_state_from_everywhere_is_input_and_output() -> None:
     def add(a: torch.Tensor) -> torch.Tensor:
         _counter.add_(1)
         listed[0].mul_(2).add_(1)
-        _hidden.total.add_(a)  # found by tracking: nothing walks into __slots__
+        _hidden.total.add_(a)  # found by tracking
         return _counter + listed[0] + _hidden.total
 
     jitted = jit(add)
     for _ in range(3):
-        out = jitted(torch.ones(3, device="jax"))
+        out = jitted(ones(3))
     assert out.tolist() == [13.0] * 3
     assert (_counter.tolist(), listed[0].tolist(), _hidden.total.tolist()) == ([3.0] * 3, [7.0] * 3, [3.0] * 3)
-    assert jitted.compiles == 1
     listed[0] = zeros(3)  # another tensor at the same place
-    assert jitted(torch.ones(3, device="jax")).tolist() == [4.0 + 1.0 + 4.0] * 3
+    assert jitted(ones(3)).tolist() == [4.0 + 1.0 + 4.0] * 3
     assert jitted.compiles == 1
 
 
 def test_settings_are_not_baked_in() -> None:
     global _scale
     jitted = jit(lambda a: a * _scale)
-    assert jitted(x())[0, 1].item() == 2.0
-    _scale = 3.0
-    assert jitted(x())[0, 1].item() == 3.0
-    _scale = 2.0
-    assert (jitted(x())[0, 1].item(), jitted.compiles) == (2.0, 2)
+    for scale in (2.0, 3.0, 2.0):
+        _scale = scale
+        assert jitted(x())[0, 1].item() == scale
+    assert jitted.compiles == 2
 
 
 def test_inputs_aliases_and_views() -> None:
     y = zeros(2, 3)
-    add = jit(lambda a: a.add_(1))
+    add, view, row = jit(lambda a: a.add_(1)), jit(lambda a: a.t()[1]), jit(lambda a: a[0].add_(1))
     version = y._version
-    assert add(y) is y
-    assert add(y) is y
+    assert add(y) is add(y) is y
     assert (y.cpu() == 2).all()
     assert y._version > version
-    view = jit(lambda a: a.t()[1])
     view(y)
     got = view(y)
     y.fill_(5.0)
     assert got.tolist() == [5.0, 5.0]
-    row = jit(lambda a: a[0].add_(1))
     row(y)
     row(y)
     assert y.tolist() == [[7.0] * 3, [5.0] * 3]
@@ -82,15 +83,26 @@ def test_inputs_aliases_and_views() -> None:
 
 
 def test_arguments_that_share_a_storage() -> None:
-    y = zeros(2, 3)
-    both = jit(lambda a, b: (a.add_(1), b * 2)[1])
-    assert both(y, y[0]).tolist() == [2.0] * 3
-    assert both(y, zeros(3)).tolist() == [0.0] * 3
-    assert both(y, y[0]).tolist() == [6.0] * 3
-    same = jit(lambda a, b: (a.add_(1), b * 2)[1])
-    u, v = zeros(3), zeros(3)
-    assert same(u, v).tolist() == same(u, v).tolist() == [0.0] * 3
-    assert same(u, u).tolist() == [6.0] * 3  # the fast path must see that these are one
+    y, u, v = zeros(2, 3), zeros(3), zeros(3)
+    both, same = (jit(lambda a, b: (a.add_(1), b * 2)[1]) for _ in range(2))
+    assert [both(y, b).tolist() for b in (y[0], zeros(3), y[0])] == [[2.0] * 3, [0.0] * 3, [6.0] * 3]
+    # the fast path must see that the last two are one
+    assert [same(u, b).tolist() for b in (v, v, u)] == [[0.0] * 3, [0.0] * 3, [6.0] * 3]
+
+
+def test_an_argument_that_is_also_reached() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.x, self.other = ones(2), zeros(2)
+
+        def run(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.x
+
+    holder = Holder()
+    run = jit(holder.run)
+    assert [run(holder.x).tolist() for _ in range(3)] == [[2, 2]] * 3
+    assert run(holder.other).tolist() == [1, 1]  # it shares other storages: another program
+    assert run.compiles == 2
 
 
 def test_donated_arrays_that_others_have() -> None:
@@ -98,12 +110,9 @@ def test_donated_arrays_that_others_have() -> None:
     before, add = y.clone(), jit(lambda a: a.add_(1))
     for _ in range(3):
         add(y)
-    between = y.clone()
-    held = storage_of(y).array
+    between, held = y.clone(), storage_of(y).array
     add(y)
-    assert (before.cpu() == 0).all()
-    assert (between.cpu() == 3).all()
-    assert (y.cpu() == 4).all()
+    assert [(t.cpu() == n).all().item() for t, n in ((before, 0), (between, 3), (y, 4))] == [True] * 3
     assert not held.is_deleted()
     kept = storage_of(y)
     donated = kept.array.unsafe_buffer_pointer()
@@ -117,9 +126,8 @@ def test_what_makes_a_new_program() -> None:
     by = jit(lambda a, n: a * n)
     assert [by(x(), n)[0, 1].item() for n in (2, 3, 2.0, 2)] == [2.0, 3.0, 2.0, 2.0]
     assert by.compiles == 3
-    by(x().double(), 2)
-    by(zeros(4), 2)
-    by(x().t(), 2)
+    for other in (x().double(), zeros(4), x().t()):
+        by(other, 2)
     assert by.compiles == 6
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout()).to("jax")
     run = jit(model)
@@ -138,8 +146,7 @@ def test_what_makes_a_new_program() -> None:
 
 
 def test_structures_and_keywords() -> None:
-    run = jit(lambda d, *, k: {"a": d["x"] + k, "b": (d["x"], 3)})
-    given = x()
+    run, given = jit(lambda d, *, k: {"a": d["x"] + k, "b": (d["x"], 3)}), x()
     for _ in range(2):
         out = run({"x": given}, k=given)
     assert torch.equal(out["a"], given * 2)
@@ -157,57 +164,51 @@ def test_structures_and_keywords() -> None:
 
 
 def test_a_call_unlike_the_last_takes_no_short_way() -> None:
-    weight = torch.ones(2, 3, device="jax", requires_grad=True)
+    weight = ones(2, 3, requires_grad=True)
     run = jit(lambda a: a * 2 if a.requires_grad else a * 3)
     with torch.no_grad():
         for _ in range(2):
             assert run(weight.detach()).tolist() == [[3.0] * 3] * 2
             assert run(weight).tolist() == [[2.0] * 3] * 2
     assert run.compiles == 2
-
-    step = jit(lambda a: a.square().sum().backward())
-    for _ in range(2):
-        step(weight)
-    with pytest.raises(ValueError, match="part of a graph from outside"):
-        step(weight * 2)
-    assert weight.grad.tolist() == [[4.0] * 3] * 2
-    leaf = jit(lambda a: a.detach() * 2)
-    for _ in range(2):
-        leaf(weight)
-    with pytest.raises(ValueError, match="part of a graph from outside"):
-        leaf(weight * 2)
-
-    double, ones = jit(lambda a: a * 2), torch.ones(2, 3, device="jax")
+    for step in (jit(lambda a: a.square().sum().backward()), jit(lambda a: a.detach() * 2)):
+        for _ in range(2):
+            step(weight)
+        with pytest.raises(ValueError, match="part of a graph from outside"):
+            step(weight * 2)
+        assert weight.grad.tolist() == [[4.0] * 3] * 2
+    double, plain = jit(lambda a: a * 2), ones(2, 3)
     for given, want in (
-        (ones, 2.0), (ones.t().contiguous().t(), 2.0), (ones.to(torch.complex64).conj(), 2 + 0j), (ones.half(), 2.0),
-        (torch.ones(6, device="jax").view(2, 3), 2.0), (ones.new_zeros(3, 3)[1:] + 1, 2.0), (ones, 2.0),
+        (plain, 2.0), (plain.t().contiguous().t(), 2.0), (plain.to(torch.complex64).conj(), 2 + 0j),
+        (plain.half(), 2.0), (ones(6).view(2, 3), 2.0), (plain.new_zeros(3, 3)[1:] + 1, 2.0), (plain, 2.0),
     ):  # fmt: skip
         assert double(given).tolist() == [[want] * 3] * 2
         assert double(given).dtype is given.dtype
-    assert torch.vmap(double)(ones).tolist() == [[2.0] * 3] * 2
-    assert torch.func.grad(lambda a: double(a).sum())(ones).tolist() == [[2.0] * 3] * 2
+    assert torch.vmap(double)(plain).tolist() == [[2.0] * 3] * 2
+    assert torch.func.grad(lambda a: double(a).sum())(plain).tolist() == [[2.0] * 3] * 2
 
 
 def test_random_numbers() -> None:
-    drop = jit(lambda a: F.dropout(a, 0.5))
-    ones = torch.ones(64, device="jax")
+    drop, given = jit(lambda a: F.dropout(a, 0.5)), ones(64)
     torch.manual_seed(0)
-    first, second = drop(ones), drop(ones)
+    first, second = drop(given), drop(given)
     torch.manual_seed(0)
-    assert torch.equal(first, drop(ones))
-    assert torch.equal(second, drop(ones))
+    assert torch.equal(first, drop(given))
+    assert torch.equal(second, drop(given))
     assert not torch.equal(first, second)
     assert drop.compiles == 1
-    with pytest.raises(RuntimeError, match="seeded inside of a jitted function"):
-        jit(lambda a: torch.manual_seed(1) and F.dropout(a))(ones)
-    with pytest.raises(RuntimeError, match="random numbers were drawn on the CPU"):
-        jit(lambda a: a + torch.rand(64).to("jax"))(ones)
-    with pytest.raises(RuntimeError, match="generator"):
-        jit(lambda a: torch.rand(3, device="jax", generator=torch.Generator()))(ones)
+    for draws, words in (
+        (lambda a: torch.manual_seed(1) and F.dropout(a), "seeded inside of a jitted function"),
+        (lambda a: a + torch.rand(64).to("jax"), "random numbers were drawn on the CPU"),
+        (lambda a: torch.rand(3, device="jax", generator=torch.Generator()), "generator"),
+        (lambda a: torch.poisson(a, generator=torch.Generator("jax")), "an op inside of jit was given a generator"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            jit(draws)(given)
 
 
 def test_gradients_that_stay() -> None:
-    weight = torch.ones(3, device="jax", requires_grad=True)
+    weight = ones(3, requires_grad=True)
     run = jit(lambda a: (a * weight).sum().backward())
     run(x())
     first = weight.grad
@@ -219,34 +220,31 @@ def test_gradients_that_stay() -> None:
 
 
 def test_transforms_inside() -> None:
-    ones = torch.ones(3, device="jax")
-    assert jit(lambda a: torch.func.grad(lambda v: (v**3).sum())(a))(ones).tolist() == [3.0] * 3
-    assert jit(lambda a: torch.vmap(lambda v: v * 2)(a))(ones).tolist() == [2.0] * 3
-    weight = torch.ones(3, device="jax", requires_grad=True)
+    weight = ones(3, requires_grad=True)
 
-    def second() -> torch.Tensor:
+    def second(a: torch.Tensor) -> torch.Tensor:
         (first,) = torch.autograd.grad((weight**3).sum(), weight, create_graph=True)
         return torch.autograd.grad(first.sum(), weight)[0]
 
-    assert jit(second)().tolist() == [6.0] * 3
-
-    def saved() -> None:
+    def saved(a: torch.Tensor) -> torch.Tensor:
         weight.grad = None
         checkpoint(lambda v: (v * 2) ** 2, weight, use_reentrant=False).sum().backward()
+        return weight.grad
 
-    jit(saved)()
-    assert weight.grad.tolist() == [8.0] * 3
+    for function, wanted in (
+        (lambda a: torch.func.grad(lambda v: (v**3).sum())(a), 3.0),
+        (lambda a: torch.vmap(lambda v: v * 2)(a), 2.0),
+        (second, 6.0),
+        (saved, 8.0),
+    ):
+        assert jit(function)(ones(3)).tolist() == [wanted] * 3
     with torch.inference_mode():
-        assert jit(lambda a: a * 2)(ones).tolist() == [2.0] * 3
+        assert jit(lambda a: a * 2)(ones(3)).tolist() == [2.0] * 3
 
 
 def test_a_storage_seen_under_two_dtypes() -> None:
-    words = torch.zeros(4, device="jax")
-
-    def counts() -> None:
-        words.view(torch.int32).add_(1)
-
-    run = jit(counts)
+    words = zeros(4)
+    run = jit(lambda: (words.view(torch.int32).add_(1), None)[1])
     for _ in range(3):
         run()
     assert words.view(torch.int32).tolist() == [3] * 4
@@ -255,7 +253,7 @@ def test_a_storage_seen_under_two_dtypes() -> None:
 
 
 def test_the_program_can_be_lowered_for_another_platform() -> None:
-    weight = torch.ones(3, 3, device="jax", requires_grad=True)
+    weight = ones(3, 3, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.5)
 
     def step(a: torch.Tensor) -> torch.Tensor:
@@ -268,8 +266,7 @@ def test_the_program_can_be_lowered_for_another_platform() -> None:
     jitted, before = jit(step), weight.detach().clone()
     state = torch.jax.get_rng_state()
     function, structs = jitted.program(x())
-    found = [(s.shape, str(s.dtype), s.weak_type) for s in structs]
-    assert found == [
+    assert [(s.shape, str(s.dtype), s.weak_type) for s in structs] == [
         ((6,), "float32", False),  # the argument's storage, which it sees as (2, 3)
         ((3, 3), "float32", False),
         ((), "float64", True),  # the learning rate
@@ -280,7 +277,298 @@ def test_the_program_can_be_lowered_for_another_platform() -> None:
         assert "stablehlo.dot_general" in text
     assert torch.equal(weight, before)
     assert torch.equal(torch.jax.get_rng_state(), state)
-    assert jitted.compiles == 1
     jitted(x())
     assert jitted.compiles == 1
     assert not torch.equal(weight, before)
+
+
+# ---- steps
+
+OPTIMIZERS: dict[str, tuple[Make, int]] = {
+    "SGD": (lambda p: torch.optim.SGD(p, lr=0.1), 1),
+    "SGD one by one": (lambda p: torch.optim.SGD(p, lr=0.1, foreach=False), 1),
+    # The first step has no momentum yet, so it is another program.
+    "momentum": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01), 2),
+    "Adam": (lambda p: torch.optim.Adam(p, lr=0.01), 1),
+    "AdamW": (lambda p: torch.optim.AdamW(p, lr=0.01), 1),
+    "AdamW one by one": (lambda p: torch.optim.AdamW(p, lr=0.01, foreach=False, amsgrad=True), 1),
+    "RMSprop": (lambda p: torch.optim.RMSprop(p, lr=0.01), 1),
+    "NAdam": (lambda p: torch.optim.NAdam(p, lr=0.01), 1),
+}
+RARELY = ("AdamW one by one", "RMSprop", "NAdam", "Adam")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.nightly] * (n in RARELY)) for n in OPTIMIZERS])
+def test_five_steps_are_five_eager_ones(name: str) -> None:
+    """Every other one clears its gradients behind the step, under a learning rate that falls."""
+    make, programs = OPTIMIZERS[name]
+    first = [*OPTIMIZERS].index(name) % 2 == 0
+    eager, jitted = (train(make, wrap, clears_first=first, decay=None if first else 0.8) for wrap in (lambda f: f, jit))
+    torch.testing.assert_close(jitted.losses, eager.losses, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(jitted.parameters, eager.parameters, rtol=1e-4, atol=1e-5)
+    assert jitted.step.compiles == programs
+
+
+def scaled(make: Make, clips: bool, wrap: Any = jit) -> Trained:
+    """Seven float16 steps, of which the first overflows by its scale and the sixth by its input."""
+    return train(
+        make, wrap, amp=torch.float16, steps=7, clips=clips, inject=lambda i, y: y * torch.inf if i == 5 else y
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "clips"),
+    [
+        pytest.param(lambda p: torch.optim.Adam(p, lr=0.01), True, marks=pytest.mark.nightly),
+        (lambda p: torch.optim.Adam(p, lr=0.01, fused=True), False),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), True),
+    ],
+    ids=["Adam", "fused Adam", "momentum"],
+)
+def test_the_scaler_decides_on_the_device(make: Make, clips: bool) -> None:
+    expected, found = scaled(make, clips, lambda step: step), scaled(make, clips)
+    assert found.scales == expected.scales
+    assert found.scales[0] == 2.0**19  # the first step overflows
+    assert found.scales[5] < found.scales[4]
+    torch.testing.assert_close(found.parameters, expected.parameters, rtol=1e-3, atol=1e-4)
+    assert all(p.isfinite().all() for p in found.parameters)
+
+
+def test_momentum_that_an_overflow_would_make() -> None:
+    with pytest.raises(RuntimeError, match="dampening is not 0"):
+        scaled(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.1), clips=False)
+
+
+def stepping(optimizer: torch.optim.Optimizer, weight: torch.Tensor, loss: Any = torch.sum) -> Any:
+    """A step that minimises a function of a weight."""
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(weight).backward()
+        optimizer.step()
+
+    return step
+
+
+def test_step_counts_are_exact() -> None:
+    """RAdam's bias corrections, powers of the step count, are Python's; those in float32 move weights."""
+    ends = []
+    for wrap in (lambda step: step, jit):
+        weight = torch.tensor([0.5], device="jax", requires_grad=True)
+        run = wrap(stepping(torch.optim.RAdam([weight], lr=1e-2), weight, lambda w: w.square().sum()))
+        for _ in range(10):
+            run()
+        ends.append(weight.item())
+    assert ends[0] == pytest.approx(ends[1], rel=0, abs=6e-8)
+
+
+class Looks(torch.optim.SGD):
+    """An optimizer whose step Python decides by the learning rate."""
+
+    def step(self, closure: Any = None) -> None:
+        if self.param_groups[0]["lr"] > 0.5:
+            super().step(closure)
+
+
+def test_a_changed_learning_rate_counts() -> None:
+    for kind, end, programs in ((torch.optim.SGD, -1.25, 1), (Looks, -1.0, 2)):
+        weight = zeros(3).requires_grad_()
+        optimizer = kind([weight], lr=1.0)
+        run = jit(stepping(optimizer, weight))
+        run()
+        optimizer.param_groups[0]["lr"] = 0.25
+        run()
+        assert weight.tolist() == [end] * 3
+        assert run.compiles == programs
+        if programs == 1:
+            optimizer.param_groups[0]["weight_decay"] = 1.0  # part of the program
+            run()
+            assert weight.tolist() == [-1.25 - 0.25 * (1 - 1.25)] * 3
+            assert run.compiles == 2
+
+
+def test_what_an_optimizer_cannot_do() -> None:
+    weight = zeros(3).requires_grad_()
+    schedule = torch.optim.lr_scheduler.ExponentialLR(torch.optim.SGD([weight], lr=1.0), 0.5)
+    counts, scheduled = stepping(torch.optim.Adagrad([weight]), weight), stepping(schedule.optimizer, weight)
+    _hidden.optimizer = torch.optim.SGD([weight], lr=1.0)
+    for step, words in (
+        (counts, r"a CPU tensor of shape \[\] is written .*capturable=True"),
+        (lambda: (scheduled(), schedule.step()), "lr of an optimizer was changed inside"),
+        (
+            lambda: (weight.sum().backward(), _hidden.optimizer.step()),
+            r"of an optimizer \(SGD\) that it does not reach",
+        ),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            jit(step)()
+    assert schedule.optimizer.param_groups[0]["lr"] == 1.0
+
+
+def test_state_that_is_loaded() -> None:
+    torch.manual_seed(1)
+    net, given = torch.nn.Linear(4, 3).to("jax"), torch.randn(8, 4).to("jax")
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+
+    @jit
+    def run() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = net(given).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    run()
+    saved = [{k: v.clone() for k, v in net.state_dict().items()}, optimizer.state_dict()]
+    saved[1] = {**saved[1], "state": {i: {k: v.clone() for k, v in s.items()} for i, s in saved[1]["state"].items()}}
+    after = [run().item() for _ in range(3)]
+    net.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    torch.testing.assert_close([run().item() for _ in range(3)], after, rtol=0, atol=0)
+
+
+def test_a_step_that_looks_at_the_locals_of_its_callers() -> None:
+    """As imports do, the first of them: what frames keep by that is no tensor that outlives the call."""
+
+    def looks(step: Any) -> Any:
+        def looking(*given: torch.Tensor) -> torch.Tensor:
+            loss = step(*given)
+            for frame, _ in walk_stack(None):
+                _ = frame.f_locals
+            return loss.detach()
+
+        return jit(looking)
+
+    assert all(map(torch.tensor(0.0).ne, train(lambda p: torch.optim.AdamW(p), looks, amp=torch.float16).losses))
+
+
+# ---- buckets
+
+SIZES = Bucket((4, 8))
+
+
+def labels(count: int) -> torch.Tensor:
+    return torch.arange(count, device="jax") % 3
+
+
+def test_a_step_written_for_padding_trains_as_without_and_has_a_program_a_bucket() -> None:
+    seen = []
+    for buckets in ({"tokens": SIZES, "wanted": Bucket((8, 4), value=-100)}, None):
+        torch.manual_seed(0)
+        model = torch.nn.Embedding(3, 3).to("jax")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        @jit(buckets=buckets)
+        def step(tokens: torch.Tensor, wanted: torch.Tensor, model: Any = model, optimizer: Any = optimizer) -> Any:
+            loss = F.cross_entropy(model(tokens), wanted, ignore_index=-100)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        seen.append(([step(labels(n), wanted=labels(n)).item() for n in (2, 3, 4, 7)], model.weight.detach(), step))
+    (losses, weight, padded), (plain, expected, other) = seen
+    assert losses == pytest.approx(plain, abs=1e-6)
+    torch.testing.assert_close(weight, expected)
+    assert (padded.compiles, other.compiles) == (2, 4)
+    assert "tensor<4xi64>" in padded.lower(labels(3), labels(3)).as_text()
+
+
+def test_several_dimensions_dictionaries_and_tensors_of_the_cpu() -> None:
+    buckets: Buckets = {"batch.x": [SIZES, Bucket((2, 6), -1, float("inf"))], "rest.y": Bucket((3,), value=1)}
+
+    @jit(buckets=buckets)
+    def parts(batch: dict[str, Any], y: torch.Tensor | None = None, **more: Any) -> Any:
+        return batch["x"] + batch["by"], more["rest"]["y"] * 2
+
+    given = {"x": torch.zeros(3, 5), "by": 1}
+    x, y = parts(given, rest={"y": torch.zeros(2, dtype=torch.bool)})
+    assert x.device.type == y.device.type == "jax"
+    assert x.tolist() == [[1.0] * 5 + [float("inf")]] * 4
+    assert y.tolist() == [0, 0, 2]
+    assert given["x"].shape == (3, 5)  # the caller's own
+
+
+def test_what_has_a_bucket_s_size_is_the_argument_itself_and_none_stays() -> None:
+    @jit(buckets={"x": SIZES, "mask": SIZES})
+    def add(x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return x.add_(1) if mask is None else x
+
+    given = zeros(4)
+    assert add(given) is given
+    assert given.tolist() == [1.0] * 4
+    assert add(zeros(1), torch.zeros(5)).shape == (4,)
+
+
+def test_padded_arguments_written_without_gradients_and_eagerly() -> None:
+    fill, double = (jit(fn, buckets={"x": SIZES}) for fn in (lambda x: x.zero_(), lambda x: x * 2))
+    with pytest.raises(RuntimeError, match="the step wrote x, of which it has a padded copy"):
+        fill(ones(3))
+    with torch.inference_mode():
+        assert [double(ones(n)).tolist() for n in (3, 4)] == [[2, 2, 2, 0], [2] * 4]
+    assert double.compiles == 1
+    with pytest.warns(UserWarning, match="runs .* eagerly"):
+        assert jit(lambda x: float(x.sum()) + len(x), buckets={"x": SIZES})(ones(3)) == 7
+
+
+def called(name: str, argument: Any) -> Any:
+    return lambda: jit(lambda x: x, buckets={name: SIZES})(argument)
+
+
+@pytest.mark.parametrize(
+    ("made", "kind", "says"),
+    [
+        (lambda: Bucket(()), ValueError, r"positive integers, at least one; got \[\]"),
+        (lambda: Bucket((0, 4)), ValueError, r"positive integers, at least one; got \[0, 4\]"),
+        (lambda: jit(lambda x: x, buckets={"y": SIZES}), ValueError, "buckets name 'y'; the parameters are x"),
+        (lambda: jit(lambda x: x, buckets={"x": ()}), TypeError, r"buckets of 'x' are no Bucket: \(\)"),
+        (lambda: jit(lambda x: x, buckets={"x": (4, 8)}), TypeError, r"buckets of 'x' are no Bucket: \(4, 8\)"),
+        (called("x", torch.zeros(9)), ValueError, "dimension 0 of x has size 9, its largest bucket 8"),
+        (called("x", torch.zeros(())), ValueError, r"pad dimension 0 of x, which has shape \[\]"),
+        (called("x", torch.zeros(2, requires_grad=True)), ValueError, "pad x, which requires grad"),
+        (called("x", [1, 2]), TypeError, "pad x, which is no tensor but a list"),
+        (called("x.a", torch.zeros(2)), TypeError, "x is no dictionary with that key"),
+        (called("x.a", {"b": torch.zeros(2)}), TypeError, "x is no dictionary with that key"),
+    ],
+    ids=["no size", "size 0", "name", "none", "numbers", "larger", "shape", "grad", "list", "no dictionary", "key"],
+)
+def test_what_are_no_buckets_or_cannot_be_padded_is_an_error(made: Any, kind: type[Exception], says: str) -> None:
+    with pytest.raises(kind, match=says):
+        made()
+
+
+# ---- the program of an autocast step beside that of the step written by hand in JAX
+
+RATE = "convert f64 -> f32"  # of the learning rate, which the hand-written step has as a constant
+
+
+def counted(text: str) -> Counter[str]:
+    """How often a StableHLO program has each dot_general and convert, by types."""
+
+    def types(text: str) -> str:
+        return ", ".join(re.findall(r"x?([a-z]+\d+)>", text))
+
+    found = re.findall(r"stablehlo\.(dot_general|convert) .*: \(?([^)]*)\)? -> (\S+)", text)
+    return Counter(f"{name} {types(given)} -> {types(result)}" for name, given, result in found)
+
+
+@pytest.mark.parametrize("name", ["mlp", "block", "lstm"])
+def test_an_autocast_step_has_the_products_of_the_step_written_by_hand(name: str) -> None:
+    ours, hand = (counted(lowered.as_text()) for lowered in STEPS[name]()[2])
+    dots = {kind: n for kind, n in ours.items() if kind.startswith("dot_general")}
+    assert dots == {kind: n for kind, n in hand.items() if kind.startswith("dot_general")}
+    assert all(kind.startswith("dot_general bf16, bf16 -> f32") for kind in dots)
+    if name == "mlp":  # the others have casts of their own between kernels that PyTorch calls one by one
+        assert set(ours - hand) == {RATE}
+
+
+def test_a_needless_cast_and_a_product_in_float32_are_seen() -> None:
+    net, given = layers(8, 2), ones(4, 8)
+
+    def step(a: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("jax", dtype=torch.bfloat16):
+            return net(a).detach()
+
+    plain, cast = (counted(jit(fn).lower(given).as_text()) for fn in (step, lambda a: step(a.double().float())))
+    assert cast - plain == {"convert f32 -> f64": 1, "convert f64 -> f32": 1}
+    assert "dot_general f32, f32 -> f32" in counted(jit(lambda a: net(a).detach()).lower(given).as_text())
