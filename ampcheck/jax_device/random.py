@@ -89,11 +89,9 @@ class DeviceGenerator(CGenerator):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """Return the jax device."""
         return torch.device("jax", 0)
 
     def clone_state(self) -> DeviceGenerator:
-        """Return a generator that goes on from the same state."""
         return _restored(self.get_state())
 
     def __reduce__(self) -> tuple[Callable[[torch.Tensor], DeviceGenerator], tuple[torch.Tensor]]:  # type: ignore[override]
@@ -101,7 +99,6 @@ class DeviceGenerator(CGenerator):
 
 
 def _restored(state: torch.Tensor) -> DeviceGenerator:
-    """Return the generator of a state."""
     made = DeviceGenerator()
     made.set_state(state)
     return made

@@ -35,7 +35,6 @@ def overload_name(op: OpOverload) -> str:
 
 
 def refusal(op: OpOverload, device_type: str) -> str:
-    """Return the error of a banned op."""
     name = overload_name(op)
     if instead := BANNED_MESSAGE.get(name.removeprefix("aten::")):
         return (

@@ -66,19 +66,8 @@ def _alone(
     """
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:xdist",
-            "-m",
-            "alone",
-            f"--junitxml={report}",
-            *options,
-            str(file),
-        ]
+        options = ("-q", "-p", "no:xdist", "-m", "alone", f"--junitxml={report}", *options)
+        command = [sys.executable, "-m", "pytest", *options, str(file)]
         env = {**os.environ, **dict(environment), _ALONE: "1"}
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=LIMIT)
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []

@@ -1,20 +1,30 @@
-"""Values that Python asks for in a jitted step: branches and shapes have programs, numbers come after the call."""
+"""Values that Python asks for in a jitted step; what `jit` refuses or runs eagerly, and that nothing is left behind."""
 
 from __future__ import annotations
 
+import inspect
 import math
+import random
 import re
+import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
+from torch.compiler import is_compiling
 
-from ampcheck.jax_device import jit
+from ampcheck.jax_device import jit, to_jax
+from ampcheck.jax_device.jit.watch import ValueNeededError
+from tests.jax.agreement import Seen, heard, library, ones
 
 
 def x(*values: float) -> torch.Tensor:
@@ -175,14 +185,6 @@ def test_lengths_of_sequences() -> None:
     assert run.compiles == 2
 
 
-def heard(call: Callable[[], Any]) -> list[str]:
-    """The warnings of a call."""
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        call()
-    return [str(w.message) for w in found]
-
-
 def eagerly(fn: Callable[..., Any], *inputs: Any) -> Any:
     """The jitted function, which ran eagerly on some of the inputs."""
     run = jit(fn)
@@ -328,3 +330,365 @@ def test_drawn_programs(names: list[str], inputs: list[tuple[float, ...]]) -> No
         assert type(number) is float
         assert number == pytest.approx(total, nan_ok=True)
         assert (out is got) is (expected is want)
+
+
+def grid() -> torch.Tensor:
+    return torch.arange(6.0, device="jax").view(2, 3)
+
+
+def test_values_that_python_looks_at() -> None:
+    def branch(a: torch.Tensor) -> torch.Tensor:
+        if a.sum() > 0:
+            return a
+        return -a
+
+    with pytest.raises(
+        ValueNeededError, match=r"aten::is_nonzero needs a value.* at .*jit_values\.py:\d+ \(`if a\.sum\(\) > 0:`\)"
+    ):
+        jit(branch, fullgraph=True)(grid())
+    for fn, op in (
+        (lambda a: a * a.sum().item(), "item"),
+        (lambda a: a[a > 1], "index"),
+        (lambda a: a.nonzero(), "nonzero"),
+        (lambda a: a.cpu(), "_to_copy"),
+    ):
+        with pytest.raises(ValueNeededError, match=f"aten::(.*){op}"):
+            jit(fn, fullgraph=True)(grid())
+
+    class Peeks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+            return a * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad * grad.sum().item()
+
+    linear = torch.nn.Linear(3, 3).to("jax")
+    with pytest.raises(ValueNeededError, match=r"grad\.sum\(\)\.item\(\)"):
+        jit(lambda a: Peeks.apply(linear(a)).sum().backward(), fullgraph=True)(grid())
+
+
+class Meter:
+    """What a training loop counts on the host."""
+
+    def __init__(self) -> None:
+        self.calls, self.losses = 0, list[Any]()
+
+
+def three_steps(wrap: Callable[..., Any]) -> tuple[Any, ...]:
+    """Everything that three steps leave behind, each of which asks for values at its end."""
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3)).to("jax")
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.5, capturable=True)
+    scheduler = torch.optim.lr_scheduler.SequentialLR(
+        optimizer, [torch.optim.lr_scheduler.StepLR(optimizer, 1), torch.optim.lr_scheduler.StepLR(optimizer, 1)], [2]
+    )
+    scaler, meter, host, drawn = torch.amp.GradScaler("jax"), Meter(), torch.zeros(2), list[Any]()
+
+    def step(a: torch.Tensor) -> Any:
+        meter.calls += 1
+        meter.losses.append(meter.calls)
+        loss = F.dropout(model(a), 0.5).pow(2).mean()
+        scaler.scale(loss).backward()  # adds to what the last step left
+        scaler.step(optimizer)
+        scaler.update()
+        host.add_(1)
+        scheduler.step()
+        a.add_(1)
+        drawn.append((random.random(), np.random.rand(), torch.rand(1).item()))
+        meter.new = len(drawn)
+        return loss.item()
+
+    given, run = grid(), wrap(step)
+    found = [run(given) for _ in range(3)]
+    return (
+        found, [meter.calls, meter.losses, vars(meter), host.tolist(), drawn, given.tolist()],
+        [(p.tolist(), p.grad.tolist()) for p in model.parameters()], [b.tolist() for b in model.buffers()],
+        [{k: v.tolist() for k, v in state.items()} for state in optimizer.state.values()],
+        scheduler.state_dict(), scheduler.get_last_lr(), scaler.state_dict(), torch.jax.get_rng_state().tolist(),
+    )  # fmt: skip
+
+
+def test_a_step_that_needs_a_value_runs_eagerly_as_if_it_had_not_been_traced() -> None:
+    expected = three_steps(lambda step: step)
+    with pytest.warns(UserWarning, match="runs three_steps.<locals>.step eagerly") as told:
+        assert three_steps(jit) == expected
+    assert [str(w.filename) for w in told] == [__file__]
+    text = str(told[0].message)
+    assert re.search(r"aten::item needs a value.* at .*jit_values\.py:\d+ \(`return loss\.item\(\)`\)", text)
+    assert "fullgraph=True" in text
+    with pytest.raises(ValueNeededError, match="aten::item"):
+        three_steps(lambda step: jit(step, fullgraph=True))
+
+
+def test_only_the_calls_that_need_a_value_run_eagerly() -> None:
+    asked = deque[bool]()
+
+    def branch(a: torch.Tensor, look: bool) -> torch.Tensor:
+        asked.append(torch.compiler.is_compiling())
+        return a * 2 if look and a.sum() > 0 else a * 3
+
+    run = jit(branch)
+    assert run(grid(), False)[0, 1].item() == 3.0
+    with pytest.warns(UserWarning, match="eagerly") as told:
+        assert run(grid(), True)[0, 1].item() == 2.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run(grid(), True)[0, 1].item() == 2.0
+        assert run(-grid(), True)[0, 1].item() == -3.0  # the same kind, the other branch
+        assert run(grid(), False)[0, 1].item() == 3.0
+        assert run(grid()[:1], True)[0, 1].item() == 2.0  # another kind, the same place
+    assert len(told) == run.compiles == 1
+    assert [*asked] == [True, False, False, False, False]  # what was tried is taken back
+
+
+def test_a_function_whose_state_grows_is_not_traced_at_each_call() -> None:
+    losses, tries = list[float](), np.zeros((), np.int64)  # nothing walks into an array, so nothing takes it back
+
+    def step(a: torch.Tensor) -> None:
+        tries[...] += torch.compiler.is_compiling()
+        losses.append(a.sum().item())
+
+    run = jit(step)
+    with pytest.warns(UserWarning, match="eagerly") as told:
+        run(grid())
+    for _ in range(7):
+        run(grid())
+    assert losses == [15.0] * 8
+    assert len(told) == 1
+    assert tries == 3
+
+
+def test_a_value_that_the_function_itself_gives_up() -> None:
+    def tries(a: torch.Tensor) -> torch.Tensor:
+        try:
+            return a * float(a.sum())
+        except RuntimeError:
+            return a
+
+    with pytest.raises(ValueNeededError, match=r"float\(a\.sum\(\)\)"):
+        jit(tries, fullgraph=True)(grid())
+    with pytest.warns(UserWarning, match="eagerly"):
+        assert jit(tries)(grid())[0, 1].item() == 15.0
+
+
+def test_values_of_arrays() -> None:
+    for fn in (lambda a: float(to_jax(a.sum())), lambda a: float(np.asarray(to_jax(a)).sum())):
+        with pytest.raises(ValueNeededError, match=r"an array of JAX needs a value.*values\.py:\d+ \(`for fn in"):
+            jit(fn, fullgraph=True)(grid())
+        with pytest.warns(UserWarning, match="eagerly"):
+            assert jit(fn)(grid()) == 15.0
+
+
+def test_an_eager_step_keeps_its_graph_and_its_errors() -> None:
+    linear = torch.nn.Linear(3, 3).to("jax")
+
+    def fails(a: torch.Tensor) -> torch.Tensor:
+        if a.sum() > 100:
+            raise KeyError("planted")
+        return linear(a)
+
+    run = jit(fails)
+    with pytest.warns(UserWarning, match="eagerly"):
+        run(grid()).sum().backward()
+    assert linear.weight.grad is not None
+    with pytest.raises(KeyError, match="planted") as caught:
+        run(grid() + 100)
+    assert caught.value.__context__ is None
+
+
+def test_what_a_program_cannot_do() -> None:
+    linear = torch.nn.Linear(3, 3).to("jax")
+    kept: list[Any] = []
+    host = torch.zeros(3)
+    refused: list[tuple[Callable[[torch.Tensor], Any], type[Exception], str]] = [
+        (lambda a: kept.append(a * 2), RuntimeError, r"outlives the call: the result of aten::mul"),
+        (linear, RuntimeError, "returns a tensor that requires grad"),
+        (lambda a: host.add_(1), RuntimeError, r"a CPU tensor of shape \[3\] is written"),
+        (lambda a: setattr(a, "data", a * 2), RuntimeError, "another storage"),
+    ]
+    for fn, kind, words in refused:
+        with pytest.raises(kind, match=words):
+            jit(fn)(grid())
+    assert (host == 0).all()
+    with pytest.raises(ValueError, match="part of a graph from outside"):
+        jit(lambda a: a * 2)(linear(grid()))
+    with pytest.raises(ValueError, match="10000 elements on cpu"):
+        jit(lambda a: a * 2)(torch.zeros(10000))
+    with pytest.raises(TypeError, match="got a ArrayImpl"):
+        jit(lambda a: a)(jnp.zeros(3))
+
+
+def test_an_error_in_the_middle_leaves_no_tracer() -> None:
+    linear = torch.nn.Linear(3, 3).to("jax")
+    optimizer = torch.optim.Adam(linear.parameters(), lr=0.5)
+
+    def fails(a: torch.Tensor) -> None:
+        a.add_(1)
+        linear(a).sum().backward()
+        optimizer.step()
+        raise ValueError("planted")
+
+    before, given = linear.weight.detach().clone(), grid()
+    with pytest.raises(ValueError, match="planted"):
+        jit(fails)(given)
+    assert torch.equal(given, grid())
+    assert torch.equal(before, linear.weight.detach())
+    assert linear.weight.grad is None
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert optimizer.state[linear.weight]["step"].item() == 0
+    linear(given).sum().backward()
+    optimizer.step()
+    assert optimizer.state[linear.weight]["step"].item() == 1
+
+
+@pytest.mark.nightly
+def test_nothing_leaks() -> None:
+    linear = torch.nn.Linear(3, 3).to("jax")
+    optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
+
+    def step(a: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        with torch.autocast("jax", dtype=torch.bfloat16):
+            loss = F.dropout(linear(a) + torch.zeros(3, device="jax"), 0.5).float().pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    with jax.checking_leaks():
+        run = jit(step)
+        run(grid())
+        run(grid())
+        with torch.autocast("jax", dtype=torch.bfloat16), torch.no_grad():  # casts are kept by the region outside
+            inside = jit(lambda a: linear(a))
+            assert torch.equal(inside(grid()), linear(grid()))
+        kept: list[Any] = []
+        with pytest.raises(Exception, match=r"Leaked|outlives"):
+            jit(lambda a: kept.append(a * 2))(grid())
+
+
+def test_a_mode_sees_the_ops() -> None:
+    run, given, seen = jit(lambda a: a * 2), grid(), Seen()
+    run(given)
+    for _ in range(2):
+        with seen:
+            run(given)
+    assert seen.names == ["mul.Tensor"] * 2
+
+    def inside(a: torch.Tensor) -> torch.Tensor:
+        with seen:
+            return a + 1
+
+    assert torch.equal(jit(inside)(grid()), grid() + 1)
+    assert seen.names[2:] == ["add.Tensor"]
+
+
+def test_many_programs_are_told() -> None:
+    run = jit(lambda a, n: a * n, warn_after=3)
+    run(grid(), 0)
+    run(grid(), 1)
+    with pytest.warns(UserWarning, match="traced .* 3 times.* changed: 1 became 2"):
+        run(grid(), 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(grid(), 3)
+
+
+YES: dict[str, Any] = {
+    "torch.compiler.is_compiling": lambda: lambda: torch.compiler.is_compiling(),
+    "taken before": lambda: is_compiling,
+    "torch._dynamo.external_utils.is_compiling": lambda: torch._dynamo.external_utils.is_compiling,
+    "transformers is_torchdynamo_compiling": lambda: (
+        library("transformers").utils.import_utils.is_torchdynamo_compiling
+    ),
+    "transformers is_tracing": lambda: library("transformers").utils.import_utils.is_tracing,
+}
+
+
+@pytest.mark.parametrize("way", YES)
+def test_what_says_that_it_is_traced(way: str) -> None:
+    asked = YES[way]()
+    heard: dict[str, bool] = {}
+
+    class Hears(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+            return a * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            heard["backward"] = asked()
+            return grad
+
+    weight = ones(2, 3, requires_grad=True)
+    optimizer = torch.optim.Adam([weight])
+    optimizer.register_step_pre_hook(lambda *_: heard.update(step=asked()))
+
+    def step(a: torch.Tensor, fails: bool = False) -> torch.Tensor:
+        heard["forward"] = asked()
+        other = threading.Thread(target=lambda: heard.update(other=asked()))
+        other.start()
+        other.join()
+        optimizer.zero_grad()
+        loss = Hears.apply(weight * a).sum()
+        loss.backward()
+        optimizer.step()
+        heard["nested"] = jit(lambda: asked())()
+        if fails:
+            raise ValueError("planted")
+        return loss.detach()
+
+    run = jit(step, fullgraph=True)
+    assert asked() is False
+    run(ones(2, 3))
+    assert asked() is False
+    assert heard == {"forward": True, "other": False, "backward": True, "step": True, "nested": True}
+    assert all(type(answer) is bool for answer in heard.values())
+    heard.clear()
+    run(ones(2, 3))
+    assert not heard  # the program runs, and asks nothing
+    with pytest.raises(ValueError, match="planted"):
+        run(ones(2, 3), fails=True)
+    assert asked() is False
+    with pytest.warns(UserWarning, match="eagerly"):
+        assert jit(lambda a: [float(a.sum()), asked()])(ones(2, 3))[1] is False
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated:DeprecationWarning")
+def test_other_compilers_get_the_answers_that_they_had() -> None:
+    """In a trace sizes are Python's numbers, and neither Dynamo nor TorchScript is at work."""
+
+    def answers() -> list[bool]:
+        compiler = torch.compiler
+        return [
+            torch.jit.is_tracing(),
+            torch.jit.is_scripting(),
+            compiler.is_dynamo_compiling(),
+            compiler.is_exporting(),
+        ]
+
+    assert jit(lambda a: (a * 2, answers()), fullgraph=True)(ones(2, 3))[1] == [False] * 4
+
+    def asks(a: torch.Tensor) -> torch.Tensor:
+        return a + 1 if torch.compiler.is_compiling() else a
+
+    zero = torch.zeros(1)
+    assert asks(zero).item() == 0
+    assert torch.compile(asks, backend="eager", fullgraph=True)(zero).item() == 1
+    assert torch.jit.script(asks)(zero).item() == 0
+    assert "return _is_compiling_flag" in inspect.getsource(torch.compiler.is_compiling)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_model_gives_its_own_kind_of_output() -> None:
+    package = library("transformers")
+    settings = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = package.LlamaConfig(**settings, vocab_size=64, max_position_embeddings=8, num_key_value_heads=2)
+    model, given = package.LlamaForCausalLM(config).to("jax").eval(), torch.arange(16, device="jax").view(2, 8)
+    with torch.no_grad():
+        expected, found = (call(input_ids=given, use_cache=False) for call in (model, jit(model, fullgraph=True)))
+    assert type(found) is type(expected)
+    assert torch.allclose(found.logits, expected.logits, atol=1e-5)

@@ -1,13 +1,288 @@
-"""Matrix products on the jax device: CPU's results, and the XLA program of hand-written JAX."""
+"""Products, attention and recurrent layers: CPU's results, what runs whole, and the XLA program of hand-written JAX.
+
+Lower precision on a CPU: every product accumulates in float32 and is rounded once, forward and backward.
+"""
 
 from __future__ import annotations
 
+import copy
+import math
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+from torch.utils._pytree import tree_leaves
 
 from ampcheck.jax_device import jit
+from ampcheck.jax_device.interop.functions import j2t_autograd
+from ampcheck.jax_device.lowerings import accumulate
 from ampcheck.jax_device.lowerings.matmul import experts_backward
-from tests.jax.agreement import NAN, close, same
+from tests.jax.agreement import NAN, Seen, close, moved, same
+
+LOW = {torch.bfloat16: "bf16", torch.float16: "f16"}
+# What a product may go through on its way to its rounding.
+_PASSED = ("optimization_barrier", "reshape", "slice", "transpose", "reverse", "broadcast_in_dim", "add")
+
+
+def kinds(text: str) -> Counter[str]:
+    """The dots and convolutions of a StableHLO program: operands' dtype, result's, and to what it is first converted.
+
+    "bf16 -> f32 -> bf16": rounded once. "bf16 -> f32": computed with in float32, as scores are in a softmax.
+    """
+    lines = re.findall(r"(%\S+) = \"?stablehlo\.(\w+)\"?(.*)", text)
+    found: Counter[str] = Counter()
+    for name, op, rest in lines:
+        if op in ("dot_general", "convolution"):
+            given, result = re.findall(r"tensor<(?:\d+x)*(\w+)>", rest)[-2:]
+            found[" -> ".join([given, result, *_rounding(lines, name)])] += 1
+    return found
+
+
+def _rounding(lines: list[tuple[str, str, str]], name: str) -> list[str]:
+    used = [(n, op, rest) for n, op, rest in lines if re.search(rf"{re.escape(name)}\b", rest)]
+    if len(used) != 1:
+        return []
+    after, op, rest = used[0]
+    if op == "convert":
+        return re.findall(r"-> tensor<(?:\d+x)*(\w+)>", rest)
+    return _rounding(lines, after) if op in _PASSED else []
+
+
+def step(compute: Callable[..., torch.Tensor], dtype: torch.dtype, *shapes: tuple[int, ...]) -> Counter[str]:
+    """The products of a jitted autocast step that computes from leaves of these shapes, forward and backward."""
+    leaves = [torch.randn(shape, device="jax", requires_grad=True) for shape in shapes]
+
+    def run() -> torch.Tensor:
+        with torch.autocast("jax", dtype=dtype):
+            out = compute(*leaves)
+        out.float().square().sum().backward()
+        return out.detach()
+
+    text: str = jit(run).lower().as_text()
+    return kinds(text)
+
+
+def test_each_product_is_rounded_once() -> None:
+    image, kernel = (2, 4, 8, 8), (6, 4, 3, 3)
+    for dtype, low in LOW.items():
+        once = f"{low} -> f32 -> {low}"
+        assert step(torch.mm, dtype, (8, 16), (16, 8)) == {once: 3}
+        assert step(torch.bmm, dtype, (2, 8, 16), (2, 16, 8)) == {once: 3}
+        assert step(F.linear, dtype, (8, 16), (4, 16), (4,)) == {once: 3}
+        assert step(F.conv2d, dtype, image, kernel, (6,)) == {once: 3}
+        if dtype is torch.float16:  # which no kernel of its own computes: the same ways
+            continue
+        assert step(F.linear, dtype, (2, 8, 16), (4, 16), (4,)) == {once: 3}
+        assert step(lambda x, w: torch.einsum("bij,bkj->bik", x, w), dtype, (2, 8, 16), (2, 4, 16)) == {once: 3}
+        assert step(torch.addmm, dtype, (4,), (8, 16), (16, 4)) == {once: 3}
+        assert step(F.conv1d, dtype, (2, 4, 8), (6, 4, 3)) == {once: 3}
+        assert step(lambda x, w: F.conv2d(x, w, stride=2, groups=2), dtype, image, (6, 2, 3, 3)) == {once: 3}
+        assert step(F.conv_transpose2d, dtype, image, (4, 6, 3, 3)) == {once: 3}
+
+
+def test_attention_keeps_its_scores() -> None:
+    """Forward: scores and output. Backward: scores again, the weights' gradient; those of query, key and value."""
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    calls: tuple[tuple[str, Callable[..., torch.Tensor]], ...] = (
+        ("bf16", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)),
+        ("f16", lambda q, k, v: fused(q.half(), k.half(), v.half(), 0.0, True)[0]),
+    )
+    for low, call in calls:
+        found = step(call, torch.bfloat16, *((2, 2, 8, 16),) * 3)
+        assert found == {f"{low} -> f32": 3, f"{low} -> f32 -> {low}": 4}, found
+
+
+def test_a_recurrent_layer_has_one_loop_each_way() -> None:
+    sizes = []
+    for length in (4, 16):
+        net = torch.nn.LSTM(8, 8).to("jax")
+        x = torch.randn(length, 2, 8, device="jax")
+
+        def run(net: torch.nn.Module = net, x: torch.Tensor = x) -> None:
+            with torch.autocast("jax", dtype=torch.bfloat16):
+                out = net(x)[0]
+            out.float().sum().backward()
+
+        text = jit(run).lower().as_text()
+        assert text.count("stablehlo.while") == 2
+        assert not re.search(r"dot_general.*-> tensor<\S*xbf16>", text)
+        sizes.append(len(text.splitlines()))
+    assert sizes[0] == sizes[1]
+
+
+def test_another_program_is_told() -> None:
+    def plain(x: Any, w: Any) -> Any:
+        return jnp.matmul(x.astype(jnp.bfloat16), w.astype(jnp.bfloat16))
+
+    unlike = step(j2t_autograd(plain), torch.bfloat16, (8, 16), (16, 8))
+    assert {kind.partition(" -> f32")[0] for kind in unlike} == {"bf16 -> bf16"}
+    twice = j2t_autograd(lambda x, w: jnp.tanh(accumulate.product(x.astype(jnp.bfloat16), w.astype(jnp.bfloat16))))
+    assert "bf16 -> f32" in step(twice, torch.bfloat16, (8, 16), (16, 8))
+    assert step(lambda x, w: x.double().float() @ w, torch.bfloat16, (8, 16), (16, 8)) == {"bf16 -> f32 -> bf16": 3}
+    with torch.autocast("jax", enabled=False):
+        wide = jit(torch.mm).lower(torch.ones(2, 2, device="jax"), torch.ones(2, 2, device="jax")).as_text()
+    assert kinds(wide) == {"f32 -> f32": 1}
+
+
+def exact(function: Callable[..., torch.Tensor], *shapes: tuple[int, ...]) -> None:
+    """Sums that float32 holds exactly are rounded once: the same bits as float64 rounded to the dtype."""
+    torch.manual_seed(0)
+    for dtype in LOW:
+        inputs = [torch.randint(-8, 9, shape).double() / 8 for shape in shapes]
+        found = function(*[i.to(dtype).to("jax") for i in inputs])
+        expected = function(*inputs).to(dtype)
+        assert found.dtype is dtype
+        torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0)
+
+
+@pytest.mark.nightly
+def test_products_have_one_rounding() -> None:
+    for m, k, n in (
+        (40, 70, 33),
+        (1, 70, 33),
+        (40, 70, 1),
+        (1, 70, 1),
+        (40, 1, 33),
+        (2, 3, 2),
+        (1, 5000, 3),
+        (64, 64, 64),
+    ):
+        exact(torch.mm, (m, k), (k, n))
+        exact(lambda x, y: x.t() @ y.t(), (k, m), (n, k))
+        exact(lambda x, y: x.t() @ y, (k, m), (k, n))
+        exact(F.linear, (m, k), (n, k), (n,))
+        exact(F.linear, (3, m, k), (n, k), (n,))
+        exact(torch.bmm, (3, m, k), (3, k, n))
+        exact(lambda x, y: x.mT @ y.mT, (3, k, m), (3, n, k))
+        exact(torch.mv, (m, k), (k,))
+        exact(lambda x, y: x.t() @ y, (k, m), (k,))
+        exact(lambda x, y: y @ x, (k, m), (k,))
+    exact(torch.dot, (300,), (300,))
+    exact(lambda b, x, y: torch.addmm(b, x, y, alpha=0.5, beta=0.25), (33,), (40, 70), (70, 33))
+    exact(torch.addbmm, (40, 33), (3, 40, 7), (3, 7, 33))
+    exact(torch.baddbmm, (3, 40, 33), (3, 40, 7), (3, 7, 33))
+    exact(lambda x, w, b: F.conv2d(x, w, b, padding=1), (2, 5, 9, 8), (6, 5, 3, 3), (6,))
+    exact(lambda x, w: F.conv_transpose2d(x, w, stride=2), (2, 5, 9, 8), (5, 6, 3, 3))
+    with pytest.raises(AssertionError, match="not equal"):
+        exact(lambda x, y, b: (x @ y) + b, (40, 70), (70, 33), (33,))  # rounded twice
+
+
+def test_gradients_have_one_rounding() -> None:
+    def gradients(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def run(*tensors: torch.Tensor) -> torch.Tensor:
+            leaves = [t.detach().requires_grad_() for t in tensors[:-1]]
+            found = torch.autograd.grad(function(*leaves), leaves, tensors[-1])
+            return torch.cat([g.reshape(-1) for g in found])
+
+        return run
+
+    exact(gradients(torch.mm), (40, 70), (70, 33), (40, 33))
+    exact(gradients(F.linear), (40, 70), (33, 70), (33,), (40, 33))
+    exact(gradients(F.linear), (1, 70), (33, 70), (33,), (1, 33))
+    exact(gradients(torch.bmm), (3, 40, 7), (3, 7, 33), (3, 40, 33))
+    exact(gradients(F.conv2d), (2, 5, 9, 8), (6, 5, 3, 3), (6,), (2, 6, 7, 6))
+    exact(gradients(F.conv_transpose2d), (2, 5, 9, 8), (5, 6, 3, 3), (6,), (2, 6, 11, 10))
+
+
+def test_strided_operands() -> None:
+    x, y = torch.randn(12, 10), torch.randn(9, 12)
+    for dtype in (torch.float32, torch.bfloat16):
+        a, b = x.to(dtype), y.to(dtype)
+        loose = 4 if dtype is torch.float32 else 1
+        same(lambda a, b: a[2:8, 1:9].t() @ b[3:7, ::2].t(), a, b, loose=loose)
+        same(lambda a, b: a[:, :1].t() @ b.t(), a, b, loose=loose)
+        same(lambda a, b: b.t()[:, :1].expand(12, 12) @ a, a, b, loose=loose)
+        same(lambda a, b: a.as_strided((3, 4), (1, 2)) @ b.as_strided((4, 3), (1, 2)), a, b, loose=loose)
+        same(lambda a, b: a.reshape(3, 4, 10).permute(1, 2, 0) @ a.reshape(4, 3, 10), a, b, loose=loose)
+        same(lambda a, b: torch.addmm(b.t(), a, a[:9].t()[:, :9]), a, b, loose=loose)
+        same(lambda a, b: a[:0].t() @ b[:, :0].t(), a, b)
+    turned = torch.complex(x, x.flip(0))
+    same(lambda z: z.mH @ z, turned, loose=4)
+
+
+def test_a_later_pass_moves_no_transpose_into_a_dot() -> None:
+    """XLA's CPU backend would fail when the program runs: BF16 x BF16 = F32 of a transposed left operand."""
+    x, y = (torch.randn(64, 64, device="jax").bfloat16() for _ in range(2))
+    always = torch.arange(64, device="jax")[:, None] >= 0
+
+    def wide(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.mm(a, b, out_dtype=torch.float32)
+
+    programs: tuple[Callable[..., torch.Tensor], ...] = (
+        lambda: wide(x, y).t().contiguous(),
+        lambda: wide(x, y).t() + 1,
+        lambda: torch.where(always, x.t(), 0) @ y,
+        lambda: x @ torch.where(always, y.t(), 0),
+        lambda: ((x @ y).t() @ (x @ y)).t() @ x,
+        lambda: wide(wide(x, y).bfloat16().t(), x).t().contiguous(),
+        lambda: torch.einsum("nej,ejl->nel", x.reshape(16, 4, 64), y.reshape(4, 64, 16)),
+        lambda: torch.eye(64, device="jax", dtype=torch.bfloat16).t() @ y,
+    )
+    for program in programs:
+        torch.testing.assert_close(jit(program)().cpu(), program().cpu(), rtol=2e-2, atol=1e-3)
+
+    def naive(a: Any, b: Any) -> Any:
+        return jnp.matmul(a, b, preferred_element_type=jnp.float32).T
+
+    low = jnp.ones((64, 64), jnp.bfloat16)
+    message = ""
+    try:  # what the barriers are for; where it runs one day, they can go
+        jax.jit(naive)(low, low).block_until_ready()
+    except jax.errors.JaxRuntimeError as error:
+        message = str(error)
+    assert not message or "BF16 x BF16 = F32" in message
+
+
+def test_other_platforms_get_the_plain_dot() -> None:
+    low = jnp.ones((4, 4), jnp.bfloat16)
+
+    def traced() -> str:  # anew each time: JAX keeps what it traced of a function
+        return str(jax.make_jaxpr(lambda x: (accumulate.matmul(x, x), accumulate.linear(x, x, x[0])))(low))
+
+    default, jax.default_backend = jax.default_backend, lambda: "tpu"
+    try:
+        text = traced()
+    finally:
+        jax.default_backend = default
+    assert text.count("dot_general[") == 2
+    assert "preferred_element_type=float32" not in text
+    assert "optimization_barrier" not in text
+    assert traced().count("preferred_element_type=float32") == 2
+
+
+@pytest.mark.parametrize(
+    ("processor", "expected"),
+    [
+        ({"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": False}, False),
+        ({"architecture": "x86_64", "avx512_bf16": True, "amx_bf16": False}, True),
+        ({"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": True}, True),
+        ({"architecture": "aarch64"}, True),
+    ],
+)
+def test_the_kernel_is_left_where_nothing_multiplies_bfloat16(
+    processor: dict[str, object], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: processor)
+    found = accumulate.has_bfloat16_instructions.__wrapped__()
+    assert found is expected
+
+    monkeypatch.setattr(accumulate, "has_bfloat16_instructions", lambda: found)
+    low = jnp.ones((4, 4), jnp.bfloat16)
+    lowered = jax.jit(lambda x: accumulate.matmul(x, x)).lower(low).as_text()
+    (product,) = (line for line in lowered.splitlines() if "dot_general" in line)
+    assert "(tensor<4x4xbf16>, tensor<4x4xbf16>) -> tensor<4x4xf32>" in product
+    assert ("contracting_dims = [1] x [0]" in product) is expected
+
 
 torch.manual_seed(0)
 LEFT, RIGHT, BIAS = torch.randn(4, 6), torch.randn(6, 5), torch.randn(5)
@@ -94,3 +369,269 @@ def test_grouped_products_that_do_not_fit() -> None:
     a, b, offs = torch.randn(8, 16), torch.randn(3, 12, 8), torch.tensor([2, 4, 8], dtype=torch.int32)
     with pytest.raises(RuntimeError, match="contraction dimension"):
         torch.nn.functional.grouped_mm(a.to("jax"), b.to("jax"), offs=offs.to("jax"))
+
+
+FUSED = "_scaled_dot_product_flash_attention_for_cpu"
+
+
+def leaves(dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
+
+
+def heads(dtype: torch.dtype) -> list[torch.Tensor]:
+    return leaves(dtype, (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8))
+
+
+def ways(call: Callable[[], Any]) -> bool:
+    """Whether the call takes the fused path."""
+    with Seen() as seen:
+        call()
+    return FUSED in seen.names
+
+
+def cast(given: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """Return options with their floating tensors in a dtype."""
+    return {
+        n: v.to(dtype) if isinstance(v, torch.Tensor) and v.dtype is not torch.bool else v for n, v in given.items()
+    }
+
+
+def test_attention_of_lower_precision() -> None:
+    mask = torch.randn(5, 7) > 0
+    mask[2] = False  # a row that sees nothing
+    added: list[dict[str, Any]] = [{}, {"is_causal": True}, {"attn_mask": mask}, {"attn_mask": torch.randn(3, 5, 7)}]
+    for dtype, loose in ((torch.bfloat16, 8e3), (torch.float16, 1e3)):
+        low = heads(dtype)
+        for given in (cast(extra, dtype) for extra in (*added, {"scale": 0.3})):
+            here = [t.detach().float().requires_grad_() for t in low]
+            expected = F.scaled_dot_product_attention(*here, **cast(given, torch.float32))
+            there, rest = moved((low, given))
+            found = F.scaled_dot_product_attention(*there, **rest)
+            assert found.dtype is dtype
+            close(found.float(), expected, loose)
+            seed = torch.randn_like(expected).to(dtype)
+            wanted = torch.autograd.grad(expected, here, seed.float())
+            got = torch.autograd.grad(found, there, seed.to("jax"))
+            assert {g.dtype for g in got} == {dtype}
+            close([g.float() for g in got], wanted, loose)
+            fused = ways(lambda there=there, rest=rest: F.scaled_dot_product_attention(*there, **rest))
+            assert fused == (dtype is torch.bfloat16)
+
+
+def test_which_attention_is_fused() -> None:
+    q, k, v = moved(heads(torch.bfloat16))
+    attend = F.scaled_dot_product_attention
+    assert ways(lambda: attend(q, k, v))
+    with torch.inference_mode():  # a mode sees the overload itself there
+        text = jit(lambda: attend(q, k, v)).lower().as_text()
+    assert kinds(text) == {"bf16 -> f32": 1, "bf16 -> f32 -> bf16": 1}
+    assert not ways(lambda: attend(q.float(), k.float(), v.float()))
+    assert not ways(lambda: attend(q, k, v, dropout_p=0.1))
+    assert not ways(lambda: attend(q[0], k[0], v[0]))
+    assert not ways(lambda: attend(q[:, :, :0], k, v))
+    assert not ways(lambda: attend(q.repeat(1, 2, 1, 1), k, v, enable_gqa=True))
+    mask = torch.zeros(5, 7, device="jax", dtype=torch.bfloat16, requires_grad=True)
+    assert not ways(lambda: attend(q, k, v, mask))
+    with torch.no_grad():
+        assert ways(lambda: attend(q, k, v, mask))
+    with sdpa_kernel(SDPBackend.MATH):
+        assert not ways(lambda: attend(q, k, v))
+    x = torch.randn(2, 3, 5, 8, device="jax")
+    with torch.autocast("jax", dtype=torch.bfloat16):
+        assert ways(lambda: attend(x, x, x))
+    with pytest.raises(RuntimeError, match="attn_mask should not be set"):  # as on CUDA
+        attend(q, k, v, torch.ones(5, 7, device="jax", dtype=torch.bool), is_causal=True)
+
+
+def test_attention_in_float32_is_twice_differentiable() -> None:
+    q, k, v = heads(torch.float32)
+
+    def penalty(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if q.device.type == "jax":
+            out = F.scaled_dot_product_attention(q, k, v)
+        else:  # the CPU's own is not
+            out = torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v
+        (grad,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+        return grad.square().sum()
+
+    same(penalty, q, k, v, loose=64)
+
+
+def both(kind: type[nn.Module], steps: torch.Tensor, *sizes: int, **options: Any) -> None:
+    """A module's outputs, last states and gradients are the CPU's."""
+    torch.manual_seed(1)
+    here = kind(*sizes, **options)
+    there = copy.deepcopy(here).to("jax")
+    directions = (1 + options.get("bidirectional", False)) * options.get("num_layers", 1)
+    shape = (directions, steps.shape[0 if options.get("batch_first") else 1], sizes[1])
+    state = [torch.randn(shape, requires_grad=True) for _ in range(1 + (kind is nn.LSTM))]
+    x = steps.clone().requires_grad_()
+    y, other = moved((x, state))
+    expected = tree_leaves(here(x, tuple(state) if kind is nn.LSTM else state[0]))
+    found = tree_leaves(there(y, tuple(other) if kind is nn.LSTM else other[0]))
+    close(found, expected, 16)
+    seeds = [torch.randn_like(e) for e in expected]
+    wanted = torch.autograd.grad(expected, [x, *state, *here.parameters()], seeds)
+    close(torch.autograd.grad(found, [y, *other, *there.parameters()], moved(seeds)), wanted, 64)
+
+
+def test_recurrent_layers() -> None:
+    steps = torch.randn(3, 4, 5)
+    for kind, count, turn in ((nn.LSTM, 2, True), (nn.GRU, 1, False)):  # more among the modules
+        both(kind, steps, 5, 6, num_layers=count, bidirectional=count == 2, bias=not turn, batch_first=turn)
+    projecting = nn.LSTM(5, 6, proj_size=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that oneDNN has no projections
+        expected = projecting(steps)[0]
+    close(copy.deepcopy(projecting).to("jax")(steps.to("jax"))[0], expected, 16)
+
+
+@pytest.mark.nightly
+def test_recurrent_layers_in_lower_precision() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(7, 3, 16)
+    for kind in (nn.LSTM, nn.GRU):
+        here = kind(16, 32, 2)
+        there = copy.deepcopy(here).to("jax")
+        expected = here(x)[0]
+        wanted = torch.autograd.grad(expected.square().sum(), list(here.parameters()))
+        for dtype, bound in ((torch.bfloat16, 2e-2), (torch.float16, 2e-3)):
+            with torch.autocast("jax", dtype=dtype):
+                found, state = there(x.to("jax"))
+            assert {t.dtype for t in tree_leaves((found, state))} == {dtype}
+            gradients = torch.autograd.grad(found.float().square().sum(), list(there.parameters()))
+            for g, w in zip([found, *gradients], [expected, *wanted], strict=True):
+                off = ((g.cpu().float() - w).norm() / w.norm()).item()
+                assert 1e-6 < off < bound, off
+            cells = Seen()
+            with cells, torch.autocast("jax", dtype=dtype):  # a mode sees the cells, whose values are nearly the same
+                apart = there(x.to("jax"))[0]
+            assert any("cell" in name for name in cells.names)
+            torch.testing.assert_close(apart.cpu(), found.cpu(), rtol=bound, atol=bound / 10)
+
+
+def test_recurrent_layers_otherwise() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 2, 5)
+    net = nn.LSTM(5, 6)
+    there = copy.deepcopy(net).to("jax")
+
+    def penalty(net: nn.Module, x: torch.Tensor) -> Any:
+        x = x.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(net(x)[0].square().sum(), x, create_graph=True)
+        return torch.autograd.grad(grad.square().sum(), list(net.parameters()))
+
+    close(penalty(there, x.to("jax")), penalty(net, x), 64)  # a gradient's gradient
+    errors = []
+    for module, device in ((net, "cpu"), (there, "jax")):
+        state, options = [x.new_zeros(1, 2, 6).to(device)], (True, 1, 0.0, False, False, False)
+        with pytest.raises(RuntimeError) as error:
+            torch.lstm(x.to(device), state, list(module.parameters()), *options)
+        errors.append(str(error.value))
+    assert errors[0] == errors[1]
+    dropped = nn.LSTM(5, 6, 2, dropout=0.5).to("jax")
+    y = x.to("jax")
+    assert not torch.equal(dropped(y)[0].cpu(), dropped(y)[0].cpu())
+    dropped.eval()
+    assert torch.equal(dropped(y)[0].cpu(), dropped(y)[0].cpu())
+    traced = jit(lambda: there(y)[0].sum().backward())
+    traced()
+    expected = [p.grad.clone() for p in there.parameters()]
+    there.zero_grad()
+    there(y)[0].sum().backward()
+    torch.testing.assert_close([p.grad.cpu() for p in there.parameters()], [e.cpu() for e in expected])
+
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),  # Dynamo looks
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Inductor's imports
+]
+LENGTH = 16
+WAYS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "eager": lambda fn: fn,
+    "compile": lambda fn: torch.compile(fn, fullgraph=True),
+}
+
+
+def flex_inputs(grad: bool = True) -> list[torch.Tensor]:
+    """Query, key, value and a bias of the scores."""
+    torch.manual_seed(0)
+    sizes = [(2, 4, LENGTH, 8)] * 3 + [(LENGTH, LENGTH)]
+    return [torch.randn(size, device="jax", requires_grad=grad) for size in sizes]
+
+
+def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return q >= k
+
+
+def flexible(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor) -> Any:
+    def biased(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return score + bias[q, k]
+
+    mask = create_block_mask(causal, None, None, LENGTH, LENGTH, device="jax")
+    return flex_attention(query, key, value, score_mod=biased, block_mask=mask)
+
+
+def written_out(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    scores = query @ key.mT / math.sqrt(query.shape[-1]) + bias
+    hidden = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device="jax").triu(1)
+    return scores.masked_fill(hidden, -math.inf).softmax(-1) @ value
+
+
+@pytest.mark.parametrize("way", ["eager", pytest.param("compile", marks=pytest.mark.nightly)])
+def test_results_and_gradients(way: str) -> None:
+    given, twin = flex_inputs(), flex_inputs()
+    out, expected = WAYS[way](flexible)(*given), written_out(*twin)
+    torch.testing.assert_close(out, expected)
+    for tensor in (out, expected):
+        tensor.square().sum().backward()
+    for tensor, other in zip(given, twin, strict=True):
+        torch.testing.assert_close(tensor.grad, other.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_jitted_step_trains_what_the_score_reads(dtype: torch.dtype) -> None:
+    """Weights, bias and loss are those of an eager step."""
+    seen = []
+    for compiled in (False, True):
+        weight, bias = nn.Parameter(torch.ones(8, device="jax")), nn.Parameter(flex_inputs(False)[3])
+        optimizer = torch.optim.SGD([weight, bias], lr=0.1)
+        given = [*flex_inputs(False)[:3], weight, bias, optimizer]
+
+        def step(query: Any, key: Any, value: Any, weight: Any, bias: Any, optimizer: Any) -> torch.Tensor:
+            optimizer.zero_grad()
+            with torch.autocast("jax", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
+                loss = flexible(query * weight, key, value, bias).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        run = jit(step, fullgraph=True) if compiled else step
+        losses = [run(*given).item() for _ in range(3)]
+        seen.append([torch.tensor(losses), weight.detach().cpu(), bias.detach().cpu()])
+    bound = 1e-5 if dtype is torch.float32 else 4e-3
+    torch.testing.assert_close(seen[1], seen[0], rtol=bound, atol=bound)
+    assert seen[1][0][-1] < seen[1][0][0]
+    assert not torch.equal(seen[1][2], flex_inputs(False)[3].cpu())
+
+
+def test_grouped_heads_layouts_and_what_is_returned_besides() -> None:
+    query, key, value, _ = flex_inputs(False)
+    besides = AuxRequest(lse=True, max_scores=True)
+    out, aux = flex_attention(query, key[:, :2], value[:, :2], enable_gqa=True, return_aux=besides)
+    whole = [t[:, :2].repeat_interleave(2, 1) for t in (key, value)]
+    scores = query @ whole[0].mT / math.sqrt(8)
+    torch.testing.assert_close(out, scores.softmax(-1) @ whole[1])
+    torch.testing.assert_close(aux.lse, scores.logsumexp(-1))
+    torch.testing.assert_close(aux.max_scores, scores.amax(-1))
+    turned = query.transpose(1, 2).contiguous().transpose(1, 2)
+    assert jit(lambda x: flex_attention(x, x, x))(turned).stride() == turned.stride()
+
+
+def test_other_devices_are_checked_as_before() -> None:
+    with pytest.raises(ValueError, match="Found input tensors on meta device"):
+        flex_attention(*(torch.empty(1, 1, 4, 8, device="meta") for _ in range(3)))
+    with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
+        flex_attention(*(torch.empty(1, 1, 4, 8, requires_grad=True) for _ in range(3)))

@@ -8,9 +8,8 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
-from zlib import crc32
 
 import pytest
 import torch
@@ -20,15 +19,10 @@ from torch.testing._internal.common_modules import module_db
 from scripts.jax_coverage import measure, samples
 from scripts.jax_coverage.ways import Way
 from tests.cli_support import ROOT
-from tests.jax.agreement import close, moved, tensors
+from tests.jax.agreement import close, moved, some, tensors
 
 PAGE = ROOT / "docs" / "jax_ops.md"
 SAMPLES = 2
-
-
-def shared(names: Iterable[str], every: int) -> list[Any]:
-    """Return the names, of which each run takes one of `every`."""
-    return [pytest.param(n, marks=[pytest.mark.nightly] * (crc32(n.encode()) % every > 0)) for n in names]
 
 
 def disagreeing() -> set[str]:
@@ -60,7 +54,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", shared(OPS, 24))
+@pytest.mark.parametrize("name", some(OPS, 24))
 def test_values_are_as_the_page_of_ops_says(name: str) -> None:
     row = measure.row(samples.ops()[name], "jax", Way(), SAMPLES)
     reasons = [sample.reason for sample in row.samples if sample.reason]
@@ -79,7 +73,7 @@ def gradients(op: Any, sample: Any, given: Any) -> tuple[torch.Tensor | None, ..
 DIFFERENTIABLE = [name for name, op in OPS.items() if op.supports_autograd and name not in NO_GRADIENT]
 
 
-@pytest.mark.parametrize("name", shared(DIFFERENTIABLE, 24))
+@pytest.mark.parametrize("name", some(DIFFERENTIABLE, 24))
 def test_gradients(name: str) -> None:
     op = samples.ops()[name]
     every = list(op.sample_inputs("cpu", torch.float32, requires_grad=True))
@@ -90,7 +84,7 @@ def test_gradients(name: str) -> None:
         close(found, expected, LOOSE.get(name, 64))
 
 
-@pytest.mark.parametrize("name", shared(MODULES, 12))
+@pytest.mark.parametrize("name", some(MODULES, 12))
 def test_modules(name: str) -> None:
     """In training and in evaluation: outputs, gradients of parameters, and buffers."""
     info = MODULES[name]

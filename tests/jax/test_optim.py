@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from zlib import crc32
 
 import jax
 import pytest
 import torch
 from torch.testing._internal.common_methods_invocations import foreach_unary_op_db
 from torch.testing._internal.common_optimizers import optim_db
+
+from tests.jax.agreement import close, some, train
 
 _COMPILED: list[str] = []
 
@@ -37,21 +38,21 @@ def compiled() -> Iterator[list[int]]:
 
 def _trained(device: str, make: Any, dtype: torch.dtype = torch.float32, steps: int = 8) -> tuple[list[Any], int]:
     """The parameters after some steps with a falling learning rate, and the programs compiled in the last of them."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3, bias=False))
-    model = model.to(device, dtype)
-    x = torch.linspace(-1, 1, 8).reshape(2, 4).to(device, dtype)
-    optimizer = make(model.parameters())
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    late = 0
-    for step in range(steps):
-        with compiled() as count:
-            optimizer.zero_grad()
-            (model(x) - 1).pow(2).sum().backward()
-            optimizer.step()
-            schedule.step()
-        late += count[0] if step >= 3 else 0
-    return [p.detach().cpu() for p in model.parameters()], late
+    late = [0]
+
+    def counting(step: Any) -> Any:
+        taken = iter(range(steps))
+
+        def run(*given: torch.Tensor) -> torch.Tensor:
+            with compiled() as count:
+                loss = step(*given)
+            late[0] += count[0] if next(taken) >= 3 else 0
+            return loss
+
+        return run
+
+    done = train(make, counting, device=device, dtype=dtype, steps=steps, decay=0.9)
+    return done.parameters, late[0]
 
 
 def _options() -> dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], str]]:
@@ -73,10 +74,7 @@ ELSEWHERE = (torch.optim.LBFGS, torch.optim.Muon, torch.optim.SparseAdam)
 _OPTIONS = _options()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.nightly] * (crc32(n.encode()) % 5 > 0)) for n in _OPTIONS],
-)
+@pytest.mark.parametrize("name", some(_OPTIONS, 5))
 def test_optimizer_trains_as_on_the_cpu(name: str) -> None:
     cls, options, way = _OPTIONS[name]
     options = {**options, **({"fused": True} if way == "fused" else {"foreach": way == "foreach"})}
@@ -170,10 +168,7 @@ _UNARY = [op.name.removeprefix("_foreach_") for op in foreach_unary_op_db if op.
 
 @pytest.mark.parametrize("name", _CALLS)
 def test_foreach(name: str) -> None:
-    got, expected = _CALLS[name](*_lists("jax")), _CALLS[name](*_lists("cpu"))
-    for mine, theirs in zip(got, expected, strict=True):
-        assert mine.device.type == "jax"
-        torch.testing.assert_close(mine.cpu(), theirs, equal_nan=True)
+    close(_CALLS[name](*_lists("jax")), _CALLS[name](*_lists("cpu")))
 
 
 @pytest.mark.parametrize("name", _UNARY)
@@ -187,8 +182,7 @@ def test_foreach_unary(name: str) -> None:
             in_place(device)
             seen.append(device)
         for found in seen:
-            for mine, theirs in zip(found, expected, strict=True):
-                torch.testing.assert_close(mine.cpu(), theirs, equal_nan=True)
+            close(found, expected)
 
 
 def test_foreach_in_place_writes_through_views_and_changes_versions() -> None:

@@ -1,15 +1,22 @@
-"""Copies, pickles and checkpoints."""
+"""Copies, pickles, checkpoints, modules that move, and libraries that users bring: safetensors and Accelerate."""
 
 from __future__ import annotations
 
 import copy
 import io
 import pickle
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
+from ampcheck.jax_device.interop import checkpoints
+from ampcheck.jax_device.storage import moving
+from tests.jax.agreement import library
 
 
 def saved(value: Any, **options: Any) -> io.BytesIO:
@@ -170,3 +177,173 @@ def test_a_loaded_module_moves_with_its_parameters() -> None:
     optimizer.step()
     assert {t.device.type for t in (*module.parameters(), *module.buffers())} == {"jax"}
     assert before[2].grad is not None
+
+
+class Tied(nn.Module):
+    """A module whose head has the weight of its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(16, 32), nn.Linear(32, 16, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.embedding(tokens))
+        return out
+
+
+@pytest.mark.parametrize("made_in", [False, True])
+@pytest.mark.parametrize("moved_in", [False, True])
+def test_inference_mode(made_in: bool, moved_in: bool) -> None:
+    with torch.inference_mode(made_in):
+        model = Tied()
+    weight = model.head.weight
+    for device in ("jax", "cpu", "jax"):
+        with torch.inference_mode(moved_in):
+            assert model.to(device).embedding.weight is weight
+        assert (weight.device.type, weight.is_inference()) == (device, made_in)
+    with torch.inference_mode(made_in):
+        assert torch.isfinite(model(torch.arange(8, device="jax"))).all()
+
+
+def test_a_lazy_conjugate_is_left_to_pytorch() -> None:
+    """It becomes another parameter, and the one there was is whole."""
+    module = nn.Module()
+    kept = module.weight = nn.Parameter(torch.ones(2, dtype=torch.complex64).conj())
+    module.to("jax")
+    assert module.weight.device.type == "jax"
+    assert kept.device.type == "cpu"
+    assert kept.tolist() == [1, 1]
+
+
+def test_meta_modules_are_as_before() -> None:
+    model = nn.Linear(2, 2, device="meta")
+    weight = model.weight
+    assert model.to_empty(device="jax").weight is not weight  # as on CUDA
+    assert weight.device.type == "meta"
+
+
+@pytest.mark.parametrize("convert", [nn.Module.half, nn.Module.double, partial(nn.Module.to_empty, device="cpu")])
+def test_modules_of_the_cpu_are_as_before(convert: Callable[[nn.Module], nn.Module]) -> None:
+    model = Tied()
+    before = list(model.parameters())
+    assert all(a is b for a, b in zip(convert(model).parameters(), before, strict=True))
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        assert not any(a is b for a in convert(model).parameters() for b in before)
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+
+
+def test_a_graph_from_before_is_refused_in_words() -> None:
+    """Its gradients belong to the CPU; they can be added to no gradient of the device."""
+    model = nn.Linear(2, 2)
+    loss = model(torch.ones(1, 2)).sum()
+    model.to("jax")
+    model(torch.ones(1, 2, device="jax")).sum().backward()
+    before = copy.deepcopy(model.weight.grad)
+    with pytest.raises(RuntimeError, match="given tensors on jax:0 and cpu"):
+        loss.backward()
+    assert before is not None
+    assert torch.equal(model.weight.grad, before)
+
+
+def test_a_build_without_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "change_device_type", lambda: None)
+    model = Tied()
+    weight = model.head.weight
+    with pytest.raises(RuntimeError, match=r"cannot move a parameter .*set_swap_module_params_on_conversion\(True"):
+        model.to("jax")
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        assert model.to("jax").embedding.weight is weight
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file with stored of the device, which safetensors wrote."""
+    path = tmp_path / "x.safetensors"
+    library("safetensors.torch").save_file(stored(), path)
+    return path
+
+
+def stored() -> dict[str, torch.Tensor]:
+    return {"a": torch.arange(6.0, device="jax").reshape(2, 3), "b": torch.ones(3, device="jax").bfloat16()}
+
+
+@pytest.mark.parametrize("device", ["jax", "jax:0", "cpu", 0])
+def test_safetensors_loads_to_the_device(device: str | int, file: Path) -> None:
+    found = library("safetensors.torch").load_file(file, device=device)
+    for name, tensor in stored().items():
+        assert found[name].device.type == torch.device(device).type
+        assert found[name].dtype is tensor.dtype
+        assert torch.equal(found[name].cpu(), tensor.cpu())
+
+
+def test_safetensors_opens_a_file_for_the_device(file: Path) -> None:
+    with library("safetensors").safe_open(file, framework="pt", device="jax") as opened:
+        assert opened.get_tensor("a").device.type == "jax"
+        assert opened.get_slice("a")[1:].tolist() == [[3, 4, 5]]
+    with pytest.raises(RuntimeError, match="invalid device ordinal 1: there is one jax device"):
+        library("safetensors").safe_open(file, framework="pt", device="jax:1")
+
+
+def test_safetensors_models(tmp_path: Path) -> None:
+    """Tied weights are written once and stay tied."""
+    models = []
+    for _ in range(2):
+        model = torch.nn.Sequential(*(torch.nn.Linear(2, 2, device="jax") for _ in range(2)))
+        model[1].weight = model[0].weight
+        models.append(model)
+    files = library("safetensors.torch")
+    files.save_model(models[0], str(tmp_path / "x.safetensors"))
+    assert files.load_model(models[1], tmp_path / "x.safetensors", device="jax") == (set(), [])
+    for name, value in models[0].state_dict().items():
+        assert torch.equal(models[1].state_dict()[name], value)
+
+
+def test_without_safetensors_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(checkpoints, "find_spec", lambda name: asked.append(name))
+    monkeypatch.setattr(checkpoints, "import_module", lambda name: pytest.fail(f"{name} was imported"))
+    checkpoints.install()
+    assert asked == ["safetensors"]
+
+
+@pytest.fixture
+def accelerate() -> Iterator[Any]:
+    """The package, whose state is fresh before and after."""
+    package = library("accelerate")
+    package.state.AcceleratorState._reset_state(True)
+    yield package
+    package.state.AcceleratorState._reset_state(True)
+
+
+def test_accelerate_trains_on_the_device_that_it_is_given(accelerate: Any) -> None:
+    accelerate.PartialState().device = torch.device("jax")
+    accelerator = accelerate.Accelerator(mixed_precision="bf16")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    seen: list[torch.dtype] = []
+    model[0].register_forward_hook(lambda _, __, out: seen.append(out.dtype))
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 4)), batch_size=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = model[0].weight.detach().clone()
+    model, optimizer, data = accelerator.prepare(model, optimizer, data)
+    for (x,) in data:
+        assert x.device.type == "jax"
+        optimizer.zero_grad()
+        accelerator.backward(model(x).square().mean())
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    assert set(seen) == {torch.bfloat16}
+    assert model[0].weight.device.type == "jax"
+    assert not torch.equal(model[0].weight.cpu(), before)
+
+
+def test_accelerate_refuses_float16(accelerate: Any) -> None:
+    accelerate.PartialState().device = torch.device("jax")
+    with pytest.raises(ValueError, match=r"fp16 mixed precision requires a device in .* \(not 'jax'\)"):
+        accelerate.Accelerator(mixed_precision="fp16")

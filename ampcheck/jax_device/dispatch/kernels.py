@@ -245,7 +245,6 @@ def fit(out: Tree, values: Tree) -> None:
 
 
 def functional_kernel(op: Functional) -> Kernel:
-    """Return the kernel of a functional overload."""
     kinds = {a.kind for a in op.arguments}
     if op.lowering.random or kinds & {Kind.TENSORS, Kind.NUMBERS, Kind.GENERATOR}:
         whole: Kernel = op.__call__
@@ -327,7 +326,6 @@ def _generated(op: Functional) -> Kernel:
 
 
 def _names(op: Functional) -> dict[str, object]:
-    """Return what the source of a generated kernel names."""
     return {
         "CAUGHT": (AttributeError, KeyError, TypeError, Irregular),
         "Irregular": Irregular,
@@ -391,7 +389,6 @@ _OTHER_LAYOUTS = {
 
 
 def missing(op: OpOverload) -> NotImplementedError:
-    """Return the error of an overload that the device cannot run."""
     name = op.name()
     for beginning, instead in _OTHER_LAYOUTS.items():
         if name.startswith(f"aten::{beginning}"):

@@ -359,7 +359,6 @@ varying = Varying()
 
 
 def _shapes(call: Call, taken: Iterable[Taken]) -> Iterator[tuple[int, ...]]:
-    """Yield the sizes of the tensors among a call's arguments."""
     for value in taken:
         if isinstance(value, Slot):
             yield tuple(call.arrays[value.place].shape if value.layout is None else value.layout.size)
@@ -458,7 +457,6 @@ class Functional:
 
 
 def _one_dtype(name: str, taken: list[Tree]) -> None:
-    """Raise RuntimeError for tensors of several dtypes."""
     dtypes = {slot.dtype: None for slot in taken if isinstance(slot, Slot)}
     if len(dtypes) > 1:
         raise RuntimeError(f"aten::{name} expected tensors of the same dtype, but got {', '.join(map(str, dtypes))}")
@@ -487,7 +485,6 @@ class ProgramCache:
                 self._drop(list(self._made)[: self.limit // 4 + 1])
 
     def clear(self) -> None:
-        """Drop every program."""
         with self._lock:
             self._drop(list(self._made))
             _forget_lowered()
@@ -527,7 +524,6 @@ def _trim() -> None:
 
 
 def _largest(call: Call, results: Sequence[PromisedResult | None] | None) -> int:
-    """Return the elements of the largest array of a call."""
     made = (math.prod(r.size) for r in results or () if r is not None)
     return max([*(a.size for a in call.arrays), *made], default=1)
 

@@ -52,7 +52,6 @@ REQUIRED = object()
 
 @cache
 def arguments(op: OpOverload) -> tuple[Argument, ...]:
-    """Return the overload's arguments in the order of its schema."""
     return tuple(
         Argument(
             name=a.name,
@@ -74,7 +73,6 @@ def overload(name: str) -> OpOverload:
 
 
 def overloads() -> Iterator[OpOverload]:
-    """Yield every overload that aten has."""
     for name in op_names():
         if name.startswith("aten::"):
             try:

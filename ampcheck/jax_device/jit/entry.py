@@ -291,7 +291,6 @@ class JitState:
         )
 
     def key(self) -> tuple[object, ...]:
-        """Return what a program relies on."""
         host = tuple((id(t), t._version) for t in self.host)
         tensors = tuple(_device(t) for t in self.tensors if t.device.type == "jax")
         return self.reached.signature(), tensors, host, len(self.numbers)

@@ -74,7 +74,6 @@ class Traced:
         return True
 
     def wrap_float(self, number: float) -> Traced:
-        """Wrap the other operand, a plain number."""
         return self._with(number)
 
     wrap_int = wrap_float
@@ -85,7 +84,6 @@ class Traced:
     __str__ = str = _graph_repr
 
     def neg(self) -> Traced:
-        """Negate the number."""
         return self._with(-self.traced)
 
     def _binary(compute: Function) -> Callable[[Traced, Traced], Traced]:  # type: ignore[misc]
@@ -325,7 +323,6 @@ class Reached:
         self._order: list[Tree] = []
 
     def add(self, holder: Tree, key: Tree, value: Tree) -> None:
-        """Remember the value at its place."""
         self.holders.append(holder)
         self.keys.append(key)
         self.values.append(value)

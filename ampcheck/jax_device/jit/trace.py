@@ -304,7 +304,6 @@ def grad_leaves(arguments: list[torch.Tensor], reached: Reached) -> list[torch.T
 
 
 def numbers_of(reached: Reached) -> list[float]:
-    """Return the hyperparameters that are inputs, as they are now."""
     return [group[key] for optimizer in reached.optimizers for group, key in hyperparameters(optimizer)]
 
 
@@ -533,7 +532,6 @@ class _Host:
         self._seeds = (random.default.get_state(), python_random.getstate(), np.random.get_state())
 
     def restore(self) -> None:
-        """Undo what was written and drawn."""
         for tensor, version, value in self._before:
             if tensor._version != version:
                 with torch.no_grad():

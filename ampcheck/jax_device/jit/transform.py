@@ -231,7 +231,6 @@ class _Jitted:
 
     @property
     def name(self) -> str:
-        """Return the function's name, for messages."""
         return getattr(self.fn, "__qualname__", type(self.fn).__name__)
 
     def call(self, args: Args, kwargs: Kwargs) -> Tree:

@@ -58,13 +58,11 @@ class Asking(BaseException):
 
 
 def value_of(array: jax.Array) -> Value:
-    """Return the value of an array that was computed."""
     found = np.asarray(array)
     return found.dtype.name, found.shape, found.tobytes()
 
 
 def array_of(value: Value) -> np.ndarray:
-    """Return the array that had the value."""
     dtype, shape, content = value
     return np.frombuffer(content, jnp.dtype(dtype)).reshape(shape)
 
@@ -108,7 +106,6 @@ class DeferredNumber(Traced):
     int_ = guard_int
 
     def bool_(self) -> bool:
-        """Decide as `guard_bool` does, where `if` asks."""
         return self.guard_bool()
 
     def maybe_as_int(self) -> None:
@@ -132,7 +129,6 @@ class DeferredNumber(Traced):
         return self._with(number, int)
 
     def sym_float(self) -> DeferredNumber:
-        """Return float(x)."""
         return self._with(self.traced * 1.0, float)
 
     def truediv(self, other: Traced) -> DeferredNumber:
@@ -200,7 +196,6 @@ def _without_dynamo() -> contextlib.AbstractContextManager[object]:
 
 
 def watching() -> bool:
-    """Return whether the ops of this thread are watched."""
     return _watching.watch is not None
 
 
@@ -266,7 +261,6 @@ def raw(found: Tree) -> jax.Array:
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor without its graph."""
     return alias(tensor, *Layout.of(tensor))
 
 

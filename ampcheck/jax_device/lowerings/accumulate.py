@@ -1,10 +1,10 @@
-"""Products of lower precision, accumulated in float32 and rounded once.
+"""Low precision: several steps in float32, products that accumulate in float32, rounded once; gradients by JAX.
 
-GPUs and TPUs accumulate such products in float32 themselves and get the plain operation, in the operands' dtype. XLA's
-CPU backend converts the operands of a bfloat16 dot that gives bfloat16 to float32 first; asked for a float32 result it
-runs the kernel that the processor has for bfloat16 (1024 x 1024: twice the speed). It has none for float16, where
-asking for float32 costs nothing. So on a CPU every product gives float32, and is rounded afterwards. Without
-instructions for bfloat16 the kernel is the slower one (1024 x 1024: 44 against 29 ms), and is kept away.
+GPUs and TPUs accumulate products of lower precision in float32 themselves and get the plain operation, in the operands'
+dtype. XLA's CPU backend converts the operands of a bfloat16 dot that gives bfloat16 to float32 first; asked for a
+float32 result it runs the kernel that the processor has for bfloat16 (1024 x 1024: twice the speed). It has none for
+float16, where asking for float32 costs nothing. So on a CPU every product gives float32, and is rounded afterwards.
+Without instructions for bfloat16 the kernel is the slower one (1024 x 1024: 44 against 29 ms), and is kept away.
 
 The kernel takes matrices by rows, and XLA decides early whether a dot is for it: one whose operand is transposed, or
 looks it, is not. If a later pass moves a transpose into a dot that was, the program fails when it runs, with
@@ -14,7 +14,9 @@ A right operand that is stored by columns is multiplied as it lies (`Columns`); 
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +25,71 @@ import torch
 from jax import Array
 
 from ampcheck.jax_device.dtypes import opmath_dtype
+from ampcheck.jax_device.lowering import F
 from ampcheck.jax_device.storage.arrays import Columns
+
+T = TypeVar("T")
+MEAN, SUM = 1, 2  # at::Reduction; 0 is none
+
+
+def wide(value: T) -> T:
+    """Return the array in float32 where it is float16 or bfloat16 (ATen/OpMathType.h); anything else as it is."""
+    if isinstance(value, jax.Array) and (dtype := opmath_dtype(value.dtype)) != value.dtype:
+        return cast(T, value.astype(dtype))
+    return value
+
+
+def widened(compute: F) -> F:
+    """Decorate a lowering to get float32 for lower precision, so that several steps are rounded once, at the end."""
+
+    @wraps(compute)
+    def run(*args: object, **kwargs: object) -> object:
+        return compute(*map(wide, args), **{name: wide(value) for name, value in kwargs.items()})
+
+    return cast(F, run)
+
+
+def rounded(compute: F) -> F:
+    """Decorate as `widened` does, with results in the dtype of the first argument: where no Meta kernel says it."""
+
+    @wraps(compute)
+    def run(first: Array, *args: object, **kwargs: object) -> Any:
+        out = widened(compute)(first, *args, **kwargs)
+        if isinstance(out, tuple):
+            return tuple(None if o is None else o.astype(first.dtype) for o in out)
+        return out.astype(first.dtype)
+
+    return cast(F, run)
+
+
+def pullback(forward: Callable[..., Array], grad: Array, *primals: Array) -> tuple[Array, ...]:
+    """Return the gradients of `forward`, a function of arrays with one array result, by each of `primals`."""
+    out, vjp = jax.vjp(forward, *primals)
+    gradients: tuple[Array, ...] = vjp(grad.astype(out.dtype).reshape(out.shape))
+    return gradients
+
+
+def transposed(forward: Callable[[Array], Array], grad: Array, size: Sequence[int]) -> Array:
+    """Return the gradient of a linear `forward` by an input of that size, in the gradient's dtype."""
+    return pullback(forward, grad, jnp.zeros(tuple(size), grad.dtype))[0]
+
+
+def wanted(mask: Sequence[bool], *grads: Array | None) -> tuple[Array | None, ...]:
+    """Return the gradients, with None where the mask does not ask for one."""
+    return tuple(grad if asked else None for grad, asked in zip(grads, mask, strict=True))
+
+
+def reduced(values: Array, reduction: int) -> Array:
+    """Return the losses, their mean or their sum, as `reduction` says."""
+    if reduction == MEAN:
+        return jnp.mean(values)
+    return jnp.sum(values) if reduction == SUM else values
+
+
+def spread(grad: Array, reduction: int, count: int) -> Array:
+    """Return the gradient of each loss from the gradient of what `reduced` made of `count` of them."""
+    return grad / count if reduction == MEAN and count else grad
+
 
 Matrix = Array | Columns
 """Of shape (…, m, n), or a vector."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ampcheck.jax_device.lowering import Computation, lower
-from ampcheck.jax_device.lowerings.wide import pullback, rounded, widened
+from ampcheck.jax_device.lowerings.accumulate import pullback, rounded, widened
 
 _SQRT_HALF = math.sqrt(0.5)
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)

@@ -18,10 +18,9 @@ from ampcheck.jax_device.annotations import Args, Tree
 from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import apart, composed, kernel
 from ampcheck.jax_device.lowering import lower
-from ampcheck.jax_device.lowerings.accumulate import linear, matmul, product
+from ampcheck.jax_device.lowerings.accumulate import linear, matmul, product, wide
 from ampcheck.jax_device.lowerings.activation import gelu, masked_softmax
 from ampcheck.jax_device.lowerings.normalization import layer_norm
-from ampcheck.jax_device.lowerings.wide import wide
 from ampcheck.jax_device.storage.arrays import Columns
 
 _MATH, _FLASH = 0, 1  # at::SDPBackend
@@ -125,7 +124,6 @@ def attention_backward(
 def flash_attention(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, *_: bool, **scale: Tree
 ) -> Tree:
-    """Compute the same for CUDA's overload, whose other results are empty."""
     compute = computed("_scaled_dot_product_flash_attention_for_cpu")
     out, sums = compute(query, key, value, dropout_p, is_causal, **scale)
     state, unused, debug = (query.new_empty(0, dtype=torch.int64) for _ in range(3))

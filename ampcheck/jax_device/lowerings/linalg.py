@@ -19,7 +19,7 @@ from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import kernel
 from ampcheck.jax_device.lowering import lower
-from ampcheck.jax_device.lowerings.wide import wide
+from ampcheck.jax_device.lowerings.accumulate import wide
 from ampcheck.jax_device.storage import transfer
 
 # What an info over 0 says, by how the function's name starts (ATen/native/BatchLinearAlgebra.cpp).
@@ -84,7 +84,6 @@ def _empty_svd(A: Array, rows: int, columns: int, full: bool, compute_uv: bool) 
 
 
 def _identity(A: Array, rows: int, columns: int | None = None) -> Array:
-    """Return an identity matrix for each of the batch of A."""
     eye = jnp.eye(rows, columns, dtype=A.dtype)
     return jnp.broadcast_to(eye, (*A.shape[:-2], *eye.shape))
 
@@ -104,7 +103,6 @@ def eigh(A: Array, UPLO: str = "L", compute_v: bool = True) -> tuple[Array, Arra
 
 @lower("linalg_eig")
 def eig(self: Array) -> tuple[Array, Array]:
-    """Return complex eigenvalues and vectors."""
     if not self.size:
         kind = jnp.result_type(self.dtype, jnp.complex64)
         return jnp.zeros(self.shape[:-1], kind), jnp.zeros(self.shape, kind)
@@ -189,7 +187,6 @@ lower("cholesky")(lambda self, upper=False: cholesky_ex(self, upper=upper)[0])
 
 @lower("cholesky_solve", "_cholesky_solve_helper")
 def cholesky_solve(self: Array, input2: Array, upper: bool = False) -> Array:
-    """Return the solution X of A X = self, given the Cholesky factor of A."""
     factor, right = _batched(input2, self)
     return jax.scipy.linalg.cho_solve((factor, not upper), right) if right.size else right
 
@@ -199,7 +196,6 @@ lower("cholesky_inverse")(lambda self, upper=False: cholesky_solve(_identity(sel
 
 @lower("linalg_matrix_exp")
 def matrix_exp(self: Array) -> Array:
-    """Return the matrix exponential."""
     if not self.size:
         return self
     values = wide(self)
@@ -279,7 +275,6 @@ def _order(pivots: Array, rows: int) -> Array:
 def lu_unpack(
     LU_data: Array, LU_pivots: Array, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[Array, Array, Array]:
-    """Return P, L and U of a packed decomposition; empty what is not wanted."""
     nothing = jnp.zeros(0, LU_data.dtype)
     left, right = _halves(LU_data) if unpack_data else (nothing, nothing)
     order = _permutation(_order(LU_pivots, LU_data.shape[-2]), LU_data.dtype) if unpack_pivots else nothing
@@ -324,7 +319,6 @@ def solve_ex(A: Array, B: Array, *, left: bool = True, check_errors: bool = Fals
 
 @lower("linalg_inv_ex")
 def inv_ex(A: Array, *, check_errors: bool = False) -> tuple[Array, Array]:
-    """Return the inverse, and the first zero pivot of its decomposition."""
     packed, _, order = factor(A)
     return _solved(packed, order, _identity(A, A.shape[-1])), _info(packed)
 
@@ -336,7 +330,6 @@ def _parity(pivots: Array) -> Array:
 
 @lower("_linalg_det")
 def det(A: Array) -> tuple[Array, Array, Array]:
-    """Return the determinant, with the decomposition."""
     packed, pivots, _ = factor(A)
     product = jnp.prod(jnp.diagonal(packed, axis1=-2, axis2=-1), -1)
     return product * _parity(pivots).astype(A.dtype), packed, pivots + 1
@@ -344,7 +337,6 @@ def det(A: Array) -> tuple[Array, Array, Array]:
 
 @lower("_linalg_slogdet")
 def slogdet(A: Array) -> tuple[Array, Array, Array, Array]:
-    """Return sign and logarithm of the determinant, with the decomposition."""
     packed, pivots, _ = factor(A)
     diagonal = jnp.diagonal(packed, axis1=-2, axis2=-1)
     sign = jnp.prod(jnp.sign(diagonal), -1) * _parity(pivots).astype(A.dtype)
@@ -484,7 +476,6 @@ def _complex(values: Array, dims: Sequence[int], forward: bool) -> Array:
 
 @lower("_fft_c2c")
 def fft_c2c(self: Array, dim: Sequence[int], normalization: int, forward: bool) -> Array:
-    """Return the transform of complex numbers."""
     return _scaled(_complex(self, dim, forward), normalization, math.prod(self.shape[d] for d in dim))
 
 

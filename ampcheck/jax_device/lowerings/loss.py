@@ -13,7 +13,7 @@ from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import kernel
 from ampcheck.jax_device.lowering import Computation, Number, lower
-from ampcheck.jax_device.lowerings.wide import MEAN, pullback, reduced, rounded, spread, widened
+from ampcheck.jax_device.lowerings.accumulate import MEAN, pullback, reduced, rounded, spread, widened
 
 
 def _smooth_l1(difference: Array, beta: float = 1.0) -> Array:
@@ -202,6 +202,5 @@ def ctc_loss_tensor(log_probs: Tensor, targets: Tensor, inputs: Tensor, lengths:
 
 @kernel("_ctc_loss_backward.Tensor")
 def ctc_loss_backward_tensor(grad: Tensor, log: Tensor, targets: Tensor, inputs: Tensor, *rest: Tree) -> Tree:
-    """Read the lengths as `ctc_loss_tensor` does."""
     lengths, *others = rest
     return computed("_ctc_loss_backward")(grad, log, targets, inputs.tolist(), lengths.tolist(), *others)

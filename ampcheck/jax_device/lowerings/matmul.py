@@ -21,8 +21,7 @@ from ampcheck.jax_device.dispatch.special import kernel
 from ampcheck.jax_device.dtypes import jax_dtype, opmath_dtype
 from ampcheck.jax_device.lowering import Number, lower
 from ampcheck.jax_device.lowerings import accumulate
-from ampcheck.jax_device.lowerings.accumulate import Matrix, asked, settled
-from ampcheck.jax_device.lowerings.wide import wide
+from ampcheck.jax_device.lowerings.accumulate import Matrix, asked, settled, wide
 from ampcheck.jax_device.storage.arrays import wrap
 from ampcheck.jax_device.storage.transfer import values
 from ampcheck.register.torch_private import DispatchKey

@@ -14,7 +14,7 @@ from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.dispatch.kernels import assign, computed
 from ampcheck.jax_device.dispatch.special import kernel
 from ampcheck.jax_device.lowering import lower
-from ampcheck.jax_device.lowerings.wide import pullback, wanted, widened
+from ampcheck.jax_device.lowerings.accumulate import pullback, wanted, widened
 
 
 def _moments(array: Array, axes: int | Sequence[int], eps: float) -> tuple[Array, Array]:
@@ -45,7 +45,6 @@ def layer_norm(
 def layer_norm_backward(
     grad_out: Array, input: Array, normalized_shape: Sequence[int], mean: Array, rstd: Array, *affine: Tree
 ) -> tuple[Array | None, ...]:
-    """Return the gradients of input, weight and bias that the mask asks for."""
     weight, bias, output_mask = affine
     first = input.ndim - len(normalized_shape)
     axes, outer = tuple(range(first, input.ndim)), tuple(range(first))
@@ -84,7 +83,6 @@ def rms_norm(
 def rms_norm_backward(
     grad_out: Array, input: Array, shape: Sequence[int], rstd: Array, weight: Array | None, mask: Sequence[bool]
 ) -> tuple[Array | None, ...]:
-    """Return the gradients of input and weight that the mask asks for."""
     first = input.ndim - len(shape)
     axes = tuple(range(first, input.ndim))
     rstd = rstd.reshape(*input.shape[:first], *((1,) * len(axes)))
@@ -129,7 +127,6 @@ def weight_norm(v: Array, g: Array, dim: int = 0) -> tuple[Array, Array]:
 def weight_norm_backward(
     grad_w: Array, saved_v: Array, saved_g: Array, saved_norms: Array, dim: int
 ) -> tuple[Array | None, ...]:
-    """Return the gradients of v and g."""
 
     def forward(v: Array, g: Array) -> Array:
         return v * (g / _norms(v, dim % v.ndim))
@@ -184,7 +181,6 @@ def batch_norm(
 def batch_norm_without_running(
     input: Array, weight: Array | None, bias: Array | None, training: bool, momentum: float, eps: float
 ) -> tuple[Array, Array, Array]:
-    """Normalise by the batch's own statistics."""
     mean, _, rstd = _statistics(input, eps)
     return _normalised(input, weight, bias, mean, rstd), mean, rstd
 
@@ -192,7 +188,6 @@ def batch_norm_without_running(
 @lower("_native_batch_norm_legit_no_training")
 @widened
 def batch_norm_inference(input: Array, *given: Tree) -> tuple[Array, ...]:
-    """Normalise by the running statistics."""
     return batch_norm(input, *given[:4], False, *given[4:])[:3]
 
 

@@ -18,10 +18,9 @@ from jax import Array
 
 from ampcheck.jax_device.dtypes import common_dtype_of, convert, jax_dtype, opmath_dtype
 from ampcheck.jax_device.lowering import OWN, Computation, Number, lower
-from ampcheck.jax_device.lowerings.accumulate import matmul
+from ampcheck.jax_device.lowerings.accumulate import matmul, wide
 from ampcheck.jax_device.lowerings.pointwise import lerp
 from ampcheck.jax_device.lowerings.reduction import powersum, vector_norm
-from ampcheck.jax_device.lowerings.wide import wide
 
 Arrays = Sequence[Array]
 Operands = Arrays | Sequence[Number] | Number
@@ -104,7 +103,6 @@ lower("_foreach_copy")(  # in the shapes and dtypes of `self`
 
 @lower("_foreach_pow.List", "_foreach_pow.Scalar", "_foreach_pow.ScalarList")
 def power(self: Arrays, exponent: Arrays | Number | Sequence[Number]) -> list[Array]:
-    """Raise each tensor to its exponent."""
     name = "pow.Tensor_Scalar" if not isinstance(exponent, list) or _numbers(exponent) else "pow.Tensor_Tensor"
     return [OWN[name].compute(*unified(*operands)) for operands in _zipped(self, (exponent,))]
 
@@ -115,7 +113,6 @@ def _numbers(values: Sequence[Number]) -> bool:
 
 @lower("_foreach_pow.ScalarAndTensor")
 def power_of(self: Number, exponent: Arrays) -> list[Array]:
-    """Raise the number to each of the exponents."""
     return [OWN["pow.Scalar"].compute(*unified(self, x)) for x in exponent]
 
 

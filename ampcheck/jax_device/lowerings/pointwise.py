@@ -18,7 +18,7 @@ from jax import Array
 
 from ampcheck.jax_device.dtypes import jax_dtype
 from ampcheck.jax_device.lowering import Computation, Number, lower
-from ampcheck.jax_device.lowerings.wide import wide, widened
+from ampcheck.jax_device.lowerings.accumulate import wide, widened
 
 
 def floating(x: Array) -> Array:
@@ -377,7 +377,6 @@ def _airy_oscillating(x: Array) -> Array:
 @lower("special_airy_ai")
 @once
 def airy_ai(x: Array) -> Array:
-    """Return the Airy function Ai."""
     wide = x.astype(jnp.float64)
     near = _airy_series(jnp.clip(wide, -7, 2))
     above = jnp.maximum(wide, 1.0)

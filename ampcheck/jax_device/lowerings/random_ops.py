@@ -62,7 +62,6 @@ def normal(key: Array, self: Array, mean: float | Array = 0.0, std: float | Arra
 
 @lower("normal.Tensor_Tensor", "normal.Tensor_float", "normal.float_Tensor", random=True, traced=("mean", "std"))
 def normal_of(key: Array, mean: Array | float, std: Array | float = 1.0) -> Array:
-    """Draw normal numbers of a mean and a standard deviation per element."""
     given = [a.dtype for a in (mean, std) if isinstance(a, Array) and not a.weak_type]
     shape = jnp.broadcast_shapes(jnp.shape(mean), jnp.shape(std))
     return mean + std * standard_normal(key, shape, jnp.result_type(*given))
@@ -137,7 +136,6 @@ def multinomial(key: Array, self: Array, num_samples: int, replacement: bool = F
 
 @lower("binomial", random=True)
 def binomial(key: Array, count: Array, prob: Array) -> Array:
-    """Draw how many of `count` trials of probability `prob` succeed."""
     shape = jnp.broadcast_shapes(count.shape, prob.shape)
     dtype = drawn_dtype(count.dtype)
     return jax.random.binomial(key, count.astype(dtype), prob.astype(dtype), shape, dtype)
@@ -152,7 +150,6 @@ def standard_gamma(key: Array, self: Array) -> Array:
 
 @lower("_standard_gamma_grad")
 def standard_gamma_grad(self: Array, output: Array) -> Array:
-    """Return the derivative of a gamma number by its concentration."""
     dtype = drawn_dtype(self.dtype)
     out: Array = jax.lax.random_gamma_grad(self.astype(dtype), output.astype(dtype)).astype(self.dtype)
     return out
@@ -160,7 +157,6 @@ def standard_gamma_grad(self: Array, output: Array) -> Array:
 
 @lower("_sample_dirichlet", random=True)
 def sample_dirichlet(key: Array, self: Array) -> Array:
-    """Draw Dirichlet numbers of the concentrations in the last dimension."""
     dtype = drawn_dtype(self.dtype)
     return jnp.exp(jax.nn.log_softmax(jax.random.loggamma(key, self.astype(dtype)), axis=-1)).astype(self.dtype)
 
@@ -259,7 +255,6 @@ for _name, _row in (_CONTINUOUS | _DISCRETE).items():
 
 @kernel("randperm.generator_out", "randperm.out")
 def _randperm(n: int, *, generator: torch.Generator | None = None, out: torch.Tensor) -> torch.Tensor:
-    """Return a random order of 0 to n - 1."""
     if n < 0:
         raise RuntimeError(f"n must be non-negative, got {n}")
     if n and not _holds(out.dtype, n - 1):

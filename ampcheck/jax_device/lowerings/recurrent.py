@@ -20,8 +20,7 @@ from ampcheck.jax_device.annotations import Function, Tree
 from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import apart, composed, kernel, zeros
 from ampcheck.jax_device.lowering import Computation, lower
-from ampcheck.jax_device.lowerings.accumulate import matmul, product
-from ampcheck.jax_device.lowerings.wide import rounded, wide, widened
+from ampcheck.jax_device.lowerings.accumulate import matmul, product, rounded, wide, widened
 from ampcheck.jax_device.storage.arrays import Columns, wrap
 from ampcheck.register.torch_private import OpOverload, dispatch_modes, functorch_level
 
@@ -284,11 +283,9 @@ def _module(kind: str, whole: OpOverload, args: Sequence[Tree]) -> Tree:
 
 @composed("lstm.input")
 def lstm(*args: Tree) -> Tree:
-    """Return outputs, last hidden and last cell states."""
     return _module("lstm", torch.ops.aten.lstm.input, args)
 
 
 @composed("gru.input")
 def gru(*args: Tree) -> Tree:
-    """Return outputs and last hidden states."""
     return _module("gru", torch.ops.aten.gru.input, args)

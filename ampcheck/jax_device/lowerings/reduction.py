@@ -17,7 +17,7 @@ from jax import Array
 
 from ampcheck.jax_device.dtypes import convert, jax_dtype
 from ampcheck.jax_device.lowering import Computation, Number, lower
-from ampcheck.jax_device.lowerings.wide import wide
+from ampcheck.jax_device.lowerings.accumulate import wide
 
 Dims = int | Sequence[int] | None
 
@@ -40,13 +40,11 @@ def summand(self: Array, dtype: torch.dtype | None) -> Array:
 
 @lower("sum", "sum.dim_IntList")
 def sum_(self: Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Array:
-    """Return the sum; of integers in int64."""
     return jnp.sum(summand(self, dtype), axes(self, dim), keepdims=keepdim)
 
 
 @lower("mean", "mean.dim")
 def mean(self: Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Array:
-    """Return the mean; nan of nothing."""
     reduced = axes(self, dim)
     values = jnp.sum(summand(self, dtype), reduced, keepdims=keepdim)
     return values / math.prod(self.shape[d] for d in reduced)
@@ -54,7 +52,6 @@ def mean(self: Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.d
 
 @lower("prod", "prod.dim_int")
 def prod(self: Array, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Array:
-    """Return the product; of integers in int64."""
     if dtype is torch.bool:
         return jnp.all(self != 0, axes(self, dim), keepdims=keepdim)
     return jnp.prod(summand(self, dtype), axes(self, dim), keepdims=keepdim)
@@ -264,14 +261,12 @@ lower("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype", "norm.Sca
 
 @lower("dist", static=True)
 def dist(self: Array, other: Array, p: float = 2) -> Array:
-    """Return the norm of the difference."""
     apart = wide(self) - wide(other)
     return vector_norm(apart, p, tuple(range(apart.ndim)))
 
 
 @lower("_cdist_forward")
 def cdist_forward(x1: Array, x2: Array, p: float, compute_mode: int | None = None) -> Array:
-    """Return the norm of each row of x1 minus each row of x2."""
     return vector_norm(wide(x1)[..., :, None, :] - wide(x2)[..., None, :, :], p, (-1,))
 
 
@@ -295,21 +290,18 @@ def _slope(apart: Array, p: float, distance: Array) -> Array:
 
 @lower("_cdist_backward")
 def cdist_backward(grad: Array, x1: Array, x2: Array, p: float, cdist: Array) -> Array:
-    """Return the gradient of `_cdist_forward` by x1."""
     apart = wide(x1)[..., :, None, :] - wide(x2)[..., None, :, :]
     return jnp.sum(wide(grad)[..., None] * _slope(apart, p, wide(cdist)[..., None]), -2)
 
 
 @lower("_pdist_forward")
 def pdist_forward(self: Array, p: float = 2.0) -> Array:
-    """Return the norm of the difference of each pair of rows."""
     first, second = np.triu_indices(self.shape[0], 1)
     return vector_norm(wide(self)[first] - wide(self)[second], p, (-1,))
 
 
 @lower("_pdist_backward")
 def pdist_backward(grad: Array, self: Array, p: float, pdist: Array) -> Array:
-    """Return the gradient of `_pdist_forward`."""
     first, second = np.triu_indices(self.shape[0], 1)
     apart = wide(self)[first] - wide(self)[second]
     slopes = wide(grad)[:, None] * _slope(apart, p, wide(pdist)[:, None])

@@ -330,7 +330,6 @@ def histogram(self: Array, bins: Array, **options: Tree) -> tuple[Array, Array]:
 
 @lower("histogram.bin_ct")
 def histogram_count(self: Array, bins: int = 100, **options: Tree) -> tuple[Array, Array]:
-    """Return the histogram over that many equal intervals, and their edges."""
     return histogram(self, _edges(self, bins, options.get("range")), **options)
 
 
@@ -347,11 +346,9 @@ def histogramdd_edges(
 
 @lower("_histogramdd_from_bin_cts")
 def histogramdd_count(self: Array, bins: Sequence[int], **options: Tree) -> Array:
-    """Return the histogram over that many equal intervals in each dimension."""
     return histogramdd(self, histogramdd_edges(self, bins, **options), **options)
 
 
 @lower("_histogramdd_from_bin_tensors")
 def histogramdd(self: Array, bins: Sequence[Array], **options: Tree) -> Array:
-    """Return the histogram over the grid of the given edges."""
     return _counted(self.reshape(-1, self.shape[-1]), bins, **options)

@@ -37,7 +37,6 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Layout:
-        """Return where the elements of a tensor lie."""
         return cls(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
 
@@ -49,16 +48,13 @@ class Columns:
 
     @property
     def dtype(self) -> np.dtype:
-        """Return the elements' dtype."""
         return self.rows.dtype
 
     @property
     def ndim(self) -> int:
-        """Return how many dimensions it has."""
         return self.rows.ndim
 
     def settled(self) -> jax.Array:
-        """Return the matrix as an array."""
         return jnp.swapaxes(self.rows, -1, -2)
 
 
@@ -140,7 +136,6 @@ def by_columns(layout: Layout) -> Layout | None:
 
 
 def settled(values: jax.Array, conj: bool, neg: bool) -> jax.Array:
-    """Return the values of a tensor with PyTorch's lazy conjugate and negative bits."""
     values = jnp.negative(values) if neg else values
     return jnp.conj(values) if conj else values
 

@@ -49,12 +49,10 @@ def values(tensor: torch.Tensor) -> jax.Array:
 
 
 def to_device(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor of the device with the values of a CPU tensor."""
     return wrap(jax.device_put(to_numpy(tensor)))
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor with the values of a device tensor."""
     return from_numpy(np.asarray(values(tensor)))
 
 
@@ -74,5 +72,4 @@ def guest(tensor: torch.Tensor, name: str) -> torch.Tensor | np.ndarray:
 
 
 def dtype_of(array: np.ndarray) -> torch.dtype:
-    """Return the PyTorch dtype of a NumPy array or scalar."""
     return torch_dtype(array.dtype)
