@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ampcheck.spec.private_names import PrivateNames
 
@@ -38,7 +39,7 @@ else:
 setup_backend: Callable[..., None] = NAMES.take(
     "torch.utils.backend_registration._setup_privateuseone_for_python_backend", "making a device in Python"
 )
-create_empty_tensor: Callable[..., torch.Tensor] = NAMES.take(
+create_empty_tensor: Callable[..., Tensor] = NAMES.take(
     "torch._C._acc.create_empty_tensor", "making a tensor of the device; its storage is empty"
 )
 as_strided: Callable[..., Any] = NAMES.take(
@@ -51,12 +52,12 @@ set_storage: Callable[..., Any] = NAMES.take(
 )
 StorageBase: Any = NAMES.take("torch._C.StorageBase", "making a storage of another device")
 C: Any = NAMES.take("torch._C", "what `torch.accelerator` asks, which is replaced here")
-conj: Callable[[torch.Tensor], torch.Tensor] = NAMES.take("torch._conj", "tensors with a lazy conjugate")
-neg_view: Callable[[torch.Tensor], torch.Tensor] = NAMES.take("torch._neg_view", "tensors with a lazy negative")
+conj: Callable[[Tensor], Tensor] = NAMES.take("torch._conj", "tensors with a lazy conjugate")
+neg_view: Callable[[Tensor], Tensor] = NAMES.take("torch._neg_view", "tensors with a lazy negative")
 
 torch_utils: Any = NAMES.take("torch._utils", "the metadata of a backend")
 
-has_compatible_type: Callable[[torch.Tensor, torch.Tensor], bool] = NAMES.take(
+has_compatible_type: Callable[[Tensor, Tensor], bool] = NAMES.take(
     "torch._has_compatible_shallow_copy_type", "whether a tensor can be given another one's values"
 )
 
@@ -94,10 +95,10 @@ include_key: Callable[[Any, bool], None] = NAMES.take(
 transform_level: Callable[[], int | None] = NAMES.take(
     "torch._C._functorch.maybe_current_level", "whether vmap or grad is at work outside of a jitted call"
 )
-is_functorch_wrapped: Callable[[torch.Tensor], bool] = NAMES.take(
+is_functorch_wrapped: Callable[[Tensor], bool] = NAMES.take(
     "torch._C._functorch.is_functorch_wrapped_tensor", "tensors of vmap and grad, which have no storage"
 )
-unwrapped: Callable[[torch.Tensor], torch.Tensor] = NAMES.take(
+unwrapped: Callable[[Tensor], Tensor] = NAMES.take(
     "torch._C._functorch.get_unwrapped", "the tensors that vmap and grad wrap"
 )
 
@@ -160,9 +161,7 @@ NAMES.optional(
     need="an allocator under storages that no method was replaced for",
 )
 NAMES.optional(
-    "libc10",
-    "c10::TensorImpl::_change_backend_component_keys",
-    need="making a parameter one of another device",
+    "libc10", "c10::TensorImpl::_change_backend_component_keys", need="making a parameter one of another device"
 )
 NAMES.attributes(
     "torch.amp.GradScaler",

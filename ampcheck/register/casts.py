@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from ampcheck.register.torch_private import (
@@ -35,10 +36,10 @@ _is_grad = torch.is_grad_enabled
 class _CachedCast(NamedTuple):
     """One cached cast, and the identity of its weight when it was made."""
 
-    weight: weakref.ref[torch.Tensor]
+    weight: weakref.ref[Tensor]
     memory: Callable[[], object]
     layout: tuple[object, ...]
-    low: torch.Tensor
+    low: Tensor
 
 
 class _Graph(torch.autograd.Function):
@@ -50,7 +51,7 @@ class _Graph(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: FunctionCtx, weight: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:
+    def forward(ctx: FunctionCtx, weight: Tensor, holder: list[Tensor]) -> Tensor:
         # In a list, the cast is not an input of the node, so that the node's output is the very same tensor.
         (low,) = holder
         if hasattr(ctx, "set_output_grad_dtype"):  # since torch 2.14, where the other way has no effect
@@ -60,7 +61,7 @@ class _Graph(torch.autograd.Function):
         return low
 
     @staticmethod
-    def backward(ctx: FunctionCtx, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
         return grads[0], None
 
 
@@ -70,7 +71,7 @@ class Cache:
     `memory`: returns the memory of a weight that has no storage PyTorch can read (OpaqueTensorImpl).
     """
 
-    def __init__(self, memory: Callable[[torch.Tensor], object] | None = None) -> None:
+    def __init__(self, memory: Callable[[Tensor], object] | None = None) -> None:
         self._memory = memory
         self._casts: dict[tuple[int, torch.dtype], _CachedCast] = {}
         self._lock = threading.Lock()
@@ -82,7 +83,7 @@ class Cache:
     def __len__(self) -> int:
         return len(self._casts)
 
-    def cast(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def cast(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a weight cast to a dtype, cached for the next use unless the program must not see cached casts."""
         if _is_inference() or _foreign(weight):
             return weight.to(dtype)
@@ -96,17 +97,17 @@ class Cache:
             low = found.low
         return self._with_graph(weight, low) if _is_grad() and not low.requires_grad else low
 
-    def _with_graph(self, weight: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+    def _with_graph(self, weight: Tensor, low: Tensor) -> Tensor:
         """Return the cast once it is a function of its weight; of two threads that ask for it, one makes it so."""
         with self._lock:
             if not low.requires_grad:
                 low = _Graph.apply(weight, [low])
         return low
 
-    def _keep(self, place: tuple[int, torch.dtype], weight: torch.Tensor, low: torch.Tensor) -> None:
+    def _keep(self, place: tuple[int, torch.dtype], weight: Tensor, low: Tensor) -> None:
         casts = self._casts
 
-        def forget(gone: weakref.ref[torch.Tensor]) -> None:
+        def forget(gone: weakref.ref[Tensor]) -> None:
             found = casts.get(place)
             if found is not None and found.weight is gone:
                 del casts[place]
@@ -115,23 +116,23 @@ class Cache:
         memory = weakref.ref(now) if isinstance(now, torch.UntypedStorage) else lambda: now
         casts[place] = _CachedCast(weakref.ref(weight, forget), memory, _layout(weight), low)
 
-    def _fresh(self, found: _CachedCast, weight: torch.Tensor) -> bool:
+    def _fresh(self, found: _CachedCast, weight: Tensor) -> bool:
         """Return whether a cached cast is of this very tensor with its present values."""
         return found.weight() is weight and found.memory() is self._held(weight) and found.layout == _layout(weight)
 
-    def _held(self, weight: torch.Tensor) -> object:
+    def _held(self, weight: Tensor) -> object:
         """Return the memory of a weight: its storage, else what the backend gives for it, or None."""
         if has_storage(weight):
             return weight.untyped_storage()
         return None if self._memory is None else self._memory(weight)
 
 
-def _layout(weight: torch.Tensor) -> tuple[object, ...]:
+def _layout(weight: Tensor) -> tuple[object, ...]:
     """Return properties that change with an in-place write, and with `weight.data = …` on the same storage."""
     return weight._version, weight.shape, weight.stride(), weight.storage_offset()
 
 
-def _foreign(weight: torch.Tensor) -> bool:
+def _foreign(weight: Tensor) -> bool:
     """Return whether a cached cast would be a constant in a traced program, or a fake tensor outside of its mode.
 
     Also a tensor that CUDA graphs rewrite unnoticed, and any under functorch, whose levels end before the region does.
@@ -146,7 +147,7 @@ def _foreign(weight: torch.Tensor) -> bool:
     return fake is not None and getattr(weight, "fake_mode", None) is not fake
 
 
-Element = torch.Tensor | None
+Element = Tensor | None
 """What a list of tensors among the arguments holds."""
 FLOAT32 = torch.float32
 _DOUBLE = torch.float64
@@ -160,16 +161,16 @@ class Casts:
         self._type = device_type
         self._cached = cache.cast
 
-    def eligible(self, tensor: torch.Tensor) -> bool:
+    def eligible(self, tensor: Tensor) -> bool:
         """Return whether a tensor is of a floating dtype other than float64, on the device."""
         dtype = tensor.dtype
         return dtype.is_floating_point and dtype is not _DOUBLE and tensor.device.type == self._type
 
-    def wide(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def wide(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """Return an eligible tensor in `dtype`, another one as it is. For casts that are not cached."""
         return tensor.to(dtype) if tensor.dtype is not dtype and self.eligible(tensor) else tensor
 
-    def low(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def low(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the same for the region's dtype; the cast of a float32 leaf that requires grad is cached."""
         given = tensor.dtype
         if given is dtype or not self.eligible(tensor):

@@ -59,6 +59,21 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def doubling(backward: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that doubles a tensor, and whose gradient is what `backward` makes of that of its result."""
+
+    class Doubling(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+            return a * 2
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+            return backward(grads[0])
+
+    return Doubling.apply
+
+
 def moved(value: Any) -> Any:
     """CPU tensors inside `value` copied to the device, with their `requires_grad`."""
     return tree_map(

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ampcheck.jax_device import from_jax, to_jax
 from ampcheck.jax_device.storage.arrays import storage_of
+from tests.jax.agreement import doubling
 
 
 def test_module() -> None:
@@ -416,21 +417,12 @@ def test_wide_unsigned_integers(dtype: torch.dtype) -> None:
 
 
 def test_a_gradient_of_the_cpu_is_refused() -> None:
-    class OnTheCpu(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            return grad.cpu()
-
     w = torch.ones(2, device="jax", requires_grad=True)
     with pytest.raises(
         RuntimeError, match="assign a gradient with device type 'cpu' to a tensor with device type 'jax'"
     ):
         w.grad = torch.ones(2)
-    for backward in (lambda: (w * 2).backward(torch.ones(2)), lambda: OnTheCpu.apply(w).sum().backward()):
+    for backward in (lambda: (w * 2).backward(torch.ones(2)), lambda: doubling(torch.Tensor.cpu)(w).sum().backward()):
         with pytest.raises(RuntimeError, match="invalid gradient at index 0 - expected device jax:0 but got cpu"):
             backward()
     assert w.grad is None
@@ -519,18 +511,6 @@ def test_fused_convolutions_of_cudnn() -> None:
     )
 
 
-class Fails(torch.autograd.Function):
-    """An op whose backward raises."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x * 1
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-        return torch.mm(grads[0], grads[0])
-
-
 def on_a_thread(run: Callable[[], Any]) -> BaseException | None:
     """What a call raised on a thread of its own."""
     raised: list[BaseException | None] = [None]
@@ -548,19 +528,16 @@ def on_a_thread(run: Callable[[], Any]) -> BaseException | None:
 
 
 def _backward() -> None:
-    Fails.apply(torch.ones(3, device="jax", requires_grad=True)).sum().backward()
-
-
-def _forward() -> None:
-    torch.ones(3, device="jax") + torch.ones(4, device="jax")
-
-
-def _missing() -> None:
-    torch.ones(2, 2, device="jax").to_sparse()
+    doubling(lambda grad: torch.mm(grad, grad))(torch.ones(3, device="jax", requires_grad=True)).sum().backward()
 
 
 def test_errors_are_exceptions_on_every_thread() -> None:
-    for run in (_backward, _forward, _missing):
+    failing: tuple[Callable[[], Any], ...] = (
+        _backward,
+        lambda: torch.ones(3, device="jax") + torch.ones(4, device="jax"),
+        lambda: torch.ones(2, 2, device="jax").to_sparse(),
+    )
+    for run in failing:
         with pytest.raises((RuntimeError, NotImplementedError)) as here:
             run()
         there = on_a_thread(run)

@@ -24,7 +24,7 @@ from torch.compiler import is_compiling
 
 from ampcheck.jax_device import jit, to_jax
 from ampcheck.jax_device.jit.watch import ValueNeededError
-from tests.jax.agreement import Seen, heard, library, ones
+from tests.jax.agreement import Seen, doubling, heard, library, ones
 
 
 def x(*values: float) -> torch.Tensor:
@@ -208,6 +208,9 @@ def test_what_python_does_by_a_value_runs_eagerly() -> None:
         lambda a: setattr(reader, "loss", a.sum().item()),
         lambda a: math.isfinite(a.sum().item()),
         lambda a: float(a.sum()),
+        lambda a: float(to_jax(a.sum())),
+        lambda a: float(np.asarray(to_jax(a)).sum()),
+        tries,
         lambda a: f"{a.sum().item():.2f}",
         lambda a: a.sum().item() / (a.sum().item() + 1),
         lambda a: a.to(torch.int64).sum().item() // 2,
@@ -277,18 +280,11 @@ def test_many_outcomes_run_eagerly() -> None:
 
 
 def test_values_inside_of_transforms_and_backward() -> None:
-    class Clipped(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
-            return a * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            return grad.clamp(max=1) if grad.max() > 1 else grad
+    clipped = doubling(lambda grad: grad.clamp(max=1) if grad.max() > 1 else grad)
 
     def grads(a: torch.Tensor) -> torch.Tensor:
         b = a.detach().requires_grad_()
-        (Clipped.apply(b) * a).sum().backward()
+        (clipped(b) * a).sum().backward()
         return b.grad
 
     with pytest.warns(UserWarning, match="outcome"):
@@ -336,37 +332,38 @@ def grid() -> torch.Tensor:
     return torch.arange(6.0, device="jax").view(2, 3)
 
 
-def test_values_that_python_looks_at() -> None:
-    def branch(a: torch.Tensor) -> torch.Tensor:
-        if a.sum() > 0:
-            return a
-        return -a
+def branch(a: torch.Tensor) -> torch.Tensor:
+    if a.sum() > 0:
+        return a
+    return -a
 
-    with pytest.raises(
-        ValueNeededError, match=r"aten::is_nonzero needs a value.* at .*jit_values\.py:\d+ \(`if a\.sum\(\) > 0:`\)"
-    ):
-        jit(branch, fullgraph=True)(grid())
-    for fn, op in (
-        (lambda a: a * a.sum().item(), "item"),
-        (lambda a: a[a > 1], "index"),
-        (lambda a: a.nonzero(), "nonzero"),
-        (lambda a: a.cpu(), "_to_copy"),
-    ):
-        with pytest.raises(ValueNeededError, match=f"aten::(.*){op}"):
-            jit(fn, fullgraph=True)(grid())
 
-    class Peeks(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
-            return a * 2
+def tries(a: torch.Tensor) -> torch.Tensor:
+    try:
+        return a * float(a.sum())
+    except RuntimeError:  # takes the error for one of its own
+        return a
 
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            return grad * grad.sum().item()
 
-    linear = torch.nn.Linear(3, 3).to("jax")
-    with pytest.raises(ValueNeededError, match=r"grad\.sum\(\)\.item\(\)"):
-        jit(lambda a: Peeks.apply(linear(a)).sum().backward(), fullgraph=True)(grid())
+NEEDS: dict[str, Callable[[torch.Tensor], Any]] = {
+    r"aten::is_nonzero needs a value.* at .*jit_values\.py:\d+ \(`if a\.sum\(\) > 0:`\)": branch,
+    r"float\(a\.sum\(\)\)": tries,
+    "aten::(.*)item": lambda a: a * a.sum().item(),
+    "aten::(.*)index": lambda a: a[a > 1],
+    "aten::(.*)nonzero": lambda a: a.nonzero(),
+    "aten::(.*)_to_copy": lambda a: a.cpu(),
+    r"an array of JAX needs a value.*values\.py:\d+ \(`.*to_jax\(a\.sum": lambda a: float(to_jax(a.sum())),
+    r"an array of JAX needs a value.*values\.py:\d+ \(`.*np\.asarray": lambda a: float(np.asarray(to_jax(a)).sum()),
+    r"grad\.sum\(\)\.item\(\)": lambda a: (
+        doubling(lambda grad: grad * grad.sum().item())(torch.ones_like(a, requires_grad=True)).sum().backward()
+    ),
+}
+
+
+@pytest.mark.parametrize("words", NEEDS)
+def test_with_fullgraph_a_value_that_python_needs_is_an_error(words: str) -> None:
+    with pytest.raises(ValueNeededError, match=words):
+        jit(NEEDS[words], fullgraph=True)(grid())
 
 
 class Meter:
@@ -460,27 +457,6 @@ def test_a_function_whose_state_grows_is_not_traced_at_each_call() -> None:
     assert losses == [15.0] * 8
     assert len(told) == 1
     assert tries == 3
-
-
-def test_a_value_that_the_function_itself_gives_up() -> None:
-    def tries(a: torch.Tensor) -> torch.Tensor:
-        try:
-            return a * float(a.sum())
-        except RuntimeError:
-            return a
-
-    with pytest.raises(ValueNeededError, match=r"float\(a\.sum\(\)\)"):
-        jit(tries, fullgraph=True)(grid())
-    with pytest.warns(UserWarning, match="eagerly"):
-        assert jit(tries)(grid())[0, 1].item() == 15.0
-
-
-def test_values_of_arrays() -> None:
-    for fn in (lambda a: float(to_jax(a.sum())), lambda a: float(np.asarray(to_jax(a)).sum())):
-        with pytest.raises(ValueNeededError, match=r"an array of JAX needs a value.*values\.py:\d+ \(`for fn in"):
-            jit(fn, fullgraph=True)(grid())
-        with pytest.warns(UserWarning, match="eagerly"):
-            assert jit(fn)(grid()) == 15.0
 
 
 def test_an_eager_step_keeps_its_graph_and_its_errors() -> None:
@@ -611,32 +587,23 @@ YES: dict[str, Any] = {
 @pytest.mark.parametrize("way", YES)
 def test_what_says_that_it_is_traced(way: str) -> None:
     asked = YES[way]()
-    heard: dict[str, bool] = {}
+    noted: dict[str, bool] = {}
 
-    class Hears(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
-            return a * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            heard["backward"] = asked()
-            return grad
-
+    hears = doubling(lambda grad: (noted.update(backward=asked()), grad)[1])
     weight = ones(2, 3, requires_grad=True)
     optimizer = torch.optim.Adam([weight])
-    optimizer.register_step_pre_hook(lambda *_: heard.update(step=asked()))
+    optimizer.register_step_pre_hook(lambda *_: noted.update(step=asked()))
 
     def step(a: torch.Tensor, fails: bool = False) -> torch.Tensor:
-        heard["forward"] = asked()
-        other = threading.Thread(target=lambda: heard.update(other=asked()))
+        noted["forward"] = asked()
+        other = threading.Thread(target=lambda: noted.update(other=asked()))
         other.start()
         other.join()
         optimizer.zero_grad()
-        loss = Hears.apply(weight * a).sum()
+        loss = hears(weight * a).sum()
         loss.backward()
         optimizer.step()
-        heard["nested"] = jit(lambda: asked())()
+        noted["nested"] = jit(lambda: asked())()
         if fails:
             raise ValueError("planted")
         return loss.detach()
@@ -645,11 +612,11 @@ def test_what_says_that_it_is_traced(way: str) -> None:
     assert asked() is False
     run(ones(2, 3))
     assert asked() is False
-    assert heard == {"forward": True, "other": False, "backward": True, "step": True, "nested": True}
-    assert all(type(answer) is bool for answer in heard.values())
-    heard.clear()
+    assert noted == {"forward": True, "other": False, "backward": True, "step": True, "nested": True}
+    assert all(type(answer) is bool for answer in noted.values())
+    noted.clear()
     run(ones(2, 3))
-    assert not heard  # the program runs, and asks nothing
+    assert not noted  # the program runs, and asks nothing
     with pytest.raises(ValueError, match="planted"):
         run(ones(2, 3), fails=True)
     assert asked() is False

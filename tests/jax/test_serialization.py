@@ -115,11 +115,7 @@ def test_modules() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).to("jax")
     state = {name: value.cpu() for name, value in model.state_dict().items()}
-    for twin in (
-        copy.deepcopy(model),
-        pickle.loads(pickle.dumps(model)),
-        torch.load(saved(model), weights_only=False),
-    ):
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(saved(model), weights_only=False)):
         for name, value in twin.state_dict().items():
             assert value.device.type == "jax"
             assert torch.equal(value.cpu(), state[name])
@@ -132,10 +128,7 @@ def test_modules() -> None:
     assert both[0].weight is both[1].weight
 
 
-SCRIPTED = {
-    "script": torch.jit.script,
-    "trace": lambda module: torch.jit.trace(module, torch.ones(1, 3, device="jax")),
-}
+SCRIPTED = {"script": torch.jit.script, "trace": lambda module: torch.jit.trace(module, torch.ones(1, 3, device="jax"))}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchScript is deprecated

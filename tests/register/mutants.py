@@ -204,7 +204,4 @@ LACKING = {
     "other-index": lambda device: patch.object(type(torch.npy), "current_device", staticmethod(lambda: 3)),
 }
 
-MUTANTS = (
-    *mutants(REGISTRATION, MISTAKES, [DEVICE]),
-    *mutants(PREFLIGHT, LACKING, [DEVICE]),
-)
+MUTANTS = (*mutants(REGISTRATION, MISTAKES, [DEVICE]), *mutants(PREFLIGHT, LACKING, [DEVICE]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from torch import Tensor
 from torch.library import Library
 
 from ampcheck.jax_device.annotations import Kernel, Tree
@@ -17,15 +18,11 @@ from ampcheck.jax_device.storage.arrays import META
 from ampcheck.register.torch_private import OpOverload, has_kernel
 
 
-def _gru_cell(
-    input_gates: torch.Tensor, hidden_gates: torch.Tensor, hx: torch.Tensor, *_: object
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _gru_cell(input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return torch.empty_like(hx), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
 
 
-def _gru_cell_backward(
-    grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool
-) -> tuple[torch.Tensor | None, ...]:
+def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
     rows, width = workspace.shape[0], workspace.shape[1] // 5 * 3
     gates = [workspace.new_empty((rows, width)) for _ in range(2)]
     biases = [workspace.new_empty((width,)) if has_bias else None for _ in range(2)]
@@ -67,7 +64,7 @@ def _checked(compute: Kernel, place: int) -> Kernel:
         value = args[place]
         small = value.__class__ in (bool, int, float) and -100 <= value <= 100  # every dtype holds it
         if not small and isinstance(value, (int, float, complex)):  # no number that jit traces
-            dtype = args[0].dtype if isinstance(args[0], torch.Tensor) else kwargs.get("dtype")
+            dtype = args[0].dtype if isinstance(args[0], Tensor) else kwargs.get("dtype")
             torch.full((2,), value, dtype=dtype, device="cpu")  # of one element it is more lenient
             if isinstance(value, int) and value >= 2**63:  # a uint64, which a program takes as the int64 of its bits
                 args = (*args[:place], value - 2**64, *args[place + 1 :])

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from torch import Tensor
 
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Kernel, Kwargs, Tree
 from ampcheck.jax_device.dispatch.program import GENERATED, Functional, Key, quietly
@@ -86,7 +87,7 @@ def check_cast(given: torch.dtype, wanted: torch.dtype) -> None:
         raise RuntimeError(f"result type {given} can't be cast to the desired output type {wanted}")
 
 
-def put(target: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def put(target: Tensor, values: Tensor) -> Tensor:
     """Write the values of a device tensor of the same shape to `target`, converted to its dtype."""
     source, layout = Layout.of(values), Layout.of(target)
     if 0 in layout.stride and any(n > 1 and not step for n, step in zip(layout.size, layout.stride, strict=True)):
@@ -112,16 +113,14 @@ def _writer(target: Layout, source: Layout, dtype: np.dtype, conj: bool, was: bo
     return compiled(program, max(math.prod(target.size), math.prod(source.size)))
 
 
-def resize(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int] | None = None) -> torch.Tensor:
+def resize(tensor: Tensor, size: Sequence[int], stride: Sequence[int] | None = None) -> Tensor:
     """Give the tensor another size in place, its storage growing where it must; what is new is zero."""
     size = tuple(size)
     stride = contiguous(size) if stride is None else tuple(stride)
     return place(tensor, storage_of(tensor), int(tensor.storage_offset()), size, stride)
 
 
-def place(
-    tensor: torch.Tensor, source: DeviceStorage, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
-) -> torch.Tensor:
+def place(tensor: Tensor, source: DeviceStorage, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
     """Put the tensor, in place, somewhere on a device storage, which grows where it must; what is new is zero."""
     set_storage(META, tensor, source, offset, size, stride)
     grow(tensor, 0 if 0 in size else offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)))
@@ -129,7 +128,7 @@ def place(
     return tensor
 
 
-def _adopt(source: DeviceStorage, tensor: torch.Tensor) -> None:
+def _adopt(source: DeviceStorage, tensor: Tensor) -> None:
     """Keep the storage's values in the dtype and shape of a tensor that is all of it: reading is then free."""
     found, dtype = source.array, jax_dtype(tensor.dtype)
     raw = isinstance(found, Bytes)
@@ -140,7 +139,7 @@ def _adopt(source: DeviceStorage, tensor: torch.Tensor) -> None:
     source.array = found.reshape(tuple(tensor.shape))
 
 
-def grow(tensor: torch.Tensor, elements: int) -> None:
+def grow(tensor: Tensor, elements: int) -> None:
     """Make the storage hold at least that many elements of the tensor's dtype."""
     array = contents(tensor)
     if array.size < elements:
@@ -148,7 +147,7 @@ def grow(tensor: torch.Tensor, elements: int) -> None:
         store(tensor, flat.at[: array.size].set(array.reshape(-1)) if array.size else flat)
 
 
-def elements(tensor: torch.Tensor) -> int:
+def elements(tensor: Tensor) -> int:
     """Return how many elements of the tensor's dtype its storage has."""
     return math.prod(contents(tensor).shape)
 
@@ -191,7 +190,7 @@ def inplace_kernel(op: OpOverload, compute: Kernel) -> Kernel:
     return kernel
 
 
-def _tensors(written: Tree) -> list[torch.Tensor]:
+def _tensors(written: Tree) -> list[Tensor]:
     return list(written) if isinstance(written, (list, tuple)) else [] if written is None else [written]
 
 
@@ -216,7 +215,7 @@ def out_kernel(op: OpOverload, compute: Kernel) -> Kernel:
 def _ask_meta(op: OpOverload, args: Args, kwargs: Kwargs) -> None:
     """Let PyTorch's Meta kernel refuse `out=` tensors of another dtype: some overloads cast to it, some do not."""
 
-    def meta(t: torch.Tensor) -> torch.Tensor:
+    def meta(t: Tensor) -> Tensor:
         if t.device.type == "cpu":
             return t
         return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
@@ -224,7 +223,7 @@ def _ask_meta(op: OpOverload, args: Args, kwargs: Kwargs) -> None:
     with quietly(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a resized tensor, which `fit` gives
         with contextlib.suppress(NotImplementedError):
-            op(*pytree.tree_map_only(torch.Tensor, meta, args), **pytree.tree_map_only(torch.Tensor, meta, kwargs))
+            op(*pytree.tree_map_only(Tensor, meta, args), **pytree.tree_map_only(Tensor, meta, kwargs))
 
 
 def fit(out: Tree, values: Tree) -> None:

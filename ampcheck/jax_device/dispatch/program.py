@@ -400,11 +400,7 @@ VALUE_NEEDED = (
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
     """Hide what happens inside from the caller's modes and from autocast."""
-    with (
-        DisableTorchFunction(),
-        disable_current_modes(),
-        ExcludeDispatchKeyGuard(_AUTOCAST),
-    ):
+    with DisableTorchFunction(), disable_current_modes(), ExcludeDispatchKeyGuard(_AUTOCAST):
         yield
 
 
@@ -529,11 +525,7 @@ def _largest(call: Call, results: Sequence[PromisedResult | None] | None) -> int
 
 
 def _given(
-    lowering: Lowering,
-    common: np.dtype | None,
-    held: Sequence[jax.Array],
-    numbers: Sequence[jax.Array],
-    taken: Taken,
+    lowering: Lowering, common: np.dtype | None, held: Sequence[jax.Array], numbers: Sequence[jax.Array], taken: Taken
 ) -> Tree:
     """Return an argument as the lowering takes it, inside the program: read from `held`, in the `common` dtype."""
     if isinstance(taken, Slot):

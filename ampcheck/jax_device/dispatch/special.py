@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from torch import Tensor
 
 from ampcheck.jax_device.annotations import DeviceStorage, Kernel, Tree
 from ampcheck.jax_device.device import index_of
@@ -81,7 +82,7 @@ def zeros(size: tuple[int, ...], dtype: torch.dtype) -> jax.Array:
 @kernel("empty.memory_format")
 def _empty(
     size: Sequence[int], *, dtype: DType = None, layout: LayoutKind = None, memory_format: Format = None, **_: object
-) -> torch.Tensor:
+) -> Tensor:
     _check_strided(layout)
     dtype = dtype or torch.get_default_dtype()
     if memory_format in (None, torch.contiguous_format, torch.preserve_format):
@@ -98,7 +99,7 @@ def _check_strided(layout: LayoutKind) -> None:
 @kernel("empty_strided")
 def _empty_strided(
     size: Sequence[int], stride: Sequence[int], *, dtype: DType = None, layout: LayoutKind = None, **_: object
-) -> torch.Tensor:
+) -> Tensor:
     _check_strided(layout)
     size, stride, dtype = tuple(size), tuple(stride), dtype or torch.get_default_dtype()
     if stride == contiguous(size):
@@ -109,8 +110,8 @@ def _empty_strided(
 
 @kernel("empty_like")
 def _empty_like(
-    self: torch.Tensor, *, dtype: DType = None, layout: LayoutKind = None, memory_format: Format = None, **_: object
-) -> torch.Tensor:
+    self: Tensor, *, dtype: DType = None, layout: LayoutKind = None, memory_format: Format = None, **_: object
+) -> Tensor:
     """Make an empty tensor without values of `self`, which PyTorch's fake tensors do not have."""
     _check_strided(layout)
     dtype = dtype or self.dtype
@@ -118,24 +119,19 @@ def _empty_like(
         return wrap(zeros(tuple(self.shape), dtype))
     there = torch.empty_strided(self.shape, self.stride(), dtype=dtype, device="meta")
     like = torch.empty_like(there, memory_format=memory_format or torch.preserve_format)
-    made: torch.Tensor = _empty_strided(like.shape, like.stride(), dtype=dtype)
+    made: Tensor = _empty_strided(like.shape, like.stride(), dtype=dtype)
     return made
 
 
 @kernel("_efficientzerotensor")
-def _zero_tensor(size: Sequence[int], *, dtype: DType = None, **_: object) -> torch.Tensor:
+def _zero_tensor(size: Sequence[int], *, dtype: DType = None, **_: object) -> Tensor:
     return wrap(zeros(tuple(size), dtype or torch.get_default_dtype()))
 
 
 @kernel("_to_copy")
 def _to_copy(
-    self: torch.Tensor,
-    *,
-    dtype: DType = None,
-    device: torch.device | None = None,
-    memory_format: Format = None,
-    **rest: Tree,
-) -> torch.Tensor:
+    self: Tensor, *, dtype: DType = None, device: torch.device | None = None, memory_format: Format = None, **rest: Tree
+) -> Tensor:
     _check_strided(rest.get("layout"))
     if device is not None and device.index and device.type == "jax":
         index_of(device)
@@ -147,7 +143,7 @@ def _to_copy(
     return computed("_to_copy")(self, dtype=dtype or self.dtype, memory_format=memory_format)  # type: ignore[no-any-return]
 
 
-def _placed(tensor: torch.Tensor, memory_format: Format) -> torch.Tensor:
+def _placed(tensor: Tensor, memory_format: Format) -> Tensor:
     """Return the device copy of a CPU tensor, with its strides where they are dense."""
     like = torch.empty_like(tensor, device="meta", memory_format=memory_format or torch.preserve_format)
     dims = order(Layout(tuple(like.shape), like.stride(), 0), like.numel())
@@ -156,7 +152,7 @@ def _placed(tensor: torch.Tensor, memory_format: Format) -> torch.Tensor:
     return alias(transfer.to_device(tensor.permute(dims)), like.shape, like.stride(), 0)
 
 
-def _hosted(tensor: torch.Tensor) -> torch.Tensor:
+def _hosted(tensor: Tensor) -> Tensor:
     """Return the CPU copy of a device tensor, with its strides where they are dense."""
     host = transfer.to_host(tensor)
     out = torch.empty_like(tensor, device="meta")
@@ -168,7 +164,7 @@ def _hosted(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @kernel("copy_", "_copy_from")
-def _copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+def _copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     if self.device.type != "jax":
         return self.copy_(transfer.to_host(src))
     if src.device.type != "jax":
@@ -186,15 +182,15 @@ def _copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
 
 
 @kernel("_copy_from_and_resize")
-def _copy_from_and_resize(self: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
+def _copy_from_and_resize(self: Tensor, dst: Tensor) -> Tensor:
     if dst.device.type == "jax":
         resize(dst, tuple(self.shape))
-    resized: torch.Tensor = _copy(dst.resize_(self.shape), self)
+    resized: Tensor = _copy(dst.resize_(self.shape), self)
     return resized
 
 
 @kernel("clone")
-def _clone(self: torch.Tensor, *, memory_format: Format = None) -> torch.Tensor:
+def _clone(self: Tensor, *, memory_format: Format = None) -> Tensor:
     array = contents(self)
     lazy = self.is_conj() or self.is_neg()
     if (
@@ -211,14 +207,14 @@ kernel("_local_scalar_dense")(lambda self: np.asarray(transfer.values(self)).ite
 
 
 @kernel("equal")
-def _equal(self: torch.Tensor, other: torch.Tensor) -> bool:
+def _equal(self: Tensor, other: Tensor) -> bool:
     _check_same_device(self, other)
     if self.shape != other.shape:
         return False
     return bool(np.asarray(jnp.array_equal(transfer.values(self), transfer.values(other))))
 
 
-def _check_same_device(*tensors: torch.Tensor) -> None:
+def _check_same_device(*tensors: Tensor) -> None:
     """Raise RuntimeError, worded as PyTorch's, where the tensors are on several devices."""
     devices = sorted({str(t.device) for t in tensors})
     if len(devices) > 1:
@@ -233,14 +229,14 @@ kernel("allclose")(lambda *args: bool(torch.isclose(*args).all()))
 
 @kernel("as_strided_copy")
 def as_strided_copy(
-    self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> torch.Tensor:
+    self: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Tensor:
     """Return a copy of what size, strides and offset name in the storage."""
     return torch.as_strided(self, size, stride, storage_offset).clone(memory_format=torch.contiguous_format)
 
 
 @kernel("resize_")
-def _resize(self: torch.Tensor, size: Sequence[int], *, memory_format: Format = None) -> torch.Tensor:
+def _resize(self: Tensor, size: Sequence[int], *, memory_format: Format = None) -> Tensor:
     if memory_format is torch.preserve_format:
         raise RuntimeError(f"Unsupported memory format{memory_format}")
     if any(n < 0 for n in size):
@@ -254,8 +250,8 @@ def _resize(self: torch.Tensor, size: Sequence[int], *, memory_format: Format = 
 
 @kernel("set_.source_Storage_storage_offset")
 def _set(
-    self: torch.Tensor, source: DeviceStorage, storage_offset: int, size: Sequence[int], stride: Sequence[int] = ()
-) -> torch.Tensor:
+    self: Tensor, source: DeviceStorage, storage_offset: int, size: Sequence[int], stride: Sequence[int] = ()
+) -> Tensor:
     size = tuple(size)
     stride = tuple(stride) if stride or not size else contiguous(size)
     if source.device.type != "jax":
@@ -274,12 +270,12 @@ def _set(
 
 
 @kernel("set_.source_Storage")
-def _set_storage(self: torch.Tensor, source: DeviceStorage) -> torch.Tensor:
+def _set_storage(self: Tensor, source: DeviceStorage) -> Tensor:
     return _set(self, source, 0, (source.nbytes() // self.element_size(),))
 
 
 @kernel("set_.source_Tensor")
-def _set_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+def _set_tensor(self: Tensor, source: Tensor) -> Tensor:
     if self.dtype is not source.dtype:
         raise RuntimeError(f"Could not set tensor of type {source.dtype} to a tensor of type {self.dtype}")
     size, stride, offset = Layout.of(source)
@@ -287,14 +283,12 @@ def _set_tensor(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
 
 
 @kernel("set_")
-def _set_empty(self: torch.Tensor) -> torch.Tensor:
+def _set_empty(self: Tensor) -> Tensor:
     return _set(self, storage_of(wrap(zeros((0,), self.dtype))), 0, (0,))
 
 
 @kernel("as_strided")
-def _as_strided(
-    self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> torch.Tensor:
+def _as_strided(self: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
     """Make the alias; PyTorch's own kernel checks the bounds against a storage whose bytes it does not have."""
     offset = int(self.storage_offset() if storage_offset is None else storage_offset)
     if len(size) == len(stride):  # else the alias raises
@@ -310,7 +304,7 @@ def _as_strided(
 
 
 @kernel("_new_zeros_with_same_feature_meta")
-def _tangent_like(self: torch.Tensor, other: torch.Tensor, *, self_num_batch_dims: int = 0) -> torch.Tensor:
+def _tangent_like(self: Tensor, other: Tensor, *, self_num_batch_dims: int = 0) -> Tensor:
     """Make zeros with the layout of `other` for each of the batch of `self`; PyTorch's own asks for bytes, as above."""
     batch, count = tuple(self.shape[:self_num_batch_dims]), elements(other)
     made = wrap(zeros((*batch, count), other.dtype))
@@ -319,14 +313,12 @@ def _tangent_like(self: torch.Tensor, other: torch.Tensor, *, self_num_batch_dim
 
 
 @kernel("as_strided_")
-def _as_strided_(
-    self: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> torch.Tensor:
-    made: torch.Tensor = _as_strided(self, size, stride, storage_offset)
+def _as_strided_(self: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
+    made: Tensor = _as_strided(self, size, stride, storage_offset)
     return _set(self, storage_of(self), int(made.storage_offset()), made.shape, made.stride())
 
 
-def _distinct(tensor: torch.Tensor) -> torch.Tensor:
+def _distinct(tensor: Tensor) -> Tensor:
     """Return the tensor without what is repeated: a dimension of stride 0 has one element."""
     return alias(tensor, *expanded(Layout.of(tensor)))
 
@@ -334,7 +326,7 @@ def _distinct(tensor: torch.Tensor) -> torch.Tensor:
 def _filler(name: str) -> Kernel:
     """Return the kernel of a fill in place, which may write to an expanded tensor, as in PyTorch."""
 
-    def fill(self: torch.Tensor, *value: Tree) -> torch.Tensor:
+    def fill(self: Tensor, *value: Tree) -> Tensor:
         try:
             assign(self, computed(name)(self, *value))
         except Overlap:
@@ -350,7 +342,7 @@ kernel("zero_")(_filler("zero"))
 
 
 @kernel("is_set_to")
-def _is_set_to(self: torch.Tensor, tensor: torch.Tensor) -> bool:
+def _is_set_to(self: Tensor, tensor: Tensor) -> bool:
     """Return whether both lie on one storage with the same sizes, strides and offset."""
     return Layout.of(self) == Layout.of(tensor) and storage_of(self) is storage_of(tensor)
 

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import torch
 import torch.utils.dlpack
+from torch import Tensor
 
 from ampcheck.jax_device.annotations import NAME, Args, Device, Function, Kwargs, Tree
 from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import wrap
 
 
-def to_jax(tensor: torch.Tensor) -> jax.Array:
+def to_jax(tensor: Tensor) -> jax.Array:
     """Return the values of a tensor of the device, as an array of its shape.
 
     No copy where the tensor is all of its storage: arrays never change, and a later write to the tensor gives its
@@ -30,7 +31,7 @@ def to_jax(tensor: torch.Tensor) -> jax.Array:
     return transfer.values(tensor.resolve_conj().resolve_neg())
 
 
-def from_jax(array: jax.Array) -> torch.Tensor:
+def from_jax(array: jax.Array) -> Tensor:
     """Return a contiguous tensor of the device on the array, without a copy; writes to it leave the array as it is.
 
     Raises TypeError for what is no `jax.Array`, NotImplementedError for a dtype that PyTorch lacks.
@@ -40,7 +41,7 @@ def from_jax(array: jax.Array) -> torch.Tensor:
     return wrap(array)
 
 
-def _exported(tensor: torch.Tensor) -> Tree:
+def _exported(tensor: Tensor) -> Tree:
     if tensor.requires_grad:
         raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
     if tensor.is_conj():
@@ -49,7 +50,7 @@ def _exported(tensor: torch.Tensor) -> Tree:
 
 
 def _capsule(
-    tensor: torch.Tensor,
+    tensor: Tensor,
     *,
     stream: int | None = -1,
     max_version: tuple[int, int] | None = None,
@@ -73,7 +74,7 @@ def _capsule(
 
 def _to_dlpack(original: Function) -> Function:
     @functools.wraps(original)
-    def to_dlpack(tensor: torch.Tensor, *args: Tree, **kwargs: Tree) -> Tree:
+    def to_dlpack(tensor: Tensor, *args: Tree, **kwargs: Tree) -> Tree:
         return _capsule(tensor) if tensor.device.type == NAME else original(tensor, *args, **kwargs)
 
     return to_dlpack
@@ -81,31 +82,31 @@ def _to_dlpack(original: Function) -> Function:
 
 def install() -> None:
     """Divert PyTorch's DLPack functions, which would export null pointers, for tensors of the device."""
-    dlpack, dlpack_device = torch.Tensor.__dlpack__, torch.Tensor.__dlpack_device__
+    dlpack, dlpack_device = Tensor.__dlpack__, Tensor.__dlpack_device__
     from_dlpack = torch.utils.dlpack.from_dlpack
 
     @functools.wraps(dlpack)
-    def __dlpack__(self: torch.Tensor, **kwargs: Any) -> Tree:
+    def __dlpack__(self: Tensor, **kwargs: Any) -> Tree:
         return _capsule(self, **kwargs) if self.device.type == NAME else dlpack(self, **kwargs)
 
     @functools.wraps(dlpack_device)
-    def __dlpack_device__(self: torch.Tensor) -> Tree:
+    def __dlpack_device__(self: Tensor) -> Tree:
         return _exported(self).__dlpack_device__() if self.device.type == NAME else dlpack_device(self)
 
     @functools.wraps(from_dlpack)
-    def imported(ext_tensor: Tree, *, device: Device = None, copy: bool | None = None) -> torch.Tensor:
+    def imported(ext_tensor: Tree, *, device: Device = None, copy: bool | None = None) -> Tensor:
         """Import as PyTorch does; a tensor of the device gives a tensor of the device on the same storage."""
         if device is None or torch.device(device).type == NAME:
-            if isinstance(ext_tensor, torch.Tensor) and ext_tensor.device.type == NAME:
+            if isinstance(ext_tensor, Tensor) and ext_tensor.device.type == NAME:
                 return ext_tensor.detach().clone() if copy else ext_tensor.detach()
             if isinstance(ext_tensor, jax.Array) and device is not None:
                 return wrap(ext_tensor)
         given: Kwargs = {"device": device, "copy": copy}
-        made: torch.Tensor = from_dlpack(ext_tensor, **{n: value for n, value in given.items() if value is not None})
+        made: Tensor = from_dlpack(ext_tensor, **{n: value for n, value in given.items() if value is not None})
         return made
 
-    torch.Tensor.__dlpack__ = __dlpack__  # type: ignore[method-assign]
-    torch.Tensor.__dlpack_device__ = __dlpack_device__  # type: ignore[method-assign]
+    Tensor.__dlpack__ = __dlpack__  # type: ignore[method-assign]
+    Tensor.__dlpack_device__ = __dlpack_device__  # type: ignore[method-assign]
     modules: Args = (torch, torch.utils.dlpack)
     exported = _to_dlpack(modules[1].to_dlpack)
     for module in modules:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from torch import Tensor
 
 from ampcheck.jax_device.annotations import NAME, Args, Function, Tree
 from ampcheck.jax_device.storage.arrays import wrap
@@ -47,7 +48,7 @@ def j2t_autograd(fn: Function | None = None, *, cast_inputs: torch.dtype | None 
 
 def _cast(leaf: Tree, dtype: torch.dtype) -> Tree:
     eligible = (
-        isinstance(leaf, torch.Tensor)
+        isinstance(leaf, Tensor)
         and leaf.is_floating_point()
         and leaf.device.type == NAME
         and leaf.dtype is not torch.float64
@@ -63,11 +64,11 @@ class _Border:
         self.forms: dict[object, _Form] = {}
 
     def __call__(self, leaves: Sequence[Tree], tree: pytree.TreeSpec) -> Tree:
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         for position, leaf in enumerate(leaves):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type != NAME:
+            if isinstance(leaf, Tensor) and leaf.device.type != NAME:
                 raise RuntimeError(f"j2t_autograd: leaf {position} of the arguments is on {leaf.device}, not on {NAME}")
-        static = tuple(None if isinstance(leaf, torch.Tensor) else (type(leaf), leaf) for leaf in leaves)
+        static = tuple(None if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves)
         key = (static, tree)
         try:
             form = self.forms.get(key)
@@ -97,7 +98,7 @@ class _Form:
         self.backward: Function = self.jit(lambda vjp, cotangents: vjp(cotangents))
         self.gradients: dict[tuple[tuple[int, ...], int], _Gradient] = {}
 
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> Tree:
+    def __call__(self, tensors: Sequence[Tensor]) -> Tree:
         out = _FormCall.apply(self, _Holder(), *tensors)
         return jax.tree.unflatten(self.out_tree, out)
 
@@ -134,7 +135,7 @@ class _Gradient(_Form):
         self.jit = form.jit
         self.forward = self.jit(gradient)
 
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> Tree:
+    def __call__(self, tensors: Sequence[Tensor]) -> Tree:
         return _FormCall.apply(self, _Holder(), *tensors)
 
 
@@ -185,7 +186,7 @@ class _FormCall(torch.autograd.Function):
     """One call of a `_Form` on tensors."""
 
     @staticmethod
-    def forward(form: _Form, holder: _Holder, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(form: _Form, holder: _Holder, *tensors: Tensor) -> tuple[Tensor, ...]:
         arrays = [values(t) for t in tensors]
         wanted = tuple(i for i, t in enumerate(tensors) if t.requires_grad and _inexact(arrays[i]))
         if wanted:
@@ -197,7 +198,7 @@ class _FormCall(torch.autograd.Function):
         return tuple(wrap(o) for o in out)
 
     @staticmethod
-    def setup_context(ctx: Tree, inputs: Args, output: Sequence[torch.Tensor]) -> None:
+    def setup_context(ctx: Tree, inputs: Args, output: Sequence[Tensor]) -> None:
         form, holder, *tensors = inputs
         ctx.form, ctx.out, ctx.held, ctx.vjp = form, holder.out, holder.wanted, holder.vjp
         ctx.wanted = tuple(
@@ -207,7 +208,7 @@ class _FormCall(torch.autograd.Function):
         ctx.mark_non_differentiable(*(o for o in output if not (o.is_floating_point() or o.is_complex())))
 
     @staticmethod
-    def backward(ctx: Tree, *grads: torch.Tensor) -> Tree:
+    def backward(ctx: Tree, *grads: Tensor) -> Tree:
         tensors = ctx.saved_tensors
         cotangents = [g for g, o in zip(grads, ctx.out, strict=True) if _inexact(o)]
         # With create_graph=True from the arguments again, so that the gradient has one in turn; also under torch.func,
@@ -239,7 +240,7 @@ def t2j(fn: Function) -> Function:
         shell = [None if _is_array(leaf) else (leaf,) for leaf in leaves]
         out_tree: list[Tree] = []
 
-        def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        def flat(*tensors: Tensor) -> list[Tensor]:
             rest = iter(tensors)
             inner_args, inner_kwargs = jax.tree.unflatten(tree, [next(rest) if s is None else s[0] for s in shell])
             out, spec = pytree.tree_flatten(fn(*inner_args, **inner_kwargs))
@@ -256,7 +257,7 @@ def _is_array(leaf: Tree) -> bool:
     return isinstance(leaf, (jax.Array, np.ndarray, np.generic))
 
 
-def _on_arrays(flat: Callable[..., Sequence[torch.Tensor]]) -> Function:
+def _on_arrays(flat: Callable[..., Sequence[Tensor]]) -> Function:
     """Return a flat function of tensors as one of arrays, with PyTorch's gradient."""
 
     def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -277,10 +278,10 @@ def _on_arrays(flat: Callable[..., Sequence[torch.Tensor]]) -> Function:
     return differentiable
 
 
-def _gradient(flat: Callable[..., Sequence[torch.Tensor]], wanted: Sequence[int], count: int) -> Function:
+def _gradient(flat: Callable[..., Sequence[Tensor]], wanted: Sequence[int], count: int) -> Function:
     """Return a function from arguments and gradients of `flat`'s inexact results to those of the arguments `wanted`."""
 
-    def gradient(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    def gradient(*tensors: Tensor) -> list[Tensor]:
         primals, grads = list(tensors[:count]), tensors[count:]
         again = any(t.requires_grad for t in tensors)
         # JAX's tracers belong to a thread, so the backward stays on this one.

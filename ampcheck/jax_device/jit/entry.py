@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.sharding import NamedSharding
+from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from ampcheck.jax_device import random
@@ -25,7 +26,7 @@ from ampcheck.jax_device.storage.arrays import Bytes, create, storage_of
 from ampcheck.jax_device.torch_private import GlobalStateGuard, TensorGuards, function_modes, pytree, transform_level
 from ampcheck.register.torch_private import dispatch_modes, dynamo_skip
 
-Run = tuple[Sequence[jax.Array], list[torch.Tensor], list[DeviceStorage]]
+Run = tuple[Sequence[jax.Array], list[Tensor], list[DeviceStorage]]
 """What a program computed, and the tensors and storages that it may touch."""
 # What holds an array that only its storage has: the storage, the list of a call's arrays, and the question itself.
 _ALONE = 3
@@ -126,7 +127,7 @@ class Entry:
         """Return whether it may be the program of a call with these first values, and gradients of this kind."""
         return self.known[: len(known)] == known and (not self.reads_grads or self.grads == grads)
 
-    def tensors(self, arguments: list[torch.Tensor], reached: Reached) -> list[torch.Tensor]:
+    def tensors(self, arguments: list[Tensor], reached: Reached) -> list[Tensor]:
         """Return every tensor the program may touch, in the order of the trace."""
         if not self.reads_grads:
             return [*arguments, *reached.tensors, *self.extra]
@@ -147,11 +148,11 @@ class Entry:
             given.append(random.default.key() if drawing else np.zeros(2, np.uint32))
         return given
 
-    def __call__(self, arguments: list[torch.Tensor], reached: Reached) -> Tree:
+    def __call__(self, arguments: list[Tensor], reached: Reached) -> Tree:
         """Run the program on these arguments and take over what it changed."""
         return self.finish(*self.run(arguments, reached), reached)
 
-    def run(self, arguments: list[torch.Tensor], reached: Reached) -> Run:
+    def run(self, arguments: list[Tensor], reached: Reached) -> Run:
         """Return what the program computes of these arguments; the tensors and storages that it may touch."""
         tensors = self.tensors(arguments, reached)
         storages = [storage_of(tensors[i]) for i in self.slots]
@@ -163,7 +164,7 @@ class Entry:
         return tuple(map(value_of, outputs[len(outputs) - self.trace.asked :]))
 
     def finish(
-        self, outputs: Sequence[jax.Array], tensors: list[torch.Tensor], storages: list[DeviceStorage], reached: Reached
+        self, outputs: Sequence[jax.Array], tensors: list[Tensor], storages: list[DeviceStorage], reached: Reached
     ) -> Tree:
         """Return what the function returns, after every effect was applied."""
         effects = self.effects
@@ -171,7 +172,7 @@ class Entry:
             for slot, output, as_bytes in effects.written:
                 storages[slot].array = Bytes(outputs[output]) if as_bytes else outputs[output]
             increment_version([tensors[self.slots[slot]] for slot, _, _ in effects.written])
-        made: dict[int, torch.Tensor] = {}
+        made: dict[int, Tensor] = {}
         for leaf, what in effects.grads:
             tensors[self.leaves[leaf]].grad = rebuild(what, outputs, tensors, made)
         for place, what in effects.places:
@@ -227,7 +228,7 @@ def described(value: Tree) -> object:
 
     Raises TypeError for an argument that may change unseen, and ValueError for a large CPU tensor, or one with a graph.
     """
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         if value.device.type == "jax":
             return _device(value)
         if value.device.type == "cpu" and value.numel() <= _HOST_LIMIT:
@@ -243,7 +244,7 @@ def described(value: Tree) -> object:
     return id(value)
 
 
-def _device(value: torch.Tensor) -> tuple[object, ...]:
+def _device(value: Tensor) -> tuple[object, ...]:
     if value.requires_grad and not value.is_leaf and torch.is_grad_enabled():
         raise ValueError(
             f"an argument of shape {list(value.shape)} of a jitted function is part of a graph from outside, which a "
@@ -258,7 +259,7 @@ def _device(value: torch.Tensor) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def sharing(tensors: list[torch.Tensor]) -> tuple[int, ...]:
+def sharing(tensors: list[Tensor]) -> tuple[int, ...]:
     """Return, for each tensor, the first one with the same storage."""
     first: dict[int, int] = {}
     return tuple(first.setdefault(id(t.untyped_storage()), i) for i, t in enumerate(tensors))
@@ -318,7 +319,7 @@ def generated(entry: Entry, args: Args, state: JitState) -> Function:
     given: list[str] = []
     distinct: dict[int, int] = {}  # of the tensors, by id, the first place of each
     for i, arg in enumerate(args):
-        if not isinstance(arg, torch.Tensor):
+        if not isinstance(arg, Tensor):
             space[f"v{i}"] = arg
             same = f"(a{i} == v{i} and a{i}.__class__ is v{i}.__class__)" if isinstance(arg, PLAIN) else "False"
             lines.append(f"if a{i} is not v{i} and not {same}: return MISS")
@@ -382,7 +383,7 @@ def _never(*_: object) -> object:
     return MISS
 
 
-def _natural(tensor: torch.Tensor) -> bool:
+def _natural(tensor: Tensor) -> bool:
     """Return whether the tensor is the whole of its storage, as its array has it."""
     if tensor.device.type != "jax" or tensor.is_complex() or (tensor.requires_grad and not tensor.is_leaf):
         return False

@@ -23,6 +23,7 @@ from weakref import WeakSet
 import jax
 import jax.numpy as jnp
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -131,7 +132,7 @@ def prepare(optimizer: Optimizer) -> None:
         _initialize(optimizer, group, [p for p in params if p.requires_grad and not optimizer.state.get(p)])
         for p in params:
             step = optimizer.state[p].get("step") if p in optimizer.state else None
-            if not isinstance(step, torch.Tensor):
+            if not isinstance(step, Tensor):
                 continue
             wide = optimizer in _made_capturable and not group.get("fused")  # PyTorch's fused kernels take float32
             dtype = torch.float64 if wide else step.dtype
@@ -139,7 +140,7 @@ def prepare(optimizer: Optimizer) -> None:
                 optimizer.state[p]["step"] = step.to("jax", dtype)
 
 
-def _initialize(optimizer: Optimizer, group: Kwargs, params: list[torch.Tensor]) -> None:
+def _initialize(optimizer: Optimizer, group: Kwargs, params: list[Tensor]) -> None:
     make = getattr(optimizer, "_init_group", None)
     if not params or make is None:
         return
@@ -168,7 +169,7 @@ def remembered(optimizers: list[Optimizer], scalers: list[torch.amp.GradScaler])
     def rewind() -> None:
         for optimizer, attributes, states in kept:
             for name, value in list(vars(optimizer).items()):
-                if name not in attributes and isinstance(value, torch.Tensor):
+                if name not in attributes and isinstance(value, Tensor):
                     delattr(optimizer, name)  # what GradScaler.step gives a fused optimizer
             for p in list(optimizer.state):
                 if p not in states:
@@ -210,19 +211,19 @@ def _masked_step(self: torch.amp.GradScaler, optimizer: Optimizer, state: Kwargs
     return result
 
 
-def _values(tensor: torch.Tensor) -> jax.Array:
+def _values(tensor: Tensor) -> jax.Array:
     value: jax.Array = storage_of(tensor).array.reshape(())
     return value
 
 
-def _mask_new(optimizer: Optimizer, known: dict[torch.Tensor, set[str]], found: jax.Array) -> None:
+def _mask_new(optimizer: Optimizer, known: dict[Tensor, set[str]], found: jax.Array) -> None:
     """Set state that this step made to zero where the step is taken back: the next step then starts from nothing.
 
     Raises RuntimeError for SGD with dampening, whose first momentum is the gradient undampened.
     """
     for p, state in optimizer.state.items():
         for name, value in state.items():
-            if name in known.get(p, ()) or not isinstance(value, torch.Tensor):
+            if name in known.get(p, ()) or not isinstance(value, Tensor):
                 continue
             if any(g.get("dampening") for g in optimizer.param_groups):
                 raise RuntimeError(
@@ -314,7 +315,7 @@ class Reached:
         self.holders: list[Tree] = []
         self.keys: list[Tree] = []
         self.values: list[Tree] = []
-        self.tensors: list[torch.Tensor] = []
+        self.tensors: list[Tensor] = []
         self.optimizers: list[Optimizer] = []
         self.scalers: list[torch.amp.GradScaler] = []
         self.unguarded: list[Kwargs] = []
@@ -360,7 +361,7 @@ class Reached:
 
 
 def _sign(reached: Reached, value: Tree) -> Tree:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return reached._seen[id(value)]
     if isinstance(value, PLAIN):
         return (type(value), value)
@@ -384,7 +385,7 @@ def _visit(found: Reached, value: Tree, depth: int) -> None:
     if isinstance(value, (types.FunctionType, types.MethodType)):
         _function(found, value, depth)
         return
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         if found.first(value) is None:
             found.tensors.append(value)
         return
@@ -433,7 +434,7 @@ def _module(found: Reached, root: torch.nn.Module, depth: int) -> None:
         for table in (module._parameters, module._buffers, module._modules):
             for name, value in list(table.items()):
                 found.add(table, name, value)
-                if isinstance(value, torch.Tensor):
+                if isinstance(value, Tensor):
                     _visit(found, value, depth)
         for name, value in list(vars(module).items()):
             if not _bookkeeping(name, value):

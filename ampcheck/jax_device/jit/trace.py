@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import torch
 from jax.extend.core import ClosedJaxpr
+from torch import Tensor
 
 from ampcheck.jax_device import random
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
@@ -126,7 +127,7 @@ class _Collector:
         return len(self.outputs) - 1
 
     def _returned(self, leaf: Tree) -> Tree:
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad and id(leaf) not in self._tensors and _live(leaf):
+        if isinstance(leaf, Tensor) and leaf.requires_grad and id(leaf) not in self._tensors and _live(leaf):
             raise RuntimeError(
                 "a jitted function returns a tensor that requires grad, and its graph would end at the call: call "
                 "backward() inside, or return tensor.detach(), or call it under torch.no_grad()"
@@ -137,7 +138,7 @@ class _Collector:
 
     def _tensor(self, value: Tree) -> Tree:
         """Say how a call gets this value again."""
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, Tensor):
             return Constant(value)
         if id(value) in self._tensors:
             return Same(self._tensors[id(value)])
@@ -172,16 +173,14 @@ class _Collector:
                 now = holder[key]
             except (KeyError, IndexError, ValueError):
                 raise RuntimeError(f"{key!r} was there before a jitted function and is removed by it") from None
-            if now is not value and not isinstance(now, torch.Tensor):
+            if now is not value and not isinstance(now, Tensor):
                 self.attempt.watch.refuse_effects()
             if now is not value and not isinstance(holder, Size):
                 effects.places.append((i, self._tensor(now)))
 
     def _states(self, effects: Effects) -> None:
         reached = self.attempt.reached
-        known = {
-            (id(h), k) for h, k in zip(reached.holders, reached.keys, strict=True) if isinstance(k, (str, torch.Tensor))
-        }
+        known = {(id(h), k) for h, k in zip(reached.holders, reached.keys, strict=True) if isinstance(k, (str, Tensor))}
         for o, optimizer in enumerate(reached.optimizers):
             for p, state in optimizer.state.items():
                 for name, value in state.items() if isinstance(state, dict) else ():
@@ -189,7 +188,7 @@ class _Collector:
                         effects.state.append((o, self._tensors[id(p)], name, self._tensor(value)))
 
 
-def _live(tensor: torch.Tensor) -> bool:
+def _live(tensor: Tensor) -> bool:
     """Return whether the tensor's graph still has what backward needs."""
     nodes, seen = [tensor.grad_fn], set()
     while nodes:
@@ -201,20 +200,18 @@ def _live(tensor: torch.Tensor) -> bool:
         for name in dir(node):
             if name.startswith("_saved_"):
                 with contextlib.suppress(RuntimeError):  # freed: PyTorch says so by an error
-                    if isinstance(getattr(node, name), torch.Tensor):
+                    if isinstance(getattr(node, name), Tensor):
                         return True
         nodes.extend(following for following, _ in node.next_functions)
     return False
 
 
-def rebuild(
-    what: Tree, outputs: Sequence[jax.Array], tensors: list[torch.Tensor], storages: dict[int, torch.Tensor]
-) -> Tree:
+def rebuild(what: Tree, outputs: Sequence[jax.Array], tensors: list[Tensor], storages: dict[int, Tensor]) -> Tree:
     """Return a value of this call, from the program's outputs; tensors with one storage in the trace have one here."""
     kind = what.__class__
     if kind is NewTensor:
         if what.plain and what.output not in storages:
-            tensor: torch.Tensor = create(what.size, what.dtype)
+            tensor: Tensor = create(what.size, what.dtype)
             storage_of(tensor).array = outputs[what.output]
             storages[what.output] = tensor
             return tensor
@@ -231,10 +228,10 @@ def rebuild(
         return tensors[what.tensor]
     if kind is NumberResult:
         return what.kind(outputs[what.output])
-    return what.value.clone() if isinstance(what.value, torch.Tensor) else what.value
+    return what.value.clone() if isinstance(what.value, Tensor) else what.value
 
 
-def _with_bits(tensor: torch.Tensor, bits: tuple[bool, bool]) -> torch.Tensor:
+def _with_bits(tensor: Tensor, bits: tuple[bool, bool]) -> Tensor:
     tensor = neg_view(tensor) if bits[1] else tensor
     return conj(tensor) if bits[0] else tensor
 
@@ -274,11 +271,11 @@ class StepTrace:
     """What one trace gave: the program as a jaxpr over all inputs, and what its outputs are."""
 
     closed: ClosedJaxpr
-    tensors: list[torch.Tensor]
-    leaves: list[torch.Tensor]
-    extra: list[torch.Tensor]
+    tensors: list[Tensor]
+    leaves: list[Tensor]
+    extra: list[Tensor]
     reads_grads: bool
-    host: list[torch.Tensor]
+    host: list[Tensor]
     results: Results
     effects: Effects
     random: bool
@@ -291,13 +288,13 @@ class StepTrace:
     """Whether the values that it was given are all that it asks for; else its program computes those, and no more."""
 
 
-def unique(tensors: list[torch.Tensor]) -> list[DeviceStorage]:
+def unique(tensors: list[Tensor]) -> list[DeviceStorage]:
     """Return the storages of device tensors, each once, in order."""
     found = {id(s): s for s in (storage_of(t) for t in tensors if t.device.type == "jax")}
     return list(found.values())
 
 
-def grad_leaves(arguments: list[torch.Tensor], reached: Reached) -> list[torch.Tensor]:
+def grad_leaves(arguments: list[Tensor], reached: Reached) -> list[Tensor]:
     """Return the tensors whose `.grad` the function may use or set."""
     found = [*(t for t in arguments if t.is_leaf), *reached.leaves]
     return [t for t in dict.fromkeys(found) if t.requires_grad and t.device.type == "jax"]
@@ -313,10 +310,10 @@ class StepCall(NamedTuple):
     fn: Function
     args: Args
     kwargs: Kwargs
-    arguments: list[torch.Tensor]
+    arguments: list[Tensor]
     reached: Reached
 
-    def grad_leaves(self) -> list[torch.Tensor]:
+    def grad_leaves(self) -> list[Tensor]:
         """Return the tensors whose `.grad` the function may use or set."""
         return grad_leaves(self.arguments, self.reached)
 
@@ -329,7 +326,7 @@ def trace(call: StepCall, assumed: tuple[Value, ...] | None = ()) -> StepTrace:
     Raises ValueNeededError, RuntimeError for what cannot be compiled, and whatever the function raises; instead of
     that ValueNeededError where it asked for a value before, since eagerly it may do without.
     """
-    extra: list[torch.Tensor] = []
+    extra: list[Tensor] = []
     reads_grads = False
     with lock:
         while True:
@@ -355,7 +352,7 @@ class _Attempt:
     """One try, with a given set of inputs."""
 
     def __init__(
-        self, call: StepCall, extra: list[torch.Tensor], reads_grads: bool, assumed: tuple[Value, ...] | None
+        self, call: StepCall, extra: list[Tensor], reads_grads: bool, assumed: tuple[Value, ...] | None
     ) -> None:
         self.call, self.reached = call, call.reached
         self.leaves = call.grad_leaves()
@@ -380,7 +377,7 @@ class _Attempt:
             self.random, numbers, len(self.watch.asked), [*self.watch.outcomes], self.whole,
         )  # fmt: skip
 
-    def _traced_apart(self) -> tuple[ClosedJaxpr, int, list[torch.Tensor], bool]:
+    def _traced_apart(self) -> tuple[ClosedJaxpr, int, list[Tensor], bool]:
         """Return the program, how many numbers it takes, the host's tensors that it read, and whether it is one.
 
         In a frame of its own: whoever looks at a frame's locals (an import in the step may) keeps them until it ends.
@@ -503,9 +500,9 @@ def _at(holder: Tree, key: Tree) -> Tree:
 _GONE = object()
 
 
-def _placeholder(leaf: torch.Tensor) -> torch.Tensor:
+def _placeholder(leaf: Tensor) -> Tensor:
     """Return a gradient without values, which stands for whatever gradient there is before the call."""
-    empty: torch.Tensor = create(leaf.shape, leaf.dtype)
+    empty: Tensor = create(leaf.shape, leaf.dtype)
     return empty
 
 
@@ -525,7 +522,7 @@ class _Host:
     A compiled function may read them as constants. A trace that gives no program leaves them as they were.
     """
 
-    def __init__(self, tensors: list[torch.Tensor], containers: list[Tree]) -> None:
+    def __init__(self, tensors: list[Tensor], containers: list[Tree]) -> None:
         self._before = [(t, t._version, t.detach().clone()) for t in tensors]
         self._containers = [(c, c.copy()) for c in containers]
         self._random = torch.get_rng_state()
@@ -551,7 +548,7 @@ class _Host:
         apart = {*map(id, unguarded)}
         return any(id(c) not in apart and not _alike(c, kept) for c, kept in self._containers)
 
-    def check(self, seen: Iterable[tuple[torch.Tensor, int]]) -> None:
+    def check(self, seen: Iterable[tuple[Tensor, int]]) -> None:
         """Raise RuntimeError where something was written, or random numbers were drawn.
 
         `seen` are the tensors that the trace met, with the versions they had then.

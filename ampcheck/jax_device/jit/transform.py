@@ -149,12 +149,7 @@ class JittedFunction(Protocol):
 
 @overload
 def jit(
-    fn: Function,
-    *,
-    donate: bool = True,
-    warn_after: int = 16,
-    fullgraph: bool = False,
-    buckets: Buckets | None = None,
+    fn: Function, *, donate: bool = True, warn_after: int = 16, fullgraph: bool = False, buckets: Buckets | None = None
 ) -> JittedFunction: ...
 @overload
 def jit(

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from torch import Tensor
 from torch.library import Library
 
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
@@ -244,10 +245,10 @@ def value_needed(what: str, place: str) -> ValueNeededError:
     )
 
 
-def tensors(values: Iterable[Tree]) -> Iterator[torch.Tensor]:
+def tensors(values: Iterable[Tree]) -> Iterator[Tensor]:
     """Yield the tensors in an op's arguments or results."""
     for value in values:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             while is_functorch_wrapped(value):  # by vmap or grad, which have no storage of their own
                 value = unwrapped(value)
             yield value
@@ -260,7 +261,7 @@ def raw(found: Tree) -> jax.Array:
     return found.array if isinstance(found, Bytes) else found
 
 
-def _same(tensor: torch.Tensor) -> torch.Tensor:
+def _same(tensor: Tensor) -> Tensor:
     return alias(tensor, *Layout.of(tensor))
 
 
@@ -270,7 +271,7 @@ _DECIDING = 4096  # elements of a tensor whose values may be part of a program
 def _decides(leaf: Tree) -> bool:
     """Return whether an op's argument is a tensor whose values may decide a shape."""
     return (
-        isinstance(leaf, torch.Tensor)
+        isinstance(leaf, Tensor)
         and leaf.device.type == "jax"
         and not leaf.is_floating_point()
         and not leaf.is_complex()
@@ -302,8 +303,8 @@ class OpWatch:
         self._known = self._inputs | self._poison
         self._kept = [inputs, poison]  # ids stay their own
         self._made: dict[int, tuple[weakref.ref[DeviceStorage], str, str]] = {}
-        self.unknown: dict[int, tuple[DeviceStorage, jax.Array | Bytes, torch.Tensor]] = {}
-        self.host: dict[int, tuple[torch.Tensor, int]] = {}
+        self.unknown: dict[int, tuple[DeviceStorage, jax.Array | Bytes, Tensor]] = {}
+        self.host: dict[int, tuple[Tensor, int]] = {}
         self.poisoned = False
         self.needed: ValueNeededError | None = None
 
@@ -363,7 +364,7 @@ class OpWatch:
     def _by_value(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Tree:
         """Run an op that needs values by a number that comes later or by assumed ones, else return NotImplemented."""
         name, given = func._schema.name, [*tensors((*args, *kwargs.values()))]
-        if any(is_functorch_wrapped(t) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)):
+        if any(is_functorch_wrapped(t) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)):
             return NotImplemented
         if name == "aten::is_nonzero":
             return bool(self.ask(transfer.values(given[0]).reshape(()) != 0))
@@ -406,11 +407,11 @@ class OpWatch:
             return out
         return NotImplemented
 
-    def _assumed(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _assumed(self, tensor: Tensor) -> Tensor:
         with jax.ensure_compile_time_eval():
             return wrap(jax.numpy.asarray(self.ask(transfer.values(tensor))))
 
-    def _see(self, tensor: torch.Tensor, func: OpOverload) -> None:
+    def _see(self, tensor: Tensor, func: OpOverload) -> None:
         if tensor.device.type == "cpu":
             if func is torch.ops.aten.lift_fresh.default:
                 self._note(tensor, func)  # torch.tensor(...) makes its tensor unseen
@@ -429,7 +430,7 @@ class OpWatch:
         if found is not None and not isinstance(raw(found), jax.core.Tracer):
             self.unknown[id(storage)] = (storage, found, _same(tensor))
 
-    def _note(self, tensor: torch.Tensor, func: OpOverload) -> None:
+    def _note(self, tensor: Tensor, func: OpOverload) -> None:
         if tensor.device.type == "meta":
             return
         storage = storage_of(tensor)

@@ -30,10 +30,7 @@ def _huber(difference: Array, delta: float = 1.0) -> Array:
 # Losses of the difference between input and target: each element's loss, and its slope.
 _OF_DIFFERENCES: dict[str, tuple[Computation, Computation]] = {
     "mse_loss": (jnp.square, lambda difference: 2 * difference),
-    "smooth_l1_loss": (
-        _smooth_l1,
-        lambda d, beta: jnp.where(jnp.abs(d) < beta, d / beta if beta else d, jnp.sign(d)),
-    ),
+    "smooth_l1_loss": (_smooth_l1, lambda d, beta: jnp.where(jnp.abs(d) < beta, d / beta if beta else d, jnp.sign(d))),
     "huber_loss": (_huber, lambda d, delta: jnp.where(jnp.abs(d) < delta, d, delta * jnp.sign(d))),
 }
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from jax import Array
 from jax.lax import RaggedDotDimensionNumbers, ragged_dot_general
+from torch import Tensor
 from torch.library import Library
 
 from ampcheck.jax_device.dispatch.special import kernel
@@ -111,25 +112,23 @@ def _grouped(left: Array, right: Array, ends: Array, dtype: np.dtype) -> Array:
 
 @kernel("_grouped_mm")
 def grouped_mm(
-    self: torch.Tensor,
-    mat2: torch.Tensor,
-    offs: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
+    self: Tensor,
+    mat2: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Return the product of each group of rows, of columns, or of both, by `jax.lax.ragged_dot_general`."""
     groups = {t.shape[0] for t in (self, mat2) if t.dim() == 3}
     fits = self.shape[-1] == mat2.shape[-2] and self.dtype is mat2.dtype and self.dim() + mat2.dim() < 6
     if offs is None or bias is not None or not fits or not groups <= {*offs.shape}:
         op = torch.ops.aten._grouped_mm.default  # raises PyTorch's errors, or calls `bmm`
-        out: torch.Tensor = op._op_dk(DispatchKey.CompositeExplicitAutograd, self, mat2, offs, bias, out_dtype)
+        out: Tensor = op._op_dk(DispatchKey.CompositeExplicitAutograd, self, mat2, offs, bias, out_dtype)
         return out
     return wrap(_grouped(values(self), values(mat2), values(offs), jax_dtype(out_dtype or self.dtype)))
 
 
-def experts_backward(
-    input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor, grad: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def experts_backward(input: Tensor, weight: Tensor, offs: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of `input` and `weight`, where `input @ weight` in groups has the gradient `grad`."""
     return grouped_mm(grad, weight.mT, offs), grouped_mm(input.mT, grad, offs)
 

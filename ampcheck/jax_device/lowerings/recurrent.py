@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import torch
 import torch.nn.functional as F
 from jax import Array
+from torch import Tensor
 
 from ampcheck.jax_device.annotations import Function, Tree
 from ampcheck.jax_device.dispatch.kernels import computed
@@ -73,11 +74,11 @@ def lstm_cell_backward(
 
 @kernel("_thnn_fused_lstm_cell")
 def lstm_cell_kernel(
-    input_gates: torch.Tensor,
-    hidden_gates: torch.Tensor,
-    cx: torch.Tensor,
-    input_bias: torch.Tensor | None = None,
-    hidden_bias: torch.Tensor | None = None,
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    cx: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
 ) -> Tree:
     """Run the cell; PyTorch's Meta kernel fails where there are no biases, so it is given zeros."""
     if input_bias is None or hidden_bias is None:
@@ -143,10 +144,7 @@ def _gru_back(grads: State, _: State, __: State, workspace: Array) -> tuple[Arra
     return by_gates, by_hidden, (by_state,)
 
 
-_STEPS: dict[str, tuple[Computation, Computation]] = {
-    "lstm": (_lstm_step, _lstm_back),
-    "gru": (_gru_step, _gru_back),
-}
+_STEPS: dict[str, tuple[Computation, Computation]] = {"lstm": (_lstm_step, _lstm_back), "gru": (_gru_step, _gru_back)}
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -214,12 +212,7 @@ def _differentiable() -> Function:
 
 
 def _served(
-    kind: str,
-    input: torch.Tensor,
-    state: Sequence[torch.Tensor],
-    params: Sequence[torch.Tensor],
-    biased: bool,
-    sides: int,
+    kind: str, input: Tensor, state: Sequence[Tensor], params: Sequence[Tensor], biased: bool, sides: int
 ) -> bool:
     """Return whether all is as a module of `sides` layers and directions gives it, and no mode is to see it."""
     each = 4 if biased else 2
@@ -244,14 +237,14 @@ def _served(
 
 def _layers(
     kind: str,
-    input: torch.Tensor,
-    state: Sequence[torch.Tensor],
-    params: Sequence[torch.Tensor],
+    input: Tensor,
+    state: Sequence[Tensor],
+    params: Sequence[Tensor],
     biased: bool,
     count: int,
     dropout: float,
     directions: int,
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
+) -> tuple[Tensor, list[Tensor]]:
     """Run all layers on (T, B, in); return the last one's outputs, and each state's last values of all layers."""
     run, each = _differentiable(), 4 if biased else 2
     lasts = []

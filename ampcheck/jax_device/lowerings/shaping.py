@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import Array
+from torch import Tensor
 
 from ampcheck.jax_device.dispatch.kernels import assign, fit
 from ampcheck.jax_device.dispatch.special import kernel
@@ -60,34 +61,34 @@ def _program(values: Values, size: int, dtype: torch.dtype) -> Values:
     return compiled(program, size)
 
 
-def _made(values: Values, meta: torch.Tensor, *numbers: Bound) -> torch.Tensor:
+def _made(values: Values, meta: Tensor, *numbers: Bound) -> Tensor:
     """Make a tensor of the Meta tensor's size and dtype."""
     return wrap(_program(values, meta.numel(), meta.dtype)(*numbers).reshape(meta.shape))
 
 
-def _arange(*bounds: complex, dtype: torch.dtype | None = None, **_: object) -> torch.Tensor:
+def _arange(*bounds: complex, dtype: torch.dtype | None = None, **_: object) -> Tensor:
     start, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     return _made(_steps, torch.arange(start, end, step, dtype=dtype, device="meta"), start, step)
 
 
-def _range(start: float, end: float, step: float = 1, *, dtype: torch.dtype | None = None, **_: object) -> torch.Tensor:
+def _range(start: float, end: float, step: float = 1, *, dtype: torch.dtype | None = None, **_: object) -> Tensor:
     size = int((end - start) / step) + 1 if step and (end - start) / step >= 0 else 0
     if not size:
         raise RuntimeError(f"upper bound and lower bound inconsistent with step sign: from {start} to {end} by {step}")
     return _made(_steps, torch.empty(size, dtype=dtype, device="meta"), start, step)
 
 
-def _linspace(start: float, end: float, steps: int, *, dtype: torch.dtype | None = None, **_: object) -> torch.Tensor:
+def _linspace(start: float, end: float, steps: int, *, dtype: torch.dtype | None = None, **_: object) -> Tensor:
     return _made(_even, torch.linspace(start, end, steps, dtype=dtype, device="meta"), start, end)
 
 
 def _logspace(
     start: float, end: float, steps: int, base: float = 10.0, *, dtype: torch.dtype | None = None, **_: object
-) -> torch.Tensor:
+) -> Tensor:
     return _made(_powers, torch.logspace(start, end, steps, base, dtype=dtype, device="meta"), start, end, base)
 
 
-def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **_: object) -> torch.Tensor:
+def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **_: object) -> Tensor:
     size = (n, n if m is None else m)
     return wrap(_identity(*size, jax_dtype(torch.eye(*size, dtype=dtype, device="meta").dtype)))
 
@@ -97,11 +98,11 @@ def _identity(n: int, m: int, dtype: np.dtype) -> jax.Array:
     return jnp.eye(n, m, dtype=dtype)
 
 
-def _register(make: Callable[..., torch.Tensor], names: tuple[str, ...], outs: tuple[str, ...]) -> None:
+def _register(make: Callable[..., Tensor], names: tuple[str, ...], outs: tuple[str, ...]) -> None:
     kernel(*names)(make)
 
     @kernel(*outs)
-    def filled(*numbers: Bound, out: torch.Tensor) -> torch.Tensor:
+    def filled(*numbers: Bound, out: Tensor) -> Tensor:
         made = make(*numbers, dtype=out.dtype)
         fit(out, made)
         assign(out, made)
@@ -115,7 +116,7 @@ _register(_logspace, ("logspace",), ("logspace.out",))
 _register(_eye, ("eye", "eye.m"), ("eye.out", "eye.m_out"))
 
 
-def _register_indices(name: str, indices: Callable[..., torch.Tensor]) -> None:
+def _register_indices(name: str, indices: Callable[..., Tensor]) -> None:
     kernel(name)(
         lambda *numbers, dtype=None, **_: transfer.to_device(
             indices(*numbers, dtype=dtype or torch.int64, device="cpu")

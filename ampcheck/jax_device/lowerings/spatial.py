@@ -144,14 +144,10 @@ def max_unpool(self: Array, indices: Array, output_size: Sequence[int], *_: Sequ
 def _register_avg_pool(dims: int) -> None:
     lower(f"avg_pool{dims}d")(widened(lambda self, *options: _avg_pool(self, dims, *options)))
     lower(f"avg_pool{dims}d_backward")(
-        widened(
-            lambda grad, self, *options: transposed(lambda x: _avg_pool(x, dims, *options), grad, self.shape),
-        )
+        widened(lambda grad, self, *options: transposed(lambda x: _avg_pool(x, dims, *options), grad, self.shape))
     )
     lower(f"_adaptive_avg_pool{dims}d_backward")(
-        widened(
-            lambda grad, self: transposed(lambda x: adaptive_avg_pool(x, grad.shape[-dims:]), grad, self.shape),
-        )
+        widened(lambda grad, self: transposed(lambda x: adaptive_avg_pool(x, grad.shape[-dims:]), grad, self.shape))
     )
 
 

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from torch import Tensor
 
 from ampcheck.jax_device.annotations import DeviceStorage
 from ampcheck.jax_device.dtypes import jax_dtype, torch_dtype
@@ -36,7 +37,7 @@ class Layout(NamedTuple):
     offset: int
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Layout:
+    def of(cls, tensor: Tensor) -> Layout:
         return cls(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
 
@@ -160,10 +161,10 @@ def physical(values: jax.Array, stride: tuple[int, ...]) -> jax.Array:
     return values.transpose(dims)
 
 
-create: Callable[[Sequence[int], torch.dtype], torch.Tensor] = (
+create: Callable[[Sequence[int], torch.dtype], Tensor] = (
     create_empty_tensor  # (sizes, dtype) -> a tensor of the PrivateUse1 device, storage empty
 )
-storage_of: Callable[[torch.Tensor], DeviceStorage] = torch.Tensor.untyped_storage  # type: ignore[assignment]
+storage_of: Callable[[Tensor], DeviceStorage] = Tensor.untyped_storage  # type: ignore[assignment]
 META = DispatchKeySet(DispatchKey.Meta)
 
 
@@ -177,23 +178,23 @@ class Bytes:
         self.array = array
 
 
-def wrap(array: jax.Array) -> torch.Tensor:
+def wrap(array: jax.Array) -> Tensor:
     """Return a contiguous tensor of the array's shape on a new storage that holds it."""
     shape = array.shape
-    tensor: torch.Tensor = create(shape, torch_dtype(array.dtype))
+    tensor: Tensor = create(shape, torch_dtype(array.dtype))
     storage_of(tensor).array = array
     if 0 in shape and len(shape) > 1:  # `create` counts a dimension of no elements as 0 in the strides, PyTorch as 1
         return alias(tensor, shape, [math.prod(max(n, 1) for n in shape[d + 1 :]) for d in range(len(shape))], 0)
     return tensor
 
 
-def alias(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+def alias(tensor: Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
     """Return a tensor on the same storage with other sizes, strides and offset, all in elements."""
-    out: torch.Tensor = as_strided(META, tensor, size, stride, offset)
+    out: Tensor = as_strided(META, tensor, size, stride, offset)
     return out
 
 
-def held(tensor: torch.Tensor) -> jax.Array | Bytes:
+def held(tensor: Tensor) -> jax.Array | Bytes:
     """Return what hangs on the tensor's storage. Raises RuntimeError for a tensor that has none."""
     try:
         found: jax.Array | Bytes = storage_of(tensor).array
@@ -204,7 +205,7 @@ def held(tensor: torch.Tensor) -> jax.Array | Bytes:
     return found
 
 
-def contents(tensor: torch.Tensor) -> jax.Array:
+def contents(tensor: Tensor) -> jax.Array:
     """Return the storage's array, of whatever shape, in the tensor's dtype.
 
     A storage seen under another dtype than it holds becomes `Bytes`, from which every dtype is read.
@@ -219,7 +220,7 @@ def contents(tensor: torch.Tensor) -> jax.Array:
     return from_bytes(found.array, dtype)
 
 
-def store(tensor: torch.Tensor, array: jax.Array) -> None:
+def store(tensor: Tensor, array: jax.Array) -> None:
     """Make `array` the storage's values: as many elements of the tensor's dtype as the storage has."""
     storage = storage_of(tensor)
     if isinstance(getattr(storage, "array", None), Bytes):

@@ -13,19 +13,20 @@ import functools
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from torch.nn import Module, Parameter
 
 from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.storage.overrides import libc10
 from ampcheck.jax_device.torch_private import DisableTorchFunction, has_compatible_type
 
-Move = Callable[[torch.Tensor], torch.Tensor]
+Move = Callable[[Tensor], Tensor]
 _CHANGE = "_ZN3c1010TensorImpl30_change_backend_component_keysENS_6DeviceE"
 _TYPES = {"cpu": 0, "jax": 20}  # c10::DeviceType
 
 
 @functools.cache
-def change_device_type() -> Callable[[torch.Tensor, str], None] | None:
+def change_device_type() -> Callable[[Tensor, str], None] | None:
     """Find the function that makes a tensor one of another device type, values aside; None if PyTorch exports none."""
     function = getattr(libc10(), _CHANGE, None)
     if function is None:
@@ -34,7 +35,7 @@ def change_device_type() -> Callable[[torch.Tensor, str], None] | None:
     return lambda tensor, kind: function(tensor._cdata, _TYPES[kind])
 
 
-def become(tensor: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
+def become(tensor: Tensor, moved: Tensor) -> Tensor:
     """Give a tensor the values and the device of another one; the tensor, which others refer to, stays the object.
 
     Returns what `tensor.data` is. Where PyTorch does not take the two for alike, `moved`, and nothing is changed.
@@ -58,9 +59,9 @@ def become(tensor: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
     return moved
 
 
-def _crosses(tensor: torch.Tensor, moved: torch.Tensor) -> bool:
+def _crosses(tensor: Tensor, moved: Tensor) -> bool:
     """Return whether a tensor with values of its own was moved between the CPU and the device."""
-    plain = all(type(t).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ for t in (tensor, moved))
+    plain = all(type(t).__torch_dispatch__ is Tensor.__torch_dispatch__ for t in (tensor, moved))
     return plain and {tensor.device.type, moved.device.type} == _TYPES.keys()
 
 
@@ -69,19 +70,19 @@ class _Mover:
 
     def __init__(self, move: Move) -> None:
         self._move = move
-        self._grad: torch.Tensor | None = None
-        self._loaded: list[torch.Tensor] = []
+        self._grad: Tensor | None = None
+        self._loaded: list[Tensor] = []
 
     def know(self, module: Module) -> None:
         """Note a module's parameters where they are no `Parameter`s: those that `torch.jit.load` reads."""
         if isinstance(module, torch.jit.ScriptModule):
             self._loaded.extend(module.parameters(recurse=False))
 
-    def _kept(self, tensor: torch.Tensor) -> bool:
+    def _kept(self, tensor: Tensor) -> bool:
         """Return whether the tensor stays the same object: parameters and their gradients, not buffers."""
         return isinstance(tensor, Parameter) or tensor is self._grad or any(tensor is p for p in self._loaded)
 
-    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+    def __call__(self, tensor: Tensor) -> Tensor:
         moved = self._move(tensor)
         with DisableTorchFunction():
             if not self._kept(tensor) or not _crosses(tensor, moved):

@@ -7,6 +7,7 @@ import ctypes
 import jax
 import numpy as np
 import torch
+from torch import Tensor
 
 from ampcheck.jax_device.dtypes import jax_dtype, torch_dtype
 from ampcheck.jax_device.storage.arrays import Layout, contents, read, settled, wrap
@@ -15,7 +16,7 @@ from ampcheck.jax_device.storage.arrays import Layout, contents, read, settled, 
 _INDEXING = ("index.", "index_put", "_index_put_impl", "_unsafe_index")
 
 
-def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+def to_numpy(tensor: Tensor) -> np.ndarray:
     """Return a tensor's values as an array that shares nothing with it. Raise RuntimeError for a tensor without values.
 
     `Tensor.numpy` would leave the tensor unable to be resized, and NumPy's own dtypes lack bfloat16.
@@ -32,7 +33,7 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     return out
 
 
-def from_numpy(array: np.ndarray) -> torch.Tensor:
+def from_numpy(array: np.ndarray) -> Tensor:
     """Copy an array to a CPU tensor that can be resized, as none of `torch.from_numpy` can."""
     array = np.ascontiguousarray(array).reshape(array.shape)
     out = torch.empty(array.shape, dtype=torch_dtype(array.dtype), device="cpu")
@@ -40,7 +41,7 @@ def from_numpy(array: np.ndarray) -> torch.Tensor:
     return out
 
 
-def values(tensor: torch.Tensor) -> jax.Array:
+def values(tensor: Tensor) -> jax.Array:
     """Return a device tensor's values as an array of its shape; the storage's own if the tensor is all of it."""
     array = contents(tensor)
     if array.shape != tensor.shape or not tensor.is_contiguous():
@@ -48,15 +49,15 @@ def values(tensor: torch.Tensor) -> jax.Array:
     return settled(array, tensor.is_conj(), tensor.is_neg())
 
 
-def to_device(tensor: torch.Tensor) -> torch.Tensor:
+def to_device(tensor: Tensor) -> Tensor:
     return wrap(jax.device_put(to_numpy(tensor)))
 
 
-def to_host(tensor: torch.Tensor) -> torch.Tensor:
+def to_host(tensor: Tensor) -> Tensor:
     return from_numpy(np.asarray(values(tensor)))
 
 
-def guest(tensor: torch.Tensor, name: str) -> torch.Tensor | np.ndarray:
+def guest(tensor: Tensor, name: str) -> Tensor | np.ndarray:
     """Return a tensor of another device among the arguments: a CPU scalar becomes a NumPy scalar array.
 
     Raises RuntimeError where PyTorch would: anything else must be on one device.
