@@ -10,17 +10,18 @@ from zlib import crc32
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 NAN, INF = float("nan"), float("inf")
 
 
-def ones(*size: int, **options: Any) -> torch.Tensor:
+def ones(*size: int, **options: Any) -> Tensor:
     return torch.ones(size, device="jax", **options)
 
 
-def zeros(*size: int) -> torch.Tensor:
+def zeros(*size: int) -> Tensor:
     return torch.zeros(size, device="jax")
 
 
@@ -59,16 +60,16 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def doubling(backward: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+def doubling(backward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """A function that doubles a tensor, and whose gradient is what `backward` makes of that of its result."""
 
     class Doubling(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+        def forward(ctx: Any, a: Tensor) -> Tensor:
             return a * 2
 
         @staticmethod
-        def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
             return backward(grads[0])
 
     return Doubling.apply
@@ -77,13 +78,13 @@ def doubling(backward: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torc
 def moved(value: Any) -> Any:
     """CPU tensors inside `value` copied to the device, with their `requires_grad`."""
     return tree_map(
-        lambda v: v.detach().to("jax").requires_grad_(v.requires_grad) if isinstance(v, torch.Tensor) else v, value
+        lambda v: v.detach().to("jax").requires_grad_(v.requires_grad) if isinstance(v, Tensor) else v, value
     )
 
 
-def tensors(value: Any) -> list[torch.Tensor]:
+def tensors(value: Any) -> list[Tensor]:
     """The tensors inside `value`, in order."""
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def same(function: Callable[..., Any], *args: Any, loose: float = 1.0, **kwargs: Any) -> Any:
@@ -120,7 +121,7 @@ class Trained(NamedTuple):
 
     losses: list[float]
     scales: list[float]
-    parameters: list[torch.Tensor]
+    parameters: list[Tensor]
     step: Any
 
 
@@ -138,7 +139,7 @@ def train(
     clips: bool = False,
     decay: float | None = None,
     clears_first: bool = True,
-    inject: Callable[[int, torch.Tensor], torch.Tensor] = lambda step, y: y,
+    inject: Callable[[int, Tensor], Tensor] = lambda step, y: y,
 ) -> Trained:
     """Train a small model. In float16 a gradient scaler is used, whose first scale overflows.
 
@@ -151,7 +152,7 @@ def train(
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, decay) if decay else None
     scaler = torch.amp.GradScaler(device, init_scale=2.0**20, growth_interval=3, enabled=amp is torch.float16)
 
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def step(x: Tensor, y: Tensor) -> Tensor:
         if clears_first:
             optimizer.zero_grad()
         with torch.autocast(device, dtype=amp or torch.bfloat16, enabled=amp is not None):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ampcheck.jax_device import Bucket, jit
@@ -19,7 +20,7 @@ from bench.jax_steps import STEPS, layers
 from tests.jax.agreement import Make, Trained, ones, train, zeros
 
 
-def x() -> torch.Tensor:
+def x() -> Tensor:
     return torch.arange(6.0, device="jax").view(2, 3)
 
 
@@ -40,7 +41,7 @@ _hidden.total = torch.zeros(3, device="jax")
 def test_state_from_everywhere_is_input_and_output() -> None:
     listed = [zeros(3)]
 
-    def add(a: torch.Tensor) -> torch.Tensor:
+    def add(a: Tensor) -> Tensor:
         _counter.add_(1)
         listed[0].mul_(2).add_(1)
         _hidden.total.add_(a)  # found by tracking
@@ -95,7 +96,7 @@ def test_an_argument_that_is_also_reached() -> None:
         def __init__(self) -> None:
             self.x, self.other = ones(2), zeros(2)
 
-        def run(self, x: torch.Tensor) -> torch.Tensor:
+        def run(self, x: Tensor) -> Tensor:
             return x + self.x
 
     holder = Holder()
@@ -155,7 +156,7 @@ def test_structures_and_keywords() -> None:
     assert run.compiles == 1
 
     @jit(warn_after=3)
-    def decorated(a: torch.Tensor) -> torch.Tensor:
+    def decorated(a: Tensor) -> Tensor:
         """Doc."""
         return run({"x": a}, k=a)["a"]  # inside another trace, jit is the function itself
 
@@ -222,11 +223,11 @@ def test_gradients_that_stay() -> None:
 def test_transforms_inside() -> None:
     weight = ones(3, requires_grad=True)
 
-    def second(a: torch.Tensor) -> torch.Tensor:
+    def second(a: Tensor) -> Tensor:
         (first,) = torch.autograd.grad((weight**3).sum(), weight, create_graph=True)
         return torch.autograd.grad(first.sum(), weight)[0]
 
-    def saved(a: torch.Tensor) -> torch.Tensor:
+    def saved(a: Tensor) -> Tensor:
         weight.grad = None
         checkpoint(lambda v: (v * 2) ** 2, weight, use_reentrant=False).sum().backward()
         return weight.grad
@@ -256,7 +257,7 @@ def test_the_program_can_be_lowered_for_another_platform() -> None:
     weight = ones(3, 3, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.5)
 
-    def step(a: torch.Tensor) -> torch.Tensor:
+    def step(a: Tensor) -> Tensor:
         optimizer.zero_grad()
         loss = (F.dropout(a, 0.5) @ weight).sum()
         loss.backward()
@@ -339,7 +340,7 @@ def test_momentum_that_an_overflow_would_make() -> None:
         scaled(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.1), clips=False)
 
 
-def stepping(optimizer: torch.optim.Optimizer, weight: torch.Tensor, loss: Any = torch.sum) -> Any:
+def stepping(optimizer: torch.optim.Optimizer, weight: Tensor, loss: Any = torch.sum) -> Any:
     """A step that minimises a function of a weight."""
 
     def step() -> None:
@@ -411,7 +412,7 @@ def test_state_that_is_loaded() -> None:
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
 
     @jit
-    def run() -> torch.Tensor:
+    def run() -> Tensor:
         optimizer.zero_grad()
         loss = net(given).square().mean()
         loss.backward()
@@ -431,7 +432,7 @@ def test_a_step_that_looks_at_the_locals_of_its_callers() -> None:
     """As imports do, the first of them: what frames keep by that is no tensor that outlives the call."""
 
     def looks(step: Any) -> Any:
-        def looking(*given: torch.Tensor) -> torch.Tensor:
+        def looking(*given: Tensor) -> Tensor:
             loss = step(*given)
             for frame, _ in walk_stack(None):
                 _ = frame.f_locals
@@ -447,7 +448,7 @@ def test_a_step_that_looks_at_the_locals_of_its_callers() -> None:
 SIZES = Bucket((4, 8))
 
 
-def labels(count: int) -> torch.Tensor:
+def labels(count: int) -> Tensor:
     return torch.arange(count, device="jax") % 3
 
 
@@ -459,7 +460,7 @@ def test_a_step_written_for_padding_trains_as_without_and_has_a_program_a_bucket
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
         @jit(buckets=buckets)
-        def step(tokens: torch.Tensor, wanted: torch.Tensor, model: Any = model, optimizer: Any = optimizer) -> Any:
+        def step(tokens: Tensor, wanted: Tensor, model: Any = model, optimizer: Any = optimizer) -> Any:
             loss = F.cross_entropy(model(tokens), wanted, ignore_index=-100)
             optimizer.zero_grad()
             loss.backward()
@@ -478,7 +479,7 @@ def test_several_dimensions_dictionaries_and_tensors_of_the_cpu() -> None:
     buckets: Buckets = {"batch.x": [SIZES, Bucket((2, 6), -1, float("inf"))], "rest.y": Bucket((3,), value=1)}
 
     @jit(buckets=buckets)
-    def parts(batch: dict[str, Any], y: torch.Tensor | None = None, **more: Any) -> Any:
+    def parts(batch: dict[str, Any], y: Tensor | None = None, **more: Any) -> Any:
         return batch["x"] + batch["by"], more["rest"]["y"] * 2
 
     given = {"x": torch.zeros(3, 5), "by": 1}
@@ -491,7 +492,7 @@ def test_several_dimensions_dictionaries_and_tensors_of_the_cpu() -> None:
 
 def test_what_has_a_bucket_s_size_is_the_argument_itself_and_none_stays() -> None:
     @jit(buckets={"x": SIZES, "mask": SIZES})
-    def add(x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    def add(x: Tensor, mask: Tensor | None = None) -> Tensor:
         return x.add_(1) if mask is None else x
 
     given = zeros(4)
@@ -565,7 +566,7 @@ def test_an_autocast_step_has_the_products_of_the_step_written_by_hand(name: str
 def test_a_needless_cast_and_a_product_in_float32_are_seen() -> None:
     net, given = layers(8, 2), ones(4, 8)
 
-    def step(a: torch.Tensor) -> torch.Tensor:
+    def step(a: Tensor) -> Tensor:
         with torch.autocast("jax", dtype=torch.bfloat16):
             return net(a).detach()
 

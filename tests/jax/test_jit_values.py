@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.compiler import is_compiling
 
 from ampcheck.jax_device import jit, to_jax
@@ -27,7 +28,7 @@ from ampcheck.jax_device.jit.watch import ValueNeededError
 from tests.jax.agreement import Seen, doubling, heard, library, ones
 
 
-def x(*values: float) -> torch.Tensor:
+def x(*values: float) -> Tensor:
     return torch.tensor(values or (0.0, 1.0, 2.0), device="jax", dtype=torch.float32)
 
 
@@ -46,12 +47,12 @@ def both(fn: Callable[..., Any], *inputs: tuple[Any, ...]) -> Any:
     for given in inputs:
         got, want = run(*given), fn(*given)
         assert type(got) is type(want)
-        assert torch.equal(got, want) if isinstance(want, torch.Tensor) else str(got) == str(want)
+        assert torch.equal(got, want) if isinstance(want, Tensor) else str(got) == str(want)
     return run
 
 
 def test_the_line_of_a_branch_is_told_once() -> None:
-    def branch(a: torch.Tensor) -> torch.Tensor:
+    def branch(a: Tensor) -> Tensor:
         if a.sum() > 0:
             return a * 2
         return a
@@ -74,7 +75,7 @@ def test_nothing_is_taken_over_of_a_program_whose_outcome_is_another() -> None:
         scaler = torch.amp.GradScaler("jax", init_scale=4.0)
 
         @wrap
-        def step(a: torch.Tensor) -> tuple[torch.Tensor, float]:
+        def step(a: Tensor) -> tuple[Tensor, float]:
             optimizer.zero_grad()
             with torch.autocast("jax", dtype=torch.float16):
                 loss = model(a).pow(2).mean()
@@ -97,7 +98,7 @@ def test_nothing_is_taken_over_of_a_program_whose_outcome_is_another() -> None:
 
 @pytest.mark.usefixtures("quiet")
 def test_random_numbers_are_drawn_once_a_call() -> None:
-    def drops(a: torch.Tensor) -> torch.Tensor:
+    def drops(a: Tensor) -> Tensor:
         return F.dropout(a, 0.5) if a.sum() > 0 else F.dropout(a, 0.5).neg()
 
     run = jit(drops)
@@ -168,7 +169,7 @@ def test_lengths_of_sequences() -> None:
     scores = torch.randn(6, 2, 5, generator=generator).to("jax")
     linear = torch.nn.Linear(5, 5).to("jax")
 
-    def step(labels: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def step(labels: Tensor, lengths: Tensor) -> Tensor:
         linear.zero_grad()
         loss = F.ctc_loss(linear(scores).log_softmax(-1), labels, lengths, torch.full_like(lengths, 2))
         loss.backward()
@@ -243,14 +244,14 @@ def test_what_an_unseen_object_keeps_is_kept_at_each_call() -> None:
         run = eagerly(fn, x())
         unseen.value = None
         run(x())
-        assert type(unseen.value) is (float if type(want) is float else torch.Tensor)
+        assert type(unseen.value) is (float if type(want) is float else Tensor)
         assert (unseen.value if type(want) is float else unseen.value.tolist()) == want
 
 
 def test_what_a_branch_counts_is_counted_at_each_call() -> None:
     counted = {"positive": 0}
 
-    def branch(a: torch.Tensor) -> torch.Tensor:
+    def branch(a: Tensor) -> Tensor:
         if a.sum() > 0:
             counted["positive"] += 1
         return a * 2
@@ -260,7 +261,7 @@ def test_what_a_branch_counts_is_counted_at_each_call() -> None:
 
 
 def test_many_outcomes_run_eagerly() -> None:
-    def places(a: torch.Tensor) -> torch.Tensor:
+    def places(a: Tensor) -> Tensor:
         return (a > 0).nonzero()
 
     run = jit(places)
@@ -271,7 +272,7 @@ def test_many_outcomes_run_eagerly() -> None:
     assert len(told) == 2
     assert re.search(r"eagerly, as there were more than 3 outcomes of .*\(a > 0\)\.nonzero", told[1])
 
-    def loops(a: torch.Tensor) -> torch.Tensor:
+    def loops(a: Tensor) -> Tensor:
         while a.sum() < 100:
             a = a + 1
         return a
@@ -282,7 +283,7 @@ def test_many_outcomes_run_eagerly() -> None:
 def test_values_inside_of_transforms_and_backward() -> None:
     clipped = doubling(lambda grad: grad.clamp(max=1) if grad.max() > 1 else grad)
 
-    def grads(a: torch.Tensor) -> torch.Tensor:
+    def grads(a: Tensor) -> Tensor:
         b = a.detach().requires_grad_()
         (clipped(b) * a).sum().backward()
         return b.grad
@@ -292,7 +293,7 @@ def test_values_inside_of_transforms_and_backward() -> None:
     assert run.compiles == 2
 
 
-STATEMENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+STATEMENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "branch": lambda a: a * 2 if a.sum() > 0 else a - 1,
     "compared": lambda a: a + 1 if a.max().item() > 2 else a,
     "computed": lambda a: a + a.mean().item() * 0.5,
@@ -313,7 +314,7 @@ INPUTS = ((0.0, 1.0, 2.0), (-3.0, 5.0, 0.25), (-1.0, -2.0, -4.0))
     st.lists(st.sampled_from(sorted(STATEMENTS)), min_size=1, max_size=5), st.lists(st.sampled_from(INPUTS), max_size=6)
 )
 def test_drawn_programs(names: list[str], inputs: list[tuple[float, ...]]) -> None:
-    def program(a: torch.Tensor) -> tuple[torch.Tensor, float]:
+    def program(a: Tensor) -> tuple[Tensor, float]:
         for name in names:
             a = STATEMENTS[name](a)
         return a, a.sum().item()
@@ -328,24 +329,24 @@ def test_drawn_programs(names: list[str], inputs: list[tuple[float, ...]]) -> No
         assert (out is got) is (expected is want)
 
 
-def grid() -> torch.Tensor:
+def grid() -> Tensor:
     return torch.arange(6.0, device="jax").view(2, 3)
 
 
-def branch(a: torch.Tensor) -> torch.Tensor:
+def branch(a: Tensor) -> Tensor:
     if a.sum() > 0:
         return a
     return -a
 
 
-def tries(a: torch.Tensor) -> torch.Tensor:
+def tries(a: Tensor) -> Tensor:
     try:
         return a * float(a.sum())
     except RuntimeError:  # takes the error for one of its own
         return a
 
 
-NEEDS: dict[str, Callable[[torch.Tensor], Any]] = {
+NEEDS: dict[str, Callable[[Tensor], Any]] = {
     r"aten::is_nonzero needs a value.* at .*jit_values\.py:\d+ \(`if a\.sum\(\) > 0:`\)": branch,
     r"float\(a\.sum\(\)\)": tries,
     "aten::(.*)item": lambda a: a * a.sum().item(),
@@ -385,7 +386,7 @@ def three_steps(wrap: Callable[..., Any]) -> tuple[Any, ...]:
     )
     scaler, meter, host, drawn = torch.amp.GradScaler("jax"), Meter(), torch.zeros(2), list[Any]()
 
-    def step(a: torch.Tensor) -> Any:
+    def step(a: Tensor) -> Any:
         meter.calls += 1
         meter.losses.append(meter.calls)
         loss = F.dropout(model(a), 0.5).pow(2).mean()
@@ -424,7 +425,7 @@ def test_a_step_that_needs_a_value_runs_eagerly_as_if_it_had_not_been_traced() -
 def test_only_the_calls_that_need_a_value_run_eagerly() -> None:
     asked = deque[bool]()
 
-    def branch(a: torch.Tensor, look: bool) -> torch.Tensor:
+    def branch(a: Tensor, look: bool) -> Tensor:
         asked.append(torch.compiler.is_compiling())
         return a * 2 if look and a.sum() > 0 else a * 3
 
@@ -445,7 +446,7 @@ def test_only_the_calls_that_need_a_value_run_eagerly() -> None:
 def test_a_function_whose_state_grows_is_not_traced_at_each_call() -> None:
     losses, tries = list[float](), np.zeros((), np.int64)  # nothing walks into an array, so nothing takes it back
 
-    def step(a: torch.Tensor) -> None:
+    def step(a: Tensor) -> None:
         tries[...] += torch.compiler.is_compiling()
         losses.append(a.sum().item())
 
@@ -462,7 +463,7 @@ def test_a_function_whose_state_grows_is_not_traced_at_each_call() -> None:
 def test_an_eager_step_keeps_its_graph_and_its_errors() -> None:
     linear = torch.nn.Linear(3, 3).to("jax")
 
-    def fails(a: torch.Tensor) -> torch.Tensor:
+    def fails(a: Tensor) -> Tensor:
         if a.sum() > 100:
             raise KeyError("planted")
         return linear(a)
@@ -480,7 +481,7 @@ def test_what_a_program_cannot_do() -> None:
     linear = torch.nn.Linear(3, 3).to("jax")
     kept: list[Any] = []
     host = torch.zeros(3)
-    refused: list[tuple[Callable[[torch.Tensor], Any], type[Exception], str]] = [
+    refused: list[tuple[Callable[[Tensor], Any], type[Exception], str]] = [
         (lambda a: kept.append(a * 2), RuntimeError, r"outlives the call: the result of aten::mul"),
         (linear, RuntimeError, "returns a tensor that requires grad"),
         (lambda a: host.add_(1), RuntimeError, r"a CPU tensor of shape \[3\] is written"),
@@ -502,7 +503,7 @@ def test_an_error_in_the_middle_leaves_no_tracer() -> None:
     linear = torch.nn.Linear(3, 3).to("jax")
     optimizer = torch.optim.Adam(linear.parameters(), lr=0.5)
 
-    def fails(a: torch.Tensor) -> None:
+    def fails(a: Tensor) -> None:
         a.add_(1)
         linear(a).sum().backward()
         optimizer.step()
@@ -526,7 +527,7 @@ def test_nothing_leaks() -> None:
     linear = torch.nn.Linear(3, 3).to("jax")
     optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
 
-    def step(a: torch.Tensor) -> torch.Tensor:
+    def step(a: Tensor) -> Tensor:
         optimizer.zero_grad()
         with torch.autocast("jax", dtype=torch.bfloat16):
             loss = F.dropout(linear(a) + torch.zeros(3, device="jax"), 0.5).float().pow(2).mean()
@@ -554,7 +555,7 @@ def test_a_mode_sees_the_ops() -> None:
             run(given)
     assert seen.names == ["mul.Tensor"] * 2
 
-    def inside(a: torch.Tensor) -> torch.Tensor:
+    def inside(a: Tensor) -> Tensor:
         with seen:
             return a + 1
 
@@ -594,7 +595,7 @@ def test_what_says_that_it_is_traced(way: str) -> None:
     optimizer = torch.optim.Adam([weight])
     optimizer.register_step_pre_hook(lambda *_: noted.update(step=asked()))
 
-    def step(a: torch.Tensor, fails: bool = False) -> torch.Tensor:
+    def step(a: Tensor, fails: bool = False) -> Tensor:
         noted["forward"] = asked()
         other = threading.Thread(target=lambda: noted.update(other=asked()))
         other.start()
@@ -639,7 +640,7 @@ def test_other_compilers_get_the_answers_that_they_had() -> None:
 
     assert jit(lambda a: (a * 2, answers()), fullgraph=True)(ones(2, 3))[1] == [False] * 4
 
-    def asks(a: torch.Tensor) -> torch.Tensor:
+    def asks(a: Tensor) -> Tensor:
         return a + 1 if torch.compiler.is_compiling() else a
 
     zero = torch.zeros(1)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 from torch.utils._pytree import tree_leaves
@@ -58,11 +58,11 @@ def _rounding(lines: list[tuple[str, str, str]], name: str) -> list[str]:
     return _rounding(lines, after) if op in _PASSED else []
 
 
-def step(compute: Callable[..., torch.Tensor], dtype: torch.dtype, *shapes: tuple[int, ...]) -> Counter[str]:
+def step(compute: Callable[..., Tensor], dtype: torch.dtype, *shapes: tuple[int, ...]) -> Counter[str]:
     """The products of a jitted autocast step that computes from leaves of these shapes, forward and backward."""
     leaves = [torch.randn(shape, device="jax", requires_grad=True) for shape in shapes]
 
-    def run() -> torch.Tensor:
+    def run() -> Tensor:
         with torch.autocast("jax", dtype=dtype):
             out = compute(*leaves)
         out.float().square().sum().backward()
@@ -93,7 +93,7 @@ def test_each_product_is_rounded_once() -> None:
 def test_attention_keeps_its_scores() -> None:
     """Forward: scores and output. Backward: scores again, the weights' gradient; those of query, key and value."""
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    calls: tuple[tuple[str, Callable[..., torch.Tensor]], ...] = (
+    calls: tuple[tuple[str, Callable[..., Tensor]], ...] = (
         ("bf16", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)),
         ("f16", lambda q, k, v: fused(q.half(), k.half(), v.half(), 0.0, True)[0]),
     )
@@ -108,7 +108,7 @@ def test_a_recurrent_layer_has_one_loop_each_way() -> None:
         net = torch.nn.LSTM(8, 8).to("jax")
         x = torch.randn(length, 2, 8, device="jax")
 
-        def run(net: torch.nn.Module = net, x: torch.Tensor = x) -> None:
+        def run(net: torch.nn.Module = net, x: Tensor = x) -> None:
             with torch.autocast("jax", dtype=torch.bfloat16):
                 out = net(x)[0]
             out.float().sum().backward()
@@ -134,7 +134,7 @@ def test_another_program_is_told() -> None:
     assert kinds(wide) == {"f32 -> f32": 1}
 
 
-def exact(function: Callable[..., torch.Tensor], *shapes: tuple[int, ...]) -> None:
+def exact(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> None:
     """Sums that float32 holds exactly are rounded once: the same bits as float64 rounded to the dtype."""
     torch.manual_seed(0)
     for dtype in LOW:
@@ -147,16 +147,8 @@ def exact(function: Callable[..., torch.Tensor], *shapes: tuple[int, ...]) -> No
 
 @pytest.mark.nightly
 def test_products_have_one_rounding() -> None:
-    for m, k, n in (
-        (40, 70, 33),
-        (1, 70, 33),
-        (40, 70, 1),
-        (1, 70, 1),
-        (40, 1, 33),
-        (2, 3, 2),
-        (1, 5000, 3),
-        (64, 64, 64),
-    ):
+    sizes = (40, 70, 33), (1, 70, 33), (40, 70, 1), (1, 70, 1), (40, 1, 33), (2, 3, 2), (1, 5000, 3), (64, 64, 64)
+    for m, k, n in sizes:
         exact(torch.mm, (m, k), (k, n))
         exact(lambda x, y: x.t() @ y.t(), (k, m), (n, k))
         exact(lambda x, y: x.t() @ y, (k, m), (k, n))
@@ -178,8 +170,8 @@ def test_products_have_one_rounding() -> None:
 
 
 def test_gradients_have_one_rounding() -> None:
-    def gradients(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def run(*tensors: torch.Tensor) -> torch.Tensor:
+    def gradients(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(*tensors: Tensor) -> Tensor:
             leaves = [t.detach().requires_grad_() for t in tensors[:-1]]
             found = torch.autograd.grad(function(*leaves), leaves, tensors[-1])
             return torch.cat([g.reshape(-1) for g in found])
@@ -215,10 +207,10 @@ def test_a_later_pass_moves_no_transpose_into_a_dot() -> None:
     x, y = (torch.randn(64, 64, device="jax").bfloat16() for _ in range(2))
     always = torch.arange(64, device="jax")[:, None] >= 0
 
-    def wide(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def wide(a: Tensor, b: Tensor) -> Tensor:
         return torch.mm(a, b, out_dtype=torch.float32)
 
-    programs: tuple[Callable[..., torch.Tensor], ...] = (
+    programs: tuple[Callable[..., Tensor], ...] = (
         lambda: wide(x, y).t().contiguous(),
         lambda: wide(x, y).t() + 1,
         lambda: torch.where(always, x.t(), 0) @ y,
@@ -249,11 +241,9 @@ def test_other_platforms_get_the_plain_dot() -> None:
     def traced() -> str:  # anew each time: JAX keeps what it traced of a function
         return str(jax.make_jaxpr(lambda x: (accumulate.matmul(x, x), accumulate.linear(x, x, x[0])))(low))
 
-    default, jax.default_backend = jax.default_backend, lambda: "tpu"
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "default_backend", lambda: "tpu")
         text = traced()
-    finally:
-        jax.default_backend = default
     assert text.count("dot_general[") == 2
     assert "preferred_element_type=float32" not in text
     assert "optimization_barrier" not in text
@@ -305,22 +295,13 @@ def test_alpha_is_not_rounded_to_bfloat16() -> None:
     ones = torch.ones(2, 2, dtype=torch.bfloat16, device="jax")
     found = torch.addmm(ones * 0, ones * 256, ones, alpha=0.999)  # 511.488; 0.999 in bfloat16 is 1, which gives 512
     assert found[0, 0].item() == 512 or found[0, 0].item() == 510
-    same(
-        torch.addmm,
-        torch.zeros(1, 1).bfloat16(),
-        torch.full((1, 1), 100.0).bfloat16(),
-        torch.ones(1, 1).bfloat16(),
-        alpha=0.98,
-    )
+    same(torch.addmm, *(torch.full((1, 1), value).bfloat16() for value in (0.0, 100.0, 1.0)), alpha=0.98)
 
 
 def test_beta_zero_ignores_self() -> None:
     holes = torch.full((5,), NAN)
-    for function, first, second in (
-        (torch.addmm, LEFT, RIGHT),
-        (torch.baddbmm, BATCH1, BATCH2),
-        (torch.addbmm, BATCH1, BATCH2),
-    ):
+    batches = (torch.baddbmm, BATCH1, BATCH2), (torch.addbmm, BATCH1, BATCH2)
+    for function, first, second in ((torch.addmm, LEFT, RIGHT), *batches):
         found = same(function, holes, first, second, beta=0, loose=10)
         assert not found.isnan().any()
         assert function(holes.to("jax"), first.to("jax"), second.to("jax"), beta=1).isnan().all()
@@ -343,7 +324,7 @@ def test_grouped_products(
     a, b, weight = torch.randn(left, dtype=dtype), torch.randn(right, dtype=dtype), torch.arange(8.0)
     offs = None if ends is None else torch.tensor(ends, dtype=torch.int32)
 
-    def both(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None) -> list[torch.Tensor]:
+    def both(a: Tensor, b: Tensor, offs: Tensor | None) -> list[Tensor]:
         a, b = a.clone().requires_grad_(), b.clone().requires_grad_()
         out = torch.nn.functional.grouped_mm(a, b, offs=offs)
         loss = (out.float() * weight.to(out.device).repeat(out.shape[-1] // 8)).sum()
@@ -374,12 +355,12 @@ def test_grouped_products_that_do_not_fit() -> None:
 FUSED = "_scaled_dot_product_flash_attention_for_cpu"
 
 
-def leaves(dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+def leaves(dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[Tensor]:
     torch.manual_seed(0)
     return [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
 
 
-def heads(dtype: torch.dtype) -> list[torch.Tensor]:
+def heads(dtype: torch.dtype) -> list[Tensor]:
     return leaves(dtype, (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8))
 
 
@@ -392,9 +373,7 @@ def ways(call: Callable[[], Any]) -> bool:
 
 def cast(given: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """Return options with their floating tensors in a dtype."""
-    return {
-        n: v.to(dtype) if isinstance(v, torch.Tensor) and v.dtype is not torch.bool else v for n, v in given.items()
-    }
+    return {n: v.to(dtype) if isinstance(v, Tensor) and v.dtype is not torch.bool else v for n, v in given.items()}
 
 
 def test_attention_of_lower_precision() -> None:
@@ -447,7 +426,7 @@ def test_which_attention_is_fused() -> None:
 def test_attention_in_float32_is_twice_differentiable() -> None:
     q, k, v = heads(torch.float32)
 
-    def penalty(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def penalty(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if q.device.type == "jax":
             out = F.scaled_dot_product_attention(q, k, v)
         else:  # the CPU's own is not
@@ -458,7 +437,7 @@ def test_attention_in_float32_is_twice_differentiable() -> None:
     same(penalty, q, k, v, loose=64)
 
 
-def both(kind: type[nn.Module], steps: torch.Tensor, *sizes: int, **options: Any) -> None:
+def both(kind: type[nn.Module], steps: Tensor, *sizes: int, **options: Any) -> None:
     """A module's outputs, last states and gradients are the CPU's."""
     torch.manual_seed(1)
     here = kind(*sizes, **options)
@@ -517,7 +496,7 @@ def test_recurrent_layers_otherwise() -> None:
     net = nn.LSTM(5, 6)
     there = copy.deepcopy(net).to("jax")
 
-    def penalty(net: nn.Module, x: torch.Tensor) -> Any:
+    def penalty(net: nn.Module, x: Tensor) -> Any:
         x = x.clone().requires_grad_()
         (grad,) = torch.autograd.grad(net(x)[0].square().sum(), x, create_graph=True)
         return torch.autograd.grad(grad.square().sum(), list(net.parameters()))
@@ -555,7 +534,7 @@ WAYS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 }
 
 
-def flex_inputs(grad: bool = True) -> list[torch.Tensor]:
+def flex_inputs(grad: bool = True) -> list[Tensor]:
     """Query, key, value and a bias of the scores."""
     torch.manual_seed(0)
     sizes = [(2, 4, LENGTH, 8)] * 3 + [(LENGTH, LENGTH)]
@@ -566,7 +545,7 @@ def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
     return q >= k
 
 
-def flexible(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor) -> Any:
+def flexible(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Any:
     def biased(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
         return score + bias[q, k]
 
@@ -574,7 +553,7 @@ def flexible(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: 
     return flex_attention(query, key, value, score_mod=biased, block_mask=mask)
 
 
-def written_out(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def written_out(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
     scores = query @ key.mT / math.sqrt(query.shape[-1]) + bias
     hidden = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device="jax").triu(1)
     return scores.masked_fill(hidden, -math.inf).softmax(-1) @ value
@@ -600,7 +579,7 @@ def test_a_jitted_step_trains_what_the_score_reads(dtype: torch.dtype) -> None:
         optimizer = torch.optim.SGD([weight, bias], lr=0.1)
         given = [*flex_inputs(False)[:3], weight, bias, optimizer]
 
-        def step(query: Any, key: Any, value: Any, weight: Any, bias: Any, optimizer: Any) -> torch.Tensor:
+        def step(query: Any, key: Any, value: Any, weight: Any, bias: Any, optimizer: Any) -> Tensor:
             optimizer.zero_grad()
             with torch.autocast("jax", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
                 loss = flexible(query * weight, key, value, bias).float().square().mean()

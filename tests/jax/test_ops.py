@@ -16,7 +16,7 @@ import jax
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import BinaryUfuncInfo, OpInfo, UnaryUfuncInfo
 
@@ -31,11 +31,11 @@ INTEGERS = [0, 1, -1, 2, -3, 5, 7, -8, 11, 100]
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool)
 
 
-def grown(values: torch.Tensor) -> torch.Tensor:
+def grown(values: Tensor) -> Tensor:
     return values.clone().requires_grad_()
 
 
-def inputs(dtype: torch.dtype) -> torch.Tensor:
+def inputs(dtype: torch.dtype) -> Tensor:
     if dtype is torch.bool:
         return torch.tensor([True, False])
     values = REALS if dtype.is_floating_point else INTEGERS
@@ -66,7 +66,7 @@ def each(names: dict[str, OpInfo]) -> list[Any]:
     return some([(name, dtype) for name, op in names.items() for dtype in DTYPES if dtype in op.dtypes], 3)
 
 
-def as_far_as_the_cpu(op: OpInfo, *args: torch.Tensor, **kwargs: Any) -> None:
+def as_far_as_the_cpu(op: OpInfo, *args: Tensor, **kwargs: Any) -> None:
     """Compare unless the CPU refuses these numbers, as it does of integers alone."""
     try:
         op(*args, **kwargs)
@@ -145,7 +145,7 @@ def test_lazy_conjugates_and_negatives() -> None:
     assert y[0].tolist() == [2 - 1j] * 3
 
 
-FACTORIES: dict[str, Callable[[str], torch.Tensor]] = {
+FACTORIES: dict[str, Callable[[str], Tensor]] = {
     "arange-step": lambda d: torch.arange(1.0, -2.0, -0.3, device=d),
     "arange-uint8": lambda d: torch.arange(2, 250, 17, dtype=torch.uint8, device=d),
     "arange-out": lambda d: torch.arange(5, out=torch.empty(0, dtype=torch.int64, device=d)),
@@ -274,11 +274,11 @@ PLACES, FLAT, GIVEN = torch.tensor([[0, 2, 1], [1, 1, 0]]), BASE[0, :3] + 1, BAS
 COMBINED = ("sum", "prod", "mean", "amin", "amax")
 
 
-def read(base: torch.Tensor, where: Any) -> torch.Tensor:
+def read(base: Tensor, where: Any) -> Tensor:
     return base[where]
 
 
-def assigned(base: torch.Tensor) -> torch.Tensor:
+def assigned(base: Tensor) -> Tensor:
     out = base.clone()
     out[:, 1] = 7
     out[MASK.to(out.device)] += 1
@@ -474,18 +474,18 @@ def test_warnings_are_the_cpus() -> None:
 
 
 EDGES = torch.tensor([-INF, -30.0, -6.0, -3.0, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 3.0, 6.0, 30.0, INF, NAN])
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     **{f.__name__: f for f in (F.leaky_relu, F.gelu, F.hardswish)},
     "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
     "rrelu": lambda x: F.rrelu(x, training=False),
 }
 
 
-def data(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def data(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def leaf(*shape: int, seed: int = 0) -> torch.Tensor:
+def leaf(*shape: int, seed: int = 0) -> Tensor:
     return data(*shape, seed=seed).requires_grad_()
 
 
@@ -631,7 +631,7 @@ def test_ctc_loss(lengths: tuple[int, ...], targets: tuple[int, ...], infinity: 
         (torch.tensor(lengths), torch.tensor(targets)),
     )
 
-    def loss(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    def loss(x: Tensor, t: Tensor) -> Tensor:
         return F.ctc_loss(x.log_softmax(-1), t, *ends, reduction="sum", zero_infinity=infinity)
 
     same(loss, leaf(12, 3, 6), rows, loose=16)
@@ -642,7 +642,7 @@ def test_ctc_loss_is_compiled() -> None:
     targets, lengths = torch.tensor([[1, 2, 3]], device="jax"), (torch.tensor([7]), torch.tensor([3]))
 
     @partial(jit, fullgraph=True)
-    def step(scores: torch.Tensor) -> torch.Tensor:
+    def step(scores: Tensor) -> Tensor:
         return F.ctc_loss(scores.log_softmax(2), targets, *lengths)
 
     assert torch.isfinite(step(torch.zeros(7, 1, 5, device="jax")))
@@ -674,6 +674,6 @@ def test_attention_by_the_overload_of_cuda() -> None:
 
 
 @pytest.mark.parametrize("added", [lambda x: 0.01, lambda x: 0.1 * (x - x.detach())], ids=["value", "gradient"])
-def test_a_difference_is_seen(added: Callable[[torch.Tensor], Any]) -> None:
+def test_a_difference_is_seen(added: Callable[[Tensor], Any]) -> None:
     with pytest.raises(AssertionError, match="not close"):
         same(lambda x: F.relu(x) + (added(x) if x.device.type == "jax" else 0.0), leaf(4))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ampcheck.jax_device.interop import checkpoints
 from ampcheck.jax_device.storage import moving
@@ -27,18 +27,18 @@ def saved(value: Any, **options: Any) -> io.BytesIO:
     return file
 
 
-def shares(one: torch.Tensor, other: torch.Tensor) -> bool:
+def shares(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors lie on one storage."""
     return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
-def linked(device: str) -> dict[str, torch.Tensor]:
+def linked(device: str) -> dict[str, Tensor]:
     """A tensor, two views of it and one on a storage of its own."""
     base = torch.arange(6.0, device=device).reshape(2, 3)
     return {"base": base, "transposed": base.t(), "row": base[1], "other": torch.ones(3, device=device).bfloat16()}
 
 
-def assert_linked(found: dict[str, torch.Tensor], device: str) -> None:
+def assert_linked(found: dict[str, Tensor], device: str) -> None:
     """What `linked` made, with the same views of the same storages."""
     for name, want in linked("cpu").items():
         got = found[name]
@@ -180,8 +180,8 @@ class Tied(nn.Module):
         self.embedding, self.head = nn.Embedding(16, 32), nn.Linear(32, 16, bias=False)
         self.head.weight = self.embedding.weight
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.head(self.embedding(tokens))
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.head(self.embedding(tokens))
         return out
 
 
@@ -262,7 +262,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def stored() -> dict[str, torch.Tensor]:
+def stored() -> dict[str, Tensor]:
     return {"a": torch.arange(6.0, device="jax").reshape(2, 3), "b": torch.ones(3, device="jax").bfloat16()}
 
 

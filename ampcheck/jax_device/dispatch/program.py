@@ -148,37 +148,41 @@ class Call:
         return Slot(len(self.arrays) - 1, layout, value.dtype, value.is_conj(), value.is_neg())
 
 
+def read_taken(taken: Taken, tensor: Callable[[Slot], Tree], number: Callable[[NumberSlot], Tree]) -> Tree:
+    """Return an argument again, with tensors and numbers as these functions give them."""
+    if isinstance(taken, Slot):
+        return tensor(taken)
+    if isinstance(taken, NumberSlot):
+        return number(taken)
+    if isinstance(taken, Fixed):
+        return taken.value
+    return [read_taken(t, tensor, number) for t in taken] if isinstance(taken, tuple) else taken
+
+
 def given_again(call: Call) -> tuple[list[Tree], Kwargs]:
     """Return the arguments of a call again, tensors on its arrays, without its generator."""
 
-    def given(taken: Taken) -> Tree:
-        if isinstance(taken, Slot):
-            whole = wrap(jax.numpy.asarray(call.arrays[taken.place]))
-            whole = whole if taken.layout is None else alias(whole, *taken.layout)
-            whole = neg_view(whole) if taken.neg else whole
-            return conj(whole) if taken.conj else whole
-        if isinstance(taken, NumberSlot):
-            return call.numbers[taken.place]
-        if isinstance(taken, Fixed):
-            return taken.value
-        return [given(v) for v in taken] if isinstance(taken, tuple) else taken
+    def tensor(slot: Slot) -> torch.Tensor:
+        whole = wrap(jax.numpy.asarray(call.arrays[slot.place]))
+        whole = whole if slot.layout is None else alias(whole, *slot.layout)
+        whole = neg_view(whole) if slot.neg else whole
+        return conj(whole) if slot.conj else whole
 
+    given = partial(read_taken, tensor=tensor, number=lambda n: call.numbers[n.place])
     return [given(v) for v in call.args], {name: given(v) for name, v in call.kwargs.items()}
 
 
 def meta(call: Call, taken: Taken) -> Tree:
     """Return the argument for PyTorch's Meta kernel."""
-    if isinstance(taken, Slot):
-        size = call.arrays[taken.place].shape if taken.layout is None else taken.layout.size
-        stride = contiguous(size) if taken.layout is None else taken.layout.stride
-        return torch.empty_strided(size, stride, dtype=taken.dtype, device="meta")
-    if isinstance(taken, NumberSlot):
-        return 1.0 if taken.kind is torch.SymFloat else call.numbers[taken.place]
-    if isinstance(taken, Fixed):
-        return taken.value
-    if isinstance(taken, tuple):
-        return [meta(call, v) for v in taken]
-    return torch.device("meta") if isinstance(taken, torch.device) else taken
+
+    def tensor(slot: Slot) -> torch.Tensor:
+        size = call.arrays[slot.place].shape if slot.layout is None else slot.layout.size
+        stride = contiguous(size) if slot.layout is None else slot.layout.stride
+        return torch.empty_strided(size, stride, dtype=slot.dtype, device="meta")
+
+    if isinstance(taken, torch.device):
+        return torch.device("meta")
+    return read_taken(taken, tensor, lambda n: 1.0 if n.kind is torch.SymFloat else call.numbers[n.place])
 
 
 class PromisedResult(NamedTuple):
@@ -524,25 +528,6 @@ def _largest(call: Call, results: Sequence[PromisedResult | None] | None) -> int
     return max([*(a.size for a in call.arrays), *made], default=1)
 
 
-def _given(
-    lowering: Lowering, common: np.dtype | None, held: Sequence[jax.Array], numbers: Sequence[jax.Array], taken: Taken
-) -> Tree:
-    """Return an argument as the lowering takes it, inside the program: read from `held`, in the `common` dtype."""
-    if isinstance(taken, Slot):
-        if lowering.columns and taken.layout is not None and (rows := by_columns(taken.layout)) is not None:
-            return Columns(settled(read(held[taken.place], rows), taken.conj, taken.neg))
-        value = held[taken.place] if taken.layout is None else read(held[taken.place], taken.layout)
-        value = settled(value, taken.conj, taken.neg)
-        if common is not None:
-            value = value.astype(common)
-        return wrap(value) if lowering.torch_code else value
-    if isinstance(taken, NumberSlot):
-        return numbers[taken.place]
-    if isinstance(taken, Fixed):
-        return taken.value
-    return [_given(lowering, common, held, numbers, t) for t in taken] if isinstance(taken, tuple) else taken
-
-
 def build(op: Functional, call: Call) -> tuple[Kernel, Kernel]:
     """Return the program of one kind of call and its jitted function: keys, arrays and numbers in; tensors out.
 
@@ -560,9 +545,18 @@ def build(op: Functional, call: Call) -> tuple[Kernel, Kernel]:
 
     lengths: list[int] = []  # of the lists among the results, known once the program is traced
 
+    def tensor(values: Sequence[jax.Array], slot: Slot) -> Tree:
+        """Return an argument as the lowering takes it, inside the program: read from its array, in the common dtype."""
+        held, layout = values[slot.place], slot.layout
+        if lowering.columns and layout is not None and (rows := by_columns(layout)) is not None:
+            return Columns(settled(read(held, rows), slot.conj, slot.neg))
+        value = settled(held if layout is None else read(held, layout), slot.conj, slot.neg)
+        value = value if common is None else value.astype(common)
+        return wrap(value) if lowering.torch_code else value
+
     def compute(*inputs: jax.Array) -> Tree:
         keys, values = inputs[: lowering.random], inputs[lowering.random :]
-        given = partial(_given, lowering, common, values[:arrays], values[arrays:])
+        given = partial(read_taken, tensor=partial(tensor, values), number=lambda n: values[arrays + n.place])
         out = lowering.compute(*keys, *map(given, template_args), **{n: given(v) for n, v in template_kwargs.items()})
         flat = pytree.tree_leaves(out)
         if results == []:  # the op only checks its arguments
