@@ -43,7 +43,8 @@ class KeyStream:
         with self._lock:
             self.drawn += 1
             seed, drawn = self.seed, self.drawn
-        return _mixed(seed, drawn)
+        # mixed on the host: a device op for each key would cost more than most ops
+        return np.random.SeedSequence([seed & _WORD, drawn]).generate_state(2, np.uint32).astype(np.uint32)
 
     def get_state(self) -> torch.Tensor:
         """Return 16 bytes, as a CPU uint8 tensor: the seed and the number of keys drawn."""
@@ -61,11 +62,6 @@ class KeyStream:
         seed, drawn = state.numpy().copy().view(np.uint64)
         with self._lock:
             self.seed, self.drawn = int(seed), int(drawn)
-
-
-def _mixed(seed: int, drawn: int) -> RawKey:
-    # mixed on the host: a device op for each key would cost more than most ops
-    return np.random.SeedSequence([seed & _WORD, drawn]).generate_state(2, np.uint32).astype(np.uint32)
 
 
 default = KeyStream()

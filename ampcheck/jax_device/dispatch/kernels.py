@@ -181,17 +181,14 @@ def inplace_kernel(op: OpOverload, compute: Kernel) -> Kernel:
         for i, values in zip(written, out[fresh:], strict=True):
             assign(args[i], values)
         if uncounted:
-            _count_versions([t for i in written for t in _tensors(args[i]) if not t.is_inference()])
+            changed = pytree.tree_leaves([args[i] for i in written])
+            _count_versions([t for t in changed if isinstance(t, torch.Tensor) and not t.is_inference()])
         if not op._schema.returns:
             return None
         kept = (*out[:fresh], *(args[i] for i in written))[: len(op._schema.returns)]
         return kept if len(kept) > 1 else kept[0]
 
     return kernel
-
-
-def _tensors(written: Tree) -> list[Tensor]:
-    return list(written) if isinstance(written, (list, tuple)) else [] if written is None else [written]
 
 
 def out_kernel(op: OpOverload, compute: Kernel) -> Kernel:

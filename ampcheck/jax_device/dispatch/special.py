@@ -318,11 +318,6 @@ def _as_strided_(self: Tensor, size: Sequence[int], stride: Sequence[int], stora
     return _set(self, storage_of(self), int(made.storage_offset()), made.shape, made.stride())
 
 
-def _distinct(tensor: Tensor) -> Tensor:
-    """Return the tensor without what is repeated: a dimension of stride 0 has one element."""
-    return alias(tensor, *expanded(Layout.of(tensor)))
-
-
 def _filler(name: str) -> Kernel:
     """Return the kernel of a fill in place, which may write to an expanded tensor, as in PyTorch."""
 
@@ -330,7 +325,8 @@ def _filler(name: str) -> Kernel:
         try:
             assign(self, computed(name)(self, *value))
         except Overlap:
-            assign(distinct := _distinct(self), computed(name)(distinct, *value))
+            distinct = alias(self, *expanded(Layout.of(self)))  # without what is repeated
+            assign(distinct, computed(name)(distinct, *value))
         return self
 
     return fill

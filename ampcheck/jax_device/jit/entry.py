@@ -52,11 +52,6 @@ def folded(closed: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(jaxpr.replace(constvars=list(values), eqns=eqns), list(values.values()))
 
 
-def _alike(one: Tree, other: Tree) -> bool:
-    """Return whether an array of the one kind can be written over one of the other."""
-    return bool(one.shape == other.shape and one.dtype == other.dtype)
-
-
 class Entry:
     """One compiled kind of call.
 
@@ -96,7 +91,8 @@ class Entry:
         self.random = keyed
         places = [*self.used, *(len(self.slots) + i for i in self.numbered), *([len(invars) - 1] if keyed else [])]
         outs = [v.aval for v in closed.jaxpr.outvars]
-        written = {slot for slot, out, _ in self.effects.written if _alike(invars[slot].aval, outs[out])}
+        kinds = [(v.aval.shape, v.aval.dtype) for v in invars]
+        written = {s for s, out, _ in self.effects.written if kinds[s] == (outs[out].shape, outs[out].dtype)}
         self.donated = [k for k, slot in enumerate(self.used) if slot in written] if donate else []
         run, avals = jaxpr_as_fun(closed), [v.aval for v in invars]
 

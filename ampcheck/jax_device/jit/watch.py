@@ -261,10 +261,6 @@ def raw(found: Tree) -> jax.Array:
     return found.array if isinstance(found, Bytes) else found
 
 
-def _same(tensor: Tensor) -> Tensor:
-    return alias(tensor, *Layout.of(tensor))
-
-
 _DECIDING = 4096  # elements of a tensor whose values may be part of a program
 
 
@@ -428,7 +424,8 @@ class OpWatch:
             return
         found = getattr(storage, "array", None)
         if found is not None and not isinstance(raw(found), jax.core.Tracer):
-            self.unknown[id(storage)] = (storage, found, _same(tensor))
+            without_graph = alias(tensor, *Layout.of(tensor))
+            self.unknown[id(storage)] = (storage, found, without_graph)
 
     def _note(self, tensor: Tensor, func: OpOverload) -> None:
         if tensor.device.type == "meta":

@@ -67,7 +67,7 @@ _WIDE: dict[str, Computation] = {
     "_log_softmax_backward_data": lambda grad, out, dim, _: grad - jnp.exp(out) * _summed(grad, dim),
     "glu_backward": lambda grad, x, dim: pullback(lambda y: _glu(y, dim), grad, x)[0],
 }
-# With the first argument's dtype for the result, of which no Meta kernel says it.
+# The result has the first argument's dtype, which no Meta kernel says.
 _ROUNDED: dict[str, Computation] = {
     "glu_jvp": lambda _, x, dx, dim: jax.jvp(lambda v: _glu(v, dim), (x,), (dx.astype(x.dtype),))[1],
     "glu_backward_jvp": lambda _, grad, x, dgrad, dx, dim: jax.jvp(

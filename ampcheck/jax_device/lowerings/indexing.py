@@ -94,16 +94,13 @@ def index_put(
     return _written(self, _spread(indices, places), values, accumulate)
 
 
-def _along(self: Array, dim: int, index: Array) -> Places:
-    return (*(slice(None),) * (dim % self.ndim), index.reshape(-1))
-
-
 @lower("index_fill.int_Scalar", "index_fill.int_Tensor")
 def index_fill(self: Array, dim: int, index: Array, value: Number) -> Array:
     """Return `self` with `value` at the places in `index`."""
     flat = self if self.ndim else self.reshape(1)
     value = jnp.asarray(value).astype(self.dtype)
-    return flat.at[_along(flat, dim, index)].set(value, mode="drop").reshape(self.shape)
+    where = (*(slice(None),) * (dim % flat.ndim), index.reshape(-1))
+    return flat.at[where].set(value, mode="drop").reshape(self.shape)
 
 
 lower("masked_fill.Scalar", "masked_fill.Tensor")(

@@ -49,18 +49,10 @@ def _pointwise(function: Computation) -> Computation:
     return compute
 
 
-def _add(x: Array, other: Array, alpha: Number | None = None) -> Array:
-    return x + (other if alpha is None else other * alpha)
-
-
-def _sub(x: Array, other: Array, alpha: Number | None = None) -> Array:
-    return x - (other if alpha is None else other * alpha)
-
-
 _SCALARS = ("List", "Scalar", "ScalarList")
 _BINARY: dict[str, tuple[Computation, tuple[str, ...]]] = {
-    "add": (_add, (*_SCALARS, "Tensor")),
-    "sub": (_sub, _SCALARS),
+    "add": (lambda x, other, alpha=None: x + (other if alpha is None else other * alpha), (*_SCALARS, "Tensor")),
+    "sub": (lambda x, other, alpha=None: x - (other if alpha is None else other * alpha), _SCALARS),
     "mul": (lambda x, other: x * other, (*_SCALARS, "Tensor")),
     "div": (lambda x, other: jnp.true_divide(x, other), (*_SCALARS, "Tensor")),
     "addcmul": (lambda x, first, second, value=1: x + value * first * second, _SCALARS[1:]),
@@ -103,12 +95,9 @@ lower("_foreach_copy")(  # in the shapes and dtypes of `self`
 
 @lower("_foreach_pow.List", "_foreach_pow.Scalar", "_foreach_pow.ScalarList")
 def power(self: Arrays, exponent: Arrays | Number | Sequence[Number]) -> list[Array]:
-    name = "pow.Tensor_Scalar" if not isinstance(exponent, list) or _numbers(exponent) else "pow.Tensor_Tensor"
+    arrays = isinstance(exponent, list) and any(isinstance(v, jax.Array) and not v.weak_type for v in exponent)
+    name = "pow.Tensor_Tensor" if arrays else "pow.Tensor_Scalar"
     return [OWN[name].compute(*unified(*operands)) for operands in _zipped(self, (exponent,))]
-
-
-def _numbers(values: Sequence[Number]) -> bool:
-    return all(not isinstance(v, jax.Array) or v.weak_type for v in values)
 
 
 @lower("_foreach_pow.ScalarAndTensor")

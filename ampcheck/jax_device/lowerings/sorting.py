@@ -7,6 +7,7 @@ cannot be compiled.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -61,16 +62,12 @@ def kthvalue(self: Array, k: int, dim: int = -1, keepdim: bool = False) -> tuple
     return _at(self, jax.lax.slice_in_dim(places, k - 1, k, axis=dim), dim, keepdim)
 
 
-def _is_nan(values: Array) -> Array:
-    return jnp.isnan(values) if jnp.issubdtype(values.dtype, jnp.floating) else jnp.zeros(values.shape, jnp.bool_)
-
-
 def _middle(self: Array, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Array, Array]:
     """Return the lower of the middle elements. A nan, the first, stands for its whole line unless nan is ignored."""
     if not self.ndim:
         return self, jnp.zeros((), jnp.int64)
     _, places = sort(self, dim)
-    holes = _is_nan(self)
+    holes = self != self  # nan
     count = jnp.sum(holes, dim, keepdims=True)
     length = self.shape[dim]
     middle = (
@@ -216,7 +213,7 @@ def insertion(ordered: Array, values: Array, right: bool, sorter: Array | None =
     low, high = jnp.zeros(values.shape, jnp.int64), jnp.full(values.shape, length, jnp.int64)
     if not length or not values.size:
         return low
-    lines = (lambda line, places: line[places]) if ordered.ndim == 1 else _along_last
+    lines = (lambda line, at: line[at]) if ordered.ndim == 1 else partial(jnp.take_along_axis, axis=-1)
 
     def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
@@ -230,10 +227,6 @@ def insertion(ordered: Array, values: Array, right: bool, sorter: Array | None =
 
     out: Array = jax.lax.fori_loop(0, length.bit_length(), halve, (low, high))[0]
     return out
-
-
-def _along_last(line: Array, places: Array) -> Array:
-    return jnp.take_along_axis(line, places, -1)
 
 
 @lower("searchsorted.Tensor", "searchsorted.Scalar", promotes=True)
@@ -250,11 +243,6 @@ lower("bucketize.Tensor", "bucketize.Scalar", promotes=True)(
 )
 
 
-def _widened(low: Number, high: Number) -> tuple[Array, Array]:
-    """Widen a range that is one number by one on both sides."""
-    return jnp.where(low == high, low - 1, low), jnp.where(low == high, high + 1, high)
-
-
 @lower("histc")
 def histc(self: Array, bins: int = 100, min: Number = 0, max: Number = 0) -> Array:
     """Count the elements in each of `bins` equal intervals from `min` to `max`, or from the least to the greatest
@@ -264,7 +252,7 @@ def histc(self: Array, bins: int = 100, min: Number = 0, max: Number = 0) -> Arr
     if values.size:
         given = low != high
         low, high = jnp.where(given, low, jnp.min(values)), jnp.where(given, high, jnp.max(values))
-    low, high = _widened(low, high)
+    low, high = jnp.where(low == high, low - 1, low), jnp.where(low == high, high + 1, high)
     inside = (values >= low) & (values <= high)
     place = jnp.where(inside, (values - low) / (high - low) * bins, bins + 1).astype(jnp.int64)
     place = jnp.where(inside & (place == bins), bins - 1, place)  # the last interval holds its upper end

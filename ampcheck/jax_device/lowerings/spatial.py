@@ -58,10 +58,6 @@ def _greatest(candidates: Iterator[tuple[Array, Array]]) -> tuple[Array, Array]:
     return best
 
 
-def _lowest(dtype: np.dtype) -> float:
-    return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
-
-
 def _places(size: Sequence[int], ndim: int) -> Array:
     """Return each element's index within its last dimensions, of shape (1, …, *size)."""
     return jnp.arange(math.prod(size), dtype=np.int32).reshape(*((1,) * (ndim - len(size))), *size)
@@ -88,12 +84,13 @@ def _max_pool(
     kernel = each(kernel, dims)
     options = zip(kernel, each(stride, dims, kernel), each(padding, dims), each(dilation, dims), strict=True)
     value, index = self, jnp.broadcast_to(_places(self.shape[-dims:], self.ndim), self.shape)
+    lowest = -jnp.inf if jnp.issubdtype(self.dtype, jnp.floating) else jnp.iinfo(self.dtype).min
     for axis, (k, s, p, d) in enumerate(options, self.ndim - dims):
         count = windows(self.shape[axis], k, s, p, d, ceil_mode)
         after = max(0, (count - 1) * s + d * (k - 1) + 1 - p - self.shape[axis])
         around = [(p, after) if i == axis else (0, 0) for i in range(self.ndim)]
         # A window of several dimensions is the extreme of its rows' extremes; the index goes along, so it stays exact.
-        value = jnp.pad(value, around, constant_values=_lowest(self.dtype))
+        value = jnp.pad(value, around, constant_values=lowest)
         index = jnp.pad(index, around, constant_values=_FAR)
         value, index = _greatest(
             (_strided(value, axis, j * d, count, s), _strided(index, axis, j * d, count, s)) for j in range(k)
@@ -254,10 +251,6 @@ def _reflected(length: int, before: int, after: int) -> Ints:
     return np.where(places >= length, 2 * (length - 1) - places, places)
 
 
-def _replicated(length: int, before: int, after: int) -> Ints:
-    return np.clip(np.arange(-before, length + after), 0, length - 1)
-
-
 def _padded(self: Array, padding: Sequence[int], places: Places) -> Array:
     """Pad by `padding`, which names (before, after) of the last dimension first."""
     for i in range(len(padding) // 2):
@@ -280,7 +273,7 @@ def _register(kind: str, places: Places) -> None:
 
 
 _register("reflection", _reflected)
-_register("replication", _replicated)
+_register("replication", lambda length, before, after: np.clip(np.arange(-before, length + after), 0, length - 1))
 
 
 _CUBIC = -0.75  # Keys' parameter of upsample_bicubic2d
@@ -345,10 +338,6 @@ def _triangle(x: Floats) -> Floats:
     return triangle
 
 
-def _lanczos(x: Floats) -> Floats:
-    return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0)
-
-
 def antialiased(
     length: int, out: int, scale: float | None, align_corners: bool, window: Callable[[Floats], Floats], reach: int
 ) -> Taps:
@@ -409,7 +398,11 @@ _define(("_upsample_bilinear2d_aa",), partial(antialiased, window=_triangle, rea
 _define(
     ("_upsample_bicubic2d_aa",), partial(antialiased, window=partial(_keys, a=_CUBIC_SMOOTH), reach=2), aligned=True
 )
-_define(("_upsample_lanczos2d_aa",), partial(antialiased, window=_lanczos, reach=3), aligned=True)
+_define(
+    ("_upsample_lanczos2d_aa",),
+    partial(antialiased, window=lambda x: np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0), reach=3),
+    aligned=True,
+)
 
 
 _NEAREST_MODE, _BICUBIC = 1, 2  # interpolation modes; 0 is linear
