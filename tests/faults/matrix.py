@@ -165,14 +165,16 @@ def rows(mutant: Mutant, device: str, runners: Runners, earlier: Collection[Kill
 
 
 def _first(mutant: Mutant, device: str, cases: Iterable[str], runners: Runners) -> Kill | None:
+    """Return the first kill. A case that is red each time but the first that it runs in a process is none."""
     for case in cases:
         without = runners.run(None, device, [case])
         began = time.perf_counter()
         under = runners.run(mutant, device, [case]).get(case)
-        if is_kill(without[case], under):
+        seconds = round(time.perf_counter() - began, 1)
+        if is_kill(without[case], under) and runners.again(device, [case])[case]["status"] not in RED:
             assert under is not None
             when = "run" if case in runners.of(device).cases() or case.rsplit("/", 1)[0] in OTHERS else "night"
-            return Kill(mutant.name, device, case, under["status"], when, round(time.perf_counter() - began, 1))
+            return Kill(mutant.name, device, case, under["status"], when, seconds)
     return None
 
 

@@ -47,6 +47,9 @@ class Scripted:
             self.ran += [(mutant.name, key) for key in keys]
         return {key: {"status": "fail" if mutant and key in NOTICES[mutant.name] else "pass"} for key in keys}
 
+    def again(self, device: str, keys: Sequence[str]) -> dict[str, dict[str, str]]:
+        return self.run(None, device, keys)
+
 
 def _measured(runners: Scripted, results: Path, **chosen: Any) -> list[Kill]:
     return matrix.measure(Selection(**chosen), MUTANTS, runners, results, lambda line: None)  # type: ignore[arg-type]
