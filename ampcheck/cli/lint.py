@@ -61,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "text":
         counts = {"file": read.files, "region": read.regions, "scaler": read.scalers}
         seen = ", ".join(_number(count, what) for what, count in counts.items())
+        for name in read.unfollowed:
+            print(f"not followed, for it has too many paths: {name}")
         print(f"read {seen}; reading does not know values, dtypes of tensors, and what")
         print("other files do with a region or a scaler; ampcheck doctor train.py runs the program and looks")
     return 2 if read.unread else 1 if found else 0

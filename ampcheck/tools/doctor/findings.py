@@ -97,10 +97,14 @@ def screen(found: Sequence[Finding], ran: str, *, everything: bool = False) -> s
 
 def _told(number: int, one: Finding, width: int, most: int) -> list[str]:
     rule = RULES[one.rule]
-    where = f"{one.place or 'no line of the program'}{f' in {one.module}' if one.module else ''}"
+    where = one.place or "no line of the program"
     times = f", {one.count} times" if one.count > 1 else ""
-    head = f"{number}. {rule.costs}: {rule.id} {one.rule}, {where}{times}"
-    told = [textwrap.shorten(head, width, placeholder=" …")]
+    head = f"{number}. {rule.costs}: {rule.id} {one.rule}, "
+    if (over := len(head) + len(where) - width) > 0:  # the line is at the end of a place, so its begin goes
+        where = f"…{where[over + 1 :]}"
+    for more in (f" in {one.module}" if one.module else "", times):
+        where += more if len(head) + len(where) + len(more) <= width else ""
+    told = [head + where]
     if source := _source(one.place):
         told.append(textwrap.indent(textwrap.shorten(source, width - 5, placeholder=" …"), "   > "))
     for what, text in (("seen", one.seen), ("write", one.instead or rule.instead)):

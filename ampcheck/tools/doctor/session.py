@@ -172,6 +172,7 @@ class Doctor(AbstractContextManager["Doctor"]):
         def step(original: Callable[..., Any]) -> Callable[..., Any]:
             def watched(scaler: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
                 with aside():
+                    self._name(optimizer)
                     training.steps(scaler, optimizer)
                 self._inside += 1
                 try:

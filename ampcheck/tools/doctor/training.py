@@ -19,6 +19,8 @@ from ampcheck.tools.watch.watching import HasGroups
 MANY_SKIPS = 8
 """How many steps in a row are skipped before a scale is said to fall for ever: it is a 256th then. The default first
 scale, 65536, is meant to be too high for some models (torch.amp.GradScaler, init_scale)."""
+_LOW_SCALE = 65536.0 / 2**MANY_SKIPS
+"""A scale that begins higher is given more steps to fall to it."""
 DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "privateuseone")
 
 
@@ -243,14 +245,15 @@ class Training:
         self._skipped_since_schedule = True
         state.skipped += 1
         # Where the loss is not finite, the finding of that says why.
-        if state.skipped == MANY_SKIPS and not self._lost:
+        falls = state.skipped >= MANY_SKIPS and scaler.get_scale() <= _LOW_SCALE
+        if falls and not self._lost and "scale-falls-for-ever" not in self._findings:
             made = next(iter(self._kernels.nonfinite), None)
             bad = next((x for x in _parameters(optimizer) if not _finite(x.grad)), None)
             first = f"first {made}" if made else f"first in the gradient of {self._name(bad)}"
             self._findings.add(
                 "scale-falls-for-ever",
                 made.place if made else self._kernels.place(),
-                f"{MANY_SKIPS} steps in a row were skipped, and the scale fell to {scaler.get_scale():g}: {first}",
+                f"{state.skipped} steps in a row were skipped, and the scale fell to {scaler.get_scale():g}: {first}",
             )
 
     def updated(self, scaler: GradScaler) -> None:

@@ -20,7 +20,7 @@ Thing: TypeAlias = tuple[ast.AST, str]
 """An object of the program: the function or class that binds it, and its expression there."""
 
 _DEPTH = 3
-_MOST_PATHS = 64
+_MOST_PATHS = 256
 _SCALER_NAME = re.compile(r"(^|_)(grad_?)?scaler(_|$)", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"(^|_)(opt|optim|optimizer|optimiser)(_?[a-z0-9]{1,4}|_\w+)?$", re.IGNORECASE)
 _NO_OPTIMIZER = re.compile(r"sched|scaler|option|^lr_|_lr$", re.IGNORECASE)
@@ -254,7 +254,7 @@ class Walk:
             return not self._is_dull(function)
         if self.halved or self._clips(call) or self.names.dotted(call.func) == "torch.autograd.backward":
             return True
-        if self._lossy(call):
+        if self.lossy(call):
             return True
         base = call.func.value if isinstance(call.func, ast.Attribute) else call.func
         attribute = call.func.attr if isinstance(call.func, ast.Attribute) else ""
@@ -298,7 +298,7 @@ class Walk:
             return self._called(function, inner, paths)
         if self._clips(call):
             return event("clip")
-        if self._lossy(call):
+        if self.lossy(call):
             paths = event("loss") if frame.gradients else paths
         if self.names.dotted(call.func) == "torch.autograd.backward" and call.args:
             return self._backward(call, call.args[0], frame, paths)
@@ -331,7 +331,7 @@ class Walk:
         by_hand = call.func.attr in _CLAMPS and any(re.search(r"\.grad\b", ast.unparse(one)) for one in given)
         return by_hand or (call.func.attr in _CLIP_METHODS and not self.names.dotted(call.func))
 
-    def _lossy(self, call: ast.Call) -> bool:
+    def lossy(self, call: ast.Call) -> bool:
         """Return whether a call computes a loss."""
         names = [self.names.dotted(call.func), *self.values.kinds(call.func)]
         return any(re.match(r"torch\.nn\..*(loss|cross_entropy|Loss|kl_div)(_with_logits)?$", name) for name in names)

@@ -14,7 +14,7 @@ _PRODUCTS = re.compile(r"^(matmul|mm|bmm|addmm|baddbmm|linear|einsum|conv[123]d|
 _LIFTS = ("float", "double")
 _POLICIES = ("MixedPrecision", "MixedPrecisionPolicy")
 _THREADS = ("threading.Thread", "concurrent.futures.ThreadPoolExecutor", "multiprocessing.pool.ThreadPool")
-_SUMS = re.compile(r"(?<!\w)(log_)?softmax\(|cross_entropy\(|Loss\(|_loss\(|\.exp\(")
+_SOFTMAX = re.compile(r"\b(log_)?softmax$")
 
 Seen = Iterator[tuple[ast.AST, str]]
 
@@ -110,7 +110,10 @@ def _fsdp(walk: Walk, call: ast.Call) -> Seen:
     text = ast.unparse(walk.names.tree)
     if "param_dtype" not in low or "autocast" in text or "output_dtype" in {word.arg for word in call.keywords}:
         return
-    if ".backward(" in text and _SUMS.search(text) and not re.search(r"\.float\(\)|torch\.float32", text):
+    around = [one for one in walk.names.parents(call) if isinstance(one, ast.ClassDef)]
+    calls = (node for node in ast.walk(around[-1] if around else walk.names.tree) if isinstance(node, ast.Call))
+    sums = any(walk.lossy(one) or _SOFTMAX.search(ast.unparse(one.func)) for one in calls)
+    if ".backward(" in text and sums and not re.search(r"\.float\(\)|torch\.float32", text):
         yield call, "fsdp-policy-is-no-region"
 
 

@@ -44,13 +44,17 @@ _IGNORE = re.compile(r"#\s*ampcheck:\s*ignore(?:\[(?P<rules>[^\]]*)\])?")
 
 @dataclass
 class Read:
-    """What the linter read, in numbers. `exclude`: globs of files to leave out; `unread`: why files were not read."""
+    """What the linter read, in numbers. `exclude`: globs of files to leave out; `unread`: why files were not read.
+
+    `unfollowed`: functions whose regions, steps and scalers have too many paths to be followed.
+    """
 
     files: int = 0
     regions: int = 0
     scalers: int = 0
     exclude: tuple[str, ...] = ()
     unread: list[str] = field(default_factory=list)
+    unfollowed: list[str] = field(default_factory=list)
 
 
 def lint_source(
@@ -79,7 +83,10 @@ def lint_source(
     program = LintedProgram(names)
     found: set[Report] = {_report(file, compiler, seen) for compiler, seen in _all(program)}
     if not set(rules).isdisjoint(TRAINING):
-        found |= {_mistake(file, node, name) for node, name in mistakes(names)}
+        unfollowed: list[str] = []
+        found |= {_mistake(file, node, name) for node, name in mistakes(names, unfollowed)}
+        if read is not None:
+            read.unfollowed += [f"{file}: {name}" for name in unfollowed]
     selected = (report for report in found if report.rule in rules)
     shown = [report for report in selected if report.rule not in ignored.get(report.line, ())]
     return sorted(shown, key=lambda report: (report.line, report.column, report.rule, str(report)))

@@ -29,14 +29,16 @@ DEPRECATED = (*_OLD, "torch.cpu.amp.autocast", "torch.cpu.amp.GradScaler")
 """What torch.amp replaced."""
 
 
-def mistakes(names: Names) -> Iterator[Mistake]:
-    """Yield the mistakes in a file."""
+def mistakes(names: Names, unfollowed: list[str]) -> Iterator[Mistake]:
+    """Yield the mistakes in a file. `unfollowed` takes the names of functions that have too many paths to follow."""
     walk = Walk(names)
     for node in ast.walk(names.tree):
         yield from _alone(walk, node)
     for node in ast.walk(names.tree):
         if isinstance(node, (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield from _ordered(walk, node)
+            if walk.too_many:
+                unfollowed.append(getattr(node, "name", "the file's own statements"))
 
 
 def _ordered(walk: Walk, function: ast.Module | Function) -> Iterator[Mistake]:
@@ -272,6 +274,9 @@ def guarded(names: Names, node: ast.AST, condition: str) -> bool:
     for parent in names.parents(node):
         if isinstance(parent, ast.ExceptHandler):
             return True
+        named = getattr(parent, "arg", None) if isinstance(parent, ast.keyword) else getattr(parent, "name", None)
+        if condition == _CUDA and re.search(r"gpu|cuda", str(named)):
+            return True  # `dtype_of_gpu=...`, `def cuda_dtype()`: cuda is meant
         test = parent if isinstance(parent, ast.BoolOp) else getattr(parent, "test", None)
         if isinstance(test, ast.expr) and re.search(condition, ast.unparse(test)):
             return True
@@ -342,10 +347,12 @@ def _own_function(names: Names, owner: ast.ClassDef) -> Iterator[Mistake]:
     ):
         return
     backward = methods.get("backward")
+    if backward is None or not any(is_product(names, node) for node in ast.walk(backward)):
+        return  # one that raises, or multiplies elements, which promotes
     # One that casts in backward has thought of dtypes, and complex tensors are not cast.
-    if backward is None or re.search(r"\.(to|type|type_as|float|half|bfloat16)\(|dtype", ast.unparse(backward)):
+    if re.search(r"\.(to|type|type_as|float|half|bfloat16)\(|dtype", ast.unparse(backward)):
         return
-    if re.search(r"autocast|custom_fwd|fft|complex", ast.unparse(owner)):
+    if re.search(r"autocast|custom_fwd|fft|complex|sparse", ast.unparse(owner)):
         return
     if f"{owner.name}.forward" in ast.unparse(names.tree):  # it may be decorated later
         return
