@@ -185,13 +185,6 @@ def _is_code(text: str) -> bool:
     return any(isinstance(node, code) for node in body)
 
 
-def interpreters(source: Source) -> Places:
-    """Find functions of random programs that tell at least three kinds of steps apart with `match`."""
-    for function in source.nodes(ast.FunctionDef) if "programs" in source.path.parts else ():
-        if any(isinstance(node, ast.Match) and len(node.cases) >= 3 for node in ast.walk(function)):
-            yield function, function.name
-
-
 def imports_inside(source: Source) -> Places:
     """Find imports inside of functions."""
     for node in {n: None for f in source.nodes(ast.FunctionDef) for n in ast.walk(f)}:
@@ -215,7 +208,6 @@ CONCEPTS: dict[str, tuple[Callable[[Source], Places], str]] = {
     "calls that start and read processes (child protocols)": (child_protocols, "1"),
     "functions that ask a traceback who raised": (who_raised, "1, by frames"),
     "texts of Python (reproductions)": (reproductions, "0: the check's source"),
-    "interpreters of random programs": (interpreters, "0: state machines"),
     "imports inside of functions": (imports_inside, "those for start-up"),
     f"functions over {LONG} lines": (long_functions, "5"),
 }

@@ -622,29 +622,12 @@ def dropping(some: Callable[[Any], bool] = lambda region: True) -> Callable[[Fun
     return change
 
 
-def forgetting(function: Function) -> Function:
-    """Run right the first time, without regions afterwards."""
-    made = [function]
-
-    def call(*args: Any) -> Any:
-        now, made[0] = made[0], dropping()(function)
-        return now(*args)
-
-    return call
-
-
-def refusing(function: Function) -> Function:
-    raise RuntimeError("autocast is not supported")
-
-
 PARITY = {
     "compiler-drops-regions": compiler(dropping()),
     "compiler-drops-disabled-regions": compiler(dropping(lambda region: not region._enabled)),
     "compiler-leaves-autocast-on": compiler(lambda f: lambda *args: (f(*args), leave_on())[0]),
     "compiler-widens-results": compiler(lambda f: lambda *args: tuple(t.float() for t in f(*args))),
     "compiler-rounds-results": compiler(lambda f: lambda *args: tuple(rounded(t) for t in f(*args))),
-    "compiler-forgets-after-a-call": compiler(forgetting),
-    "compiler-refuses": compiler(refusing),
 }
 
 MUTANTS = (
