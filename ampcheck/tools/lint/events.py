@@ -85,6 +85,11 @@ class Walk:
         self._dull: dict[ast.AST, bool] = {}
         self.halved = dict(_halved(self))
         """The modules of the file that are cast to lower precision, and where."""
+        self._halved_origins = {
+            thing: {one for one in self.values.origins(cast.func.value) if isinstance(one, ast.Call)}
+            for thing, cast in self.halved.items()
+            if isinstance(cast, ast.Call) and isinstance(cast.func, ast.Attribute)
+        }
 
     def paths(self, root: ast.Module | Function) -> list[Path]:
         """Return the paths through a function, or through a file's own statements; none where there are too many."""
@@ -138,6 +143,8 @@ class Walk:
 
     def _body(self, statements: Iterable[ast.stmt], frame: _Frame, paths: list[Path]) -> list[Path]:
         for statement in statements:
+            if self._left(statement):
+                frame = replace(frame, regions=frame.regions[:-1])
             for made in self._entered(statement):
                 frame = replace(frame, regions=(*frame.regions, made))
                 block = next(self.names.parents(statement), statement)
@@ -151,6 +158,13 @@ class Walk:
                 self.too_many = True
                 paths = paths[:1]
         return paths
+
+    def _left(self, statement: ast.stmt) -> bool:
+        """Return whether a statement is `region.__exit__(...)`."""
+        call = getattr(statement, "value", None)
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "__exit__":
+            return False
+        return self.values.region(call.func.value) is not None
 
     def _entered(self, statement: ast.stmt) -> Iterator[LintedRegion]:
         """Yield the regions that `stack.enter_context(...)` or `region.__enter__()` opens for what follows."""
@@ -318,7 +332,10 @@ class Walk:
         if any(self.scaler(argument) for argument in (*call.args, *(word.value for word in call.keywords))):
             return event("unknown")  # what is called may unscale, step and update
         if frame.regions and frame.gradients and isinstance(call.func, (ast.Name, ast.Attribute)):
-            return event("call", known(call.func)) if known(call.func) in self.halved else paths
+            made = {origin for origin in self.values.origins(call.func) if isinstance(origin, ast.Call)}
+            same = [thing for thing, origins in self._halved_origins.items() if made & origins]
+            called = known(call.func) if known(call.func) in self.halved else next(iter(same), None)
+            return event("call", called) if called else paths
         return paths
 
     def _clips(self, call: ast.Call) -> bool:

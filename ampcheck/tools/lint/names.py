@@ -18,6 +18,8 @@ class Names:
     def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
         self._parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        self.acting: dict[ast.ClassDef, ast.ClassDef] = {}
+        """The class of the instance whose inherited methods are read, by the class that has them."""
         self._bound: dict[Scope, dict[str, list[ast.AST]]] = {}
         self._imported: dict[Scope, dict[str, str]] = {}
         for node in ast.walk(tree):
@@ -97,7 +99,8 @@ class Names:
 
     def owner(self, node: ast.AST) -> ast.ClassDef | None:
         """Return the class whose method contains a node."""
-        return next((parent for parent in self.parents(node) if isinstance(parent, ast.ClassDef)), None)
+        found = next((parent for parent in self.parents(node) if isinstance(parent, ast.ClassDef)), None)
+        return found and self.acting.get(found, found)
 
     def lookup(self, name: str, at: ast.AST) -> tuple[Scope, list[ast.AST]] | None:
         """Return the scope that binds a name seen from a node, and what it binds it to; None where none does."""
@@ -120,14 +123,15 @@ class Names:
         if found:
             return found
         for base in owner.bases:
-            for node in self._definitions(base):
+            for node in self.definitions(base):
                 if isinstance(node, ast.ClassDef) and node not in (*seen, owner):
                     found = self.attribute(node, name, (*seen, owner))
                     if found:
                         return found
         return []
 
-    def _definitions(self, expression: ast.expr) -> list[ast.AST]:
+    def definitions(self, expression: ast.expr) -> list[ast.AST]:
+        """Return what a name is bound to."""
         if not isinstance(expression, ast.Name):
             return []
         found = self.lookup(expression.id, expression)

@@ -10,7 +10,9 @@ from ampcheck.tools.lint.events import LOW, Walk
 from ampcheck.tools.lint.names import Names
 from ampcheck.tools.lint.values import last_name
 
-_PRODUCTS = re.compile(r"^(matmul|mm|bmm|addmm|baddbmm|linear|einsum|conv[123]d|conv_transpose[123]d)$")
+_PRODUCTS = re.compile(
+    r"^(matmul|mm|bmm|addmm|baddbmm|linear|einsum|conv[123]d(_input|_weight)?|conv_transpose[123]d)$"
+)
 _LIFTS = ("float", "double")
 _POLICIES = ("MixedPrecision", "MixedPrecisionPolicy")
 _THREADS = ("threading.Thread", "concurrent.futures.ThreadPoolExecutor", "multiprocessing.pool.ThreadPool")

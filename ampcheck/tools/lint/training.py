@@ -39,6 +39,21 @@ def mistakes(names: Names, unfollowed: list[str]) -> Iterator[Mistake]:
             yield from _ordered(walk, node)
             if walk.too_many:
                 unfollowed.append(getattr(node, "name", "the file's own statements"))
+    yield from _inherited(names)
+
+
+def _inherited(names: Names) -> Iterator[Mistake]:
+    """Yield the mistakes of methods that a class inherits from one of the file, and whose callees it overrides."""
+    for kind in [node for node in ast.walk(names.tree) if isinstance(node, ast.ClassDef)]:
+        for base in [one for expression in kind.bases for one in names.definitions(expression)]:
+            own = {node.name for node in kind.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+            if isinstance(base, ast.ClassDef) and base is not kind and own - {"__init__"}:
+                names.acting = {base: kind}
+                walk = Walk(names)
+                for method in base.body:
+                    if isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)) and method.name not in own:
+                        yield from _ordered(walk, method)
+                names.acting = {}
 
 
 def _ordered(walk: Walk, function: ast.Module | Function) -> Iterator[Mistake]:
@@ -297,6 +312,8 @@ def _on(test: ast.expr) -> bool:
 
 
 def _off(test: ast.expr) -> bool:
+    if re.match(r"(no|without|disable)_?(?=[a-z0-9])", _name(test)):
+        return bool(_ON.match(re.sub(r"^(no|without|disable)_?", "", _name(test))))
     return isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) and _on(test.operand)
 
 

@@ -10,7 +10,7 @@ from ampcheck.tools.lint.regions import LintedRegion, region
 
 # Methods that return their object.
 _SAME = ("eval", "train", "to", "cuda", "cpu", "float", "double", "requires_grad_", "compile")
-_WRAPS = ("torch.compile", "torch.nn.DataParallel", "torch.nn.parallel.DistributedDataParallel", "copy.deepcopy")
+_WRAPS = ("torch.compile", "torch.nn.DataParallel", "torch.nn.parallel.DistributedDataParallel")
 _CONTEXT = ("contextlib.contextmanager", "contextlib.asynccontextmanager")
 
 
