@@ -68,9 +68,9 @@ BAD = [
     ("steps.py:marked2", "steps.py has no function marked2"),
     ("steps.py:answer", "steps.py:answer is an int, not a function"),
     ("steps.py:needs", "needs of steps.py cannot be called without arguments: missing a required argument: 'path'"),
-    ("steps.py:raises", "raises of steps.py raised LookupError: no such data at all (steps.py:9)"),
+    ("steps.py:raises", "raises of steps.py raised LookupError: no such data at all (steps.py:9 in raises)"),
     ("none.py", "none.py does not exist"),
-    ("broken.py", "broken.py cannot be loaded: ZeroDivisionError: division by zero (broken.py:1)"),
+    ("broken.py", "broken.py cannot be loaded: ZeroDivisionError: division by zero (broken.py:1 in <module>)"),
     ("nosuchmodule:make", "module nosuchmodule cannot be imported: ModuleNotFoundError: No module named"),
     ("steps", "'steps' names no function; it is written MODULE:FUNCTION, FILE.py:FUNCTION or FILE.py"),
     ("two.py", "two.py marks several functions with @ampcheck.step: marked, other; name one as two.py:FUNCTION"),
@@ -96,7 +96,7 @@ def test_a_file_alone_gives_its_marked_function(scripts: Path) -> None:
     ("width", "loss", "words"),
     [
         (3, None, r"the step cannot be run in float32 on cpu: RuntimeError: mat1 and mat2"),
-        (2, lambda output: output.view(7), r"RuntimeError: shape .*\(test_user_step.py:\d+\)$"),
+        (2, lambda output: output.view(7), r"RuntimeError: shape .*\(tests.bench.test_user_step.py:\d+ in .*\)$"),
     ],
 )
 def test_a_step_that_does_not_run_is_refused_with_its_own_words_and_the_users_line(

@@ -8,9 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
@@ -24,6 +22,7 @@ from torch import nn
 
 from ampcheck.bench.core.model import Precision
 from ampcheck.bench.core.prepare import Trained, region_of, training, vector
+from ampcheck.devices.registry import told
 from ampcheck.errors import UsageError, one_line
 from ampcheck.observe.recorder import tensors
 from ampcheck.spec.torch_dtypes import name_of
@@ -113,14 +112,6 @@ def checked(made: object, where: str) -> StepSpec:
     if loss is not None and _takes(loss) == 2 and not inputs:
         raise UsageError(f"{where} returned a loss of two arguments, but no input to give it as the second")
     return StepSpec(model, tuple(inputs), loss)
-
-
-def told(error: BaseException) -> str:
-    """Return an exception as a line, with the place in the user's program that it came from."""
-    others = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[2]))
-    own = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*others, "<"))]
-    place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-    return one_line(error) + place
 
 
 class UserStep(Trained):
