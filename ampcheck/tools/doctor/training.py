@@ -202,7 +202,8 @@ class Training:
 
     def encoded(self, module: torch.nn.Module, *_: object, **__: object) -> None:
         """Look at a call of a transformer's layer: where nothing is trained, a region ends its fused path."""
-        if not module.training and not torch.is_grad_enabled() and torch.is_autocast_enabled():
+        # As the layers ask themselves: for cuda.
+        if not module.training and not torch.is_grad_enabled() and torch.is_autocast_enabled("cuda"):
             self._findings.add(
                 "slow-fallback",
                 self._kernels.place(),

@@ -92,10 +92,17 @@ class Walk:
         }
 
     def paths(self, root: ast.Module | Function) -> list[Path]:
-        """Return the paths through a function, or through a file's own statements; none where there are too many."""
+        """Return the paths through a function, or through a file's own statements; none where there are too many.
+
+        `too_many` then says whether they have a backward pass, a clip or a step at all.
+        """
         self.too_many = False
+        self._kinds: set[str] = set()
         found = self._called(root, _Frame(calls=(root,)), [Path()])
-        return [] if self.too_many else found
+        if not self.too_many:
+            return found
+        self.too_many = bool(self._kinds & {"backward", "scaled-backward", "unscale_", "clip", "step", "alone"})
+        return []
 
     def thing(self, expression: ast.expr) -> Thing:
         """Return the object that an expression names."""
@@ -242,8 +249,8 @@ class Walk:
             return None
         return self.thing(value.func.value) if self.scaler(value.func.value) else None
 
-    @staticmethod
-    def _emit(paths: list[Path], event: LoopEvent) -> list[Path]:
+    def _emit(self, paths: list[Path], event: LoopEvent) -> list[Path]:
+        self._kinds.add(event.kind)
         return [replace(path, events=(*path.events, event)) for path in paths]
 
     def _expression(self, node: ast.AST, frame: _Frame, paths: list[Path]) -> list[Path]:
