@@ -113,6 +113,8 @@ class Parity:
         grads = self.grads
         want = self.run(self.eager, grads=grads)
         if want.error is not None and grads:
+            if found := self._by_hand(want, grads=True):
+                return carrying(want.error, found)
             grads = False
             want = self.run(self.eager, grads=False)
         self._require_kernel(want)
@@ -122,7 +124,8 @@ class Parity:
         except Unsupported:  # this torch has no such compiler
             raise
         except Exception as error:  # a compiler may raise anything, and that is what is to be seen
-            return carrying(error, refusal(error, want.error, self.name))
+            found = refusal(error, want.error, self.name) or self._by_hand(ProgramOutcome(error=error), grads=grads)
+            return carrying(error, found)
         for call in ("first", "second"):
             got = self.run(compiled.call, grads=grads)
             found = carrying(got.error, compare_programs(got, want, self.name)) or self._values(got, want)
@@ -172,11 +175,12 @@ class Parity:
     def _by_hand(self, got: ProgramOutcome, *, grads: bool) -> list[str]:
         """Compare the program with the call on inputs cast by hand: eager mode may have the same fault.
 
-        A call that raises in the program and in eager mode alike is left to the eager case of the same call.
+        Where both raise, a sweep asks whether that call raises, too; otherwise the eager case of the same call does.
         """
-        if got.error is not None:
+        asked = got.error is None or (self.without_region is not None and not self.todo.expected.error)
+        want = self.run(self.by_hand, grads=grads, region=nullcontext()) if asked else got
+        if got.error is not None and want.error is not None:
             return []
-        want = self.run(self.by_hand, grads=grads, region=nullcontext())
         found = compare_programs(got, want, self.name) or self._strides(got, want, grads=grads)
         found = found or self._values(got, want)
         return [f"{text} (eager mode is the call on explicitly cast inputs, without a region)" for text in found]
@@ -360,6 +364,7 @@ class CompiledOpProgram(PlainProgram):
         entered = f"{modes.get(mode, 'nullcontext()')}, {self.around}, {device.type!r}"
         self.unregioned = f"{modes.get(mode, 'nullcontext()')}, nullcontext(), {device.type!r}"
         self.strides = mode and f" or same_strides(got, [want, *plain], {self.name!r})"
+        self.refused_by_hand = bool(mode) and not self.todo.expected.error
         self.leaves = f"{self.grads or mode == 'no_grad'}"
         how, expression = source_of_making(case.compiler, "program", "inputs()")
         self.without_region = source_of_making(case.compiler, "without_region", "cast(inputs())")[1] if mode else ""
@@ -376,7 +381,8 @@ class CompiledOpProgram(PlainProgram):
         if not ran:
             self.add([], f"if True:\n    {self.make}\nprint(run(compiled.call, {self.grads}))")
             return self.text(modules)
-        again = f"if want.error:\n    want = run({self.eager}, False)\n" * self.grads
+        first = '    report("the backward pass", beside(want))\n' * self.refused_by_hand
+        again = f"if want.error:\n{first}    want = run({self.eager}, False)\n" * self.grads
         self.add(
             [refusal, compare_programs, run_program, leaves_of, *([same_strides] if self.strides else [])],
             *cast_blocks(self.todo, self.case.rule),
@@ -384,20 +390,24 @@ class CompiledOpProgram(PlainProgram):
             *self._plain(),
             f"""\
 by_hand = lambda *given: {self.reference}(*cast(given))
+def beside(got):
+    want = run_program(by_hand, lambda: leaves_of(inputs(), {self.leaves}), {self.unregioned}, {self.grads})
+    if got.error{" and want.error" * self.refused_by_hand}:
+        return []
+    found = compare_programs(got, want, {self.name!r}){self.strides}
+{self._values()}    return found
+
 want = run({self.eager}, {self.grads})
 {again}try:
     {self.make}
 except Exception as error:
-    report("compiling", refusal(error, want.error, {self.name!r}))
+    report("compiling", refusal(error, want.error, {self.name!r}) or beside(ProgramOutcome(error=error)))
     raise SystemExit
 for turn in ("first", "second"):
     got = run(compiled.call, {self.grads}{" and not want.error" * self.grads})
     found = compare_programs(got, want, {self.name!r})
 {self._values()}    report(f"the {{turn}} call", found)
-if not got.error:
-    want = run_program(by_hand, lambda: leaves_of(inputs(), {self.leaves}), {self.unregioned}, {self.grads})
-    found = compare_programs(got, want, {self.name!r}){self.strides}
-{self._values()}    report("the call beside explicit casts", found)""",
+report("the call beside explicit casts", beside(got))""",
         )
         if not message or "the kernel of" in message or "ran with dtype=" in message:
             found = f"same_kernels(seen, eagerly, {self.todo.expected.overload!r}, {self.name!r})"

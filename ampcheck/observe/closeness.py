@@ -29,6 +29,9 @@ SAME_KERNELS_ON_PARTS = 4
 OTHER_KERNELS = 48
 """Another compiler adds in another order; the largest that PyTorch's CPU kernels need beside float64 is 49."""
 
+NOTICED = 0.2
+"""The part of the largest element that is never put down to roundings: a result wrong by a quarter is noticed."""
+
 FLOAT32_STEP = 1e-5
 """By what part of 1 + |want| a float32 result may be off that is computed in another way."""
 
@@ -80,9 +83,10 @@ def rounding_bound(want: torch.Tensor, dtypes: list[torch.dtype], roundings: int
     if not roundings or not want.is_floating_point():
         return 0.0
     finite = want[want.isfinite()].double()
-    largest = max(1.0, float(finite.abs().max()) if finite.numel() else 1.0)
+    largest = float(finite.abs().max()) if finite.numel() else 1.0
     eps = max(torch.finfo(dtype).eps for dtype in (want.dtype, *dtypes) if dtype.is_floating_point)
-    return max(roundings, in_float32 if eps == torch.finfo(torch.float32).eps else 0) * eps * largest
+    allowed = max(roundings, in_float32 if eps == torch.finfo(torch.float32).eps else 0) * eps * max(1.0, largest)
+    return min(allowed, NOTICED * largest)
 
 
 def mover(dtype: torch.dtype, draw: int) -> Callable[[torch.Tensor], torch.Tensor]:
