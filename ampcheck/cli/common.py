@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,11 @@ def print_or_write(text: str, out: Path | None, what: str) -> None:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"the {what} {out} cannot be written: {error.strerror}") from error
+
+
+def tell(line: str) -> None:
+    """Write a line of progress to the standard error stream."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def seconds(text: str) -> float:

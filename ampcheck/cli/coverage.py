@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ampcheck.cli.common import add_device, print_or_write
+from ampcheck.cli.common import add_device, print_or_write, tell
 
 if TYPE_CHECKING:
     from ampcheck.cli.common import Subparsers
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.tries is not None:
         for device in select(args.device, args.device_module):
-            print(faults.table(faults.tried(device, args.tries, args.seed), args.seed))
+            print(faults.table(faults.tried(device, args.tries, args.seed, tell), args.seed))
         return 0
     statuses = None
     if args.runs:

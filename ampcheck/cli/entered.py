@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import TYPE_CHECKING
 
-from ampcheck.cli.common import add_device
+from ampcheck.cli.common import add_device, tell
 
 if TYPE_CHECKING:
     from ampcheck.cli.common import Subparsers
@@ -38,12 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
     names = args.device or [d.name for d in known(args.device_module).values() if d.key in KEYS and not unusable(d)]
     devices = select(names, args.device_module)
-    suite, lists = by_suite(devices, _progress), by_upstream_lists(devices, _progress)
+    suite, lists = by_suite(devices, tell), by_upstream_lists(devices, tell)
     rows = {device.name: (mine, theirs) for device, mine, theirs in zip(devices, suite, lists, strict=True)}
     print(json.dumps(fields(rows), indent=2) if args.json else table(rows))
     return int(any(mine.missed for mine in suite))
-
-
-def _progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(text, file=sys.stderr)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ampcheck.cli.common import print_or_write
+from ampcheck.cli.common import print_or_write, tell
 from ampcheck.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
     of = "-".join([*devices, *sorted(args.rule), str(args.most), str(args.per_scenario)]).replace(":", "_")
     outcomes: list[measure.MutantOutcome] = []
     try:
-        power.record(_tell)
-        for outcome in measure.measure(power, drawn, args.work / f"power-{of}.jsonl", _tell):
+        power.record(tell)
+        for outcome in measure.measure(power, drawn, args.work / f"power-{of}.jsonl", tell):
             outcomes.append(outcome)
     except KeyboardInterrupt:
         print(measure.text(measure.fields(outcomes, len(mutants), devices)))
@@ -81,7 +80,3 @@ def run(args: argparse.Namespace) -> int:
         print_or_write(json.dumps(figures, indent=2) + "\n", args.json, "file of figures")
     print(measure.text(figures))
     return 0
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -32,24 +32,13 @@ def recording(keys: Iterable[str]) -> Iterator[set[tuple[str, str]]]:
     """Put a recorder in place of every registered kernel of the keys; gives the (key, overload) pairs entered."""
     entered: set[tuple[str, str]] = set()
     made = [(key, overload, _recorder(key, overload, entered)) for key in keys for overload in registered(key)]
-    with _replaced(made):
+    with replaced(made):
         yield entered
 
 
 @contextmanager
-def altered(key: str, overload: str, change: Callable[[Kernel], Kernel]) -> Iterator[None]:
-    """Put what `change` makes of a registered kernel in its place, which plants a fault."""
-    kernel = get_kernel(f"aten::{overload}", key)
-
-    def call(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        return change(lambda *given, **named: kernel.call_boxed(keyset, *given, **named))(*args, **kwargs)
-
-    with _replaced([(key, overload, call)]):
-        yield
-
-
-@contextmanager
-def _replaced(kernels: Iterable[tuple[str, str, Kernel]]) -> Iterator[None]:
+def replaced(kernels: Iterable[tuple[str, str, Kernel]]) -> Iterator[None]:
+    """Put other kernels in place of registered ones, each of a key and an overload; they are given the keyset, too."""
     library = Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():

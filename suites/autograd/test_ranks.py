@@ -468,6 +468,71 @@ def _by_casts(
     return found
 
 
+@pytest.mark.forks
+@scenario(arranged=["grouped", "one_unused", "recomputed", "reentrant"], types=("cpu",), values=True)
+def test_arranged(amp: Amp, arranged: str) -> None:
+    """A policy holds for layers sharded as a group, and for those that run again (fully_shard; checkpoint)."""
+    batch = amp.rand(4, 4)
+
+    def run() -> dict[str, Any]:
+        return _arranged(amp, arranged, batch)
+
+    found = _on_two_ranks(amp, run)
+    if found is None:
+        return
+    used = 1 if arranged == "one_unused" else 2
+    leaves = [torch.nn.Parameter(leaf.detach()) for _ in range(used) for leaf in _Layer().parameters()]
+    for rank in range(2):
+        x = batch.chunk(2)[rank]
+        for weight, factor in zip(leaves[::2], leaves[1::2], strict=True):
+            low = [tensor.to(amp.dtype) for tensor in (x, weight, factor)]
+            x = (functional.linear(low[0], low[1]) * low[2]).float()
+        (x.square().mean() / 2).backward()
+    for rank, got in enumerate(found):
+        amp.assert_equal(f"dtypes in each layer on rank {rank}", got["seen"], [[amp.dtype] * 4] * used)
+        amp.assert_equal(f"dtypes of what each layer returns on rank {rank}", got["outputs"], {torch.float32})
+        for place, (gradient, leaf) in enumerate(zip(got["gradients"], leaves, strict=True)):
+            amp.assert_close(f"gradient {place} on rank {rank}", gradient, leaf.grad, 1e-6)
+
+
+class _Steps(torch.nn.Module):
+    """Layers of which some are used, each with a keyword argument, and the dtypes of what these return."""
+
+    def __init__(self, layers: list[_Layer], used: list[_Layer]) -> None:
+        super().__init__()
+        self.layers, self.used = torch.nn.ModuleList(layers), tuple(used)
+        self.outputs: set[torch.dtype] = set()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.used:
+            x = layer(x=x)
+            self.outputs.add(x.dtype)
+        return x.square()  # which saves the last output, so that it is computed again, too
+
+
+def _arranged(amp: Amp, arranged: str, batch: torch.Tensor) -> dict[str, Any]:
+    """Run two sharded layers, or one of them, forward and backward on a rank."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    layers = [_Layer(), _Layer()]
+    options = {"param_dtype": amp.dtype, "reduce_dtype": torch.float32, "output_dtype": torch.float32}
+    for sharded in layers if arranged in ("recomputed", "reentrant") else [layers]:
+        fully_shard(sharded, mesh=_mesh(), mp_policy=MixedPrecisionPolicy(**options))
+    used = layers[: 1 if arranged == "one_unused" else 2]
+    root = _Steps(layers, used)
+    if arranged in ("grouped", "one_unused"):  # a group needs a root
+        fully_shard(root, mesh=_mesh())
+    x = batch.chunk(2)[dist.get_rank()].requires_grad_()
+    again = arranged in ("recomputed", "reentrant")
+    out = checkpoint(root, x, use_reentrant=arranged == "reentrant") if again else root(x)
+    out.mean().backward()
+    return {
+        "seen": [layer.seen for layer in used],
+        "outputs": root.outputs,
+        "gradients": [_whole(leaf.grad) for layer in used for leaf in layer.parameters()],
+    }
+
+
 # ---- DTensors
 OPS: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[str, ...]]] = {
     "product": ("mm", torch.mm, ("wide", "wide")),

@@ -8,8 +8,8 @@ https://docs.pytorch.org/docs/2.13/notes/amp_examples.html.
 
 import io
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -331,25 +331,87 @@ def test_subclass(amp: Amp) -> None:
     amp.assert_identical("the parameter", leaf, torch.tensor([1.0, -2.0]) - 4 * 0.25)
 
 
-@scenario(values=True, dtypes="default", types=("cpu", "cuda"))
-def test_sharded(amp: Amp) -> None:
-    """FSDP's scaler, in a group of one process, does as the plain one does (test_fsdp_sharded_grad_scaler)."""
+@contextmanager
+def _sharded(amp: Amp) -> Iterator[Any]:
+    """Yield FSDP's scaler, in a group of one process."""
     from torch import distributed
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
-        results = []
-        for kind in (torch.amp.GradScaler, ShardedGradScaler):
-            leaf, optimizer, _ = trained(amp, (1.0, -2.0), make=torch.optim.Adam)
-            scaler = kind(amp.type, init_scale=64.0, growth_interval=2)
-            for slope in (0.5, INF, 0.25, 0.5):
-                iterate(leaf, optimizer, scaler, slope)
-            results.append((leaf, scaler.get_scale()))
+        yield ShardedGradScaler(amp.type, 64.0, backoff_factor=0.25, growth_factor=4.0, growth_interval=2)
     finally:
         distributed.destroy_process_group()
+
+
+@scenario(values=True, dtypes="default", types=("cpu", "cuda"))
+def test_sharded(amp: Amp) -> None:
+    """FSDP's scaler, in a group of one process, does as the plain one does (test_fsdp_sharded_grad_scaler)."""
+    results = []
+    with _sharded(amp) as sharded:
+        plain = torch.amp.GradScaler(amp.type, 64.0, backoff_factor=0.25, growth_factor=4.0, growth_interval=2)
+        for scaler in (plain, sharded):
+            leaf = torch.nn.Parameter(torch.tensor([1.0, -2.0], device=amp.type))
+            optimizer = torch.optim.Adam([leaf], lr=0.5)
+            scales = []
+            for slope in (0.5, INF, 0.25, 0.5, 0.5):
+                leaf.grad = None
+                scaler.scale((leaf * slope).sum()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                scales.append(scaler.get_scale())
+            scaler.update(torch.tensor(8.0, device=amp.type))
+            results.append((leaf, [*scales, scaler.get_scale()]))
     amp.assert_identical("the parameter", results[1][0], results[0][0])
-    amp.assert_equal("the scale", results[1][1], results[0][1])
+    amp.assert_equal("the scales", results[1][1], results[0][1])
+
+
+@scenario(given=["one", "list", "tuple", "generator", "none"], values=True, dtypes="default", types=("cpu", "cuda"))
+def test_sharded_losses(amp: Amp, given: str) -> None:
+    """FSDP's scaler scales losses alone and in containers, and keeps the dtype of each (FSDP returns low ones)."""
+    losses = [torch.tensor(0.5, device=amp.type), torch.tensor(0.25, device=amp.type, dtype=amp.dtype)]
+    with _sharded(amp) as scaler:
+        if given == "none":
+            amp.assert_raises("a number", ValueError, "must be a Tensor", lambda: scaler.scale(2.0))
+            return
+        if given == "one":
+            scaled = [scaler.scale(loss) for loss in losses]
+        else:
+            made: Any = {"list": list, "tuple": tuple, "generator": iter}[given](losses)
+            out = scaler.scale(made)
+            amp.assert_equal("a container of the same kind", given == "generator" or type(out) is type(made), True)
+            scaled = list(out)
+    for place, (loss, got) in enumerate(zip(losses, scaled, strict=True)):
+        amp.assert_equal(f"dtype of loss {place}", got.dtype, loss.dtype)
+        amp.assert_identical(f"loss {place}", got, loss * 64.0)
+
+
+@scenario(
+    grad=["float32", "fp16", "sparse", "sparse_fp16"],
+    default=["float32", "float64"],
+    values=True,
+    dtypes="default",
+    types=("cpu", "cuda"),
+)
+def test_sharded_gradients(amp: Amp, grad: str, default: str) -> None:
+    """FSDP's scaler unscales fp16 gradients, too, and adds up what a sparse one has twice (_unscale_grads_)."""
+    dtype = torch.float16 if "fp16" in grad else torch.float32
+    values = torch.tensor([[64.0, 128.0], [32.0, 0.0]], device=amp.type, dtype=dtype)
+    made = torch.sparse_coo_tensor(torch.tensor([[0, 0]], device=amp.type), values, (1, 2), check_invariants=True)
+    leaf = torch.nn.Parameter(torch.zeros(1, 2, device=amp.type, dtype=dtype))
+    leaf.grad = made if "sparse" in grad else values.sum(0, keepdim=True)
+    optimizer = torch.optim.SGD([leaf], lr=1.0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, default))
+    try:
+        with _sharded(amp) as scaler:
+            scaler.scale(torch.zeros((), device=amp.type))
+            scaler.unscale_(optimizer)
+    finally:
+        torch.set_default_dtype(before)
+    got = leaf.grad.to_dense()
+    amp.assert_equal("dtype of the gradient", got.dtype, dtype)
+    amp.assert_identical("the gradient", got, torch.tensor([[1.5, 2.0]], device=amp.type, dtype=dtype))
 
 
 @scenario(values=True, dtypes="default")

@@ -469,6 +469,10 @@ LOOPS = {
     "on-cuda-alone": scaler(__init__=on_cuda_alone),
     "factor-compiled-in": handed_out(one_factor),
     "sharded-steps-anyway": wrap(ShardedGradScaler, _maybe_opt_step=steps_in_any_case),
+    "sharded-scales-as-the-plain": wrap(ShardedGradScaler, scale=lambda own, *given: GradScaler.scale(*given)),
+    "sharded-refuses-fp16": wrap(
+        ShardedGradScaler, _unscale_grads_=lambda own, *given: GradScaler._unscale_grads_(*given[:-1], False)
+    ),
 }
 _ON_JAX = (
     "unscale-skips-last",

@@ -6,9 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from tabulate import tabulate
 
 from ampcheck import samples
@@ -18,63 +16,17 @@ from ampcheck.checks.sweep import FORMS, Cell, SweepCall, SweepParity, impossibl
 from ampcheck.compilers.kinds import quiet
 from ampcheck.devices.base import Device
 from ampcheck.errors import Broken, Unsupported, UsageError
-from ampcheck.observe.kernel_override import Kernel, altered, replaceable
-from ampcheck.observe.recorder import overload
+from ampcheck.observe.kernel_override import replaceable
 from ampcheck.spec.case import Case
 from ampcheck.spec.casting import POLICIES
 from ampcheck.spec.torch_private import registered
+from ampcheck.tools.power.kernels import DROPPED, QUARTER, KernelMutant, injected
 
-Change = Callable[[torch.Tensor], torch.Tensor]
-
-
-def quarter(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose values are a quarter too large; one of whole numbers or of nothing stays."""
-    return tensor * 1.25 if tensor.is_floating_point() or tensor.is_complex() else tensor
+FAULTS = (QUARTER, "a dimension too many", "wrong strides", "wrong dtype", DROPPED)
+"""The changes of kernels that are planted."""
 
 
-def one_more_dimension(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with one dimension more."""
-    return tensor.unsqueeze(0)
-
-
-def other_strides(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the same values with doubled strides; one of a single element stays."""
-    if tensor.layout != torch.strided or tensor.numel() < 2:
-        return tensor
-    return torch.stack([tensor, tensor], -1).select(-1, 0)
-
-
-RESULTS: dict[str, Change] = {
-    "a value wrong by a quarter": quarter,
-    "one dimension too many": one_more_dimension,
-    "a wrong stride": other_strides,
-}
-"""By what the fault is, what it makes of each tensor of a result."""
-LOST = "a lost cast"
-
-
-def in_results(kernel: Kernel, change: Change) -> Kernel:
-    """Return a kernel whose results are changed, if they are a tensor, or a tuple or a list of tensors."""
-
-    def changed(value: Any) -> Any:
-        if isinstance(value, (tuple, list)):
-            return type(value)(map(changed, value)) if type(value) in (tuple, list) else value
-        return change(value) if isinstance(value, torch.Tensor) else value
-
-    return lambda *args, **kwargs: changed(kernel(*args, **kwargs))
-
-
-def without_casts(name: str, device_type: str) -> Kernel:
-    """Return a kernel of an overload that runs it on its arguments as they are."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(device_type, enabled=False):
-            return overload(name)(*args, **kwargs)
-
-    return call
-
-
-def tried(device: Device, number: int, seed: int) -> list[Try]:
+def tried(device: Device, number: int, seed: int, tell: Callable[[str], None]) -> list[Try]:
     """Plant each fault into the autocast kernel of random cells, of eager mode and of each compiler in turn.
 
     A program of a compiler that reads that kernel has the fault, too. Raises UsageError where kernels of the device
@@ -103,7 +55,8 @@ def tried(device: Device, number: int, seed: int) -> list[Try]:
             if call.ran().error is not None or call.refused_by_cpu or _differences(call):
                 continue  # refused, or red already
             made += 1
-            found += [_try(call, cell, fault) for fault in (*RESULTS, LOST)]
+            tell(f"{made} of {number}: {cell}")
+            found += [_try(call, cell, fault) for fault in FAULTS if device.has_values or fault != QUARTER]
     return found
 
 
@@ -142,20 +95,9 @@ def _differences(call: SweepCall) -> list[str]:
 
 def _try(call: SweepCall, cell: Cell, fault: str) -> Try:
     """Plant one fault; it is impossible where no kernel of the cell gives another result with it."""
-    reached: list[bool] = []
-
-    def change(kernel: Kernel) -> Kernel:
-        if fault == LOST:
-            reached.append(call.todo.given_dtypes != list(call.todo.expected.leaves))
-            return without_casts(cell.overload, call.device.type)
-
-        def changed(tensor: torch.Tensor) -> torch.Tensor:
-            made = RESULTS[fault](tensor)
-            reached.append(made is not tensor)
-            return made
-
-        return in_results(kernel, changed)
-
-    with altered(call.device.key, cell.overload, change):
+    device, todo = call.device, call.todo
+    with injected(KernelMutant(device.name, device.type, device.key, cell.overload, call.case.rule, fault)) as felt:
         noticed = bool(_differences(call))
-    return Try(cell, fault, (SEEN if noticed else MISSED) if any(reached) else NOTHING)
+    casts = todo.given_dtypes != list(todo.expected.leaves) or bool(todo.expected.dtype_kwarg)
+    changed = any(felt) and (fault != DROPPED or casts)
+    return Try(cell, fault, (SEEN if noticed else MISSED) if changed else NOTHING)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.library import Library, get_kernel
+from torch.library import get_kernel
 
 from ampcheck.devices.base import Device
-from ampcheck.observe.kernel_override import replaceable
+from ampcheck.observe.kernel_override import replaceable, replaced
 from ampcheck.observe.recorder import map_tensors, overload
 from ampcheck.register.torch_private import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard
 from ampcheck.spec.policies import closest, table
@@ -20,18 +19,25 @@ from ampcheck.spec.torch_private import registered
 
 
 def _spread_out(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the same values with twice the stride."""
-    return torch.stack([tensor, tensor], -1)[..., 0] if tensor.dim() else tensor
+    """Return a tensor of the same values with twice the strides; one of a single element stays."""
+    if tensor.layout != torch.strided or tensor.numel() < 2:
+        return tensor
+    # No op that has a policy, `torch.stack` for one: it may be the one that is changed.
+    return tensor.unsqueeze(-1).expand(*tensor.shape, 2).contiguous().select(-1, 0)
+
+
+def _of_numbers(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda t: change(t) if t.is_floating_point() or t.is_complex() else t
 
 
 QUARTER = "values off by a quarter"
 RESULTS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    QUARTER: lambda t: t * 1.25,
+    QUARTER: _of_numbers(lambda t: t * 1.25),
     "a dimension too many": lambda t: t.unsqueeze(0),
     "wrong strides": _spread_out,
-    "wrong dtype": lambda t: t.to(torch.complex128 if t.is_complex() else torch.float64),
+    "wrong dtype": _of_numbers(lambda t: t.to(torch.complex128 if t.is_complex() else torch.float64)),
 }
-"""What becomes of a kernel's floating and complex results."""
+"""By change, what becomes of each tensor that a kernel returns; the tensor itself where the change leaves it alone."""
 DROPPED, CHANGED = "policy dropped", "another policy"
 
 
@@ -60,20 +66,14 @@ def generate(devices: Sequence[Device]) -> Iterator[KernelMutant]:
 
 
 @contextmanager
-def injected(mutant: KernelMutant) -> Iterator[None]:
-    """Replace the kernel."""
-    library = Library("aten", "IMPL")
-    try:
-        with warnings.catch_warnings():
-            # Replacing a kernel warns; here it is the purpose, and undone at the end.
-            warnings.filterwarnings("ignore", message="(?s).*(overrid|Overrid)", category=UserWarning)
-            library.impl(mutant.overload, _wrong(mutant), mutant.key, with_keyset=True, allow_override=True)
-        yield
-    finally:
-        library._destroy()
+def injected(mutant: KernelMutant) -> Iterator[list[bool]]:
+    """Replace the kernel. Yields a list that says of each of its tensors, as they come, whether it was changed."""
+    felt: list[bool] = []
+    with replaced([(mutant.key, mutant.overload, _wrong(mutant, felt))]):
+        yield felt
 
 
-def _wrong(mutant: KernelMutant) -> Callable[..., Any]:
+def _wrong(mutant: KernelMutant, felt: list[bool]) -> Callable[..., Any]:
     key = DispatchKeySet(getattr(DispatchKey, mutant.key))
     kernel, op = get_kernel(f"aten::{mutant.overload}", mutant.key), overload(mutant.overload)
 
@@ -86,8 +86,14 @@ def _wrong(mutant: KernelMutant) -> Callable[..., Any]:
     def run(keyset: DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if mutant.change in RESULTS:
             change = RESULTS[mutant.change]
-            out = kernel.call_boxed(keyset, *args, **kwargs)
-            return map_tensors(out, lambda t: change(t) if t.is_floating_point() or t.is_complex() else t)
+
+            def changed(tensor: torch.Tensor) -> torch.Tensor:
+                made = change(tensor)
+                felt.append(made is not tensor)
+                return made
+
+            return map_tensors(kernel.call_boxed(keyset, *args, **kwargs), changed)
+        felt.append(True)
         with ExcludeDispatchKeyGuard(key):
             if mutant.change == DROPPED:
                 return op(*args, **kwargs)

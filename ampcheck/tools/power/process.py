@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
 from types import FrameType, FunctionType
 from typing import Any
@@ -78,6 +81,23 @@ def _fresh() -> None:
         torch.compiler.reset()
 
 
+class _Forked:
+    """The lines that forked processes run, ranks for one: each leaves them in a file when it ends."""
+
+    def __init__(self, lines: Lines, folder: str) -> None:
+        self.lines, self.folder = lines, folder
+        register_after_fork(self, _Forked.started)
+
+    def started(self) -> None:
+        Finalize(self, _Forked.leave, (self.lines, self.folder), exitpriority=0)
+
+    @staticmethod
+    def leave(lines: Lines, folder: str) -> None:
+        sys.settrace(None)
+        told = {file: sorted(found) for file, found in lines.items()}
+        Path(folder, str(os.getpid())).write_text(json.dumps(told), encoding="utf-8")
+
+
 def _touched(suites: Suites, key: str, files: Sequence[str]) -> tuple[str, dict[str, list[int]]]:
     """Run a case and return its status, with the lines of some files that ran."""
     lines: Lines = {file: set() for file in files}
@@ -93,7 +113,14 @@ def _touched(suites: Suites, key: str, files: Sequence[str]) -> tuple[str, dict[
     sys.settrace(called)
     threading.settrace(called)
     try:
-        result = suites.run(key)
+        with tempfile.TemporaryDirectory() as folder:
+            forked = _Forked(lines, folder)
+            result = suites.run(key)
+            del forked  # later forks are no longer of this case
+            sys.settrace(None)
+            for left in Path(folder).iterdir():
+                for file, found in json.loads(left.read_text(encoding="utf-8")).items():
+                    lines[file].update(found)
     finally:
         sys.settrace(None)
         threading.settrace(None)
@@ -102,7 +129,7 @@ def _touched(suites: Suites, key: str, files: Sequence[str]) -> tuple[str, dict[
 
 def _under(
     mutant: SourceMutant | KernelMutant | None, functions: dict[str, list[FunctionType]]
-) -> AbstractContextManager[None]:
+) -> AbstractContextManager[object]:
     """Enter a mutant. `functions`: those that live of each module, which are looked up once."""
     if mutant is None:
         return nullcontext()
