@@ -107,6 +107,7 @@ RANKS = {
     "sharded-scaler-tells-nobody": wrap(ShardedGradScaler, unscale_=without_reduction),
     "policy-leaves-inputs": policy(cast_forward_inputs=False),
     "policy-reduces-in-float32": policy(reduce_dtype=torch.float32),
+    "policy-without-output": policy(output_dtype=None),
     "dtensors-joined-low": wrap(torch, cat=joined_low),
     "scaler-restored-anew": wrap(
         torch.amp.GradScaler,
