@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
-from torch.utils._pytree import tree_leaves, tree_map
 
 from ampcheck.checks.amp import Amp
+from ampcheck.samples.torch_private import pytree
 
 Result = list[torch.Tensor] | Exception
 Region = Callable[[], AbstractContextManager[object]]
@@ -33,7 +33,7 @@ def _run(amp: Amp, call: Call, region: Region) -> Result:
     """Return the tensors of a call, or what it raises, with the same random numbers each time."""
     amp.seed()
     try:
-        made = [x for x in tree_leaves(call(region)) if isinstance(x, torch.Tensor)]
+        made = [x for x in pytree.tree_leaves(call(region)) if isinstance(x, torch.Tensor)]
         return [amp.host(x.to_dense() if x.layout != torch.strided else x).clone() for x in made]
     except Exception as error:  # an op may raise anything
         return error
@@ -92,7 +92,7 @@ class _Relations:
             made = made.to(dtype) if dtype is not None and made.dtype == torch.float32 else made
             return made.requires_grad_(grad and (made.is_floating_point() or made.is_complex()))
 
-        return tree_map(one, (self.args, self.kwargs))  # type: ignore[no-any-return]  # a tuple as it was
+        return pytree.tree_map(one, (self.args, self.kwargs))  # type: ignore[no-any-return]  # a tuple as it was
 
     def inside(self, function: Callable[..., object], *, outside: bool = False) -> Call:
         """Return a call of a function on fresh arguments in the region; `outside`: in none."""
@@ -170,19 +170,19 @@ class _Relations:
         """Return the tangents of the results for tangents of ones."""
         args, kwargs = self.fresh()
         with forward_ad.dual_level():
-            dual = tree_map(lambda x: forward_ad.make_dual(x, torch.ones_like(x)) if _is_real(x) else x, args)
+            dual = pytree.tree_map(lambda x: forward_ad.make_dual(x, torch.ones_like(x)) if _is_real(x) else x, args)
             with region():
                 out = self.op.op(*dual, **kwargs)
-            made = [forward_ad.unpack_dual(x).tangent for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+            made = [forward_ad.unpack_dual(x).tangent for x in pytree.tree_leaves(out) if isinstance(x, torch.Tensor)]
             return [x.clone() for x in made if x is not None]
 
     def gradient(self, region: Region, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
         """Return the results and the gradients of the arguments; the backward pass is outside of the region."""
         args, kwargs = self.fresh(grad=True, dtype=dtype)
         with region():
-            out = [x for x in tree_leaves(self.op.op(*args, **kwargs)) if isinstance(x, torch.Tensor)]
+            out = [x for x in pytree.tree_leaves(self.op.op(*args, **kwargs)) if isinstance(x, torch.Tensor)]
         roots = [x for x in out if x.requires_grad]
-        leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad]
+        leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad]
         if not roots or not leaves:
             return out
         ones = [torch.ones_like(x) for x in roots]
@@ -243,13 +243,13 @@ class _Rounded:
     """A sample whose float32 tensors hold values of a lower precision."""
 
     def __init__(self, args: tuple[object, ...], kwargs: dict[str, object], low: torch.dtype) -> None:
-        first, *rest = tree_map(lambda x: x.to(low).to(x.dtype) if _is_real(x) else x, args)
+        first, *rest = pytree.tree_map(lambda x: x.to(low).to(x.dtype) if _is_real(x) else x, args)
         self.input, self.args = first, tuple(rest)
-        self.kwargs = tree_map(lambda x: x.to(low).to(x.dtype) if _is_real(x) else x, kwargs)
+        self.kwargs = pytree.tree_map(lambda x: x.to(low).to(x.dtype) if _is_real(x) else x, kwargs)
 
 
 def _strided(found: object) -> list[torch.Tensor]:
-    return [x for x in tree_leaves(found) if isinstance(x, torch.Tensor) and x.layout == torch.strided]
+    return [x for x in pytree.tree_leaves(found) if isinstance(x, torch.Tensor) and x.layout == torch.strided]
 
 
 def _is_real(x: object) -> bool:
@@ -264,8 +264,8 @@ def _assert_dtypes(amp: Amp, op: Any, samples: list[Any]) -> None:
         inside, outside = (_run(amp, one.inside(op.op, outside=out), one.on) for out in (False, True))
         if isinstance(inside, Exception) or isinstance(outside, Exception):
             continue
-        kinds = [getattr(x, "dtype", type(x).__name__) for x in tree_leaves((one.args, one.kwargs))]
-        shapes = tree_map(lambda x: tuple(x.shape) if isinstance(x, torch.Tensor) else x, (one.args, one.kwargs))
+        kinds = [getattr(x, "dtype", type(x).__name__) for x in pytree.tree_leaves((one.args, one.kwargs))]
+        shapes = pytree.tree_map(lambda x: tuple(x.shape) if isinstance(x, torch.Tensor) else x, (one.args, one.kwargs))
         key = f"{kinds} {[x.dtype for x in outside]}"
         seen[key].setdefault(", ".join(str(x.dtype) for x in inside), f"{shapes[0]} {shapes[1]}")
     for found in seen.values():
@@ -284,15 +284,17 @@ def _samples(amp: Amp, op: Any, given: str) -> list[Any]:
     }
     made = [x for x in amp.op_samples(op, torch.float32, SAMPLES) if _size(x) <= MOST]
     for sample in made:
-        changed = tree_map(lambda x: change[given](x) if _is_real(x) else x, (sample.input, sample.args, sample.kwargs))
+        changed = pytree.tree_map(
+            lambda x: change[given](x) if _is_real(x) else x, (sample.input, sample.args, sample.kwargs)
+        )
         sample.input, sample.args, sample.kwargs = changed
         if given == "low":
-            sample.input = tree_map(lambda x: x.to(amp.dtype) if _is_real(x) else x, sample.input)
+            sample.input = pytree.tree_map(lambda x: x.to(amp.dtype) if _is_real(x) else x, sample.input)
     return made
 
 
 def _size(sample: Any) -> int:
-    tensors = (x for x in tree_leaves((sample.input, sample.args, sample.kwargs)) if isinstance(x, torch.Tensor))
+    tensors = (x for x in pytree.tree_leaves((sample.input, sample.args, sample.kwargs)) if isinstance(x, torch.Tensor))
     return sum(x.numel() for x in tensors)
 
 
