@@ -160,11 +160,7 @@ def _start(device: Device) -> _Step:
 
 
 def _steps(device: Device) -> Iterator[_Step]:
-    yield _Step(
-        "policies",
-        "every promised overload exists in this torch and has samples",
-        lambda: _promises(device),
-    )
+    yield _Step("policies", "every promised overload exists in this torch and has samples", lambda: _promises(device))
     for dtype in dict.fromkeys(("fp32", *device.amp_dtypes, *LOW, "fp64", "int64", "bool")):
         claimed = dtype == "fp32" or dtype in device.amp_dtypes
         remove = f", or leave {dtype!r} out of amp_dtypes" if claimed and len(device.amp_dtypes) > 1 else ""
@@ -195,11 +191,7 @@ def _steps(device: Device) -> Iterator[_Step]:
     if device.has_values:
         yield _Step("scaler", "the kernels of torch.amp.GradScaler unscale and update", lambda: _scaler(device))
     yield _Step(
-        "synchronize",
-        "Device.synchronize() returns",
-        device.synchronize,
-        ends=True,
-        advice="every case calls it",
+        "synchronize", "Device.synchronize() returns", device.synchronize, ends=True, advice="every case calls it"
     )
     if device.has_values:
         yield _Step("seed", "Device.seed() returns", device.seed, ends=True, advice="every case calls it")

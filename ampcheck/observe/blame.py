@@ -32,11 +32,7 @@ _LIBRARIES = ("numpy", "jax", "jaxlib")
 @cache
 def _places() -> dict[str, tuple[str, ...]]:
     """Return the folders and files of the packages that are told apart, by owner. None of them is imported."""
-    return {
-        "torch": _found(("torch", "functorch")),
-        "runner": _found(_RUNNERS),
-        "library": _found(_LIBRARIES),
-    }
+    return {"torch": _found(("torch", "functorch")), "runner": _found(_RUNNERS), "library": _found(_LIBRARIES)}
 
 
 def _found(names: Iterable[str]) -> tuple[str, ...]:

@@ -51,6 +51,13 @@ def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
+def alike(a: torch.Tensor, want: torch.Tensor, tolerance: float = 0.0) -> bool:
+    """Return whether two tensors agree in shape and dtype, and in each value up to `tolerance` of 1 + |want|, nan with
+    nan."""
+    same = a.shape == want.shape and a.dtype == want.dtype
+    return same and torch.allclose(a.double(), want.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
 def distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return the distance of each element; 0 where one of both is not finite."""
     wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64

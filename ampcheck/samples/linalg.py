@@ -187,18 +187,8 @@ OPS = (
         values="gauge",
         reason=_VECTORS,
     ),
-    op(
-        "linalg_svdvals",
-        at("2d", f(4, 3)),
-        at("batched", f(2, 3, 4)),
-        also=("torch.linalg.svdvals",),
-    ),
-    op(
-        "linalg_tensorinv",
-        at("3d", f(2, 2, 4)),
-        at("first", f(4, 2, 2), 1),
-        also=("torch.linalg.tensorinv",),
-    ),
+    op("linalg_svdvals", at("2d", f(4, 3)), at("batched", f(2, 3, 4)), also=("torch.linalg.svdvals",)),
+    op("linalg_tensorinv", at("3d", f(2, 2, 4)), at("first", f(4, 2, 2), 1), also=("torch.linalg.tensorinv",)),
     op(
         "linalg_tensorsolve",
         at("3d", f(2, 2, 4), f(2, 2)),

@@ -50,12 +50,7 @@ OPS = (
         at("joined", f(6, 2, 5, fill="log_probability"), i(5, high=4), [6, 5], [3, 2], 4, 0),
         at("unbatched", f(6, 5, fill="log_probability"), i(2, high=4), [6], [2], 4, 2, True),
         via(
-            "torch.nn.functional.ctc_loss",
-            f(6, 2, 5, fill="log_probability"),
-            i(2, 3, high=4),
-            [6, 5],
-            [3, 2],
-            blank=4,
+            "torch.nn.functional.ctc_loss", f(6, 2, 5, fill="log_probability"), i(2, 3, high=4), [6, 5], [3, 2], blank=4
         ),
         also=("torch.ctc_loss",),
     ),
@@ -96,12 +91,7 @@ OPS = (
         at("mean", f(3, 4, fill="log_probability"), f(3, 4, fill="unit")),
         at("logtarget", f(3, 4, fill="log_probability"), f(3, 4, fill="log_probability"), 0, log_target=True),
         at("empty", f(0, 4), f(0, 4), 2),
-        via(
-            "torch.nn.functional.kl_div",
-            f(3, 4, fill="log_probability"),
-            f(3, 4, fill="unit"),
-            reduction="batchmean",
-        ),
+        via("torch.nn.functional.kl_div", f(3, 4, fill="log_probability"), f(3, 4, fill="unit"), reduction="batchmean"),
         also=("torch.kl_div",),
     ),
     op(

@@ -5,18 +5,7 @@ from ampcheck.samples.describe import at, f, op, via
 OPS = (
     op(
         "batch_norm",
-        at(
-            "eval",
-            f(2, 3, 4),
-            f(3, fill="positive"),
-            f(3),
-            f(3),
-            f(3, fill="positive"),
-            False,
-            0.125,
-            1e-5,
-            False,
-        ),
+        at("eval", f(2, 3, 4), f(3, fill="positive"), f(3), f(3), f(3, fill="positive"), False, 0.125, 1e-5, False),
         at(
             "training",
             f(4, 3, 2, 2),

@@ -2,11 +2,26 @@
 
 import torch
 
-from ampcheck.samples.describe import at, f, not_on, op, via
+from ampcheck.samples.describe import Op, at, f, not_on, op, via
 
 # torch.norm leads to linalg_vector_norm and linalg_matrix_norm except on these device types.
 _OLD_NORM = ("mps", "mtia")
 _NORMS = ("torch.linalg.norm", "torch.linalg.matrix_norm")
+
+
+def _softmax(name: str) -> Op:
+    return op(
+        f"{name}.int",
+        at("dim", f(3, 4), 1),
+        at("large", f(40, 130), 1),
+        at("double", f(3, 4), 0, torch.float64),
+        at("low", f(3, 4), 1, torch.bfloat16),
+        at("zerodim", f(), 0),
+        via(f"torch.nn.functional.{name}", f(3, 4), dim=1),
+        via(f"torch.special.{name}", f(3, 4), 1),
+        also=(f"torch.{name}", f"torch.Tensor.{name}"),
+    )
+
 
 OPS = (
     op(
@@ -57,17 +72,7 @@ OPS = (
         via("torch.linalg.norm", f(3, 4), dim=1),
         also=("torch.linalg.vector_norm", "torch.linalg.norm"),
     ),
-    op(
-        "log_softmax.int",
-        at("dim", f(3, 4), 1),
-        at("large", f(40, 130), 1),
-        at("double", f(3, 4), 0, torch.float64),
-        at("low", f(3, 4), 1, torch.bfloat16),
-        at("zerodim", f(), 0),
-        via("torch.nn.functional.log_softmax", f(3, 4), dim=1),
-        via("torch.special.log_softmax", f(3, 4), 1),
-        also=("torch.log_softmax", "torch.Tensor.log_softmax"),
-    ),
+    _softmax("log_softmax"),
     op(
         "prod",
         at("all", f(3, 4, fill="positive")),
@@ -84,17 +89,7 @@ OPS = (
         at("empty", f(0, 3), 0),
         also=("torch.prod", "torch.Tensor.prod"),
     ),
-    op(
-        "softmax.int",
-        at("dim", f(3, 4), 1),
-        at("large", f(40, 130), 1),
-        at("double", f(3, 4), 0, torch.float64),
-        at("low", f(3, 4), 1, torch.bfloat16),
-        at("zerodim", f(), 0),
-        via("torch.nn.functional.softmax", f(3, 4), dim=1),
-        via("torch.special.softmax", f(3, 4), 1),
-        also=("torch.softmax", "torch.Tensor.softmax"),
-    ),
+    _softmax("softmax"),
     op(
         "sum",
         at("all", f(3, 4)),
@@ -143,12 +138,7 @@ OPS = (
         at("vector", f(3, 4), [1]),
         also=("torch.frobenius_norm",),
     ),
-    op(
-        "nuclear_norm",
-        at("2d", f(3, 4)),
-        at("keepdim", f(3, 4), True),
-        also=("torch.nuclear_norm",),
-    ),
+    op("nuclear_norm", at("2d", f(3, 4)), at("keepdim", f(3, 4), True), also=("torch.nuclear_norm",)),
     op(
         "nuclear_norm.dim",
         at("2d", f(3, 4), [0, 1]),

@@ -5,11 +5,13 @@ Grid samplers take the modes as numbers: interpolation 0 bilinear, 1 nearest, 2 
 """
 
 from collections.abc import Iterator
+from typing import TypeAlias
 
 from ampcheck.samples.describe import Op, Sample, at, f, op, via
 
 _PLACES = 3
 """A kernel may compute the places of a grid in its own dtype, where one is added to what may be small."""
+Floats: TypeAlias = tuple[float, ...]
 _INTERPOLATE = "torch.nn.functional.interpolate"
 
 
@@ -33,6 +35,43 @@ def _nearest(name: str, mode: str) -> Iterator[Op]:
         yield op(overload, at("larger", f(*shape), size), smaller, *resized, also=(f"torch._C._nn.{overload}",))
 
 
+def _interpolated(
+    mode: str, shape: tuple[int, ...], size: tuple[int, ...], scales: Floats, factor: Floats, corners: Sample
+) -> Op:
+    """Return the overload of a mode. `scales`: its factors beside `size`. `factor`: those that decide the size."""
+    overload = f"upsample_{mode}{len(size)}d"
+    return op(
+        overload,
+        at("larger", f(*shape), size, False),
+        corners,
+        at("scaled", f(*shape), size, False, *scales),
+        _to_size(mode, *shape, size=size),
+        _by_factor(mode, *shape, factor=factor, align_corners=True),
+        also=(f"torch._C._nn.{overload}",),
+    )
+
+
+def _antialiased(mode: str) -> Op:
+    overload = f"_upsample_{mode}2d_aa"
+    return op(
+        overload,
+        at("larger", f(1, 2, 3, 4), (5, 6), False),
+        at("smaller", f(1, 2, 6, 8), (3, 5), True),
+        at("scaled", f(1, 2, 6, 8), (3, 5), False, 0.5, 0.75),
+        _to_size(mode, 1, 2, 6, 8, size=(3, 5), antialias=True),
+        _by_factor(mode, 1, 2, 6, 8, factor=(0.5, 0.75), antialias=True),
+        also=(f"torch._C._nn.{overload}",),
+    )
+
+
+_IMAGE = (1, 2, 3, 4), (5, 6), (1.5, 1.75), (1.5, 2.0), at("corners", f(1, 2, 6, 8), (3, 5), True)
+_VOLUME = (
+    (1, 2, 2, 3, 4),
+    (3, 5, 6),
+    (1.75, 1.75, 1.5),
+    (1.5, 1.5, 2.0),
+    at("corners", f(1, 1, 4, 6, 8), (2, 3, 6), True),
+)
 OPS = (
     op(
         "_grid_sampler_2d_cpu_fallback",
@@ -73,60 +112,12 @@ OPS = (
         also=("torch.grid_sampler_3d",),
         passes=_PLACES,
     ),
-    op(
-        "_upsample_bicubic2d_aa",
-        at("larger", f(1, 2, 3, 4), (5, 6), False),
-        at("smaller", f(1, 2, 6, 8), (3, 5), True),
-        at("scaled", f(1, 2, 6, 8), (3, 5), False, 0.5, 0.75),
-        _to_size("bicubic", 1, 2, 6, 8, size=(3, 5), antialias=True),
-        _by_factor("bicubic", 1, 2, 6, 8, factor=(0.5, 0.75), antialias=True),
-        also=("torch._C._nn._upsample_bicubic2d_aa",),
-    ),
-    op(
-        "_upsample_bilinear2d_aa",
-        at("larger", f(1, 2, 3, 4), (5, 6), False),
-        at("smaller", f(1, 2, 6, 8), (3, 5), True),
-        at("scaled", f(1, 2, 6, 8), (3, 5), False, 0.5, 0.75),
-        _to_size("bilinear", 1, 2, 6, 8, size=(3, 5), antialias=True),
-        _by_factor("bilinear", 1, 2, 6, 8, factor=(0.5, 0.75), antialias=True),
-        also=("torch._C._nn._upsample_bilinear2d_aa",),
-    ),
+    _antialiased("bicubic"),
+    _antialiased("bilinear"),
     *_nearest("_upsample_nearest_exact", "nearest-exact"),
-    op(
-        "upsample_bicubic2d",
-        at("larger", f(1, 2, 3, 4), (5, 6), False),
-        at("corners", f(1, 2, 6, 8), (3, 5), True),
-        at("scaled", f(1, 2, 3, 4), (5, 6), False, 1.5, 1.75),
-        _to_size("bicubic", 1, 2, 3, 4, size=(5, 6)),
-        _by_factor("bicubic", 1, 2, 3, 4, factor=(1.5, 2.0), align_corners=True),
-        also=("torch._C._nn.upsample_bicubic2d",),
-    ),
-    op(
-        "upsample_bilinear2d",
-        at("larger", f(1, 2, 3, 4), (5, 6), False),
-        at("corners", f(1, 2, 6, 8), (3, 5), True),
-        at("scaled", f(1, 2, 3, 4), (5, 6), False, 1.5, 1.75),
-        _to_size("bilinear", 1, 2, 3, 4, size=(5, 6)),
-        _by_factor("bilinear", 1, 2, 3, 4, factor=(1.5, 2.0), align_corners=True),
-        also=("torch._C._nn.upsample_bilinear2d",),
-    ),
-    op(
-        "upsample_linear1d",
-        at("larger", f(1, 2, 3), (5,), False),
-        at("corners", f(2, 3, 7), (4,), True),
-        at("scaled", f(1, 2, 3), (5,), False, 1.5),
-        _to_size("linear", 1, 2, 3, size=(5,)),
-        _by_factor("linear", 1, 2, 3, factor=(1.5,), align_corners=True),
-        also=("torch._C._nn.upsample_linear1d",),
-    ),
+    _interpolated("bicubic", *_IMAGE),
+    _interpolated("bilinear", *_IMAGE),
+    _interpolated("linear", (1, 2, 3), (5,), (1.5,), (1.5,), at("corners", f(2, 3, 7), (4,), True)),
     *_nearest("upsample_nearest", "nearest"),
-    op(
-        "upsample_trilinear3d",
-        at("larger", f(1, 2, 2, 3, 4), (3, 5, 6), False),
-        at("corners", f(1, 1, 4, 6, 8), (2, 3, 6), True),
-        at("scaled", f(1, 2, 2, 3, 4), (3, 5, 6), False, 1.75, 1.75, 1.5),
-        _to_size("trilinear", 1, 2, 2, 3, 4, size=(3, 5, 6)),
-        _by_factor("trilinear", 1, 2, 2, 3, 4, factor=(1.5, 1.5, 2.0), align_corners=True),
-        also=("torch._C._nn.upsample_trilinear3d",),
-    ),
+    _interpolated("trilinear", *_VOLUME),
 )

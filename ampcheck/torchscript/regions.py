@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ampcheck.errors import UsageError
-from ampcheck.torchscript.torch_private import (
-    BoolType,
-    IntType,
-    JitCode,
-    ListType,
-    NoneType,
-    StringType,
-    TensorType,
-)
+from ampcheck.torchscript.torch_private import BoolType, IntType, JitCode, ListType, NoneType, StringType, TensorType
 
 if TYPE_CHECKING:
     from ampcheck.torchscript.torch_private import Graph, JitType, Node, Value

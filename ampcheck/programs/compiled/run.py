@@ -17,7 +17,7 @@ from ampcheck.checks.program import written
 from ampcheck.compilers.kinds import COMPILERS, quiet, source_of_making
 from ampcheck.devices.base import Device
 from ampcheck.errors import one_line
-from ampcheck.observe.closeness import identical
+from ampcheck.observe.closeness import alike, identical
 from ampcheck.observe.isolation import reset
 from ampcheck.observe.recorder import tensors
 from ampcheck.observe.torch_private import pytree
@@ -91,7 +91,7 @@ class Fuzzer:
             return f"state {got[1]}; expected {want[1]}"
         for place, (a, b) in enumerate(zip(got[0], want[0], strict=True)):
             x, y = self.device.host(a), self.device.host(b)
-            if x.shape != y.shape or not (identical(x, y) or (not self.compiler.exact and _near(x, y, program))):
+            if not (identical(x, y) or (not self.compiler.exact and alike(x, y, _bound(program)))):
                 return f"result {place} is {x.tolist()}; expected {y.tolist()}"
         return None
 
@@ -111,11 +111,6 @@ def _defined(text: str) -> Callable[..., Any]:
 
 
 _LOOSE = 4
-
-
-def _near(got: torch.Tensor, want: torch.Tensor, program: CompiledProgram) -> bool:
-    bound = _bound(program)
-    return torch.allclose(got.double(), want.double(), bound, bound, equal_nan=True)
 
 
 def _bound(program: CompiledProgram) -> float:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from ampcheck.errors import one_line
+from ampcheck.observe.closeness import alike
 from ampcheck.programs.scaler import plain
 from ampcheck.programs.scaler.draw import ScalerProgram
 from ampcheck.spec.scaler import READY, Refused, Scaler, float32
@@ -251,7 +252,7 @@ class ScalerRun:
         for name, value in want.items():
             self.compared += 1
             own = torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
-            if not _same(got[name], value, eps and 4 * max(eps, own)):
+            if not alike(got[name], value, eps and 4 * max(eps, own)):
                 raise _Different(f"{name} of {what} is {got[name].tolist()}; expected {value.tolist()}")
 
     def _state(self) -> None:
@@ -303,13 +304,3 @@ class ScalerRun:
         want = sorted((names[place], inf, nan) for place, inf, nan in culprits)
         got = sorted((culprit.name, culprit.inf, culprit.nan) for culprit in last.culprits)
         self._expect("what the watch names, with its inf and nan", got, want)
-
-
-def _same(got: torch.Tensor, want: torch.Tensor, tolerance: float = 0.0) -> bool:
-    """Return whether two tensors on the CPU agree in shape, dtype and values; nan equals nan.
-
-    `tolerance`: how far they may be apart, relative to 1 + |want|.
-    """
-    if got.shape != want.shape or got.dtype != want.dtype:
-        return False
-    return torch.allclose(got.double(), want.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
