@@ -1,10 +1,22 @@
 """Decompositions, solvers and inverses."""
 
-from ampcheck.samples.describe import at, f, i, op, via
+from ampcheck.samples.describe import Op, Sample, at, f, i, op, via
 
 _VECTORS = "eigenvectors and singular vectors are defined up to sign"
 _EIGENVALUES = "the order of eigenvalues is not defined"
 _ORTHOGONAL = "the factors are defined up to signs"
+
+
+def _function(overload: str, *samples: Sample, gauge: str = "") -> Op:
+    """Return an overload of a function of torch.linalg, or of one of torch that is a method too.
+
+    `gauge`: why its result is not defined by its inputs alone.
+    """
+    name = overload.partition(".")[0]
+    old = (f"torch.{name}", f"torch.Tensor.{name}")
+    also = (f"torch.linalg.{name.removeprefix('linalg_')}",) if name.startswith("linalg_") else old
+    return op(overload, *samples, also=also, values="gauge" if gauge else "exact", reason=gauge)
+
 
 OPS = (
     op(
@@ -15,231 +27,130 @@ OPS = (
         via("torch.Tensor.lu", f(3, 3, fill="regular")),
         also=("torch._lu_with_info",),
     ),
-    op(
+    _function(
         "cholesky",
         at("2d", f(3, 3, fill="spd")),
         at("batched", f(2, 3, 3, fill="spd"), True),
         at("empty", f(0, 0, fill="zero")),
-        also=("torch.cholesky", "torch.Tensor.cholesky"),
     ),
-    op(
-        "cholesky_inverse",
-        at("2d", f(3, 3, fill="lower")),
-        at("batched", f(2, 3, 3, fill="upper"), True),
-        also=("torch.cholesky_inverse", "torch.Tensor.cholesky_inverse"),
-    ),
-    op(
+    _function("cholesky_inverse", at("2d", f(3, 3, fill="lower")), at("batched", f(2, 3, 3, fill="upper"), True)),
+    _function(
         "cholesky_solve",
         at("2d", f(3, 2), f(3, 3, fill="lower")),
         at("broadcast", f(2, 3, 2), f(3, 3, fill="upper"), True),
-        also=("torch.cholesky_solve", "torch.Tensor.cholesky_solve"),
     ),
-    op(
-        "geqrf",
-        at("2d", f(4, 3)),
-        at("batched", f(2, 3, 4)),
-        also=("torch.geqrf", "torch.Tensor.geqrf"),
-        values="gauge",
-        reason=_ORTHOGONAL,
-    ),
-    op(
+    _function("geqrf", at("2d", f(4, 3)), at("batched", f(2, 3, 4)), gauge=_ORTHOGONAL),
+    _function(
         "inverse",
         at("2d", f(3, 3, fill="regular")),
         at("batched", f(2, 3, 3, fill="regular")),
         at("empty", f(0, 3, 3, fill="regular")),
-        also=("torch.inverse", "torch.Tensor.inverse"),
     ),
-    op(
+    _function(
         "linalg_cholesky",
         at("2d", f(3, 3, fill="spd")),
         at("batched", f(2, 3, 3, fill="spd"), upper=True),
         at("empty", f(0, 3, 3, fill="spd")),
-        also=("torch.linalg.cholesky",),
     ),
-    op(
+    _function(
         "linalg_cholesky_ex",
         at("2d", f(3, 3, fill="spd")),
         at("batched", f(2, 3, 3, fill="spd"), upper=True, check_errors=True),
-        also=("torch.linalg.cholesky_ex",),
     ),
-    op(
+    _function(
         "linalg_cond",
         at("2d", f(4, 3, fill="regular")),
         at("one", f(3, 3, fill="regular"), 1),
         at("batched", f(2, 4, 3, fill="regular"), -2),
-        also=("torch.linalg.cond",),
     ),
-    op(
+    _function(
         "linalg_cond.p_str",
         at("frobenius", f(3, 3, fill="regular"), "fro"),
         at("nuclear", f(2, 3, 3, fill="regular"), "nuc"),
-        also=("torch.linalg.cond",),
     ),
-    op(
-        "linalg_eig",
-        at("2d", f(3, 3, fill="regular")),
-        at("batched", f(2, 3, 3)),
-        also=("torch.linalg.eig",),
-        values="gauge",
-        reason=_VECTORS,
-    ),
-    op(
-        "linalg_eigh",
-        at("2d", f(3, 3, fill="spd")),
-        at("batched", f(2, 3, 3, fill="spd"), "U"),
-        also=("torch.linalg.eigh",),
-        values="gauge",
-        reason=_VECTORS,
-    ),
-    op(
-        "linalg_eigvals",
-        at("2d", f(3, 3, fill="regular")),
-        at("batched", f(2, 3, 3)),
-        also=("torch.linalg.eigvals",),
-        values="gauge",
-        reason=_EIGENVALUES,
-    ),
-    op(
-        "linalg_eigvalsh",
-        at("2d", f(3, 3, fill="spd")),
-        at("batched", f(2, 3, 3, fill="spd"), "U"),
-        also=("torch.linalg.eigvalsh",),
-    ),
-    op(
+    _function("linalg_eig", at("2d", f(3, 3, fill="regular")), at("batched", f(2, 3, 3)), gauge=_VECTORS),
+    _function("linalg_eigh", at("2d", f(3, 3, fill="spd")), at("batched", f(2, 3, 3, fill="spd"), "U"), gauge=_VECTORS),
+    _function("linalg_eigvals", at("2d", f(3, 3, fill="regular")), at("batched", f(2, 3, 3)), gauge=_EIGENVALUES),
+    _function("linalg_eigvalsh", at("2d", f(3, 3, fill="spd")), at("batched", f(2, 3, 3, fill="spd"), "U")),
+    _function(
         "linalg_householder_product",
         at("2d", f(4, 3), f(3, fill="unit")),
         at("batched", f(2, 4, 3), f(2, 2, fill="unit")),
-        also=("torch.linalg.householder_product",),
     ),
-    op(
-        "linalg_inv",
-        at("2d", f(3, 3, fill="regular")),
-        at("batched", f(2, 3, 3, fill="regular")),
-        also=("torch.linalg.inv",),
-    ),
-    op(
-        "linalg_inv_ex",
-        at("2d", f(3, 3, fill="regular")),
-        at("batched", f(2, 3, 3, fill="regular"), check_errors=True),
-        also=("torch.linalg.inv_ex",),
+    _function("linalg_inv", at("2d", f(3, 3, fill="regular")), at("batched", f(2, 3, 3, fill="regular"))),
+    _function(
+        "linalg_inv_ex", at("2d", f(3, 3, fill="regular")), at("batched", f(2, 3, 3, fill="regular"), check_errors=True)
     ),
     # The default driver on the CPU reads pivots it never set (pytorch/pytorch#187411), so its bits vary from call to
     # call; it is only asked to solve nothing.
-    op(
+    _function(
         "linalg_lstsq",
         at("2d", f(4, 3, fill="regular"), f(4, 2), driver="gels"),
         at("batched", f(2, 4, 3, fill="regular"), f(2, 4, 2), driver="gels"),
         at("svd", f(4, 3, fill="regular"), f(4, 2), 1e-3, driver="gelsd"),
         at("empty", f(0, 4, 3, fill="regular"), f(0, 4, 2)),
-        also=("torch.linalg.lstsq",),
     ),
-    op(
+    _function(
         "linalg_matrix_rank",
         at("2d", f(4, 3, fill="regular"), 0.25),
         at("hermitian", f(2, 3, 3, fill="spd"), 0.5, True),
-        also=("torch.linalg.matrix_rank",),
     ),
-    op(
+    _function(
         "linalg_matrix_rank.atol_rtol_float",
         at("2d", f(4, 3, fill="regular"), atol=0.25, rtol=0.125),
         at("hermitian", f(2, 3, 3, fill="spd"), hermitian=True),
-        also=("torch.linalg.matrix_rank",),
     ),
-    op(
+    _function(
         "linalg_matrix_rank.atol_rtol_tensor",
         at("2d", f(4, 3, fill="regular"), atol=f(fill="unit"), rtol=f(fill="unit")),
         at("batched", f(2, 3, 3, fill="spd"), atol=f(2, fill="unit"), hermitian=True),
-        also=("torch.linalg.matrix_rank",),
     ),
-    op(
+    _function(
         "linalg_matrix_rank.tol_tensor",
         at("2d", f(4, 3, fill="regular"), f(fill="unit")),
         at("hermitian", f(2, 3, 3, fill="spd"), f(2, fill="unit"), True),
-        also=("torch.linalg.matrix_rank",),
     ),
-    op(
-        "linalg_matrix_sqrth",
-        at("2d", f(3, 3, fill="spd")),
-        at("batched", f(2, 3, 3, fill="spd")),
-        also=("torch.linalg.matrix_sqrth",),
-    ),
-    op(
+    _function("linalg_matrix_sqrth", at("2d", f(3, 3, fill="spd")), at("batched", f(2, 3, 3, fill="spd"))),
+    _function(
         "linalg_qr",
         at("2d", f(4, 3)),
         at("batched", f(2, 4, 3), "complete"),
         at("ronly", f(4, 3), "r"),
-        also=("torch.linalg.qr",),
-        values="gauge",
-        reason=_ORTHOGONAL,
+        gauge=_ORTHOGONAL,
     ),
-    op(
+    _function(
         "linalg_solve",
         at("2d", f(3, 3, fill="regular"), f(3, 2)),
         at("vector", f(3, 3, fill="regular"), f(3)),
         at("right", f(2, 3, 3, fill="regular"), f(2, 4, 3), left=False),
-        also=("torch.linalg.solve",),
     ),
-    op(
-        "linalg_svd",
-        at("2d", f(4, 3)),
-        at("batched", f(2, 3, 4), False),
-        also=("torch.linalg.svd",),
-        values="gauge",
-        reason=_VECTORS,
-    ),
-    op("linalg_svdvals", at("2d", f(4, 3)), at("batched", f(2, 3, 4)), also=("torch.linalg.svdvals",)),
-    op("linalg_tensorinv", at("3d", f(2, 2, 4)), at("first", f(4, 2, 2), 1), also=("torch.linalg.tensorinv",)),
-    op(
-        "linalg_tensorsolve",
-        at("3d", f(2, 2, 4), f(2, 2)),
-        at("moved", f(2, 4, 2), f(2, 2), (1,)),
-        also=("torch.linalg.tensorsolve",),
-    ),
-    op(
+    _function("linalg_svd", at("2d", f(4, 3)), at("batched", f(2, 3, 4), False), gauge=_VECTORS),
+    _function("linalg_svdvals", at("2d", f(4, 3)), at("batched", f(2, 3, 4))),
+    _function("linalg_tensorinv", at("3d", f(2, 2, 4)), at("first", f(4, 2, 2), 1)),
+    _function("linalg_tensorsolve", at("3d", f(2, 2, 4), f(2, 2)), at("moved", f(2, 4, 2), f(2, 2), (1,))),
+    _function(
         "lu_solve",
         at("2d", f(3, 2), f(3, 3, fill="regular"), i(3, fill="pivots", dtype="int32")),
         at("batched", f(2, 3, 1), f(2, 3, 3, fill="regular"), i(2, 3, fill="pivots", dtype="int32")),
-        also=("torch.lu_solve", "torch.Tensor.lu_solve"),
     ),
-    op(
-        "orgqr",
-        at("2d", f(4, 3), f(3, fill="unit")),
-        at("batched", f(2, 4, 3), f(2, 2, fill="unit")),
-        also=("torch.orgqr", "torch.Tensor.orgqr"),
-    ),
-    op(
+    _function("orgqr", at("2d", f(4, 3), f(3, fill="unit")), at("batched", f(2, 4, 3), f(2, 2, fill="unit"))),
+    _function(
         "ormqr",
         at("2d", f(4, 3), f(3, fill="unit"), f(4, 2)),
         at("right", f(2, 4, 3), f(2, 3, fill="unit"), f(2, 5, 4), False, True),
-        also=("torch.ormqr", "torch.Tensor.ormqr"),
     ),
-    op(
-        "pinverse",
-        at("2d", f(4, 3, fill="regular")),
-        at("batched", f(2, 4, 3, fill="regular"), 1e-3),
-        also=("torch.pinverse", "torch.Tensor.pinverse"),
-    ),
-    op(
-        "qr",
-        at("2d", f(4, 3)),
-        at("complete", f(2, 4, 3), False),
-        also=("torch.qr", "torch.Tensor.qr"),
-        values="gauge",
-        reason=_ORTHOGONAL,
-    ),
-    op(
+    _function("pinverse", at("2d", f(4, 3, fill="regular")), at("batched", f(2, 4, 3, fill="regular"), 1e-3)),
+    _function("qr", at("2d", f(4, 3)), at("complete", f(2, 4, 3), False), gauge=_ORTHOGONAL),
+    _function(
         "svd",
         at("2d", f(4, 3)),
         at("complete", f(2, 3, 4), False),
         at("valuesonly", f(4, 3), True, False),
-        also=("torch.svd", "torch.Tensor.svd"),
-        values="gauge",
-        reason=_VECTORS,
+        gauge=_VECTORS,
     ),
-    op(
+    _function(
         "triangular_solve",
         at("2d", f(3, 2), f(3, 3, fill="upper")),
         at("transposed", f(2, 3, 2), f(2, 3, 3, fill="lower"), False, True, True),
-        also=("torch.triangular_solve", "torch.Tensor.triangular_solve"),
     ),
 )

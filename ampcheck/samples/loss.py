@@ -1,6 +1,21 @@
 """Loss functions. The overloads take the reduction as a number: 0 none, 1 mean, 2 sum."""
 
-from ampcheck.samples.describe import at, f, i, op, via
+from ampcheck.samples.describe import Op, Sample, at, f, i, op, via
+
+
+def _difference(name: str, *others: Sample, **options: float) -> Op:
+    """Return a loss of the differences of two tensors. `others`: samples after the main one."""
+    return op(
+        name,
+        at("mean", f(3, 4), f(3, 4)),
+        *others,
+        at("broadcast", f(3, 4), f(4), 0, *options.values()),
+        at("scalar", f(), f(), 2),
+        at("empty", f(0, 4), f(0, 4)),
+        via(f"torch.nn.functional.{name}", f(3, 4), f(3, 4), reduction="sum", **options),
+        also=(f"torch._C._nn.{name}",),
+    )
+
 
 OPS = (
     op(
@@ -77,15 +92,7 @@ OPS = (
         via("torch.nn.functional.hinge_embedding_loss", f(3, 4), f(3, 4, fill="sign"), margin=0.5, reduction="none"),
         also=("torch.hinge_embedding_loss",),
     ),
-    op(
-        "huber_loss",
-        at("mean", f(3, 4), f(3, 4)),
-        at("broadcast", f(3, 4), f(4), 0, 0.5),
-        at("scalar", f(), f(), 2),
-        at("empty", f(0, 4), f(0, 4)),
-        via("torch.nn.functional.huber_loss", f(3, 4), f(3, 4), reduction="sum", delta=0.5),
-        also=("torch._C._nn.huber_loss",),
-    ),
+    _difference("huber_loss", delta=0.5),
     op(
         "kl_div",
         at("mean", f(3, 4, fill="log_probability"), f(3, 4, fill="unit")),
@@ -94,15 +101,7 @@ OPS = (
         via("torch.nn.functional.kl_div", f(3, 4, fill="log_probability"), f(3, 4, fill="unit"), reduction="batchmean"),
         also=("torch.kl_div",),
     ),
-    op(
-        "l1_loss",
-        at("mean", f(3, 4), f(3, 4)),
-        at("broadcast", f(3, 4), f(4), 0),
-        at("scalar", f(), f(), 2),
-        at("empty", f(0, 4), f(0, 4)),
-        via("torch.nn.functional.l1_loss", f(3, 4), f(3, 4), reduction="sum"),
-        also=("torch._C._nn.l1_loss",),
-    ),
+    _difference("l1_loss"),
     op(
         "margin_ranking_loss",
         at("floattarget", f(3, 4), f(3, 4), f(3, 4, fill="sign"), 0.25),
@@ -111,16 +110,7 @@ OPS = (
         via("torch.nn.functional.margin_ranking_loss", f(5), f(5), f(5, fill="sign"), margin=0.25, reduction="none"),
         also=("torch.margin_ranking_loss",),
     ),
-    op(
-        "mse_loss",
-        at("mean", f(3, 4), f(3, 4)),
-        at("large", f(65, 1030), f(65, 1030)),
-        at("broadcast", f(3, 4), f(4), 0),
-        at("scalar", f(), f(), 2),
-        at("empty", f(0, 4), f(0, 4)),
-        via("torch.nn.functional.mse_loss", f(3, 4), f(3, 4), reduction="sum"),
-        also=("torch._C._nn.mse_loss",),
-    ),
+    _difference("mse_loss", at("large", f(65, 1030), f(65, 1030))),
     op(
         "multi_margin_loss",
         at("weight", f(3, 5), i(3, high=5), 1, 1, f(5, fill="positive")),
@@ -180,15 +170,7 @@ OPS = (
         via("torch.nn.functional.poisson_nll_loss", f(3, 4), f(3, 4, fill="positive"), reduction="sum"),
         also=("torch.poisson_nll_loss",),
     ),
-    op(
-        "smooth_l1_loss",
-        at("mean", f(3, 4), f(3, 4)),
-        at("broadcast", f(3, 4), f(4), 0, 0.5),
-        at("scalar", f(), f(), 2),
-        at("empty", f(0, 4), f(0, 4)),
-        via("torch.nn.functional.smooth_l1_loss", f(3, 4), f(3, 4), reduction="sum", beta=0.5),
-        also=("torch._C._nn.smooth_l1_loss",),
-    ),
+    _difference("smooth_l1_loss", beta=0.5),
     op(
         "soft_margin_loss",
         at("mean", f(3, 4), f(3, 4, fill="sign")),

@@ -1,6 +1,6 @@
 """Recurrent cells and layers. A gated cell stacks its gates: three in a GRU, four in an LSTM."""
 
-from ampcheck.samples.describe import at, f, op
+from ampcheck.samples.describe import Op, TensorArg, at, f, op
 
 _MKLDNN_LSTM = 2
 
@@ -8,6 +8,16 @@ _MKLDNN_LSTM = 2
 _RNN = (f(4, 3), f(4, 4), f(4), f(4))
 _GRU = (f(12, 3), f(12, 4), f(12), f(12))
 _LSTM = (f(16, 3), f(16, 4), f(16), f(16))
+
+
+def _cell(name: str, state: TensorArg | list[TensorArg], weights: tuple[TensorArg, ...]) -> Op:
+    return op(
+        name,
+        at("biases", f(2, 3), state, *weights),
+        at("nobias", f(2, 3), state, *weights[:2]),
+        also=(f"torch.{name}",),
+    )
+
 
 OPS = (
     # torch offers no call of the fused cells; the unfused ones take them on the accelerators that have them.
@@ -21,18 +31,8 @@ OPS = (
         at("biases", f(2, 16), f(2, 16), f(2, 4), f(16), f(16)),
         at("nobias", f(2, 16), f(2, 16), f(2, 4)),
     ),
-    op(
-        "gru_cell",
-        at("biases", f(2, 3), f(2, 4), *_GRU),
-        at("nobias", f(2, 3), f(2, 4), *_GRU[:2]),
-        also=("torch.gru_cell",),
-    ),
-    op(
-        "lstm_cell",
-        at("biases", f(2, 3), [f(2, 4), f(2, 4)], *_LSTM),
-        at("nobias", f(2, 3), [f(2, 4), f(2, 4)], *_LSTM[:2]),
-        also=("torch.lstm_cell",),
-    ),
+    _cell("gru_cell", f(2, 4), _GRU),
+    _cell("lstm_cell", [f(2, 4), f(2, 4)], _LSTM),
     op(
         "mkldnn_rnn_layer",
         at(
@@ -49,16 +49,6 @@ OPS = (
         values="none",
         reason="the fourth output is a scratch buffer that is never filled",
     ),
-    op(
-        "rnn_relu_cell",
-        at("biases", f(2, 3), f(2, 4), *_RNN),
-        at("nobias", f(2, 3), f(2, 4), *_RNN[:2]),
-        also=("torch.rnn_relu_cell",),
-    ),
-    op(
-        "rnn_tanh_cell",
-        at("biases", f(2, 3), f(2, 4), *_RNN),
-        at("nobias", f(2, 3), f(2, 4), *_RNN[:2]),
-        also=("torch.rnn_tanh_cell",),
-    ),
+    _cell("rnn_relu_cell", f(2, 4), _RNN),
+    _cell("rnn_tanh_cell", f(2, 4), _RNN),
 )
