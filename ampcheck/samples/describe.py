@@ -9,7 +9,8 @@ A description costs nothing to collect; tensors are made from it on the device w
        also=("torch.mm", "torch.Tensor.mm"))
 
 The first sample is the main one: it gets every dtype assignment. The other samples and the spellings get the two
-that tell most. A spelling that takes its arguments differently is written with `via`.
+that tell most. A spelling that takes its arguments differently is written with `via`. `method` is `op` with the
+spellings that most ops have.
 """
 
 from __future__ import annotations
@@ -160,6 +161,12 @@ def op(
     spelled = tuple(Sample(_spelling_name(path), main.args, main.kwargs, path) for path in also)
     named = _numbered((*samples, *spelled))
     return Op(overload, named, values, reason, passes)
+
+
+def method(overload: str, *samples: Sample) -> Op:
+    """Return the samples of an overload that `torch.<name>` and a tensor's method take as they are."""
+    name = overload.partition(".")[0]
+    return op(overload, *samples, also=(f"torch.{name}", f"torch.Tensor.{name}"))
 
 
 def _numbered(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:

@@ -1,6 +1,6 @@
 """Joining tensors and writing into copies of them at given places."""
 
-from ampcheck.samples.describe import at, b, f, i, op, via
+from ampcheck.samples.describe import at, b, f, i, method, op, via
 
 _THREE = [f(2, 3), f(4, 3), f(1, 3)]
 _EQUAL = [f(2, 3), f(2, 3), f(2, 3)]
@@ -26,30 +26,27 @@ OPS = (
         at("zerodim", [f(), f()]),
         also=("torch.stack",),
     ),
-    op(
+    method(
         "index_copy",
         at("rows", f(4, 3), 0, i(2, fill="arange"), f(2, 3)),
         at("large", f(40, 130), 0, i(30, fill="arange"), f(30, 130)),
         at("columns", f(2, 5), -1, i(3, fill="arange"), f(2, 3)),
         at("zerodim", f(), 0, i(fill="arange"), f()),
         at("empty", f(4, 3), 0, i(0), f(0, 3)),
-        also=("torch.index_copy", "torch.Tensor.index_copy"),
     ),
-    op(
+    method(
         "index_put",
         at("pairs", f(4, 3), [i(2, fill="arange"), i(2, high=3)], f(2)),
         at("broadcast", f(4, 3), [i(2, fill="arange")], f(3)),
         at("masked", f(4, 3), [b(4, 3)], f()),
         at("accumulate", f(4, 3), [None, i(5, high=3)], f(4, 5), True),
-        also=("torch.index_put", "torch.Tensor.index_put"),
     ),
-    op(
+    method(
         "scatter_add",
         at("rows", f(3, 4), 0, i(2, 4, high=3), f(2, 4)),
         at("large", f(40, 130), 0, i(5, 130, high=40), f(5, 130)),
         at("columns", f(3, 4), -1, i(3, 5, high=4), f(3, 6)),
         at("zerodim", f(), 0, i(fill="arange"), f()),
         at("empty", f(3, 4), 0, i(0, 4), f(0, 4)),
-        also=("torch.scatter_add", "torch.Tensor.scatter_add"),
     ),
 )

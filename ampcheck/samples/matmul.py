@@ -1,6 +1,6 @@
 """Matrix, vector and tensor products."""
 
-from ampcheck.samples.describe import at, f, op, via
+from ampcheck.samples.describe import at, f, method, op, via
 
 OPS = (
     op(
@@ -10,50 +10,44 @@ OPS = (
         at("scaled", f(5), f(3, 4), f(4, 5), beta=0.5, alpha=2),
         also=("torch._addmm_activation",),
     ),
-    op(
+    method(
         "addbmm",
         at("batched", f(3, 5), f(2, 3, 4), f(2, 4, 5)),
         at("broadcast", f(5), f(2, 3, 4), f(2, 4, 5), beta=0.5, alpha=2),
         at("empty", f(3, 5), f(0, 3, 4), f(0, 4, 5)),
-        also=("torch.addbmm", "torch.Tensor.addbmm"),
     ),
-    op(
+    method(
         "addmm",
         at("2d", f(3, 5), f(3, 4), f(4, 5)),
         at("large", f(70, 80), f(70, 96), f(96, 80)),
         at("broadcast", f(5), f(3, 4), f(4, 5)),
         at("scaled", f(1, 5), f(3, 4), f(4, 5), beta=0.5, alpha=2),
         at("empty", f(3, 5), f(3, 0), f(0, 5)),
-        also=("torch.addmm", "torch.Tensor.addmm"),
     ),
-    op(
+    method(
         "addmv",
         at("vector", f(3), f(3, 4), f(4)),
         at("zerodim", f(), f(3, 4), f(4), beta=0.5, alpha=2),
         at("empty", f(3), f(3, 0), f(0)),
-        also=("torch.addmv", "torch.Tensor.addmv"),
     ),
-    op(
+    method(
         "addr",
         at("vectors", f(3, 4), f(3), f(4)),
         at("broadcast", f(4), f(3), f(4), beta=0.5, alpha=2),
         at("empty", f(3, 0), f(3), f(0)),
-        also=("torch.addr", "torch.Tensor.addr"),
     ),
-    op(
+    method(
         "baddbmm",
         at("batched", f(2, 3, 5), f(2, 3, 4), f(2, 4, 5)),
         at("large", f(2, 70, 40), f(2, 70, 65), f(2, 65, 40)),
         at("broadcast", f(5), f(2, 3, 4), f(2, 4, 5), beta=0.5, alpha=2),
         at("empty", f(0, 3, 5), f(0, 3, 4), f(0, 4, 5)),
-        also=("torch.baddbmm", "torch.Tensor.baddbmm"),
     ),
-    op(
+    method(
         "bmm",
         at("batched", f(2, 3, 4), f(2, 4, 5)),
         at("large", f(3, 70, 65), f(3, 65, 80)),
         at("empty", f(0, 3, 4), f(0, 4, 5)),
-        also=("torch.bmm", "torch.Tensor.bmm"),
     ),
     op(
         "chain_matmul",
@@ -111,17 +105,16 @@ OPS = (
             "torch.linalg.matmul",
         ),
     ),
-    op(
+    method(
         "mm",
         at("2d", f(3, 4), f(4, 5)),
         at("large", f(70, 96), f(96, 80)),
         at("empty", f(0, 4), f(4, 5)),
         at("inner", f(3, 0), f(0, 5)),
-        also=("torch.mm", "torch.Tensor.mm"),
     ),
-    op("mv", at("vector", f(3, 4), f(4)), at("empty", f(3, 0), f(0)), also=("torch.mv", "torch.Tensor.mv")),
-    op("dot", at("vectors", f(5), f(5)), at("empty", f(0), f(0)), also=("torch.dot", "torch.Tensor.dot")),
-    op("vdot", at("vectors", f(5), f(5)), at("empty", f(0), f(0)), also=("torch.vdot", "torch.Tensor.vdot")),
+    method("mv", at("vector", f(3, 4), f(4)), at("empty", f(3, 0), f(0))),
+    method("dot", at("vectors", f(5), f(5)), at("empty", f(0), f(0))),
+    method("vdot", at("vectors", f(5), f(5)), at("empty", f(0), f(0))),
     op(
         "tensordot",
         at("one", f(2, 3), f(3, 4), [1], [0]),
@@ -132,12 +125,11 @@ OPS = (
         via("torch.inner", f(2, 3), f(4, 3)),
         via("torch.Tensor.inner", f(2, 3), f(4, 3)),
     ),
-    op(
+    method(
         "cross",
         at("last", f(4, 3), f(4, 3), 1),
         at("first", f(3, 4), f(3, 4), 0),
         at("broadcast", f(2, 1, 3), f(1, 5, 3), -1),
-        also=("torch.cross", "torch.Tensor.cross"),
     ),
     op(
         "bilinear",

@@ -1,6 +1,6 @@
 """Element-wise functions."""
 
-from ampcheck.samples.describe import Op, at, f, op, via
+from ampcheck.samples.describe import Op, at, f, method, op, via
 
 
 def _unary(name: str, fill: str, *aliases: str) -> Op:
@@ -29,14 +29,13 @@ OPS = (
     _unary("rsqrt", "positive"),
     _unary("sinh", "normal"),
     _unary("tan", "signed_unit"),
-    op(
+    method(
         "reciprocal",
         at("2d", f(3, 4, fill="positive")),
         at("zerodim", f(fill="positive")),
         at("empty", f(0, 3, fill="positive")),
         via("torch.Tensor.__rtruediv__", f(3, 4, fill="positive"), 3.0),
         via("operator.truediv", 3.0, f(3, 4, fill="positive")),
-        also=("torch.reciprocal", "torch.Tensor.reciprocal"),
     ),
     op(
         "softplus",
@@ -54,20 +53,18 @@ OPS = (
         at("empty", f(0, 4), f(4)),
         also=("torch.atan2", "torch.Tensor.atan2", "torch.arctan2", "torch.Tensor.arctan2"),
     ),
-    op(
+    method(
         "addcdiv",
         at("2d", f(3, 4), f(3, 4), f(3, 4, fill="positive")),
         at("broadcast", f(2, 1, 4), f(3, 1), f(4, fill="positive"), value=0.5),
         at("zerodim", f(3, 4), f(), f(fill="positive")),
-        also=("torch.addcdiv", "torch.Tensor.addcdiv"),
     ),
-    op(
+    method(
         "addcmul",
         at("2d", f(3, 4), f(3, 4), f(3, 4)),
         at("large", f(65, 1030), f(65, 1030), f(1030)),
         at("broadcast", f(2, 1, 4), f(3, 1), f(4), value=0.5),
         at("zerodim", f(3, 4), f(), f()),
-        also=("torch.addcmul", "torch.Tensor.addcmul"),
     ),
     op(
         "pow.Scalar",

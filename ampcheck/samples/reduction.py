@@ -2,7 +2,7 @@
 
 import torch
 
-from ampcheck.samples.describe import Op, at, f, not_on, op, via
+from ampcheck.samples.describe import Op, at, f, method, not_on, op, via
 
 # torch.norm leads to linalg_vector_norm and linalg_matrix_norm except on these device types.
 _OLD_NORM = ("mps", "mtia")
@@ -24,22 +24,20 @@ def _softmax(name: str) -> Op:
 
 
 OPS = (
-    op(
+    method(
         "cumprod",
         at("dim", f(3, 4, fill="positive"), 1),
         at("double", f(3, 4, fill="positive"), -1, dtype=torch.float64),
         at("low", f(3, 4, fill="positive"), 0, dtype=torch.bfloat16),
         at("zerodim", f(), 0),
-        also=("torch.cumprod", "torch.Tensor.cumprod"),
     ),
-    op(
+    method(
         "cumsum",
         at("dim", f(3, 4), 1),
         at("large", f(600, 9), 1),
         at("double", f(3, 4), -1, dtype=torch.float64),
         at("low", f(3, 4), 0, dtype=torch.bfloat16),
         at("zerodim", f(), 0),
-        also=("torch.cumsum", "torch.Tensor.cumsum"),
     ),
     op(
         "linalg_matrix_norm",
@@ -73,32 +71,29 @@ OPS = (
         also=("torch.linalg.vector_norm", "torch.linalg.norm"),
     ),
     _softmax("log_softmax"),
-    op(
+    method(
         "prod",
         at("all", f(3, 4, fill="positive")),
         at("double", f(3, 4, fill="positive"), dtype=torch.float64),
         at("low", f(3, 4, fill="positive"), dtype=torch.bfloat16),
         at("empty", f(0, 3)),
-        also=("torch.prod", "torch.Tensor.prod"),
     ),
-    op(
+    method(
         "prod.dim_int",
         at("dim", f(3, 4, fill="positive"), 1),
         at("double", f(3, 4, fill="positive"), 0, True, dtype=torch.float64),
         at("low", f(3, 4, fill="positive"), 1, dtype=torch.bfloat16),
         at("empty", f(0, 3), 0),
-        also=("torch.prod", "torch.Tensor.prod"),
     ),
     _softmax("softmax"),
-    op(
+    method(
         "sum",
         at("all", f(3, 4)),
         at("double", f(3, 4), dtype=torch.float64),
         at("low", f(3, 4), dtype=torch.bfloat16),
         at("empty", f(0, 3)),
-        also=("torch.sum", "torch.Tensor.sum"),
     ),
-    op(
+    method(
         "sum.dim_IntList",
         at("dim", f(3, 4), [1]),
         at("large", f(40, 130), [1]),
@@ -106,7 +101,6 @@ OPS = (
         at("low", f(3, 4), [0, 1], dtype=torch.bfloat16),
         at("none", f(3, 4), None),
         via("torch.sum", f(3, 4), dim=1, keepdim=True),
-        also=("torch.sum", "torch.Tensor.sum"),
     ),
     # torch.norm leads to linalg_vector_norm; aten::norm is still called by weight normalisation and distances.
     op(
@@ -145,13 +139,7 @@ OPS = (
         at("batched", f(2, 3, 4), [0, 2], True),
         also=("torch.nuclear_norm",),
     ),
-    op(
-        "dist",
-        at("two", f(3, 4), f(3, 4)),
-        at("broadcast", f(2, 1, 4), f(3, 1), 1),
-        at("empty", f(0, 3), f(0, 3)),
-        also=("torch.dist", "torch.Tensor.dist"),
-    ),
+    method("dist", at("two", f(3, 4), f(3, 4)), at("broadcast", f(2, 1, 4), f(3, 1), 1), at("empty", f(0, 3), f(0, 3))),
     op(
         "cdist",
         at("two", f(3, 4), f(5, 4)),
@@ -167,12 +155,7 @@ OPS = (
         at("empty", f(1, 3)),
         also=("torch.pdist", "torch.nn.functional.pdist"),
     ),
-    op(
-        "renorm",
-        at("rows", f(3, 4), 2, 0, 1.0),
-        at("last", f(2, 3, 4), 1, -1, 0.5),
-        also=("torch.renorm", "torch.Tensor.renorm"),
-    ),
+    method("renorm", at("rows", f(3, 4), 2, 0, 1.0), at("last", f(2, 3, 4), 1, -1, 0.5)),
     op(
         "cosine_similarity",
         at("dim", f(3, 4), f(3, 4)),
@@ -180,7 +163,7 @@ OPS = (
         at("vectors", f(4), f(4), 0, 4.0),
         also=("torch.cosine_similarity", "torch.nn.functional.cosine_similarity"),
     ),
-    op("trace", at("2d", f(3, 4)), at("empty", f(0, 0)), also=("torch.trace", "torch.Tensor.trace")),
+    method("trace", at("2d", f(3, 4)), at("empty", f(0, 0))),
     *(
         quantile
         for name in ("quantile", "nanquantile")
