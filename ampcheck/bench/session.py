@@ -19,7 +19,7 @@ from ampcheck.bench.run.group import FULL, QUICK, RESERVE, Bench, Event, Mode, T
 from ampcheck.bench.run.runfile import BenchWriter
 from ampcheck.bench.run.summary import summarize
 from ampcheck.bench.run.variants import compilers, select
-from ampcheck.bench.tpu import chips, command
+from ampcheck.bench.tpu import command, estimate
 from ampcheck.bench.workloads import catalogue
 from ampcheck.devices import registry
 from ampcheck.errors import UsageError
@@ -88,8 +88,8 @@ def choose(options: BenchOptions) -> Chosen:
     names = [name for name in options.devices if not name.startswith(ESTIMATED)]
     estimates = [name for name in options.devices if name.startswith(ESTIMATED)]
     for name in estimates:
-        chips.chip(name)
-        if reason := chips.available():
+        estimate.chip(name)
+        if reason := estimate.available():
             raise UsageError(f"device {name!r} cannot be estimated here: {reason}")
     devices = [] if estimates and not names else registry.select(names, options.modules)
     if unreal := [device.name for device in devices if device.name in names and not device.has_values]:

@@ -15,12 +15,18 @@ import pytest
 import torch
 
 from ampcheck.bench.core.model import PRECISIONS, OpWorkload, Spec, VariantResult
-from ampcheck.bench.tpu import chips, command
-from ampcheck.bench.tpu.chips import Chip, chip
-from ampcheck.bench.tpu.estimate import Estimate, duration
-from ampcheck.bench.tpu.program import Array, DotProduct, casts, parse, products, wide
-from ampcheck.bench.tpu.schedule import Schedule, schedule
-from ampcheck.bench.tpu.variants import contradicts, judge, precision_check, variant_result
+from ampcheck.bench.tpu import command, estimate
+from ampcheck.bench.tpu.estimate import (
+    Chip,
+    Estimate,
+    chip,
+    contradicts,
+    duration,
+    judge,
+    precision_check,
+    variant_result,
+)
+from ampcheck.bench.tpu.program import Array, DotProduct, Schedule, casts, parse, products, schedule, wide
 from ampcheck.bench.workloads import catalogue
 from ampcheck.errors import UsageError
 from tests.cli_support import LIMIT, ROOT
@@ -240,7 +246,7 @@ def test_what_cannot_be_estimated_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(UsageError, match="there are tpu-v4, tpu-v5e, tpu-v5p, tpu-v6e"):
             command.groups([], wrong, print)
     there = {"jax", "libtpu"}
-    monkeypatch.setattr(chips.importlib.util, "find_spec", lambda name: object() if name in there else None)
+    monkeypatch.setattr(estimate.importlib.util, "find_spec", lambda name: object() if name in there else None)
     with pytest.raises(UsageError, match="'mm' is not in the catalogue"):
         command.groups([MM], "v5e", print)
     for package, words in (("libtpu", "libtpu is not installed"), ("jax", "JAX is not installed")):
@@ -285,8 +291,8 @@ import jax, torch
 import ampcheck.jax_device
 from ampcheck.bench.core.model import PRECISIONS, Variant
 from ampcheck.bench.core.prepare import prepare
-from ampcheck.bench.tpu.variants import contradicts, variant_result
-from ampcheck.bench.tpu.chips import TPUS
+from ampcheck.bench.tpu.estimate import contradicts, variant_result
+from ampcheck.bench.tpu.estimate import TPUS
 from ampcheck.bench.tpu.estimate import compiled, estimate, lower, traced_for
 from ampcheck.bench.workloads import catalogue
 from ampcheck.jax_device import jit
@@ -332,7 +338,7 @@ def run(script: str) -> Any:
 def test_a_compiler_that_says_no_cycles() -> None:
     source, flops, arguments, outputs, variant = run(CPU)
     assert (source, flops, arguments, outputs) == ("roofline", 2 * 64**3, 2 * 64 * 64 * 4, 64 * 64 * 4)
-    assert variant["seconds"] == pytest.approx(3 * 64 * 64 * 4 / command.TPUS["v5e"].bandwidth, rel=0.5)
+    assert variant["seconds"] == pytest.approx(3 * 64 * 64 * 4 / estimate.TPUS["v5e"].bandwidth, rel=0.5)
     assert "products: 1 × fp32" in variant["precision_check"]
 
 

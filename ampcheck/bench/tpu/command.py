@@ -6,19 +6,23 @@ docs/benchmarks.md says what the figures mean.
 
 from __future__ import annotations
 
+import dataclasses
+import gc
+import json
 import math
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 
-from ampcheck.bench.core.model import Group, OverheadWorkload, VariantResult, Workload, kind_of
+from ampcheck.bench.core.model import PRECISIONS, Group, OverheadWorkload, VariantResult, Workload, kind_of
 from ampcheck.bench.run.group import environment
 from ampcheck.bench.run.summary import estimated_beside_default
-from ampcheck.bench.tpu.chips import TPUS, Chip, available, chip
-from ampcheck.bench.tpu.estimate import Estimate, estimate
-from ampcheck.bench.tpu.variants import judge
-from ampcheck.errors import UsageError
-from ampcheck.runner.worker import Worker
+from ampcheck.bench.tpu.estimate import TPUS, Chip, Estimate, available, chip, estimate, judge, variant_result
+from ampcheck.bench.workloads import catalogue
+from ampcheck.errors import UsageError, one_line
+from ampcheck.runner.record import first_line
+from ampcheck.runner.worker import Channel, Worker
 
 __all__ = ["TPUS", "Chip", "Estimate", "available", "chip", "estimate", "groups"]
 
@@ -53,7 +57,6 @@ def groups(
     Raises UsageError for an unknown TPU, where `available` says why not, and for a workload of no catalogue.
     """
     from ampcheck.bench.run.variants import variants  # noqa: PLC0415  # loads torch
-    from ampcheck.bench.workloads import catalogue  # noqa: PLC0415  # loads torch
 
     made = chip(tpu)
     why = available()
@@ -112,7 +115,7 @@ def _results(
             yield left.pop(0), VariantResult(tasks[done][1], "not measured", "left out, as the run had to end")
             done += 1
             continue
-        command = [sys.executable, "-m", "ampcheck.bench.tpu.worker"]
+        command = [sys.executable, "-m", "ampcheck.bench.tpu.command"]
         with Worker(command, {**environment(1), "JAX_PLATFORMS": "cpu"}, {"tpu": tpu, "tasks": left}) as worker:
             ended = ""
             progress(_line(tpu, tasks, done))
@@ -140,3 +143,27 @@ def _line(tpu: str, tasks: Sequence[Task], done: int) -> str:
         return f"tpu-{tpu}: {done} programs estimated"
     workload, precision = tasks[done]
     return f"{done + 1} of {len(tasks)}: tpu-{tpu}/jit/{workload} {precision}"
+
+
+def main() -> None:
+    """Estimate what standard input says: {"tpu": a name, "tasks": pairs of workload and precision}."""
+    given = json.load(sys.stdin)
+    channel = Channel()
+    warnings.simplefilter("ignore")
+    for workload, precision in given["tasks"]:
+        variant = estimated(workload, precision, given["tpu"])
+        channel.send(dataclasses.asdict(variant))
+        gc.collect()
+
+
+def estimated(workload: str, precision: str, tpu: str) -> VariantResult:
+    """One variant, "not measured" where it cannot be compiled."""
+    of, chosen = catalogue()[workload], PRECISIONS[precision]
+    try:
+        return variant_result(of, chosen, estimate(of, chosen, tpu), chip(tpu))
+    except Exception as error:  # the compiler may refuse anything, and the next program is to be tried
+        return VariantResult(precision, "not measured", first_line(one_line(error)))
+
+
+if __name__ == "__main__":
+    main()
