@@ -118,9 +118,12 @@ def _text(found: list[Report]) -> str:
     width = min(shutil.get_terminal_size((100, 24)).columns, 100)
     lines = []
     for report in found:
-        lines += textwrap.wrap(
-            str(report), width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+        place, rule, said = str(report).split(": ", 2)
+        kept = f"{place}: {rule}: ".replace(" ", "\0")  # the rule stays on the line of its place, which editors read
+        wrapped = textwrap.wrap(
+            kept + said, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
         )
+        lines += [line.replace("\0", " ") for line in wrapped]
     return "\n".join([*lines, _number(len(found), "report")])
 
 

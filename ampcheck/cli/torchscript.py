@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises UsageError for a device that no program can be rewritten for, and for an overload without a policy.
     """
-    from ampcheck.devices.registry import select  # noqa: PLC0415  # imports torch
+    from ampcheck.devices.registry import exists, select  # noqa: PLC0415  # imports torch
     from ampcheck.torchscript import OPERATORS, agreement  # noqa: PLC0415  # registers operators
     from ampcheck.torchscript.programs import TABLES  # noqa: PLC0415  # imports torch
 
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
                 f"TorchScript has no autocast for {device.name!r}; give a device of type {' or '.join(TABLES)}"
             )
     promised = dict.fromkeys(op for device in devices for op in device.policies())
-    if args.op and args.op not in promised:
+    if args.op and not (args.op in promised or exists(args.op)):
         raise unknown("op with a policy", args.op, promised)
     print(f"Operators: {OPERATORS}")
     red = False

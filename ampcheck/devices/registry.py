@@ -161,7 +161,7 @@ def promised(device: Device) -> Mapping[str, str]:
 
 def lacking(device: Device) -> list[str]:
     """Return the overloads that a device promises and this torch lacks; they are those of another torch's table."""
-    return sorted(overload for overload in device.policies() if not _exists(overload))
+    return sorted(overload for overload in device.policies() if not exists(overload))
 
 
 @contextmanager
@@ -197,7 +197,7 @@ def _asked(device: Device, name: str, method: Callable[[], _T]) -> _T:
 
 def _promise_fault(overload: object, policy: object) -> str:
     """Return what is wrong with one promise, as the rest of a sentence; "" for nothing."""
-    if not isinstance(overload, str) or not (_exists(overload) or overload in _listed()):
+    if not isinstance(overload, str) or not (exists(overload) or overload in _listed()):
         name = str(overload).removeprefix("aten::")
         packet = [other for other in _overloads() if other.partition(".")[0] == name.partition(".")[0]]
         close = get_close_matches(name, packet, 1, 0.0) or get_close_matches(name, _overloads(), 1)
@@ -213,7 +213,8 @@ def _promise_fault(overload: object, policy: object) -> str:
 
 
 @cache
-def _exists(overload: str) -> bool:
+def exists(overload: str) -> bool:
+    """Return whether this torch has an overload of aten."""
     packet, _, variant = overload.partition(".")
     try:
         schema_of(f"aten::{packet}", variant)

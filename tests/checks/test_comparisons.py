@@ -12,7 +12,7 @@ from ampcheck.checks.call import because
 from ampcheck.checks.forward import received_by_parts
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import MOST, CheckFailure, Difference, one_line
-from ampcheck.observe.closeness import identical
+from ampcheck.observe.closeness import identical, largest_distance
 from ampcheck.observe.recorder import Cast, KernelCall, Observation, SeenLeaf
 from ampcheck.spec.casting import Expectation
 
@@ -128,7 +128,7 @@ def test_a_call_raises_what_the_reference_raises(
     assert [text[: len(start)] for text, start in zip(found, says, strict=True)] == says
 
 
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize(
@@ -140,6 +140,9 @@ NAN = float("nan")
         (torch.tensor([1.0, NAN]), torch.tensor([NAN, 1.0]), False),
         (torch.tensor([1.0, NAN]), torch.tensor([2.0, NAN]), False),
         (torch.tensor([0.0]), torch.tensor([NAN]), False),
+        (torch.tensor([INF, NAN]), torch.tensor([INF, NAN]), True),
+        (torch.tensor([INF]).half(), torch.tensor([65504.0]).half(), False),  # a kernel that saturates
+        (torch.tensor([-INF]), torch.tensor([torch.finfo(torch.float32).min]), False),
         (torch.tensor([1, 2]), torch.tensor([1, 2]), True),
         (torch.tensor([1, 2]), torch.tensor([1, 3]), False),
         (torch.tensor([1 + 2j]), torch.tensor([1 + 2j]), True),
@@ -150,6 +153,12 @@ NAN = float("nan")
 )
 def test_identical_values(a: torch.Tensor, b: torch.Tensor, same: bool) -> None:
     assert identical(a, b) is same
+
+
+@pytest.mark.parametrize(("a", "b"), [(INF, -INF), (INF, NAN), (1.0, NAN)])
+def test_what_is_not_finite_is_far_from_anything_else(a: float, b: float) -> None:
+    assert largest_distance(torch.tensor([0.0, a]), torch.tensor([0.0, b])) == INF
+    assert largest_distance(torch.tensor([1.0, b]), torch.tensor([1.5, b])) == 0.5
 
 
 def test_the_same_bits() -> None:

@@ -136,7 +136,7 @@ def test_faults_in_a_random_cell_are_noticed(capsys: pytest.CaptureFixture[str])
     assert main.main(["coverage", "--try", "1", "--seed", "0", "--device", "cpu"]) == 0
     out = capsys.readouterr().out
     assert "1 random cells, seed 0" in out
-    assert "a wrong stride" in out
+    assert "wrong strides" in out
     assert "not noticed:" not in out
 
 
