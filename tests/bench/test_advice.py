@@ -234,6 +234,17 @@ def test_what_pays_is_apart_from_what_does_not() -> None:
     assert "nothing: no variant is certainly faster than float32" in advised({"tf32": "same"}).text()
 
 
+def test_a_variant_that_computes_something_else_never_pays() -> None:
+    found = advised({"bf16": "faster", "fp16": "faster"})
+    found.groups[0].variants[3].error = float("inf")
+    found.findings = findings(found.groups, found.found, [])
+    pays, rest = found.text().split("What pays")[1].split("What does not, and why")
+    assert "  bf16: 2.00×" in pays
+    assert "fp16" not in pays
+    assert "  fp16: 2.00×" in rest
+    assert "it does not compute what float64 does: there are infinities" in rest
+
+
 def test_noise_does_not_hide_a_certain_loss() -> None:
     """Check the advice on rounds as a busy machine measures them."""
     random = np.random.default_rng(0)

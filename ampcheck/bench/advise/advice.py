@@ -50,6 +50,8 @@ class AdviceFinding:
     cost: Sequence[str] = ()
     unexplained: bool = False
     shares: str = ""
+    wrong: bool = False
+    """Whether it has infinities or nans, or numbers where float64 has zeros, and float32 has none: it never pays."""
 
 
 @dataclass(slots=True)
@@ -66,9 +68,10 @@ class Advice:
     def text(self) -> str:
         """Return the table of variants, the sentences, and the trace."""
         lines = [f"{self.step} on {self.device}", "", _table(self.groups)]
-        best = sorted((f for f in self.findings if f.verdict == "faster"), key=lambda one: -self._speed(one))
+        right = [one for one in self.findings if one.verdict == "faster" and not one.wrong]
+        best = sorted(right, key=lambda one: -self._speed(one))
         unsure = [one for one in self.findings if one.verdict in _UNSURE]
-        rest = [one for one in self.findings if one.verdict in ("same", "slower")]
+        rest = [one for one in self.findings if one.verdict in ("same", "slower") or (one.wrong and one not in unsure)]
         nothing = "  nothing: no variant is certainly faster than float32"
         said: dict[str, str] = {}
         lines += ["", "What pays", *(_told(best, said) or [nothing])]
@@ -181,10 +184,10 @@ def findings(groups: Sequence[Group], found: AdviceFigures, isa: Sequence[str]) 
             cost = diagnosis.spoken(case, diagnosis.VALUES)
             unexplained = not why and group.compiler == "eager" and variant.verdict in ("same", "slower")
             goes = diagnosis.shares(case) if group.compiler == "eager" else ""
+            wrong = variant.error == math.inf != first.error
+            speed = _speed(variant, first)
             out.append(
-                AdviceFinding(
-                    group.compiler, variant.name, variant.verdict, _speed(variant, first), why, cost, unexplained, goes
-                )
+                AdviceFinding(group.compiler, variant.name, variant.verdict, speed, why, cost, unexplained, goes, wrong)
             )
     return out
 
