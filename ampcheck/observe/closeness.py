@@ -46,12 +46,8 @@ def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
     a, b = dense(a), dense(b)
     if a.is_complex():  # half-precision complex cannot be compared
         a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
-    if torch.equal(a, b) or not a.is_floating_point():
-        return torch.equal(a, b)
-    finite = (
-        a.isnan().logical_not()
-    )  # nan_to_num would make infinity the largest number, which a saturating kernel gives
-    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a[finite], b[finite])
+    nan = a.isnan()  # not nan_to_num, which makes infinity the largest number, as a kernel that saturates does
+    return torch.equal(nan, b.isnan()) and torch.equal(a[~nan], b[~nan])
 
 
 def alike(a: torch.Tensor, want: torch.Tensor, tolerance: float = 0.0) -> bool:
