@@ -126,14 +126,14 @@ def test_a_run_says_what_is_left(
     progress.show()
     outcome.take(result("a", 1.0))
     outcome.take(result("a", 1.0, "error"))  # its teardown broke: the same case again
-    now += 50
+    now += 45
     progress.show()
-    assert capsys.readouterr().err == "1 of 4 cases, 1 red, 50 s, about 2 min left\n"
+    assert capsys.readouterr().err == "1 of 4 cases, 1 red, 45 s, about 2 min left\n"
     for name in "bcd":
         outcome.take(result(name, 1.0))
     now += 50
     progress.show()
-    assert capsys.readouterr().err == "4 of 4 cases, 1 red, 100 s\n"
+    assert capsys.readouterr().err == "4 of 4 cases, 1 red, 95 s\n"
 
 
 def test_processes_are_as_many_as_cores_and_memory_allow() -> None:
