@@ -232,18 +232,23 @@ class Plugin:
         path = None if option.no_run_file else option.run_file or new_run_file(option.reports, now)
         recorder = RunRecorder(path)
         cases = expected(self.config, found, choice)
-        assert self.collector is not None
-        recorder.begin(header(self.config, self.collector.devices.values(), cases, now), cases)
+        recorder.begin(header(self.config, self._devices(), cases, now), cases)
         self._gone, recorder.baselines = choice.gone(found), self._baselines
         return recorder
+
+    def _devices(self) -> Sequence[Device]:
+        """Return the devices of the run; with xdist its workers alone have a collector."""
+        from ampcheck.devices.registry import select  # noqa: PLC0415  # imports torch
+
+        if self.collector is not None:
+            return list(self.collector.devices.values())
+        return select(self.config.option.device, self.config.option.device_module)
 
     def _preflight(self, found: Found) -> None:
         """Examine the devices of the cases that a run begins with; its notes go to the header."""
         if self.config.option.collectonly or (self.child and not self.child.first):
             return
-        assert self.collector is not None
-        devices = list(self.collector.devices.values())
-        notes = self._or_exit(lambda: _examine(self.config, devices, found, self.child))
+        notes = self._or_exit(lambda: _examine(self.config, self._devices(), found, self.child))
         if self.child is None and (reporter := self.config.pluginmanager.get_plugin("terminalreporter")):
             for note in notes:
                 reporter.write_line(note)
