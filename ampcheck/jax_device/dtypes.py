@@ -122,7 +122,7 @@ def common_dtype_of(operands: Iterable[Tree]) -> np.dtype | None:
 def _example(operand: Tree) -> Tree:
     if not isinstance(operand, jax.Array):
         return operand
-    # Any number of its type stands for it: promotion asks for the type alone.
+    # Promotion asks for the type of a number, not for its value.
     if operand.weak_type and not operand.shape:
         return operand.dtype.type(1).item()
     return torch.empty(operand.shape, dtype=torch_dtype(operand.dtype), device="meta")

@@ -137,7 +137,7 @@ class Deviation:
 
     @cached_property
     def _rules(self) -> frozenset[str] | None:
-        """The rules of its cases; None where a glob stands for several."""
+        """Return the rules of its cases; None where a glob matches cases of several."""
         rules = frozenset(glob.partition("/")[0] for glob in self.cases)
         return None if any(rule != escape(rule) for rule in rules) else rules
 

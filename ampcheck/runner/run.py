@@ -246,8 +246,8 @@ class Supervisor:
         env: of the children.
         recorder: takes the results.
         processes: how many children there are at most.
-        least: start fewer children where each would have fewer cases than this; the first one then counts the cases
-            before the others start. 0 starts all of them at once.
+        least: start fewer children where each would have fewer cases than this. The first one counts the cases before
+            the others start.
         timeout: seconds a case may take.
         max_red: stop when this many cases are red; 0 for no limit.
         resumed: an interrupted run to go on with: its results are taken, and its cases do not run again.

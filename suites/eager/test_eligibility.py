@@ -2,7 +2,8 @@
 
 In-place calls and calls with `out=` go through as they are. Source:
 https://docs.pytorch.org/docs/2.13/amp.html#autocast-eligibility, and `is_eligible` of aten/src/ATen/autocast_mode.h.
-Parts: tensors; calls; tensors of every layout; numbers on the host; custom ops of torch.library; torch.vmap. Two
+Parts: tensors; calls; tensors of every layout; results beyond the range; numbers on the host; custom ops of
+torch.library; torch.vmap. Two
 products: `LAID`, the layouts that PyTorch has, and `HOST`, 0-dimensional CPU tensors beside those of a device.
 """
 
@@ -28,6 +29,7 @@ INELIGIBLE = {
     "boolean": torch.bool,
     "complex": torch.complex64,
 }
+INF = float("inf")
 mse_loss = torch.nn.functional.mse_loss
 
 
@@ -540,6 +542,26 @@ def test_laid_out(amp: Amp, layout: str, call: str, given: str, grads: str) -> N
 
 def _plain(x: torch.Tensor) -> torch.Tensor:
     return (x.values() if x.is_nested else x.to_dense()).detach()
+
+
+BEYOND: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "mm": torch.mm,
+    "matmul": torch.matmul,
+    "linear": functional.linear,
+    "bmm": lambda x, weight: torch.bmm(x[None], weight[None])[0],
+}
+
+
+@scenario(op=BEYOND, values=True)
+def test_beyond_the_range(amp: Amp, op: str) -> None:
+    """A product beyond the largest number is infinite, with its sign, as outside of a region (torch.finfo)."""
+    most = torch.finfo(amp.dtype).max
+    x = torch.tensor([[most, 0.0], [-most, 0.0], [0.0, 2.0]], device=amp.type)
+    with amp.region():
+        got = BEYOND[op](x, torch.full((2, 2), 4.0, device=amp.type))
+    want = torch.tensor([[INF, INF], [-INF, -INF], [8.0, 8.0]], dtype=amp.dtype)
+    amp.assert_equal("dtype of the product", got.dtype, amp.dtype)
+    amp.assert_equal("the product", amp.host(got).tolist(), want.tolist())
 
 
 # ---- numbers on the host: 0-dimensional CPU tensors beside those of the device

@@ -260,7 +260,7 @@ def test_a_selection_does_not_judge_deviations_stale(rule_folder: Path) -> None:
 
 
 def test_a_full_disk_ends_a_run_with_a_sentence_and_whole_files(tmp_path: Path) -> None:
-    # The shell's limit on the size of a file stands for a disk that is full.
+    # The shell limits the size of a file, so writing fails as it does on a full disk.
     limited = f"ulimit -f 5; exec {sys.executable} -m ampcheck run --device cpu --op mm --suite eager -n1"
     done = subprocess.run(["bash", "-c", limited], cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert done.returncode == 2, done.stdout + done.stderr

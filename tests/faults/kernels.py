@@ -441,6 +441,10 @@ ELIGIBILITY = {
         "mm-casts-meta": ("mm", other_devices_too),
         "mm-casts-doubles": ("mm", low_doubles_too),
         "mm-cast-twice-over": ("mm", low_by_way_of_other),
+        "mm-saturates": (
+            "mm",
+            result(in_low, lambda _, t: t.clamp(torch.finfo(t.dtype).min, torch.finfo(t.dtype).max)),
+        ),
         "mm-casts-complex": ("mm", complex_too),
         "mm-leaves-what-needs-grad": ("mm", low_but(lambda t: t.requires_grad)),
         "mm-leaves-strided": ("mm", to(low, strided)),

@@ -1,6 +1,5 @@
 import torch
 import torch.nn as nn
-from torch.cuda.amp import GradScaler as GS  # noqa
 from torch.amp import GradScaler
 
 class Trainer:

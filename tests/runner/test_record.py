@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from ampcheck.errors import UsageError
 from ampcheck.observe import recorder as observe
 from ampcheck.runner.record import MISSING, Cause, Result, RunWriter, cause_of, cause_text, grouped, normalised, read
 from tests.cli_support import refused
@@ -197,3 +200,20 @@ def test_a_wide_cause_is_cut_before_its_place() -> None:
     assert len(cause.line(100)) == 100
     assert cause.line(100).endswith("ww… (ops.py in mm)")
     assert Cause("fail: short (rule x)", ()).line() == "fail: short (rule x)"
+
+
+def test_after_a_full_disk_nothing_more_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    writer = RunWriter(path, {"devices": [{"name": "cpu"}], "versions": {"torch": "2.13.0"}})
+    case = Result("mm-fp32-bf16-cpu", "eager", "downcast", "pass", 0.1, message="m" * 1000)
+    writer.add(case)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, hard))
+    try:
+        with pytest.raises(UsageError, match=r"the run file \S+ cannot be written: File too large"):
+            writer.add(replace(case, id="bmm-fp32-bf16-cpu"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    writer.add(replace(case, id="dot-fp32-bf16-cpu"))  # there is room again, and half a line before it
+    writer.close({"seconds": 1.0})
+    assert list(read(path).results) == [case.key]

@@ -164,7 +164,8 @@ def test_formats(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main.main(["lint", str(program), *options]) == 1
         return capsys.readouterr().out
 
-    assert out().startswith(f"{program}:5:10: disabled-in-script: ")
+    program = program.rename(program.with_name(f"{'long' * 25}.py"))
+    assert out().startswith(f"{program}:5:10: disabled-in-script: ")  # on one line, however long the path is
     assert "\n1 report\nread 1 file, 1 region, 0 scalers; " in out()
     (report,) = json.loads(out("--format", "json"))
     assert (report["line"], report["column"], report["compiler"]) == (5, 10, "script")

@@ -176,7 +176,7 @@ def _line(value: Array) -> Array:
 
 
 def _fitted(source: Number, index: Array) -> Array:
-    """Return the part of `source` that `index` speaks of; a number stands for all of it."""
+    """Return the part of `source` that is as large as `index`; of a number, a tensor filled with it."""
     given = jnp.asarray(source)
     if not given.ndim:
         return jnp.broadcast_to(given, index.shape)

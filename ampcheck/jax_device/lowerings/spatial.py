@@ -30,7 +30,7 @@ _FAR = np.iinfo(np.int32).max  # the index of padding, so that an element that e
 
 
 def each(value: Sequence[int], dims: int, default: Sequence[int] = ()) -> tuple[int, ...]:
-    """Return an option for each spatial dimension: one number stands for all."""
+    """Return an option for each spatial dimension; a single number is repeated."""
     value = tuple(value) or tuple(default)
     return value * dims if len(value) == 1 else value
 

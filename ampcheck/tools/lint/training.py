@@ -82,6 +82,9 @@ def _on_path(walk: Walk, path: Path) -> Iterator[tuple[str, LoopEvent, LoopEvent
                 yield "optimizer-in-region", event, event
             if event.kind == "call" and event.what in walk.halved:
                 yield "half-model-in-region", event, event
+        if event.kind in ("backward", "scaled-backward"):
+            wide = [made for made in regions if _is(walk, made, "float32") and _of(walk, made, event)]
+            yield from (("float32-region", made, made) for made in wide)
         if event.kind == "region":
             regions.append(event)
         elif event.kind == "scaled-backward":
@@ -89,19 +92,9 @@ def _on_path(walk: Walk, path: Path) -> Iterator[tuple[str, LoopEvent, LoopEvent
             updates.pop(event.scaler, None)
             stepped.clear()
             yield from (("scaler-with-bf16", event, made) for made in regions if _scaled_for_nothing(walk, made, event))
-            yield from (
-                ("float32-region", made, made)
-                for made in regions
-                if _is(walk, made, "float32") and _of(walk, made, event)
-            )
         elif event.kind == "backward":
             scaled = None
             yield from (("fp16-without-scaler", event, made) for made in regions if _not_scaled(walk, made, event))
-            yield from (
-                ("float32-region", made, made)
-                for made in regions
-                if _is(walk, made, "float32") and _of(walk, made, event)
-            )
         elif event.kind == "unscale_":
             if event.what in unscaled:
                 yield "unscale-twice", event, unscaled[event.what]
