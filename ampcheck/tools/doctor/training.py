@@ -47,6 +47,7 @@ class Training:
         self._stepping: GradScaler | None = None
         self._entered: dict[str, Place] = {}
         self._fp16_backward: Place | None = None
+        self._scaled_a_loss = False
         self._trains = False
         self._lost = False
         self._skipped_since_schedule = False
@@ -123,6 +124,7 @@ class Training:
     def scaled(self, scaler: GradScaler) -> None:
         """Note that a loss is scaled."""
         self._of(scaler).scaled = self._kernels.place()
+        self._scaled_a_loss |= scaler.is_enabled()  # the scaler may be gone before the backward pass
 
     def backward(self, roots: Collection[torch.Tensor]) -> None:
         """Look at a backward pass that begins: the region around it, and the values that it begins with."""
@@ -134,7 +136,7 @@ class Training:
                 self._findings.add("backward-in-region", place, f"backward was called in a region of {dtype}")
         low = {dtype for (_, region, dtype), count in self._seen.products.items() if region and count}
         active = [state for scaler, state in self._scalers.items() if scaler.is_enabled()]
-        if torch.float16 in low and not active:
+        if torch.float16 in low and not active and not self._scaled_a_loss:
             self._fp16_backward = self._fp16_backward or place
         if torch.bfloat16 in low and torch.float16 not in low and any(state.scaled for state in active):
             where = next(state.scaled for state in active if state.scaled)

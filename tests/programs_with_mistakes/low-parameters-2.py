@@ -1,0 +1,6 @@
+import torch
+model = torch.nn.Linear(16, 4).to(torch.bfloat16)
+opt = torch.optim.SGD(model.parameters(), lr=1e-5)
+x, y = torch.randn(8, 16), torch.randint(0, 4, (8,))
+torch.nn.functional.cross_entropy(model(x.to(torch.bfloat16)).float(), y).backward()
+opt.step()

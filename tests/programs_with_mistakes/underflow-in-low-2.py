@@ -1,0 +1,6 @@
+import torch
+w = torch.randn(16, 4, requires_grad=True)
+with torch.autocast("cpu", dtype=torch.float16):
+    p = (torch.zeros(4, 16) @ w).softmax(-1) * 1e-8
+    loss = p.half().log().float().sum()
+torch.amp.GradScaler("cpu").scale(loss).backward()
