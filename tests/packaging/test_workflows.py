@@ -14,19 +14,21 @@ import pytest
 
 from ampcheck.cli import main
 from ampcheck.spec.ids import Shard
-from tests.cli_support import LIMIT, MODULE, ROOT, jobs
+from tests.cli_support import LIMIT, MODULE, ROOT, jobs, workflow
 
 NOTE = '#!/bin/bash\nprintf "%s\\n" "$(basename "$0")" "$@" >> "$KEPT/notes"\n'
 """A program that notes how it was called, a word a line."""
 GH = """#!/usr/bin/env bash
 echo "$*" >> "$KEPT/gh"
 case "$1 $2" in
-  "run list") if [ -d "$KEPT/history" ]; then echo 17; fi ;;
+  "run list") printf '%s\n' 18 17 16 ;;
+  "api repos/ampcheck/ampcheck/actions/runs/1"[67]*"?name=history") if [ -d "$KEPT/history" ]; then echo 5; fi ;;
   "issue list") echo "${ISSUES:-[]}" ;;
-  "run download") cp -r "$KEPT/history" history ;;
+  "issue create"|"issue comment") cp "${@: -1}" "$KEPT/body" ;;
+  "run download") mkdir "$7"; [ "$3" = "${WHOLE:-17}" ] && cp -r "$KEPT/history/." "$7" ;;
 esac
 """
-"""In place of GitHub's program: the history is a folder, and no issue is open."""
+"""In place of GitHub's program: no issue is open, and of three runs the newest has no history."""
 AMPCHECK = f'#!/bin/sh\nexec "{sys.executable}" -m ampcheck "$@"\n'
 NOTHING = "#!/bin/sh\n"
 
@@ -49,6 +51,10 @@ class Runner:
             "GITHUB_OUTPUT": str(self.kept / "output"),
             "GITHUB_STEP_SUMMARY": str(self.kept / "summary"),
             "OMP_NUM_THREADS": "1",
+            "GH_REPO": "ampcheck/ampcheck",
+            "GITHUB_REPOSITORY": "ampcheck/ampcheck",
+            "GITHUB_SERVER_URL": "https://github.com",
+            "GITHUB_RUN_ID": "19",
         }
 
     def step(self, script: str, folder: Path | None = None, *, codes: tuple[int, ...] = (0,), **env: str) -> None:
@@ -77,6 +83,25 @@ class Runner:
 
 
 (PLAN,), (INSTALL, RUN), (_, REPORT) = jobs("conformance").values()
+ACTION = re.compile(r"- uses: (?:docker://)?(\S+)@(\S+)(.*)\n(?: *#.*\n)?(?:        with: (.*))?")
+JOB = re.compile(r"^  ([\w-]+):\n((?:    .*\n|  #.*\n)+)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["check", "conformance", "nightly", "publish"])
+def test_actions_are_pinned_and_jobs_end(name: str) -> None:
+    permissions, _, rest = workflow(name).partition("\njobs:\n")
+    assert re.search(r"^permissions: \{contents: read\}$", permissions, re.MULTILINE)
+    found = JOB.findall(rest)
+    assert [job for job, _ in found] == list(jobs(name))
+    assert [job for job, body in found if not re.search(r"^    timeout-minutes: \d+$", body, re.MULTILINE)] == []
+    steps = ACTION.findall(rest.replace("        uses: ", "      - uses: "))
+    assert len(steps) == rest.count("uses: ")
+    for action, commit, version, given in steps:
+        assert re.fullmatch(r"[0-9a-f]{40}|sha256:[0-9a-f]{64}", commit), action
+        assert re.match(r" # v\d+\.\d+\.\d+$", version) or ":1.7.7" in action
+        assert "persist-credentials: false" in given or action != "actions/checkout"
+        assert "cache: pip" in given or action != "actions/setup-python" or name == "publish"
+        assert 'ref: "${{ job.workflow_sha }}"' in given or "repository:" not in given
 
 
 @pytest.fixture
@@ -186,6 +211,7 @@ def test_an_injected_slowdown_is_in_the_summary(tmp_path: Path) -> None:
 
 NIGHT = jobs("nightly")
 FAULTY = MODULE.replace('autocast("bf16", **kw)', 'autocast("bf16" if os.environ["FAULT"] else dtype, **kw)')
+SITE = (ROOT / "scripts" / "nightly_site").read_text(encoding="utf-8")
 SELECTION = "--device cpu --device swapped --device-module faulty --suite eager --rule promote --op cat"
 
 
@@ -249,10 +275,55 @@ def test_a_regression_is_named_with_its_night(nightly: Runner) -> None:
     assert nightly.said("summary").startswith("# torch 2.13\n")
     assert changes["regressed"][0]["key"] in nightly.said("summary")
     issues = [line for line in nightly.said("gh").splitlines() if line.startswith("issue create")]
-    assert issues == ["issue create --title Regressed at night: torch 2.13 --body-file site/2.13/summary.md"]
+    assert issues == ["issue create --title Regressed at night: torch 2.13 --body-file body.md"]
+    assert nightly.said("body") == (report / "site/2.13/summary.md").read_text()
     kept = sorted(file.name for file in (nightly.kept / "history/2.13/runs").iterdir())
     assert kept == [f"2026-11-0{date}-{shard}-of-2.jsonl" for date in (2, 3) for shard in (1, 2)]
     assert 'href="2.13/index.html"' in (report / "site/index.html").read_text()
+
+
+HISTORY = next(script for script in NIGHT["report"] if "gh run download" in script)
+
+
+def test_a_night_without_its_artifact_loses_nothing(nightly: Runner) -> None:
+    (nightly.kept / "history/2.13/runs").mkdir(parents=True)
+    (nightly.kept / "history/2.13/runs/2026-11-01.jsonl").touch()
+    nightly.step(HISTORY)
+    assert [line.split()[:3] for line in nightly.said("gh").splitlines()[3:]] == [["run", "download", "17"]]
+    assert (nightly.folder / "history/2.13/runs/2026-11-01.jsonl").exists()
+
+
+def test_the_first_night_has_no_history(nightly: Runner) -> None:
+    nightly.step(HISTORY)
+    assert "download" not in nightly.said("gh")
+    assert not (nightly.folder / "history").exists()
+
+
+def test_a_download_that_fails_leaves_no_shorter_history(nightly: Runner) -> None:
+    """The step before the upload fails, and there is nothing to upload in place of the whole."""
+    (nightly.kept / "history").mkdir()
+    nightly.step(HISTORY, codes=(1,), WHOLE="none")
+    assert not (nightly.folder / "history").exists()
+
+
+def test_a_night_without_run_files_shows_the_nights_before(nightly: Runner) -> None:
+    (nightly.folder / "history/2.13/runs").mkdir(parents=True)
+    (nightly.folder / "history/2.13/bench").mkdir()
+    nightly.step("ampcheck() { mkdir -p site/2.13; echo '## ampcheck' > site/2.13/summary.md; }\n" + SITE)
+    assert "2.13/index.html" in (nightly.folder / "site/index.html").read_text()
+    assert [path.name for path in (nightly.folder / "history").iterdir()] == ["2.13"]
+
+
+def test_a_long_body_ends_with_where_the_rest_is(nightly: Runner) -> None:
+    site = nightly.folder / "site" / "2.1"
+    site.mkdir(parents=True)
+    (site / "changes.json").write_text('{"regressed": [{}]}')
+    (site / "summary.md").write_text("".join(f"- regressed ü {number}\n" for number in range(9000)))
+    nightly.step(str(ROOT / "scripts" / "nightly_issue"))
+    body = nightly.said("body")
+    assert 60_000 < len(body) < 65_536
+    assert body.startswith("- regressed ü 0\n")
+    assert body.endswith("\n\nThe rest is in the summary of https://github.com/ampcheck/ampcheck/actions/runs/19\n")
 
 
 @pytest.mark.parametrize(("title", "says"), [("torch 2.1", "issue comment 5"), ("torch 2.13", "issue create")])
@@ -260,6 +331,7 @@ def test_only_the_issue_of_the_same_title_is_commented_on(title: str, says: str,
     site = nightly.folder / "site" / "2.1"
     site.mkdir(parents=True)
     (site / "changes.json").write_text('{"regressed": [{}]}')
+    (site / "summary.md").write_text("## ampcheck\n")
     issues = json.dumps([{"number": 5, "title": f"Regressed at night: {title}"}])
     nightly.step(str(ROOT / "scripts" / "nightly_issue"), ISSUES=issues)
     assert nightly.said("gh").splitlines()[-1].startswith(says)
