@@ -13,7 +13,7 @@ from ampcheck.bench.core import accuracy
 from ampcheck.bench.core.model import PRECISIONS, OpWorkload, Spec, StepWorkload
 from ampcheck.bench.core.prepare import reference
 
-MM = OpWorkload(name="mm", family="m", policy="downcast", flops=1, inputs=(Spec((64, 64)),) * 2, call=torch.mm)
+MM = OpWorkload(name="mm", family="m", policy="downcast", inputs=(Spec((64, 64)),) * 2, call=torch.mm)
 HALF = OpWorkload(name="exp", family="e", policy="upcast", inputs=(Spec((8,), torch.bfloat16),), call=torch.exp)
 STEP = StepWorkload(name="step", family="s", policy="mixed", model=lambda: nn.Linear(4, 4), inputs=(), loss=F.mse_loss)
 

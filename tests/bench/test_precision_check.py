@@ -27,7 +27,7 @@ from ampcheck.errors import UsageError
 from tests.cli_support import LIMIT, ROOT
 
 X = Spec((16, 24))
-MM = OpWorkload(name="mm-test", family="matmul", policy="downcast", flops=1, inputs=(X, Spec((24, 8))), call=torch.mm)
+MM = OpWorkload(name="mm-test", family="matmul", policy="downcast", inputs=(X, Spec((24, 8))), call=torch.mm)
 HALF = Spec((16, 24), torch.bfloat16)
 
 
@@ -80,7 +80,7 @@ def checked(workload: Workload, name: str, compiler: str = "eager", device: Cpu 
 
 
 def small_step(model: Callable[[], nn.Module], **more: Any) -> StepWorkload:
-    common = {"name": "step-test", "family": "steps", "policy": "mixed", "flops": 1, "inputs": (Spec((8, 16)),) * 2}
+    common = {"name": "step-test", "family": "steps", "policy": "mixed", "inputs": (Spec((8, 16)),) * 2}
     return StepWorkload(**common, model=model, loss=F.mse_loss, **more)
 
 
@@ -104,9 +104,7 @@ def test_a_product_is_in_the_variant_s_precision(name: str, text: str, compiler:
 
 
 def test_a_composite_op_is_judged_by_its_parts() -> None:
-    cell = dataclasses.replace(
-        op("downcast", lambda cell, x: cell(x), Spec((4, 8))), flops=1, module=lambda: nn.RNNCell(8, 6)
-    )
+    cell = dataclasses.replace(op("downcast", lambda cell, x: cell(x), Spec((4, 8))), module=lambda: nn.RNNCell(8, 6))
     found = checked(cell, "bf16")
     assert (found.invalid, "in bf16" in found.text) == ("", True)
 

@@ -35,8 +35,6 @@ MM = OpWorkload(
     policy="downcast",
     base="mm",
     size=512,
-    flops=2 * 512**3,
-    moved=lambda width: 3 * 512 * 512 * width,
     inputs=(Spec((512, 512)), Spec((512, 512))),
     call=torch.mm,
 )
@@ -49,9 +47,7 @@ STEP = StepWorkload(
     inputs=(),
     loss=torch.nn.functional.mse_loss,
 )
-COPY = OpWorkload(
-    name="copy", family="policies", policy="upcast", moved=lambda width: 8.0 * width, inputs=(), call=torch.clone
-)
+COPY = OpWorkload(name="copy", family="policies", policy="upcast", inputs=(Spec((4,)),), call=torch.clone)
 ENTER = OverheadWorkload(name="enter", family="overhead", policy="", make=lambda device: {})
 CATALOGUE: dict[str, Workload] = {workload.name: workload for workload in (MM, STEP, COPY, ENTER)}
 

@@ -71,7 +71,7 @@ CHIP = Chip("made:up", clock=1e9, flops=100e12, bandwidth=1e12)
 SIX, ONE = DotProduct(("f32", "f32"), "f32", 6), DotProduct(("f32", "f32"), "f32", 1)
 LOW = DotProduct(("bf16", "bf16"), "bf16", 1)
 MM = OpWorkload(
-    name="mm", family="matmul", policy="downcast", flops=2e9, inputs=(Spec((8, 8)),), call=lambda x: torch.mm(x, x)
+    name="mm", family="matmul", policy="downcast", inputs=(Spec((1000, 1000)),), call=lambda x: torch.mm(x, x)
 )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from ampcheck.bench.core import counting
 from ampcheck.bench.core.model import Precision, StepWorkload, Workload
 from ampcheck.spec.dtypes import is_floating
 from ampcheck.spec.torch_dtypes import name_of
@@ -91,5 +92,5 @@ def beyond(found: float, precision: Precision, workload: Workload, platform: str
         return ""
     most = limit("tf32" if precision.matmul == "tf32" else "fp32" if allowed else "bf16", workload)
     what = f"error {found:.1e} is beyond what {precision.name} gives ({most:.0e} at most)"
-    multiplies = workload.flops > 0 or workload.policy in ("downcast", "mixed")
+    multiplies = counting.flops(workload) > 0 or workload.policy in ("downcast", "mixed")
     return f"{what}: this is {kind}" if kind and multiplies else what

@@ -97,10 +97,8 @@ class Workload:
 
     `family`: what it belongs to, e.g. "matmul". `size`: its place on the family's axis of sizes; `base` names that
     axis, e.g. "mm", "" for a workload that has none. `policy`: what autocast does with it: "downcast", "upcast",
-    "promote", "fallthrough", or "mixed" for a step. `flops`:
-    floating point operations of one call, 0 where nobody counts them. `moved`: bytes that must be read and written
-    at least, given the bytes of an element. `samples`: how many samples a call works on, 0 where that means nothing.
-    `quick`: whether the quick mode has it. `heavy`: only for a GPU or TPU.
+    "promote", "fallthrough", or "mixed" for a step. `samples`: how many samples a call works on, 0 where that means
+    nothing. `quick`: whether the quick mode has it. `heavy`: only for a GPU or TPU.
     """
 
     name: str
@@ -108,8 +106,6 @@ class Workload:
     policy: str
     base: str = ""
     size: int = 0
-    flops: float = 0
-    moved: Callable[[int], float] | None = None
     samples: int = 0
     quick: bool = False
     heavy: bool = False
@@ -119,12 +115,17 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpWorkload(Workload):
-    """A call of an op on some tensors. `call` gets them on the device, in the variant's dtype."""
+    """A call of an op on some tensors. `call` gets them on the device, in the variant's dtype.
+
+    `needed`: the share of the products of its attention that a kernel cannot leave out. `view`: it moves no data.
+    """
 
     inputs: tuple[Spec, ...]
     call: Callable[..., torch.Tensor]
     module: Callable[[], nn.Module] | None = None
     """A module to make and pass first, converted like the inputs."""
+    needed: float = 1
+    view: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

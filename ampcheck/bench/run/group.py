@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ampcheck.bench.core import counting
 from ampcheck.bench.core.model import AA, BenchPlan, OverheadWorkload, Rounds, Workload, kind_of
 from ampcheck.bench.core.peaks import Peaks
 from ampcheck.bench.run.variants import COMPILED_AHEAD, variants
@@ -249,7 +250,7 @@ def _seconds(workload: Workload, compiler: str, device: str, mode: Mode, start: 
     total = 0.0
     for name in names:
         rate = peaks.of(name.removesuffix(AA)) if peaks is not None else None
-        call = workload.flops / rate if rate else 0.0
+        call = counting.flops(workload) / rate if rate else 0.0
         whole = (_READY + mode.rounds) * call + mode.rounds * max(call, mode.target)
         total += min(whole, 2 * mode.patience) + start * (_COMPILE[kind_of(workload)] if compiled else 0.01)
     return total

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ampcheck.bench.core import statistics, table
+from ampcheck.bench.core import counting, statistics, table
 from ampcheck.bench.core.model import AA, DEFAULT, PRECISIONS, Group, Rounds, VariantResult, Workload, kind_of
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import first_line
@@ -63,13 +63,11 @@ def summarize(
 
 def _group(processes: list[Rounds], workload: Workload | None, peaks: Peaks | None) -> Group:
     some = processes[0]
-    group = Group(some.workload, "", "op", some.device, some.compiler)
-    if workload is not None:
-        group.family, group.kind, group.policy = workload.family, kind_of(workload), workload.policy
-        group.base, group.size = workload.base, workload.size
-        group.flops, group.samples = workload.flops, workload.samples
+    if workload is None:
+        note = "this version does not know the workload"
+        group = Group(some.workload, "", "op", some.device, some.compiler, note=note)
     else:
-        group.note = "this version does not know the workload"
+        group = group_of(workload, some.device, some.compiler)
     try:
         variants = {name: _collect(processes, name) for name in _names(processes)}
         group.variants = [_figures(name, variant, group, workload, peaks) for name, variant in variants.items()]
@@ -77,6 +75,19 @@ def _group(processes: list[Rounds], workload: Workload | None, peaks: Peaks | No
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UsageError(f"the rounds of {some.key} hold something that is not a measurement: {error}") from error
     return group
+
+
+def group_of(workload: Workload, device: str, compiler: str) -> Group:
+    """Return the group of a workload on a device through a compiler, without variants."""
+    same = {name: getattr(workload, name) for name in ("family", "policy", "base", "size", "samples")}
+    return Group(
+        workload.name,
+        kind=kind_of(workload),
+        device=device,
+        compiler=compiler,
+        flops=counting.flops(workload),
+        **same,
+    )
 
 
 def _names(processes: list[Rounds]) -> list[str]:
@@ -136,10 +147,9 @@ def _rates(variant: VariantResult, seconds: float, group: Group, workload: Workl
     """Fill in what follows from flops and bytes; the reason why it cannot be, "" where it can."""
     precision = variant.name.removesuffix(AA)
     known = PRECISIONS.get(precision)
-    if known is not None and workload is not None and workload.moved is not None:
-        moved = workload.moved(4 if known.low is None else 2)
+    if known and workload and (moved := counting.moved(workload, 4 if known.low is None else 2)):
         variant.bytes_per_second = moved / seconds
-        variant.intensity = group.flops / moved if group.flops and moved else None
+        variant.intensity = group.flops / moved if group.flops else None
     if not group.flops:
         return ""
     variant.flops_per_second = group.flops / seconds

@@ -15,9 +15,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 
-from ampcheck.bench.core.model import PRECISIONS, Group, OverheadWorkload, VariantResult, Workload, kind_of
+from ampcheck.bench.core.model import PRECISIONS, Group, OverheadWorkload, VariantResult, Workload
 from ampcheck.bench.run.group import environment
-from ampcheck.bench.run.summary import estimated_beside_default
+from ampcheck.bench.run.summary import estimated_beside_default, group_of
 from ampcheck.bench.tpu.estimate import TPUS, Chip, Estimate, available, chip, estimate, judge, variant_result
 from ampcheck.bench.workloads import catalogue
 from ampcheck.errors import UsageError, one_line
@@ -72,7 +72,8 @@ def groups(
             raise UsageError(f"workload {workload.name!r} is not in the catalogue, so another process cannot find it")
         chosen, without = variants(workload, "jax", "jit", "tpu")
         there = {variant.name for variant in chosen if not variant.aa}
-        group = _group(workload, name, made)
+        group = group_of(workload, f"tpu-{name}", "jit")
+        group.estimate, group.note = True, NOTE + (f"; of {made.note}" if made.note else "")
         for precision in VARIANTS:
             if precision in there:
                 left.append((workload.name, precision))
@@ -86,23 +87,6 @@ def groups(
         judge(group.variants)
         estimated_beside_default(group)
     return out
-
-
-def _group(workload: Workload, tpu: str, made: Chip) -> Group:
-    return Group(
-        workload=workload.name,
-        family=workload.family,
-        kind=kind_of(workload),
-        device=f"tpu-{tpu}",
-        compiler="jit",
-        policy=workload.policy,
-        base=workload.base,
-        size=workload.size,
-        flops=workload.flops,
-        samples=workload.samples,
-        estimate=True,
-        note=NOTE + (f"; of {made.note}" if made.note else ""),
-    )
 
 
 def _results(

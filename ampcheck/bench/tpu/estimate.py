@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 from unittest import mock
 
+from ampcheck.bench.core import counting
 from ampcheck.bench.core.model import Precision, Variant, VariantResult, Workload
 from ampcheck.bench.run import summary
 from ampcheck.bench.tpu.program import SMALL, DotProduct, Schedule, casts, floating, parse, products, schedule, wide
@@ -229,13 +230,14 @@ def variant_result(workload: Workload, precision: Precision, found: Estimate, ma
         )
     if variant.verdict:
         return variant
-    flops = workload.flops or found.flops
+    counted = counting.flops(workload)
+    flops = counted or found.flops
     variant.seconds = found.seconds
     variant.flops_per_second = flops / found.seconds if flops else None
     variant.bytes_per_second = found.bytes / found.seconds
     variant.intensity = flops / found.bytes if flops and found.bytes else None
-    if workload.flops:
-        summary.share(variant, workload.flops / found.seconds / made.flops, "published")
+    if counted:
+        summary.share(variant, counted / found.seconds / made.flops, "published")
     unknown = {name: count for name, count in found.schedule.without.most_common() if name not in MOVES}
     if unknown:
         what = ", ".join(f"{count} × {name}" for name, count in unknown.items())

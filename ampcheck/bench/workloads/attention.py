@@ -10,7 +10,6 @@ import torch
 from torch.nn import functional as F
 
 from ampcheck.bench.core.model import OpWorkload, Spec, Workload
-from ampcheck.bench.workloads.counting import product, traffic
 
 
 def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -23,11 +22,10 @@ def _sdpa(name: str, shape: tuple[int, int, int, int], kind: str = "", **rest: A
     A causal call needs the pairs on and below the diagonal only and is charged for those, so that a kernel which
     leaves out the others does not seem to exceed the device's peak. A mask is not known beforehand: all pairs count.
     """
-    batch, heads, length, width = shape
+    batch, _, length, _ = shape
     inputs: tuple[Spec, ...] = (Spec(shape),) * 3
     if kind == "masked":
         inputs = (*inputs, Spec((length, length), torch.bool, high=2))
-    pairs = length * (length + 1) // 2 if kind == "causal" else length * length
     calls: dict[str, Callable[..., torch.Tensor]] = {
         "causal": partial(F.scaled_dot_product_attention, is_causal=True),
         "masked": _masked,
@@ -38,8 +36,7 @@ def _sdpa(name: str, shape: tuple[int, int, int, int], kind: str = "", **rest: A
         policy="downcast",
         inputs=inputs,
         call=calls.get(kind, F.scaled_dot_product_attention),
-        flops=2 * product(1, pairs, width, batch * heads),
-        moved=traffic(inputs, shape),
+        needed=(length + 1) / (2 * length) if kind == "causal" else 1,
         samples=batch,
         **rest,
     )

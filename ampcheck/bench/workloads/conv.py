@@ -9,7 +9,6 @@ import torch
 from torch.nn import functional as F
 
 from ampcheck.bench.core.model import OpWorkload, Spec, Workload
-from ampcheck.bench.workloads.counting import convolution, traffic
 
 Shape = tuple[int, ...]
 
@@ -27,13 +26,6 @@ def _conv(
     heavy: bool = False,
 ) -> OpWorkload:
     """Make a convolution without bias; transposed where the function is."""
-    transposed = "transpose" in function.__name__
-    batch, spatial, kernel = x[0], x[2:], weight[2:]
-    if transposed:
-        out = tuple((n - 1) * stride - 2 * padding + k for n, k in zip(spatial, kernel, strict=True))
-    else:
-        out = tuple((n + 2 * padding - k) // stride + 1 for n, k in zip(spatial, kernel, strict=True))
-    channels = weight[1] if transposed else weight[0]
     inputs = (Spec(x, channels_last=channels_last), Spec(weight, channels_last=channels_last))
     return OpWorkload(
         name=name,
@@ -41,9 +33,7 @@ def _conv(
         policy="downcast",
         inputs=inputs,
         call=partial(function, stride=stride, padding=padding),
-        flops=convolution(weight, spatial if transposed else out, batch),
-        moved=traffic(inputs, (batch, channels, *out)),
-        samples=batch,
+        samples=x[0],
         quick=quick,
         heavy=heavy,
         fp16_on_cpu=False,

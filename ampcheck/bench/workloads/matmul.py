@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from ampcheck.bench.core.model import OpWorkload, Spec, Workload
-from ampcheck.bench.workloads.counting import product, traffic
 
 FP16_ON_CPU = 128
 """The largest matrix that torch multiplies in float16 on a CPU within reason."""
@@ -18,28 +17,22 @@ QUICK = (64, 512, 1024)
 HEAVY = (4096, 8192)
 
 
-def _product(
-    name: str, call: Callable[..., torch.Tensor], flops: float, *shapes: tuple[int, ...], **more: Any
-) -> OpWorkload:
+def _product(name: str, call: Callable[..., torch.Tensor], *shapes: tuple[int, ...], **more: Any) -> OpWorkload:
     """Make a product of square matrices of these shapes; the output has the last one."""
-    inputs = tuple(map(Spec, shapes))
-    size = shapes[-1][-1]
     return OpWorkload(
         name=name,
         family="matmul",
         policy="downcast",
-        inputs=inputs,
+        inputs=tuple(map(Spec, shapes)),
         call=call,
-        flops=flops,
-        moved=traffic(inputs, shapes[-1]),
-        fp16_on_cpu=size <= FP16_ON_CPU,
+        fp16_on_cpu=shapes[-1][-1] <= FP16_ON_CPU,
         **more,
     )
 
 
 def _mm(size: int) -> OpWorkload:
     more = {"base": "mm", "size": size, "quick": size in QUICK, "heavy": size in HEAVY}
-    return _product(f"mm-{size}", torch.mm, product(size, size, size), (size, size), (size, size), **more)
+    return _product(f"mm-{size}", torch.mm, (size, size), (size, size), **more)
 
 
 def _call(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -48,18 +41,15 @@ def _call(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def _linear(name: str, tokens: int, width: int, *, quick: bool = False, heavy: bool = False) -> OpWorkload:
-    inputs = (Spec((tokens, width)),)
     return OpWorkload(
         name=name,
         family="matmul",
         policy="downcast",
         base="linear",
         size=width,
-        inputs=inputs,
+        inputs=(Spec((tokens, width)),),
         module=lambda: nn.Linear(width, width),
         call=_call,
-        flops=product(tokens, width, width),
-        moved=traffic(inputs, (tokens, width), weights=width * width + width),
         samples=tokens,
         quick=quick,
         heavy=heavy,
@@ -72,6 +62,6 @@ WORKLOADS: tuple[Workload, ...] = (
     _linear("linear-64", 64, 64),
     _linear("linear", 256, 1024, quick=True),
     _linear("linear-4096", 8192, 4096, heavy=True),
-    _product("addmm", torch.addmm, product(512, 512, 512), (512,), (512, 512), (512, 512)),
-    _product("bmm", torch.bmm, product(256, 256, 256, 8), (8, 256, 256), (8, 256, 256)),
+    _product("addmm", torch.addmm, (512,), (512, 512), (512, 512)),
+    _product("bmm", torch.bmm, (8, 256, 256), (8, 256, 256)),
 )

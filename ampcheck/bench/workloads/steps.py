@@ -1,22 +1,17 @@
-"""Training steps: forward, loss, backward and update.
-
-Operations are those of the products in forward and backward. A layer's product comes three times: forward, for the
-gradient of its weight, and for the gradient of its input, each with as many operations. The first layer leaves out the
-last one, as nobody wants the gradient of the data. Bytes are the parameters read and written once, and the data.
-"""
+"""Training steps: forward, loss, backward and update."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import prod
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from ampcheck.bench.core.model import Spec, StepWorkload, Workload
-from ampcheck.bench.workloads.counting import convolution, product
 
 
 def _mlp(width: int, depth: int) -> nn.Module:
@@ -77,105 +72,42 @@ class SequenceClassifier(nn.Module):
 def _step(
     name: str,
     model: Callable[[], nn.Module],
-    inputs: tuple[Spec, Spec],
-    *,
-    flops: float,
-    parameters: int,
+    *inputs: Spec,
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = F.mse_loss,
-    quick: bool = False,
-    heavy: bool = False,
-    fp16_on_cpu: bool = False,
+    **more: Any,
 ) -> StepWorkload:
-    data = sum(prod(spec.shape) for spec in inputs if spec.high is None)
-    return StepWorkload(
-        name=name,
-        family="steps",
-        policy="mixed",
-        model=model,
-        inputs=inputs,
-        loss=loss,
-        flops=flops,
-        moved=lambda element: element * (2 * parameters + data),
-        samples=inputs[0].shape[0],
-        quick=quick,
-        heavy=heavy,
-        fp16_on_cpu=fp16_on_cpu,
-    )
+    common = {"fp16_on_cpu": False, "samples": inputs[0].shape[0], **more}
+    return StepWorkload(name=name, family="steps", policy="mixed", model=model, inputs=inputs, loss=loss, **common)
 
 
-def _mlp_step(
-    name: str, batch: int, width: int, depth: int, *, quick: bool = True, heavy: bool = False, fp16_on_cpu: bool = False
-) -> StepWorkload:
-    layer = product(batch, width, width)
-    return _step(
-        name,
-        lambda: _mlp(width, depth),
-        (Spec((batch, width)), Spec((batch, width))),
-        flops=layer * (3 * depth - 1),
-        parameters=depth * width * (width + 1),
-        quick=quick,
-        heavy=heavy,
-        fp16_on_cpu=fp16_on_cpu,
-    )
+def _mlp_step(name: str, batch: int, width: int, depth: int, **more: Any) -> StepWorkload:
+    data = Spec((batch, width))
+    return _step(name, lambda: _mlp(width, depth), data, data, **more)
 
 
-def _transformer_step(
-    name: str, batch: int, length: int, width: int, heads: int, *, quick: bool = False, heavy: bool = False
-) -> StepWorkload:
-    """Make the norm before the first layer has parameters, so that here no gradient is left out.
-
-    Attention has two products forward and four backward; what a kernel computes again instead of keeping it does not
-    count.
-    """
-    tokens = batch * length
-    layers = product(tokens, 12 * width, width)
-    attention = 2 * product(length, length, width // heads, batch * heads)
-    return _step(
-        name,
-        lambda: TransformerBlock(width, heads),
-        (Spec((batch, length, width)), Spec((batch, length, width))),
-        flops=3 * (layers + attention),
-        parameters=12 * width * width + 13 * width,
-        quick=quick,
-        heavy=heavy,
-    )
+def _transformer_step(name: str, batch: int, length: int, width: int, heads: int, **more: Any) -> StepWorkload:
+    data = Spec((batch, length, width))
+    return _step(name, lambda: TransformerBlock(width, heads), data, data, **more)
 
 
 def _resnet_step(
-    name: str, batch: int, channels: int, side: int, *, channels_last: bool = False, heavy: bool = False
+    name: str, batch: int, channels: int, side: int, *, channels_last: bool = False, **more: Any
 ) -> StepWorkload:
-    shape = (batch, channels, side, side)
-    layer = convolution((channels, channels, 3, 3), (side, side), batch)
+    data = Spec((batch, channels, side, side), channels_last=channels_last)
     form = torch.channels_last if channels_last else torch.contiguous_format
-    return _step(
-        name,
-        lambda: ResidualBlock(channels).to(memory_format=form),  # type: ignore[call-overload]  # the stub has no such call
-        (Spec(shape, channels_last=channels_last), Spec(shape, channels_last=channels_last)),
-        flops=layer * (3 * 2 - 1),
-        parameters=2 * (9 * channels * channels + 2 * channels),
-        heavy=heavy,
-    )
+    made = lambda: ResidualBlock(channels).to(memory_format=form)  # type: ignore[call-overload]  # noqa: E731  # the stub has no such call
+    return _step(name, made, data, data, **more)
 
 
 def _lstm_step(name: str, batch: int, length: int, width: int, hidden: int, classes: int) -> StepWorkload:
-    """Make the state of the first moment is zero and wants no gradient, so that product is short of one as well."""
-    gates = 4 * hidden
-    from_input = product(batch * length, gates, width)
-    from_state = product(batch, gates, hidden)
-    return _step(
-        name,
-        lambda: SequenceClassifier(width, hidden, classes),
-        (Spec((batch, length, width)), Spec((batch,), torch.int64, high=classes)),
-        flops=2 * from_input + (3 * length - 1) * from_state + 3 * product(batch, classes, hidden),
-        parameters=gates * (width + hidden + 2) + classes * (hidden + 1),
-        loss=F.cross_entropy,
-        fp16_on_cpu=True,
-    )
+    data, labels = Spec((batch, length, width)), Spec((batch,), torch.int64, high=classes)
+    model = partial(SequenceClassifier, width, hidden, classes)
+    return _step(name, model, data, labels, loss=F.cross_entropy, fp16_on_cpu=True)
 
 
 _PLAIN: Sequence[StepWorkload] = (
-    _mlp_step("mlp-step", 128, 512, 4),
-    _mlp_step("tiny-mlp-step", 16, 32, 3, fp16_on_cpu=True),
+    _mlp_step("mlp-step", 128, 512, 4, quick=True),
+    _mlp_step("tiny-mlp-step", 16, 32, 3, quick=True, fp16_on_cpu=True),
     _transformer_step("transformer-step", 4, 64, 128, 4, quick=True),
     _resnet_step("resnet-step", 8, 32, 28),
     _resnet_step("resnet-step-nhwc", 8, 32, 28, channels_last=True),
@@ -186,7 +118,7 @@ _OVERFLOWING = ("mlp-step", "tiny-mlp-step")
 
 WORKLOADS: tuple[Workload, ...] = (
     *_PLAIN,
-    _mlp_step("mlp-step-4096", 8192, 4096, 4, quick=False, heavy=True),
+    _mlp_step("mlp-step-4096", 8192, 4096, 4, heavy=True),
     _transformer_step("transformer-step-1024", 16, 512, 1024, 16, heavy=True),
     _resnet_step("resnet-step-256-nhwc", 64, 256, 56, channels_last=True, heavy=True),
     *(replace(w, name=f"{w.name}-scaler", scaler=True, quick=False) for w in _PLAIN if w.name in _SCALED),
