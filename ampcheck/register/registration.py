@@ -85,6 +85,7 @@ class Registration:
 
     def _register(self, made: PolicyPlan, dtypes: tuple[torch.dtype, ...]) -> None:
         self._undo.append(_state_supported(getattr(torch, self.device), self.device, dtypes))
+        self._undo.append(_copied_by_name(getattr(torch, self.device), self.device))
         self._undo.append(_clear_with_torch(self.cache))
         self._undo.append(HigherOrder(getattr(DispatchKey, BASES[self.base])).unregister)
         casts = Casts(self.device, self.cache)
@@ -184,11 +185,21 @@ def _state_supported(module: ModuleType, device: str, dtypes: tuple[torch.dtype,
         return lambda: None
 
     try:
-        # A region refers to the device module; where that can be pickled, what is added to it can be, too.
+        # A device module that is no Python module may be pickled by its attributes, and then with this one.
         setattr(module, _SUPPORTED, functools.partial(list, dtypes))
     except (AttributeError, TypeError) as error:
         raise UsageError(f"torch.{device} has no {_SUPPORTED} and takes none: {error}") from error
     return lambda: delattr(module, _SUPPORTED)
+
+
+def _copied_by_name(module: ModuleType, device: str) -> Callable[[], None]:
+    """Let a region be pickled and copied deeply: it refers to the device module, and Python pickles no modules."""
+    own = type(module)
+    if not isinstance(module, ModuleType) or own.__reduce__ is not ModuleType.__reduce__:
+        return lambda: None
+    found = {"__reduce__": lambda self: (torch.get_device_module, (device,)), "__module__": own.__module__}
+    module.__class__ = type(own.__name__, (own,), found)
+    return lambda: setattr(module, "__class__", own)
 
 
 def _clear_with_torch(cache: Cache) -> Callable[[], None]:

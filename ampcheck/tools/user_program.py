@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import inspect
 import os
 import runpy
 import sys
 import traceback
+import warnings
+import zipfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -92,12 +95,26 @@ def _script(path: Path, args: list[str]) -> Callable[[], object]:
         what = "is a folder" if path.is_dir() else "does not exist"
         raise UsageError(f"{path} {what}; give a script, or a function as MODULE:FUNCTION")
 
+    if path.suffix != ".pyc" and not zipfile.is_zipfile(path):  # which runpy runs, too
+        _check_syntax(path)
+
     def run() -> None:
         sys.argv = [str(path), *args]
         sys.path.insert(0, str(path.absolute().parent))
         runpy.run_path(str(path), run_name="__main__")
 
     return run
+
+
+def _check_syntax(path: Path) -> None:
+    """Raise UsageError where a file cannot be read as Python."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # the program warns when it runs
+            ast.parse(path.read_bytes(), str(path))
+    except SyntaxError as error:
+        raise UsageError(f"{path} cannot be read as Python: line {error.lineno}: {error.msg}") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read as Python: {error}") from error
 
 
 def _function(module: str, name: str) -> Callable[[], object]:

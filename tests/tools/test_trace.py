@@ -16,6 +16,7 @@ from ampcheck import trace
 from ampcheck.cli import main
 from ampcheck.devices.virtual import DEVICES
 from ampcheck.errors import UsageError
+from tests.cli_support import refused
 from tests.tools.trace_programs import GRAD, Mlp, Program, casts, region
 
 # ---- records
@@ -411,3 +412,14 @@ def test_bad_input_is_refused_before_anything_runs(
     shot = capsys.readouterr()
     assert named in shot.err
     assert "arguments [" not in shot.out
+
+
+@pytest.mark.parametrize("command", ["trace", "doctor"])
+@pytest.mark.parametrize(("held", "said"), [(b"dear reader,\n", "line 1: invalid syntax"), (b"\x89PNG\xff", "line ")])
+def test_a_file_without_python_is_refused_in_a_sentence(
+    held: bytes, said: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes").write_bytes(held)
+    assert refused(capsys, command, str(tmp_path / "notes")).startswith(
+        f"{tmp_path / 'notes'} cannot be read as Python: {said}"
+    )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import pickle
 from typing import Any
 
 import pytest
 import torch
-from register_support import HALF, NAME, rand, snapshot
+from register_support import BRAIN, HALF, NAME, rand, snapshot
 from torch.library import Library
 
 from ampcheck.register import register_autocast
@@ -31,6 +33,15 @@ def check_registered_again_after_unregister() -> None:
     for _ in range(3):
         with register_autocast(NAME), torch.autocast(NAME):
             assert torch.mm(rand(2, 2), rand(2, 2)).dtype is HALF
+
+
+def check_regions_are_pickled_and_copied() -> None:
+    with register_autocast(NAME):
+        for copied in (copy.deepcopy, lambda region: pickle.loads(pickle.dumps(region))):
+            region = copied(torch.autocast(NAME, torch.bfloat16))
+            assert region.custom_device_mod is torch.npy
+            with region:
+                assert torch.mm(rand(2, 2), rand(2, 2)).dtype is BRAIN
 
 
 def check_context_manager_unregisters_after_an_exception() -> None:

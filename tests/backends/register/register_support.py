@@ -55,6 +55,7 @@ def snapshot() -> dict[str, Any]:
         "fallback": torch._C._dispatch_has_backend_fallback(getattr(DispatchKey, KEY)),
         "library": set(torch.library._impls),
         "module": {name for name in dir(torch.npy) if "amp" in name},
+        "class": type(torch.npy),
         "kernels": {name: set(op.py_kernels) for name, op in hops.items()},
         "keys": {name: op.non_fallthrough_keys.raw_repr() for name, op in hops.items()},
         "new operators": list(torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS),
