@@ -43,11 +43,6 @@ def test_every_op_with_a_policy_has_cases_or_a_reason(device: Device) -> None:
     assert promised - {case.op for case in cases(device)} == promised & set(WITHOUT)
 
 
-def test_every_reason_is_needed() -> None:
-    promised = {overload for device in known().values() for overload in device.policies()}
-    assert set(WITHOUT) <= promised
-
-
 @pytest.mark.parametrize("device", known().values(), ids=lambda device: device.name)
 def test_ids_differ_from_those_of_other_suites(device: Device) -> None:
     eager = {case.name for rule in RULES for case in op_cases(device, rule)}
@@ -79,20 +74,6 @@ def test_what_has_cases_has_a_gradient() -> None:
         if not run(todo, device, differentiable(todo, device)).gradients():
             lacking.add(case.op)
     assert lacking == UNFINISHED | ({"mkldnn_rnn_layer"} if NO_BF16_LSTM else set())
-
-
-@pytest.mark.parametrize(
-    ("name", "places"),
-    [
-        ("mm-fp32-grad-bf16-cpu", [0, 1]),
-        ("nll_loss-fp32-grad-bf16-cpu", [0]),
-        ("soft_margin_loss-fp32-grad-bf16-cpu", [0]),
-        ("binary_cross_entropy_with_logits-fp32-grad-bf16-cpu", [0, 1]),
-    ],
-)
-def test_an_argument_that_torch_takes_as_a_constant_is_found(name: str, places: list[int]) -> None:
-    device = Cpu()
-    assert differentiable(planned(the(device, name), device), device) == places
 
 
 class _ByNodes(Cpu):

@@ -11,12 +11,10 @@ import torch
 from ampcheck.checks import compiled
 from ampcheck.checks.cases import compiled_cases, compilers
 from ampcheck.checks.compiled import CompiledCheck
-from ampcheck.compilers import kinds, source
+from ampcheck.compilers import kinds
 from ampcheck.devices.registry import known
 from ampcheck.errors import Broken, Unsupported
 from ampcheck.observe.recorder import Observation
-from ampcheck.runner import record as records
-from ampcheck.runner.record import SCHEMA, Result, RunWriter, read
 from ampcheck.samples import catalogue
 from ampcheck.spec.case import AROUND, Case
 from ampcheck.spec.compilers import COMPILERS
@@ -89,27 +87,6 @@ def test_at_night_every_op_with_a_policy_goes_through_every_one(name: str) -> No
         wanted = {op for op, policy in device.policies().items() if policy == rule} - left_out
         found = {(case.op, case.compiler) for case in compiled_cases(device, rule, nightly=True)}
         assert found == {(op, compiler) for op in wanted for compiler in compilers(device, nightly=True)}
-
-
-def test_run_files_carry_it_and_old_ones_are_read(tmp_path: Path) -> None:
-    result = Result(MM.id, "jit", "downcast", "pass", 0.1, "mm", "bf16", "cpu", compiler="dynamo")
-    old = replace(result, id="mm-fp32-bf16-cpu", compiler="")
-    writer = RunWriter(tmp_path / "run.jsonl", {})
-    writer.add(result)
-    writer.add(old)
-    writer.close({})
-    assert list(read(tmp_path / "run.jsonl").results.values()) == [result, old]
-    lines = records.read_lines(tmp_path / "run.jsonl", "run file", SCHEMA, ("case",)).body
-    assert ["compiler" in line for _, line in lines] == [True, False]
-
-
-def test_the_source_of_a_program() -> None:
-    sample = catalogue()["mm"].samples[0]
-    text = source.text(MM, CPU, sample)
-    assert "with torch.autocast('cpu', dtype=torch.bfloat16):" in text
-    assert "torch.ops.aten.mm.default(a, b)" in text
-    assert "torch.ops.aten.mm(a, b)" in source.text(replace(MM, compiler="script"), CPU, sample)
-    assert "autocast" not in source.text(replace(MM, sample=AROUND), CPU, sample)
 
 
 @pytest.mark.parametrize("compiler", ["script", "traced", "dynamo", "aot", "export"])
