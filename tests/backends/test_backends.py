@@ -26,28 +26,6 @@ def test_a_backend_without_a_weight_cache_is_told(tmp_path: Path) -> None:
     assert any("casts of a leaf used by three products: got 3; expected 1" in result.message for result in found)
 
 
-# ---- unfinished ones
-
-
-@pytest.mark.nightly
-def test_a_half_finished_backend_is_told_what_it_lacks(tmp_path: Path) -> None:
-    ops = ("mm", "addmm", "tanh", "exp", "silu", "log", "bmm", "add.Tensor")
-    rules = ("downcast", "upcast", "fallthrough")
-    selection = (*(f"--op={op}" for op in ops), *(f"--rule={rule}" for rule in rules), "-k=not database")
-    results = run(tmp_path, "halfdone", "halfdone", *selection)
-    by_op = {op: [result for result in results.values() if result.op == op] for op in ops}
-    statuses = {op: {result.status for result in by_op[op]} for op in ops}
-    assert statuses["silu"] == statuses["log"] == {"unsupported"}
-    assert all("Could not run 'aten::silu" in result.message for result in by_op["silu"])
-    assert statuses["exp"] == {"broken"}
-    assert all("has no attribute 'realise'" in result.message for result in by_op["exp"])
-    for op in ("mm", "addmm", "tanh"):
-        assert statuses[op] == {"broken", "pass"}
-        broken = [result for result in by_op[op] if result.status == "broken"]
-        assert all("halfdone: no lower precision in aten::" in result.message for result in broken)
-    assert statuses["bmm"] == statuses["add.Tensor"] == {"pass"}
-
-
 # ---- one whose storages cannot be read
 
 

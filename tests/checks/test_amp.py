@@ -48,15 +48,15 @@ def test_interleaving_gives_turns() -> None:
     amp = DeviceAmp(known()["virtual:cuda"], "fp16")
     found = []
 
-    def worker(name: str) -> Iterator[None]:
-        for _ in range(2):
+    def worker(name: str, steps: int) -> Iterator[None]:
+        for _ in range(steps):
             found.append((name, amp.rand(2).device.type, threading.get_ident()))
             yield
 
-    amp.interleave(lambda: worker("a"), lambda: worker("b"))
-    assert [name for name, _, _ in found] == ["a", "b", "a", "b"]
+    amp.interleave(lambda: worker("a", 3), lambda: worker("b", 1), lambda: worker("c", 2))
+    assert [name for name, _, _ in found] == ["a", "b", "c", "a", "c", "a"]
     assert {device for _, device, _ in found} == {"cuda"}
-    assert found[0][2] == found[2][2] != found[1][2]
+    assert found[0][2] == found[3][2] != found[1][2]
 
 
 def test_a_reproduction_has_the_same_tensors() -> None:

@@ -89,12 +89,6 @@ def test_at_night_every_op_with_a_policy_goes_through_every_one(name: str) -> No
         assert found == {(op, compiler) for op in wanted for compiler in compilers(device, nightly=True)}
 
 
-@pytest.mark.parametrize("compiler", ["script", "traced", "dynamo", "aot", "export"])
-@pytest.mark.parametrize("sample", ["", AROUND])
-def test_a_product_is_at_par(compiler: str, sample: str) -> None:
-    assert CHECK.run(replace(MM, compiler=compiler, sample=sample), CPU) == []
-
-
 def test_dynamo_meets_no_function_that_a_replay_puts_in() -> None:
     """A replay may import Dynamo first, which keeps what `torch.is_autocast_enabled` is at that moment."""
     program = """

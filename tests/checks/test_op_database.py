@@ -94,10 +94,6 @@ def test_ops_with_a_policy_are_left_out_where_they_have_one() -> None:
     assert {"relu" if "relu" in on_cpu else "nn.functional.relu", "add", "__getitem__"} <= on_cpu
 
 
-def test_integer_ops_get_integers() -> None:
-    assert case("gcd", "int64").id == "gcd+database-int64-bf16-cpu"
-
-
 def test_collecting_imports_no_database() -> None:
     program = """
 import sys
@@ -225,10 +221,3 @@ def test_an_op_without_samples_is_no_pass() -> None:
 def test_an_op_this_torch_lacks_is_one_sentence() -> None:
     with pytest.raises(UsageError, match=r"^the op database of torch .* has no abacus$"):
         CHECK.run(Case("eager", "fallthrough", "abacus", "database", "fp32", "bf16", "cpu", "cpu"), CPU)
-
-
-@pytest.mark.nightly
-def test_in_the_suite_it_is_a_case_like_any_other(tmp_path: Path) -> None:
-    run_file = tmp_path / "run.jsonl"
-    python("-m", "pytest", "suites/eager/test_ops.py", "--device=cpu", "--op=gcd", "-q", f"--run-file={run_file}")
-    assert '"id":"gcd+database-int64-bf16-cpu"' in run_file.read_text()

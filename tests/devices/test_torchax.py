@@ -22,9 +22,8 @@ from ampcheck.devices.registry import absent, groups, known, select
 from ampcheck.devices.torchax import OLDEST, Torchax, TorchTorchax
 from ampcheck.errors import UsageError
 from ampcheck.observe import isolation
-from ampcheck.runner.deviations import load
 from ampcheck.runner.record import Result, read
-from tests.cli_support import ROOT, python, run
+from tests.cli_support import python, run
 
 DEVICES = [Torchax(), TorchTorchax()]
 
@@ -279,37 +278,3 @@ def test_a_small_selection_is_green(selection: tuple[int, dict[str, Result]], de
     assert code == 0, [result.message for result in found.values() if result.status == "fail"]
     assert {"pass", "deviation"} <= {result.status for result in found.values() if result.device == device.name}
     assert {result.device for result in found.values()} == {device.name for device in DEVICES}
-
-
-MENDED = """
-import torch
-from torchax import amp
-
-own = amp.execute_policy
-
-def mended(policy, args, kwargs, dtype):
-    if policy is amp.CastPolicy.PROMOTE:
-        return args, kwargs  # JAX promotes by itself
-    return own(policy, args, kwargs, dtype)
-
-amp.execute_policy = mended
-DEVICES = ()
-"""
-
-
-@pytest.mark.nightly
-def test_a_deviation_that_no_longer_holds_is_red(tmp_path: Path) -> None:
-    (tmp_path / "mended.py").write_text(MENDED, encoding="utf-8")
-    options = ("--device=torchax", "--device-module=mended", "--suite=eager", "--op=stack", "--amp-dtype=bf16")
-    code, found = results(tmp_path, *options)
-    assert code == 1
-    fixed = [result for result in found.values() if result.status == "fixed"]
-    assert fixed
-    assert {result.deviation for result in fixed} == {"torchax-promote-takes-no-list"}
-
-
-def test_every_group_has_its_place_in_the_page() -> None:
-    page = (ROOT / "docs" / "torchax.md").read_text(encoding="utf-8")
-    ids = {deviation.id for device in DEVICES for deviation in load(device.deviations or Path())}
-    assert ids
-    assert [name for name in sorted(ids) if f"`{name}`" not in page] == []
