@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src import compilation_cache
 
+from ampcheck.jax_device import jax_private
 from ampcheck.jax_device.annotations import Tree
 
 LIMIT = 512 << 20
@@ -107,7 +107,7 @@ def install() -> None:
     """
     config: Any = jax.config
 
-    if not config.jax_enable_compilation_cache or not hasattr(compilation_cache, "get_file_cache"):
+    if not config.jax_enable_compilation_cache or jax_private.get_file_cache is None:
         return
     named = config.jax_compilation_cache_dir
     if named is None:
@@ -118,7 +118,7 @@ def install() -> None:
     if named != "" and "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         # An op's program compiles in milliseconds, under the second from which JAX keeps programs by default.
         config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    theirs = compilation_cache.get_file_cache
+    theirs = jax_private.get_file_cache
 
     def get_file_cache(path: str) -> Tree:
         limit = config.jax_compilation_cache_max_size
@@ -127,7 +127,7 @@ def install() -> None:
         os.makedirs(path, exist_ok=True)
         return DiskCache(Path(path), limit if limit > 0 else LIMIT), path
 
-    compilation_cache.get_file_cache = get_file_cache
+    jax_private.compilation_cache.get_file_cache = get_file_cache
 
 
 def _made() -> Path | None:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from jaxlib.mlir import ir
 
-from ampcheck.jax_device import jit
+from ampcheck.jax_device import disk_cache, jax_private, jit
 from ampcheck.jax_device.disk_cache import DiskCache
 from ampcheck.jax_device.dispatch import program
 from tests.cli_support import LIMIT, environment
@@ -117,6 +117,19 @@ def test_a_condition_inside_of_a_jitted_function_has_a_program_for_each_outcome(
         x = torch.full((2,), float(sign), device="jax")
         assert torch.equal(run(x), x + sign)
     assert run.compiles == 2
+
+
+def test_private_names_of_jax_are_there_and_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [name for name in jax_private.NAMES if jax_private.find(name)[0] is None] == []
+    absent = [name.replace("._", "._no_such_").replace(".get_", ".no_such_") for name in jax_private.NAMES]
+    assert [jax_private.find(name) for name in absent] == [(None, None)] * 3
+    monkeypatch.setattr(jax_private, "NAMES", absent)
+    jax_private.forget_lowered()
+    monkeypatch.setattr(jax_private, "get_file_cache", None)
+    before = jax_private.compilation_cache.get_file_cache
+    disk_cache.install()
+    assert jax_private.compilation_cache.get_file_cache is before
+    assert torch.equal(torch.ones(3, device="jax").cpu() + 1, torch.full((3,), 2.0))
 
 
 # A few programs in a new process: how many were asked for, how many of them were found, and what tells processors.

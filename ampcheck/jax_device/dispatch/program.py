@@ -24,7 +24,7 @@ import jax
 import numpy as np
 import torch
 
-from ampcheck.jax_device import random
+from ampcheck.jax_device import jax_private, random
 from ampcheck.jax_device.annotations import NAME, Args, Kernel, Kwargs, Tree
 from ampcheck.jax_device.dispatch.schema import Argument, Kind, arguments
 from ampcheck.jax_device.dtypes import check_promotion, common_dtype, convert, jax_dtype
@@ -480,14 +480,14 @@ class ProgramCache:
             self._made[id(op), key] = (op, compiled)
             self._added += 1
             if self._added % _LOWERED == 0:
-                _forget_lowered()
+                jax_private.forget_lowered()
             if len(self._made) > self.limit:
                 self._drop(list(self._made)[: self.limit // 4 + 1])
 
     def clear(self) -> None:
         with self._lock:
             self._drop(list(self._made))
-            _forget_lowered()
+            jax_private.forget_lowered()
 
     def _drop(self, keys: list[tuple[int, Key]]) -> None:
         for place in keys:
@@ -502,19 +502,6 @@ class ProgramCache:
 program_cache = ProgramCache(2048)
 _LOWERED = 16
 """After how many programs JAX is made to forget what it compiled them from."""
-
-
-def _forget_lowered() -> None:
-    """Drop the StableHLO of compiled programs, which JAX keeps with an MLIR context of a megabyte for each.
-
-    A jitted function that is called with arguments of another kind, or lowered by hand, is lowered anew.
-    """
-    with contextlib.suppress(ImportError, AttributeError):  # private names of JAX
-        from jax._src.interpreters.pxla import _cached_lowering_to_hlo  # noqa: PLC0415  # it may be gone
-        from jax._src.pjit import _pjit_lower  # noqa: PLC0415  # it may be gone
-
-        _pjit_lower.cache_clear()
-        _cached_lowering_to_hlo.cache_clear()
 
 
 def _trim() -> None:
