@@ -1,20 +1,13 @@
-"""Count the lines of Python folder by folder, and how often the package has each of its concepts.
+"""Count the lines of Python folder by folder, and measure what `tests/test_house.py` holds the package to.
 
-    python scripts/count_lines.py [--places]
-
-The first table has every folder with its lines and the totals with their limits. The second has a row for each concept
-that the house has once ("one concept in one place"), measured in the syntax tree of the package; `--places` lists what
-was counted.
+`python scripts/count_lines.py` prints every folder with its lines, and the totals with their limits.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import csv
 import io
-import re
-import textwrap
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -23,16 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
-from ampcheck.spec.compilers import COMPILERS
-
 T = TypeVar("T", bound=ast.AST)
 ROOT = Path(__file__).parents[1]
 COUNTED = ("ampcheck", "suites", "tests", "bench", "scripts")
 LIMITS = {"all": 100_000, "tests": 28_000}
 LONG = 60
 """Lines of a function that is too long."""
-DEVICE_TYPES = {"cpu", "cuda", "xpu", "mps", "mtia", "maia", "hpu", "privateuseone"}
-CONTAINERS = {"list", "tuple", "dict", "Sequence", "Mapping"}
 
 
 @dataclass(frozen=True)
@@ -65,13 +54,6 @@ class Source:
         """Return the nodes of a kind."""
         return [node for node in ast.walk(self.tree) if isinstance(node, kind)]
 
-    def tables(self) -> Iterator[tuple[ast.AST, str, ast.expr]]:
-        """Yield the assignments to names of the module: the node, the name and the value."""
-        for node in self.tree.body:
-            if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-                yield node, _name(target), node.value
-
 
 Places = Iterator[tuple[ast.AST, str]]
 """Nodes of a file, each with words for it."""
@@ -83,134 +65,11 @@ def sources(*folders: str) -> list[Source]:
     return [Source(path.relative_to(ROOT)) for path in sorted(found)]
 
 
-def _name(node: ast.AST) -> str:
-    """Return the last part of a dotted name, or of what is called."""
-    if isinstance(node, ast.Call):
-        return _name(node.func)
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
-def _texts(source: Source) -> Iterator[tuple[ast.Constant, str]]:
-    """Yield the strings that are used as values, so no docstrings, with their nodes."""
-    docstrings = {id(node.value) for node in source.nodes(ast.Expr)}
-    for node in source.nodes(ast.Constant):
-        if isinstance(node.value, str) and id(node) not in docstrings:
-            yield node, node.value
-
-
-# ---- concepts: each function yields the places of a file that have one
-
-
-def recorders(source: Source) -> Places:
-    """Find classes that see ops by themselves, in text too; those that are made of Recorder use its hooks."""
-    for node in source.nodes(ast.ClassDef):
-        if "TorchDispatchMode" in map(_name, node.bases):
-            yield node, node.name
-    for constant, text in _texts(source):
-        for name in re.findall(r"class (\w+)\(TorchDispatchMode\)", text):
-            yield constant, f"{name} (text)"
-
-
-def closeness(source: Source) -> Places:
-    """Find functions that compare floating values within a tolerance, but for kernels, which are ops that do so."""
-    for function in source.nodes(ast.FunctionDef):
-        if "kernel" not in map(_name, function.decorator_list):
-            for call in ast.walk(function):
-                if re.fullmatch(r"(torch|np|jnp|torch\.testing)\.(allclose|isclose|assert_close)", _called(call)):
-                    yield call, function.name
-
-
-def _called(node: ast.AST) -> str:
-    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-
-
-def tree_walkers(source: Source) -> Places:
-    """Find functions that call themselves on the items of containers to reach tensors."""
-    for function in source.nodes(ast.FunctionDef):
-        calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
-        asks = [ast.unparse(call) for call in calls if _name(call) == "isinstance"]
-        containers = any(CONTAINERS & set(re.findall(r"\w+", text)) for text in asks)
-        if containers and function.name in map(_name, calls) and re.search("Tensor|Array", " ".join(asks)):
-            yield function, function.name
-
-
-def compiler_tables(source: Source) -> Places:
-    """Find tables whose keys or values are names of compilers."""
-    for node, name, value in source.tables():
-        if isinstance(value, ast.Dict):
-            for side in (value.keys, value.values):
-                texts = [each.value for each in side if isinstance(each, ast.Constant)]
-                if len(set(texts) & set(COMPILERS)) >= 3 and len(set(texts) - set(COMPILERS)) < 3:
-                    yield node, name
-
-
-def dtype_tables(source: Source) -> Places:
-    """Find tables from device types to dtypes."""
-    for node, name, value in source.tables():
-        if isinstance(value, ast.Dict):
-            keys = {key.value for key in value.keys if isinstance(key, ast.Constant)}
-            if len(keys & DEVICE_TYPES) >= 3 and re.search("bf16|bfloat16", ast.unparse(value)):
-                yield node, name
-
-
-def child_protocols(source: Source) -> Places:
-    """Find calls that start a process and read what it writes."""
-    for node in source.nodes(ast.Call):
-        if _called(node) in ("subprocess.Popen", "subprocess.run"):
-            read = {"stdout", "capture_output"} & {keyword.arg for keyword in node.keywords}
-            if (read and "sys.executable" in source.text) or _name(node) == "Popen":
-                yield node, ""
-
-
-def who_raised(source: Source) -> Places:
-    """Find functions that look at the frames of a traceback to say whose an error is."""
-    for function in source.nodes(ast.FunctionDef):
-        if {"tb_next", "tb_lasti", "walk_tb", "extract_tb"} & set(map(_name, ast.walk(function))):
-            yield function, function.name
-
-
-def reproductions(source: Source) -> Places:
-    """Find Python that is kept as text: strings of at least three lines which parse, or which have parts of code."""
-    for node, text in _texts(source):
-        if text.count("\n") >= 3 and _is_code(text):
-            yield node, f"{text.count(chr(10))} lines"
-
-
-def _is_code(text: str) -> bool:
-    try:
-        body = ast.parse(textwrap.dedent(text.strip("\n"))).body
-    except SyntaxError:
-        return re.search(r"^[ck |]*(def|class|import|from) \w+", text, re.MULTILINE) is not None
-    code = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign)
-    return any(isinstance(node, code) for node in body)
-
-
-def imports_inside(source: Source) -> Places:
-    """Find imports inside of functions."""
-    for node in {n: None for f in source.nodes(ast.FunctionDef) for n in ast.walk(f)}:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield node, ast.unparse(node)
-
-
 def long_functions(source: Source) -> Places:
     """Find functions of more than `LONG` lines."""
     for function in source.nodes(ast.FunctionDef):
         if (function.end_lineno or function.lineno) - function.lineno >= LONG:
             yield function, function.name
-
-
-CONCEPTS: dict[str, tuple[Callable[[Source], Places], str]] = {
-    "recorders (TorchDispatchMode), in text too": (recorders, "1 with hooks"),
-    "functions that say what is close": (closeness, "1 of named tolerances"),
-    "walkers of a tree of tensors": (tree_walkers, "0: torch.utils._pytree"),
-    "tables of compilers": (compiler_tables, "1"),
-    "tables of default dtypes": (dtype_tables, "1 in spec"),
-    "calls that start and read processes (child protocols)": (child_protocols, "1"),
-    "functions that ask a traceback who raised": (who_raised, "1, by frames"),
-    "texts of Python (reproductions)": (reproductions, "0: the check's source"),
-    "imports inside of functions": (imports_inside, "those for start-up"),
-    f"functions over {LONG} lines": (long_functions, "5"),
-}
 
 
 def places(find: Callable[[Source], Places], files: Iterable[Source]) -> list[str]:
@@ -238,30 +97,15 @@ def classes_twice(files: Iterable[Source]) -> dict[str, list[str]]:
     return {name: where for name, where in sorted(found.items()) if len(where) > 1}
 
 
-def per_thousand(files: Iterable[Source], kind: int, text: str) -> float:
-    """Return how many tokens of a kind a thousand lines have that match a pattern."""
+def any_per_thousand(files: Iterable[Source]) -> float:
+    """Return how often a thousand lines say `Any`."""
     files = list(files)
-    found = sum(t.type == kind and re.match(text, t.string) is not None for file in files for t in file.tokens)
+    found = sum(token.type == tokenize.NAME and token.string == "Any" for file in files for token in file.tokens)
     return 1000 * found / max(1, sum(file.lines for file in files))
 
 
-def any_per_thousand(files: Iterable[Source]) -> float:
-    """Return how often a thousand lines say `Any`."""
-    return per_thousand(files, tokenize.NAME, "Any$")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Print both tables; return 1 where a total is over its limit."""
-    parser = argparse.ArgumentParser(description="Count lines of Python and concepts of the package.")
-    parser.add_argument("--places", action="store_true", help="list what was counted")
-    args = parser.parse_args(arguments)
-    over = print_folders()
-    print_concepts(sources("ampcheck"), listed=args.places)
-    return int(over)
-
-
-def print_folders() -> bool:
-    """Print the lines of each folder and the totals; return whether a total is over its limit."""
+def main() -> int:
+    """Print the lines of each folder and the totals; return 1 where a total is over its limit."""
     lines: Counter[str] = Counter()
     for source in sources(*COUNTED):
         for depth in range(1, min(len(source.path.parts), 3)):
@@ -272,24 +116,7 @@ def print_folders() -> bool:
     for name, total in totals.items():
         over = f", {total - LIMITS[name]} too many" if total > LIMITS[name] else ""
         print(f"{total:7} {name}: at most {LIMITS[name]}{over}")
-    return any(total > LIMITS[name] for name, total in totals.items())
-
-
-def print_concepts(package: list[Source], *, listed: bool) -> None:
-    """Print how often the package has each concept, and if asked where."""
-    found = {concept: (places(find, package), target) for concept, (find, target) in CONCEPTS.items()}
-    found["policy tables"] = policy_tables(), "1 of 732 rows"
-    found["class names twice"] = [f"{n}: {', '.join(where)}" for n, where in classes_twice(package).items()], "0"
-    device = [source for source in package if "jax_device" in source.path.parts]
-    print("\n| concept | now | target |\n|---|---|---|")
-    for concept, (where, target) in found.items():
-        print(f"| {concept} | {len(where)} | {target} |")
-    print(f"| `Any` per 1000 lines | {any_per_thousand(package):.0f} | 15 |")
-    print(f"| `Any` per 1000 lines of jax_device | {any_per_thousand(device):.0f} | 30 |")
-    comments = per_thousand(package, tokenize.COMMENT, r"#(?! *(noqa|type:))")
-    print(f"| comments per 1000 lines | {comments:.0f} | 57 to 133 elsewhere |")
-    for concept, (where, _) in found.items() if listed else ():
-        print(f"\n{concept}", *where, sep="\n  ")
+    return int(any(total > LIMITS[name] for name, total in totals.items()))
 
 
 if __name__ == "__main__":
