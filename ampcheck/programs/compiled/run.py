@@ -8,28 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from hypothesis import assume
 
-from ampcheck.checks.program import written
+from ampcheck.checks.compiled import ProgramOutcome, compare_programs, refusal, run_program, within
+from ampcheck.checks.program import Needed, report, written
 from ampcheck.compilers.kinds import COMPILERS, quiet, source_of_making
 from ampcheck.devices.base import Device
-from ampcheck.errors import one_line
-from ampcheck.observe.closeness import alike, identical
+from ampcheck.observe.closeness import rounding_bound
 from ampcheck.observe.isolation import reset
-from ampcheck.observe.recorder import tensors
-from ampcheck.observe.torch_private import pytree
-from ampcheck.programs.compiled.strategies import FUZZED, CompiledProgram, programs
+from ampcheck.programs.compiled.strategies import FUZZED, CompiledProgram, CompilerPrograms, programs
 from ampcheck.programs.search import Search
-from ampcheck.spec.torch_dtypes import DTYPES, name_of
+from ampcheck.spec.torch_dtypes import DTYPES
 from ampcheck.tools.lint import defined
-from ampcheck.tools.lint.record import state
-from ampcheck.tools.lint.reproduce import CHECK
 
 NIGHTLY = 600
-_Outcome = tuple[list[torch.Tensor], object]
+ROUNDINGS = 4
+"""By how many roundings of the lowest dtype that occurs a compiler that runs other kernels may be off."""
 
 
 class Fuzzer:
@@ -52,19 +50,20 @@ class Fuzzer:
 
     def _difference(self, program: CompiledProgram) -> str | None:
         want = self._run(_defined(program.text), program)
-        assume(not isinstance(want, Exception))  # matrices of two dtypes, and singular ones
-        assert isinstance(want, tuple)
+        assume(want.error is None)  # matrices of two dtypes, and singular ones
         try:
             with self._ambient(program):
                 compiled = self._make(_defined(program.text), self._inputs()).call
         except Exception as error:  # a compiler may raise anything
-            return f"compiling raised {one_line(error)}"
+            return refusal(error, None, "the program")[0]
         for turn in ("first", "second"):
             got = self._run(compiled, program)
-            if isinstance(got, Exception):
-                return f"the {turn} call raised {one_line(got)}; eager mode runs it"
-            if found := self._compared(got, want, program):
-                return f"{found} in the {turn} call"
+            self.compared += len(want.outputs)
+            host = self.device.host
+            pairs = [(host(x), host(y)) for x, y in zip(got.outputs, want.outputs, strict=False)]
+            found = compare_programs(got, want, f"the {turn} call")
+            if found := found or within("result", pairs, partial(_near, program, self.compiler), f"the {turn} call"):
+                return found[0]
         return None
 
     def _inputs(self) -> tuple[torch.Tensor, ...]:
@@ -74,26 +73,8 @@ class Fuzzer:
     def _ambient(self, program: CompiledProgram) -> AbstractContextManager[object]:
         return self.device.autocast(program.ambient) if program.ambient else nullcontext()
 
-    def _run(self, call: Callable[..., Any], program: CompiledProgram) -> _Outcome | Exception:
-        try:
-            with torch.no_grad(), self._ambient(program):
-                outputs = list(tensors(call(*self._inputs())))
-                return outputs, state(self.device.type)
-        except Exception as error:  # a program may raise anything
-            return error
-
-    def _compared(self, got: _Outcome, want: _Outcome, program: CompiledProgram) -> str | None:
-        self.compared += len(want[0])
-        dtypes = [[name_of(x.dtype) for x in run[0]] for run in (got, want)]
-        if dtypes[0] != dtypes[1]:
-            return f"dtypes {dtypes[0]}; expected {dtypes[1]}"
-        if got[1] != want[1]:
-            return f"state {got[1]}; expected {want[1]}"
-        for place, (a, b) in enumerate(zip(got[0], want[0], strict=True)):
-            x, y = self.device.host(a), self.device.host(b)
-            if not (identical(x, y) or (not self.compiler.exact and alike(x, y, _bound(program)))):
-                return f"result {place} is {x.tolist()}; expected {y.tolist()}"
-        return None
+    def _run(self, call: Callable[..., object], program: CompiledProgram) -> ProgramOutcome:
+        return run_program(call, self._inputs, torch.no_grad(), self._ambient(program), self.device.type, False)
 
     def explore(self) -> tuple[str, CompiledProgram] | None:
         """Return the difference on the smallest random program that has one, and that program; None without one."""
@@ -110,13 +91,15 @@ def _defined(text: str) -> Callable[..., Any]:
     return function
 
 
-_LOOSE = 4
+def _near(program: CompiledProgram, compiler: CompilerPrograms, want: torch.Tensor) -> float:
+    """Return how far results of a compiler may be from eager mode's."""
+    return rounding_bound(want, [lowest(program)], 0 if compiler.exact else ROUNDINGS)
 
 
-def _bound(program: CompiledProgram) -> float:
-    """Return some roundings of the lowest dtype that occurs, for another compiler rounds elsewhere."""
+def lowest(program: CompiledProgram) -> torch.dtype:
+    """Return the lowest dtype that occurs in a program."""
     low = program.ambient or "autocast" in program.text or "bfloat16" in program.text
-    return _LOOSE * torch.finfo(torch.bfloat16 if low else torch.float32).eps
+    return torch.bfloat16 if low else torch.float32
 
 
 _RUN = """\
@@ -125,39 +108,30 @@ def inputs():
     return tuple(torch.tensor(x).to({device!r}) for x in values)
 
 def run(call):
-    with torch.no_grad(), {region}:
-        try:
-            out = tree_leaves(call(*inputs()))
-        except Exception as error:
-            out = [error]
-        state = torch.is_autocast_enabled({device!r}), torch.get_autocast_dtype({device!r})
-    return [x for x in out if isinstance(x, (torch.Tensor, Exception))], state
+    return run_program(call, inputs, torch.no_grad(), {region}, {device!r}, False)
 
-def facts(out):
-    return [(x.dtype, x.shape) if isinstance(x, torch.Tensor) else repr(x) for x in out]"""
-_COMPARED = """\
-with {region}:
-    compiled = {made}
+want = run(program)
+try:
+    with {region}:
+        compiled = {made}
+except Exception as error:
+    report("compiling", refusal(error, None, "the program"))
+    raise SystemExit
 for turn in ("first", "second"):
-    (want, after), (got, state) = run(program), run(compiled)
-    check(f"dtypes and shapes that the {{turn}} call gives", facts(got), facts(want))
-    check(f"state after the {{turn}} call", state, after)
-    for place, (x, y) in enumerate(zip(got, want)):
-        if facts([x]) == facts([y]) and isinstance(x, torch.Tensor):
-            right = torch.allclose(x.cpu().double(), y.cpu().double(), {bound}, {bound}, equal_nan=True)
-            print("ok  " if right else "FAIL", f"result {{place}} of the {{turn}} call | got", x, "| expected", y)"""
+    got = run(compiled)
+    pairs = [(x.cpu(), y.cpu()) for x, y in zip(got.outputs, want.outputs)]
+    near = lambda want: rounding_bound(want, [{lowest}], {roundings})
+    found = compare_programs(got, want, f"the {{turn}} call")
+    report(f"the {{turn}} call", found or within("result", pairs, near, f"the {{turn}} call"))"""
 
 
 def text_of(program: CompiledProgram, compiler: str, device: Device) -> str:
     """Return a program in plain torch, eagerly and compiled, which prints what a case prints."""
     how, made = source_of_making(compiler, "program", "inputs()")
     region = f"torch.autocast({device.type!r}, dtype={DTYPES[program.ambient]})" if program.ambient else "nullcontext()"
-    bound = 0.0 if FUZZED[compiler].exact else _bound(program)
-    blocks = [
-        "import torch.nn.functional as F",
-        program.text.rstrip(),
-        CHECK,
-        _RUN.format(device=device.type, region=region),
-        _COMPARED.format(region=region, made=f"{made}.call", bound=bound),
-    ]
-    return written(device, (), [how, nullcontext, pytree.tree_leaves], blocks)
+    roundings = 0 if FUZZED[compiler].exact else ROUNDINGS
+    made = _RUN.format(
+        device=device.type, region=region, made=f"{made}.call", lowest=lowest(program), roundings=roundings
+    )
+    needed: list[Needed] = [how, nullcontext, run_program, compare_programs, refusal, within, rounding_bound, report]
+    return written(device, (), needed, ["import torch.nn.functional as F", program.text.rstrip(), made])
