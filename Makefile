@@ -37,6 +37,7 @@ check: $(TEST)/ready
 # The parts of docs/ that are made of code and data. docs/jax_ops.md takes an hour: python -m scripts.jax_coverage --write docs/jax_ops.md
 docs: $(TEST)/ready
 	$(TEST)/bin/python -m scripts.findings
+	$(TEST)/bin/python -m scripts.api_page
 	$(TEST)/bin/python -m scripts.mistakes
 	$(TEST)/bin/python -m scripts.private_api
 	$(TEST)/bin/python -m scripts.coverage_pages

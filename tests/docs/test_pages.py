@@ -5,9 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
+import ampcheck
+from scripts import api_page
+
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HERE = re.compile(
+    r"^https://(?:github\.com/ampcheck/ampcheck/blob|raw\.githubusercontent\.com/ampcheck/ampcheck)/main/"
+)
 _NAMED = re.compile(r"(?<![\w./-])docs/[\w./-]+\.md\b")
 
 
@@ -32,10 +40,11 @@ def broken(page: Path, text: str) -> list[str]:
     """The links of a page that lead nowhere in the repository."""
     out = []
     for target in _LINK.findall(_FENCE.sub("", text)):
-        name, _, anchor = target.partition("#")
-        if re.match(r"\w+:", target):
+        place, _, anchor = target.partition("#")
+        name = _HERE.sub("", place)  # the page of a package index has the README's text, and no files beside it
+        if re.match(r"\w+:", name):
             continue
-        file = page.parent / name if name else page
+        file = (ROOT if name != place else page.parent) / name if name else page
         there = text if not name else file.read_text(encoding="utf-8") if file.suffix == ".md" and file.exists() else ""
         if not file.exists() or (anchor and anchor not in anchors(there)):
             out.append(target)
@@ -50,7 +59,28 @@ def test_links_lead_somewhere() -> None:
 def test_a_link_that_leads_nowhere_is_found() -> None:
     page = ROOT / "docs" / "using.md"
     text = "# A page\n\n[a](gone.md) [b](using.md#gone) [c](#gone) [d](#a-page) [e](using.md#trace) [f](https://x.org/#y)\n"
-    assert broken(page, text) == ["gone.md", "using.md#gone", "#gone"]
+    away = "https://github.com/ampcheck/ampcheck/blob/main/docs/gone.md"
+    assert broken(page, f"{text}[g]({away})\n") == ["gone.md", "using.md#gone", "#gone", away]
+
+
+def test_the_readme_has_no_relative_links() -> None:
+    links = _LINK.findall(_FENCE.sub("", (ROOT / "README.md").read_text(encoding="utf-8")))
+    assert len(links) > 15
+    assert [target for target in links if not re.match("https://|#", target)] == []
+
+
+def test_the_page_of_what_to_import_is_of_the_docstrings() -> None:
+    assert api_page.PAGE.read_text(encoding="utf-8") == api_page.page(), "python -m scripts.api_page writes it"
+    assert set(api_page.PUBLIC["ampcheck"]) == set(ampcheck.__all__)
+
+
+@pytest.mark.parametrize("name", ["wrong-verdict", "new-backend", "crash"])
+def test_issue_forms_ask_for_versions(name: str) -> None:
+    form = (ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text(encoding="utf-8")
+    assert re.match(r"name: .+\ndescription: .+\nlabels: \[\w+\]\nbody:\n  - type: ", form)
+    ids = re.findall(r"^    id: (\w+)$", form, re.MULTILINE)
+    assert len(ids) == len(set(ids)) == form.count("- type: ") == form.count("      label: ")
+    assert ids[-1] == "versions"
 
 
 def test_files_and_modules_that_pages_name_exist() -> None:

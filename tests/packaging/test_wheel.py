@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import venv
 from dataclasses import dataclass
@@ -62,19 +63,40 @@ class Installed:
         )
 
 
-def build(tmp_path_factory: pytest.TempPathFactory, **env: str) -> Path:
-    """The folder of a wheel built from a copy of the files that git has, so that nothing is left in the checkout."""
-    source, wheels = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheels")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
+    """A copy of the files that git has, so that nothing is left in the checkout, and their names."""
+    source = tmp_path_factory.mktemp("source")
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
     for name in names:
         if name and (ROOT / name).is_file() and not name.startswith("reports/"):
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, source / name)
+    return source, {name for name in names if (source / name).is_file()}
+
+
+def build(tmp_path_factory: pytest.TempPathFactory, **env: str) -> Path:
+    """The folder of a wheel built from a copy."""
+    (source, _), wheels = copied(tmp_path_factory), tmp_path_factory.mktemp("wheels")
     options = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w"]
     command = [sys.executable, "-m", "pip", *options, str(wheels)]
     subprocess.run([*command, str(source)], env={**os.environ, **env}, check=True, capture_output=True, timeout=LIMIT)
     return wheels
+
+
+def test_the_sdist_has_all_but_reports(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tests, docs and what they read: a distribution builds and tests a package from it."""
+    source, names = copied(tmp_path_factory)
+    code = "from setuptools import build_meta; print(build_meta.build_sdist('dist'))"
+    python("-c", code, folder=source)
+    with tarfile.open(next((source / "dist").glob("ampcheck-*.tar.gz"))) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+        information = archive.extractfile(next(name for name in archive.getnames() if name.endswith("/PKG-INFO")))
+        assert information is not None
+        fields = information.read().decode().partition("\n\n")[0]
+    assert sorted(name for name in names - held if not name.startswith((".ci/", ".gitignore"))) == []
+    for field in ("Author: The ampcheck authors", "Project-URL: Issues, https", "Keywords: pytorch,autocast"):
+        assert f"\n{field}" in fields
 
 
 def environment(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
