@@ -16,6 +16,7 @@ from ampcheck.bench.core.model import COMPILERS, ESTIMATED, Group, Rounds, kind_
 from ampcheck.bench.core.peaks import Peaks
 from ampcheck.bench.run import ceilings
 from ampcheck.bench.run.group import FULL, QUICK, RESERVE, Bench, Event, Mode, Task, expect
+from ampcheck.bench.run.outcome import invalid
 from ampcheck.bench.run.runfile import BenchWriter
 from ampcheck.bench.run.summary import summarize
 from ampcheck.bench.run.variants import compilers, select
@@ -64,18 +65,22 @@ class Chosen:
 
 @dataclass(slots=True)
 class BenchOutcome:
-    """The end of a run: its file, its groups, and the keys of those that did not fit into the time."""
+    """The end of a run: its file, its groups, and the keys of those that did not fit into the time.
+
+    `platforms`: by device, e.g. "cpu" or "tpu".
+    """
 
     path: Path
     groups: list[Group] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     interrupted: bool = False
+    platforms: dict[str, str] = field(default_factory=dict)
 
     @property
     def counts(self) -> bool:
-        """Return whether something was measured and everything that was counts."""
-        verdicts = [variant.verdict for group in self.groups for variant in group.variants]
-        return "invalid" not in verdicts and any(verdict != "not measured" for verdict in verdicts)
+        """Return whether something was measured, and everything counts that was, but for known gaps."""
+        measured = any(variant.verdict != "not measured" for group in self.groups for variant in group.variants)
+        return measured and not invalid(self.groups, self.platforms)[0]
 
 
 def choose(options: BenchOptions) -> Chosen:
@@ -142,7 +147,9 @@ def measure(
         if peaks := ceilings.find(device, options.modules, options.threads, spent, most):
             limits[device] = peaks
         starts[device] = max(time.monotonic() - asked - spent, 0.0)
-    header = {**_header(options, chosen, warn), **ceilings.header(limits)}
+    known = registry.known(options.modules)
+    described = {n: known[n].describe() if n in known else {} for n in (*chosen.measured, *chosen.estimated)}
+    header = {**_header(options, warn), "devices": described, "groups": chosen.keys, **ceilings.header(limits)}
     writer = BenchWriter(path or _new_file(options.reports), header)
     expected = expect(chosen.measured, mode, starts, limits) if options.quick else None
     if expected is not None and chosen.measured:
@@ -156,6 +163,7 @@ def measure(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     outcome = BenchOutcome(writer.path)
+    outcome.platforms = {name: about.get("platform", name) for name, about in described.items()}
     bench = Bench(
         chosen.measured,
         mode,
@@ -197,13 +205,11 @@ def _forecast(seconds: float, groups: int, mode: Mode, passed: float) -> str:
     return text
 
 
-def _header(options: BenchOptions, chosen: Chosen, warn: Callable[[str], None]) -> dict[str, object]:
-    """Describe the run, the machine and the devices for the file."""
-    described = registry.known(options.modules)
+def _header(options: BenchOptions, warn: Callable[[str], None]) -> dict[str, object]:
+    """Describe the run and the machine for the file."""
     found = machine.describe()
     if warning := machine.busy(found):
         warn(warning)
-    names = [*chosen.measured, *chosen.estimated]
     return {
         "started": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         "command": ["ampcheck", *sys.argv[1:]],
@@ -212,8 +218,6 @@ def _header(options: BenchOptions, chosen: Chosen, warn: Callable[[str], None]) 
         "versions": versions(),
         "machine": found,
         "identity": machine.identity(found),
-        "devices": {name: described[name].describe() if name in described else {} for name in names},
-        "groups": chosen.keys,
     }
 
 

@@ -32,13 +32,14 @@ def add(commands: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, and print the table.
+    """Measure, and print the table and a summary.
 
-    Returns 0 where everything that was measured counts, 1 where something does not or nothing was measured, 130 after
-    Ctrl-C. Raises UsageError where an option names something unknown, or a file cannot be written.
+    Returns 0 where everything that was measured counts, but for known gaps, 1 where something does not or nothing was
+    measured, 130 after Ctrl-C. Raises UsageError where an option names something unknown, or a file cannot be written.
     """
     from ampcheck.bench import session  # noqa: PLC0415  # imports torch
     from ampcheck.bench.core.table import table  # noqa: PLC0415  # imports torch
+    from ampcheck.bench.run.outcome import summary  # noqa: PLC0415  # imports torch
 
     options = session.BenchOptions(
         devices=args.device,
@@ -65,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
             f"left out, as --{mode.name} ends within {mode.budget:.0f} s: {', '.join(outcome.left_out)}; "
             "--filter chooses others, and a run without --quick has the time for all"
         )
+    if shown:
+        print(f"\n{summary(shown, outcome.platforms)}")
     print(f"benchmark file: {outcome.path}")
     if outcome.interrupted:
         return 130
