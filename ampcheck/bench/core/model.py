@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import torch
 from msgspec import Meta
@@ -111,6 +111,16 @@ class Workload:
     heavy: bool = False
     fp16_on_cpu: bool = True
     """False where float16 on a CPU takes minutes: torch has no fast kernels for it there."""
+
+
+class WorkloadOptions(TypedDict, total=False):
+    """The fields of a workload that a family's file passes on."""
+
+    base: str
+    size: int
+    quick: bool
+    heavy: bool
+    fp16_on_cpu: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch.nn import functional as F
 
-from ampcheck.bench.core.model import OpWorkload, Spec, Workload
+from ampcheck.bench.core.model import OpWorkload, Spec, Workload, WorkloadOptions
 
 
 def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-def _sdpa(name: str, shape: tuple[int, int, int, int], kind: str = "", **rest: Any) -> OpWorkload:
+def _sdpa(name: str, shape: tuple[int, int, int, int], kind: str = "", **rest: Unpack[WorkloadOptions]) -> OpWorkload:
     """Attention of a shape (batch, heads, length, width of a head).
 
     A causal call needs the pairs on and below the diagonal only and is charged for those, so that a kernel which

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Unpack
 
 import torch
 from torch.nn import functional as F
 
-from ampcheck.bench.core.model import OpWorkload, Spec, Workload
+from ampcheck.bench.core.model import OpWorkload, Spec, Workload, WorkloadOptions
 
 Shape = tuple[int, ...]
 
@@ -22,10 +23,10 @@ def _conv(
     stride: int = 1,
     padding: int = 1,
     channels_last: bool = False,
-    quick: bool = False,
-    heavy: bool = False,
+    **more: Unpack[WorkloadOptions],
 ) -> OpWorkload:
     """Make a convolution without bias; transposed where the function is."""
+    more["fp16_on_cpu"] = False
     inputs = (Spec(x, channels_last=channels_last), Spec(weight, channels_last=channels_last))
     return OpWorkload(
         name=name,
@@ -34,9 +35,7 @@ def _conv(
         inputs=inputs,
         call=partial(function, stride=stride, padding=padding),
         samples=x[0],
-        quick=quick,
-        heavy=heavy,
-        fp16_on_cpu=False,
+        **more,
     )
 
 

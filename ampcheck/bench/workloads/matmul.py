@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import nn
 
-from ampcheck.bench.core.model import OpWorkload, Spec, Workload
+from ampcheck.bench.core.model import OpWorkload, Spec, Workload, WorkloadOptions
 
 FP16_ON_CPU = 128
 """The largest matrix that torch multiplies in float16 on a CPU within reason."""
@@ -17,22 +17,24 @@ QUICK = (64, 512, 1024)
 HEAVY = (4096, 8192)
 
 
-def _product(name: str, call: Callable[..., torch.Tensor], *shapes: tuple[int, ...], **more: Any) -> OpWorkload:
+def _product(
+    name: str, call: Callable[..., torch.Tensor], *shapes: tuple[int, ...], **more: Unpack[WorkloadOptions]
+) -> OpWorkload:
     """Make a product of square matrices of these shapes; the output has the last one."""
+    more["fp16_on_cpu"] = shapes[-1][-1] <= FP16_ON_CPU
     return OpWorkload(
         name=name,
         family="matmul",
         policy="downcast",
         inputs=tuple(map(Spec, shapes)),
         call=call,
-        fp16_on_cpu=shapes[-1][-1] <= FP16_ON_CPU,
         **more,
     )
 
 
 def _mm(size: int) -> OpWorkload:
-    more = {"base": "mm", "size": size, "quick": size in QUICK, "heavy": size in HEAVY}
-    return _product(f"mm-{size}", torch.mm, (size, size), (size, size), **more)
+    quick, heavy, shape = size in QUICK, size in HEAVY, (size, size)
+    return _product(f"mm-{size}", torch.mm, shape, shape, base="mm", size=size, quick=quick, heavy=heavy)
 
 
 def _call(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -40,20 +42,17 @@ def _call(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _linear(name: str, tokens: int, width: int, *, quick: bool = False, heavy: bool = False) -> OpWorkload:
+def _linear(name: str, tokens: int, width: int, **more: Unpack[WorkloadOptions]) -> OpWorkload:
+    more |= {"base": "linear", "size": width, "fp16_on_cpu": width <= FP16_ON_CPU}
     return OpWorkload(
         name=name,
         family="matmul",
         policy="downcast",
-        base="linear",
-        size=width,
         inputs=(Spec((tokens, width)),),
         module=lambda: nn.Linear(width, width),
         call=_call,
         samples=tokens,
-        quick=quick,
-        heavy=heavy,
-        fp16_on_cpu=width <= FP16_ON_CPU,
+        **more,
     )
 
 

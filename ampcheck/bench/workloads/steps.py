@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ampcheck.bench.core.model import Spec, StepWorkload, Workload
+from ampcheck.bench.core.model import Spec, StepWorkload, Workload, WorkloadOptions
 
 
 def _mlp(width: int, depth: int) -> nn.Module:
@@ -74,24 +74,29 @@ def _step(
     model: Callable[[], nn.Module],
     *inputs: Spec,
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = F.mse_loss,
-    **more: Any,
+    **more: Unpack[WorkloadOptions],
 ) -> StepWorkload:
-    common = {"fp16_on_cpu": False, "samples": inputs[0].shape[0], **more}
-    return StepWorkload(name=name, family="steps", policy="mixed", model=model, inputs=inputs, loss=loss, **common)
+    more.setdefault("fp16_on_cpu", False)
+    samples = inputs[0].shape[0]
+    return StepWorkload(
+        name=name, family="steps", policy="mixed", model=model, inputs=inputs, loss=loss, samples=samples, **more
+    )
 
 
-def _mlp_step(name: str, batch: int, width: int, depth: int, **more: Any) -> StepWorkload:
+def _mlp_step(name: str, batch: int, width: int, depth: int, **more: Unpack[WorkloadOptions]) -> StepWorkload:
     data = Spec((batch, width))
     return _step(name, lambda: _mlp(width, depth), data, data, **more)
 
 
-def _transformer_step(name: str, batch: int, length: int, width: int, heads: int, **more: Any) -> StepWorkload:
+def _transformer_step(
+    name: str, batch: int, length: int, width: int, heads: int, **more: Unpack[WorkloadOptions]
+) -> StepWorkload:
     data = Spec((batch, length, width))
     return _step(name, lambda: TransformerBlock(width, heads), data, data, **more)
 
 
 def _resnet_step(
-    name: str, batch: int, channels: int, side: int, *, channels_last: bool = False, **more: Any
+    name: str, batch: int, channels: int, side: int, *, channels_last: bool = False, **more: Unpack[WorkloadOptions]
 ) -> StepWorkload:
     data = Spec((batch, channels, side, side), channels_last=channels_last)
     form = torch.channels_last if channels_last else torch.contiguous_format
