@@ -359,6 +359,16 @@ def tensors_alone(own: Any, value: Any, device_type: str, dtype: torch.dtype) ->
     return {name: of_one(x) for name, x in value.items()} if isinstance(value, dict) else tuple(map(of_one, value))
 
 
+def named_tuples_too(own: Any, value: Any, *how: Any) -> Any:
+    """Make a named tuple again of its fields, which mends the known deviation."""
+    return type(value)(*(own(item, *how) for item in value)) if hasattr(value, "_fields") else own(value, *how)
+
+
+def refused(own: Any, op: Any, *args: Any, **options: Any) -> None:
+    """Refuse an op of a library, which mends the known deviations of ops that autocast cannot call as they are."""
+    raise RuntimeError(f"{op} cannot be autocast")
+
+
 def registered_for_all(own: Any, self: Any, device_type: str, cast_inputs: torch.dtype) -> None:
     for name in ("cpu", "xpu"):
         own(self, name, cast_inputs)
@@ -629,7 +639,9 @@ MUTANTS = (
     *mutants("autograd/customfn", CUSTOM),
     *mutants("autograd/customfn", CUSTOM_ON_JAX_TOO, (CPU, JAX)),
     *mutants("eager/eligibility", {"library-op-not-registered": wrap(torch.library, register_autocast=returns(None))}),
+    *mutants("eager/eligibility", {"library-op-refused": wrap(torch.library, register_autocast=refused)}),
     *mutants("autograd/eligibility", {"containers-not-cast": wrap(torch.amp.autocast_mode, _cast=tensors_alone)}),
+    *mutants("autograd/eligibility", {"named-tuples-cast": wrap(torch.amp.autocast_mode, _cast=named_tuples_too)}),
     *mutants(
         "eager/eligibility",
         {"no-custom-ops-elsewhere": wrap(torch.library, register_autocast=registered_for_two)},

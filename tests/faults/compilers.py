@@ -35,8 +35,8 @@ from ampcheck.tools.lint import cases, compare
 from ampcheck.tools.lint.rules import RULES
 from tests.faults.gradients import changed, doubled
 from tests.faults.kernels import Body, Call, as_given, in_low, kernel
-from tests.faults.mutant import CUDA, JAX, Inject, both, giving, mutants, on_error, put, wrap
-from tests.faults.regions import CACHE, DTYPE, INCREMENT, IS, SET, SET_CACHE, SET_DTYPE
+from tests.faults.mutant import CUDA, JAX, Inject, both, fresh, giving, mutants, on_error, put, wrap
+from tests.faults.regions import CACHE, DTYPE, INCREMENT, IS, SET, SET_CACHE, SET_DTYPE, with_a_stack
 
 Function = Callable[..., Any]
 Make = Callable[[Function, Function], Function]
@@ -289,7 +289,13 @@ NESTING = {
     "jit-inner-region-dropped": entering(unless_inside_another),
     "jit-disabled-region-on": entering(always_on),
 }
-DECORATOR = {"jit-decorator-lost": handed_out(lambda _, function: _COMPILE(inspect.unwrap(function), backend="eager"))}
+DECORATOR = {
+    "jit-decorator-lost": handed_out(lambda _, function: _COMPILE(inspect.unwrap(function), backend="eager")),
+    # Mends the known deviations.
+    "jit-not-compiled": both(
+        fresh(with_a_stack), put(torch, compile=lambda function=None, **options: function or (lambda plain: plain))
+    ),
+}
 EXCEPTIONS = {
     "jit-state-left-by-exception": handed_out(failing(leave_on)),
     "jit-exception-in-other-words": handed_out(calling(other_words)),
