@@ -170,40 +170,15 @@ _SLOW = ("inductor", "packaged")
 _AROUND = ("script", "traced", "dynamo", "aot", "inductor", "export", "decomposed", "jaxcompile", "jaxjit")
 
 _COMMON = {
-    "mm",
-    "linear",
-    "conv2d",
-    "scaled_dot_product_attention",
-    "mse_loss",
-    "exp",
-    "layer_norm",
-    "avg_pool3d",
-    "softmax.int",
-    "sum.dim_IntList",
-    "norm.Scalar",
-    "norm.ScalarOpt_dim",
-    "cat",
-    "stack",
-    "addcmul",
-    "atan2",
-    "index_copy",
-    "binary_cross_entropy",
-    "relu",
-    "add.Tensor",
-    "batch_norm",
+    *("mm", "linear", "conv2d", "scaled_dot_product_attention", "mse_loss", "exp", "layer_norm", "avg_pool3d"),
+    *("softmax.int", "sum.dim_IntList", "norm.Scalar", "norm.ScalarOpt_dim", "cat", "stack", "addcmul"),
+    *("atan2", "index_copy", "binary_cross_entropy", "relu", "add.Tensor", "batch_norm"),
 }
 """These and all with a policy go through the quick compilers in every run, where a device has values and compiles no op
 by itself, and in a nightly run through every compiler on every device."""
 _EVERYWHERE = (
-    "mm",
-    "mse_loss",
-    "exp",
-    "softmax.int",
-    "norm.Scalar",
-    "addcmul",
-    "cat",
-    "binary_cross_entropy",
-    "add.Tensor",
+    *("mm", "mse_loss", "exp", "softmax.int", "norm.Scalar", "addcmul", "cat"),
+    *("binary_cross_entropy", "add.Tensor"),
 )
 """Those that every run sends through every compiler on every device."""
 _QUICK = ("script", "traced", "dynamo", "export")

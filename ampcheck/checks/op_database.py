@@ -36,14 +36,8 @@ SAMPLES = 3
 """How many of an op's samples a case runs: the first ones, which take the arguments in different ways."""
 
 UNINITIALISED = (
-    "empty",
-    "empty_like",
-    "empty_permuted",
-    "empty_strided",
-    "new_empty",
-    "new_empty_strided",
-    "resize_",
-    "resize_as_",
+    *("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
+    *("resize_", "resize_as_"),
 )
 """Ops whose outputs hold whatever the memory held, so that only dtypes and shapes are compared."""
 

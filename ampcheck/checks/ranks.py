@@ -24,15 +24,10 @@ T = TypeVar("T")
 SECONDS = 90
 """How long two ranks may take. Both are ended then, before the case's own time is over."""
 IMPORTED = (
-    "torch._dynamo",
-    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
-    "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook",
-    "torch.distributed.checkpoint",
-    "torch.distributed.device_mesh",
-    "torch.distributed.fsdp",
-    "torch.distributed.fsdp.sharded_grad_scaler",
-    "torch.distributed.optim",
-    "torch.distributed.tensor.parallel",
+    *("torch._dynamo", "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"),
+    *("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook", "torch.distributed.checkpoint"),
+    *("torch.distributed.device_mesh", "torch.distributed.fsdp", "torch.distributed.fsdp.sharded_grad_scaler"),
+    *("torch.distributed.optim", "torch.distributed.tensor.parallel"),
 )
 """What the ranks use. It is imported before they start, since each would import it anew."""
 _FORKED = "Unable to handle autograd's threading in combination with fork-based multiprocessing"

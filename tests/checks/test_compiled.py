@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from ampcheck.checks import compiled
 from ampcheck.checks.cases import compiled_cases, compilers
@@ -99,14 +98,6 @@ compiled = torch.compile(lambda x: x + torch.is_autocast_enabled("cpu"), backend
 assert compiled(torch.ones(1)) == 1
 """
     python("-W", "ignore", "-c", program)
-
-
-def test_differences_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(function: object, inputs: object, **_: object) -> kinds.Compiled:
-        return kinds.Compiled(lambda a, b: torch.mm(a, b.float()))
-
-    monkeypatch.setitem(kinds.COMPILERS, "dynamo", kinds.Compiler(wrong))
-    assert CHECK.run(MM, CPU) == ["output 0 of dynamo: aten::mm is fp32; expected bf16"]
 
 
 def test_what_is_not_compiled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,12 +30,6 @@ def _reaches(op: str, number: int, given: str = "wide") -> set[str]:
     return {overload for _, overload in entered} & CPU.policies().keys()
 
 
-@pytest.mark.skipif(not OWN, reason="the list is of torch 2.13")
-@pytest.mark.parametrize("op", OPS)
-def test_an_op_of_the_list_reaches_a_kernel_with_a_policy(op: str) -> None:
-    assert _reaches(op, OPS[op])
-
-
 def test_an_op_that_is_made_of_none_reaches_no_kernel() -> None:
     assert _reaches("sin", 0) == set()
     assert _reaches("mm", 0) == {"mm"}

@@ -14,15 +14,8 @@ from tests.cli_support import python
 
 PACKAGE = private_api.PACKAGE
 OTHERS = {
-    "_replace",
-    "_getframe",
-    "_SubParsersAction",
-    "_fixtureinfo",
-    "_rootpath",
-    "_exit",
-    "_do_configure",  # of pytest, for a session that collects and runs no case by itself
-    "_elem",
-    "_get_op_or_decomp",
+    *("_replace", "_getframe", "_SubParsersAction", "_fixtureinfo", "_rootpath", "_exit", "_do_configure"),
+    *("_elem", "_get_op_or_decomp"),
 }
 """Private names of namedtuple, sys, argparse, pytest, os and torchax that the package uses."""
 PRINTED = {"checks/amp.py", "programs/regions/plain.py"}

@@ -131,20 +131,10 @@ def composite(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
     d = torch.einsum("ij,jk->ik", [a, b])
     with torch.autocast("cpu"):
         e = torch.einsum("ij,jk->ik", [a, b])
+        q = a.unsqueeze(1)
+        weight = torch.cat([a, b, c])
         f = torch.nn.functional.multi_head_attention_forward(
-            a.unsqueeze(1),
-            a.unsqueeze(1),
-            a.unsqueeze(1),
-            4,
-            1,
-            torch.cat([a, b, c]),
-            None,
-            None,
-            None,
-            False,
-            0.0,
-            b,
-            None,
+            q, q, q, 4, 1, weight, None, None, None, False, 0.0, b, None
         )[0]
     g = torch.einsum("ij,jk->ik", [a, b])
     return [d, e, f, g]
@@ -224,24 +214,18 @@ def leaves_torchscript(a: Tensor, b: Tensor) -> list[Tensor]:
 
 
 PROGRAMS = (
-    one_region,
-    nested,
-    flag,
-    dtype_at_run_time,
-    device_at_run_time,
-    several,
-    bound,
-    chosen_at_run_time,
-    loops,
-    early_return,
-    left_in_a_loop,
-    asks,
-    composite,
-    ineligible,
-    upcasts,
-    biases,
-    calls,
-    forks,
-    no_region,
+    *(
+        one_region,
+        nested,
+        flag,
+        dtype_at_run_time,
+        device_at_run_time,
+        several,
+        bound,
+        chosen_at_run_time,
+        loops,
+        early_return,
+    ),
+    *(left_in_a_loop, asks, composite, ineligible, upcasts, biases, calls, forks, no_region),
 )
 """Every program."""
