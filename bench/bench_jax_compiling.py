@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("jax")
 
-from bench.bench_jax_eager import measured
+from bench.conftest import measured
 
 # The first calls of 64 kinds of ops in a new process. PyTorch loads Dynamo at the first op of any, which is apart.
 KINDS = """
@@ -64,15 +64,6 @@ before, count = resident(), len(program.program_cache)
 some(range(5, 29))
 print(json.dumps((resident() - before) / (len(program.program_cache) - count)))
 """
-
-
-@pytest.fixture
-def show(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    def write(text: str) -> None:
-        with capsys.disabled():
-            print(f"\n  {text}", end="")
-
-    return write
 
 
 def test_first_calls(tmp_path: Path, show: Callable[[str], None]) -> None:

@@ -8,18 +8,15 @@ both. Only ratios are asserted; absolute figures depend on the machine and are p
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from bench.conftest import measured
+
 pytest.importorskip("jax")
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 OPS = ("add", "mm", "relu")
 
 # One process: the op's cost in units of a JAX op on the same arrays, median of interleaved pairs.
@@ -141,46 +138,30 @@ print(json.dumps({"compiled": compiled[0], "kinds": len(kinds.seen), "times": ti
 """
 
 
-def measured(source: str, **environment: str) -> Any:
-    """Return what a fresh process prints as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-c", source], env={**ENVIRONMENT, **environment}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def test_small_ops_cost_at_most_five_of_jax_and_less_than_half_of_torchax(capsys: pytest.CaptureFixture[str]) -> None:
+def test_small_ops_cost_at_most_five_of_jax_and_less_than_half_of_torchax(show: Callable[[str], None]) -> None:
     ours, theirs = measured(PRELUDE + OURS), measured(PRELUDE + TORCHAX)
-    with capsys.disabled():
-        for name in OPS:
-            (mine, us), (other, them) = ours[name], theirs[name]
-            print(
-                f"\n{name}: {us * 1e6:.1f} us, {mine:.2f} of JAX's own; torchax {them * 1e6:.1f} us, {other:.2f}; "
-                f"ours is {mine / other:.2f} of torchax's",
-                end="",
-            )
+    for name in OPS:
+        (mine, us), (other, them) = ours[name], theirs[name]
+        show(f"{name}: {us * 1e6:.1f} us, {mine:.2f} of JAX's own; torchax {them * 1e6:.1f} us, {other:.2f}")
+        show(f"ours is {mine / other:.2f} of torchax's")
     assert max(ours[name][0] for name in OPS) <= 5
     assert max(ours[name][0] / theirs[name][0] for name in OPS) <= 0.4
 
 
-def test_a_policy_that_casts_nothing_costs_little(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_policy_that_casts_nothing_costs_little(show: Callable[[str], None]) -> None:
     found = measured(PRELUDE + POLICY)
-    with capsys.disabled():
-        for size, (share, absolute) in found.items():
-            print(f"\nmm of {size}: {absolute * 1e6:.1f} us in a region, {share:.3f} of outside", end="")
+    for size, (share, absolute) in found.items():
+        show(f"mm of {size}: {absolute * 1e6:.1f} us in a region, {share:.3f} of outside")
     assert found["256"][0] <= 1.04
     assert found["512"][0] <= 1.04
 
 
-def test_compiles_are_few_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compiles_are_few_and_kept(tmp_path: Path, show: Callable[[str], None]) -> None:
     kinds = measured(TRAINING, KINDS="1")
     share = kinds["compiled"] / kinds["kinds"]
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
-    runs = [measured(TRAINING, **cache) for _ in range(2)]
+    runs = [measured(TRAINING, JAX_COMPILATION_CACHE_DIR=str(tmp_path)) for _ in range(2)]
     first, second = ((t := run["times"])[0] + t[1] - 2 * min(t) for run in runs)
-    with capsys.disabled():
-        print(f"\n{kinds['compiled']} compiles for {kinds['kinds']} kinds of calls: {share:.2f} each", end="")
-        print(f"\nfirst calls: {first:.2f} s, with the kept programs {second:.2f} s: {second / first:.2f}", end="")
+    show(f"{kinds['compiled']} compiles for {kinds['kinds']} kinds of calls: {share:.2f} each")
+    show(f"first calls: {first:.2f} s, with the kept programs {second:.2f} s: {second / first:.2f}")
     assert share <= 1.2
     assert second / first <= 0.5

@@ -11,26 +11,26 @@ other processes do to the caches hits bfloat16 more, and never makes a call fast
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from bench.conftest import measured
+
 pytest.importorskip("jax")
 
 CPU = Path("/proc/cpuinfo")
-ROOT = Path(__file__).parent.parent
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "JAX_PLATFORMS": "cpu"}
 
-PRODUCT = """
-import json, statistics, time
+PRELUDE = """
+import json, os, statistics, time
+os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 import torch
 import ampcheck.jax_device as device
 from bench.bench_jax_step import seconds
+"""
 
+PRODUCT = """
 def variant(enabled):
     @device.jit
     def product(x, y):
@@ -42,15 +42,9 @@ torch.manual_seed(0)
 x, y = torch.randn(1024, 1024, device="jax"), torch.randn(1024, 1024, device="jax")
 low, full = variant(True), variant(False)
 assert str(low().dtype) == "bfloat16" and str(full().dtype) == "float32"
-pairs = [[seconds(call, clock=time.process_time) for call in (low, full)] for _ in range(61)]
-print(json.dumps([statistics.quantiles(times)[0] for times in zip(*pairs)]))
 """
 
 STEP = """
-import json, statistics, time
-import torch
-import ampcheck.jax_device as device
-from bench.bench_jax_step import seconds
 from bench.jax_steps import layers, step_of
 
 def variant(enabled):
@@ -61,21 +55,14 @@ low, full = variant(True), variant(False)
 x, y = torch.randn(256, 512, device="jax"), torch.randn(256, 512, device="jax")
 losses = float(low()), float(full())
 assert losses[0] != losses[1] and abs(losses[0] - losses[1]) < 1e-3 * losses[1], losses
-pairs = [[seconds(call, clock=time.process_time) for call in (low, full)] for _ in range(61)]
-print(json.dumps([statistics.quantiles(times)[0] for times in zip(*pairs)]))
 """
 
 
-def measured(source: str) -> tuple[float, float]:
-    """Return autocast's CPU seconds and float32's, the lower quartile each, from a separate process on one core."""
-    env = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
-    pinned = f"import os; os.sched_setaffinity(0, {{max(os.sched_getaffinity(0))}})\n{source}"
-    done = subprocess.run(
-        [sys.executable, "-c", pinned], cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=170
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    low, full = json.loads(done.stdout.strip().splitlines()[-1])
-    return low, full
+# Autocast's CPU seconds and float32's, the lower quartile each.
+TIMED = """
+pairs = [[seconds(call, clock=time.process_time) for call in (low, full)] for _ in range(61)]
+print(json.dumps([statistics.quantiles(times)[0] for times in zip(*pairs)]))
+"""
 
 
 @pytest.mark.skipif(
@@ -83,8 +70,7 @@ def measured(source: str) -> tuple[float, float]:
     reason="this processor does not multiply bfloat16",
 )
 @pytest.mark.parametrize(("name", "source", "least"), [("mm 1024", PRODUCT, 1.7), ("mlp step", STEP, 1.05)])
-def test_autocast_pays(name: str, source: str, least: float, capsys: pytest.CaptureFixture[str]) -> None:
-    low, full = measured(source)
-    with capsys.disabled():
-        print(f"\n{name}: {low * 1e3:.2f} ms under autocast, {full / low:.2f} times the speed of float32", end="")
+def test_autocast_pays(name: str, source: str, least: float, show: Callable[[str], None]) -> None:
+    low, full = measured(PRELUDE + source + TIMED, JAX_PLATFORMS="cpu")
+    show(f"{name}: {low * 1e3:.2f} ms under autocast, {full / low:.2f} times the speed of float32")
     assert full / low >= least

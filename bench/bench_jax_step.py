@@ -40,22 +40,18 @@ def interleaved(
 
 
 @pytest.mark.parametrize("name", ["mlp", "block", "resnet", "lstm"])
-def test_a_step_is_as_fast_as_its_reference(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_is_as_fast_as_its_reference(name: str, show: Callable[[str], None]) -> None:
     from bench.jax_steps import STEPS  # noqa: PLC0415  # no other bench makes the device
 
     ours, theirs, _ = STEPS[name]()
     losses = [(float(ours()), float(theirs())) for _ in range(5)]
     speed, absolute = interleaved(ours, theirs, 101)
-    with capsys.disabled():
-        print(
-            f"\n{name}: {absolute * 1e3:.2f} ms a step, {speed:.3f} of the reference's speed; losses {losses[0]}",
-            end="",
-        )
+    show(f"{name}: {absolute * 1e3:.2f} ms a step, {speed:.3f} of the reference's speed; losses {losses[0]}")
     assert all(abs(a - b) <= 2e-2 * abs(b) for a, b in losses), losses
     assert speed >= 0.98
 
 
-def test_a_tiny_call_costs_half_again_as_much_as_jax(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tiny_call_costs_half_again_as_much_as_jax(show: Callable[[str], None]) -> None:
     import jax  # noqa: PLC0415  # no other bench makes the device
     import jax.numpy as jnp  # noqa: PLC0415  # no other bench makes the device
     import torch  # noqa: PLC0415  # no other bench makes the device
@@ -66,6 +62,5 @@ def test_a_tiny_call_costs_half_again_as_much_as_jax(capsys: pytest.CaptureFixtu
     ours, theirs = device.jit(lambda x, y: x + y), jax.jit(lambda x, y: x + y)
     ours(x, x), theirs(a, a)
     speed, absolute = interleaved(lambda: ours(x, x), lambda: theirs(a, a), 101, 200)
-    with capsys.disabled():
-        print(f"\na jitted sum: {absolute * 1e6:.1f} us, {1 / speed:.2f} of JAX's", end="")
+    show(f"a jitted sum: {absolute * 1e6:.1f} us, {1 / speed:.2f} of JAX's")
     assert 1 / speed <= 1.6

@@ -14,13 +14,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from bench.conftest import ROOT
+
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 # PyTorch's CPU lists through PyTorch's own checker, in both lower precisions, as test/test_autocast.py runs them. The
@@ -119,16 +120,6 @@ def _collect(*arguments: str) -> tuple[float, int]:
     """Collect; returns the seconds and how many cases there were."""
     seconds, output = _pytest("--collect-only", *arguments)
     return seconds, sum("::" in line for line in output.splitlines())
-
-
-@pytest.fixture
-def show(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[str], None]]:
-    def write(text: str) -> None:
-        with capsys.disabled():
-            print(f"\n  {text}", end="")
-
-    yield write
-    write("\n")
 
 
 def test_cases_a_second(benchmark: Any, tmp_path: Path, show: Callable[[str], None]) -> None:

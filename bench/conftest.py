@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +16,7 @@ import torch
 from ampcheck.bench.core import machine
 from ampcheck.bench.run.group import environment
 
+ROOT = Path(__file__).parent.parent
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
 os.environ.update(environment(THREADS))
 torch.set_num_threads(THREADS)
@@ -19,3 +25,23 @@ torch.set_num_threads(THREADS)
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
     """Add what decides a figure: processor, instruction sets, threads, precision settings, load."""
     machine_info["ampcheck"] = machine.describe()
+
+
+def measured(source: str, **more: str) -> Any:
+    """Return what a fresh process with one thread prints last, as JSON. `more`: of its environment."""
+    env = {**environment(1), "PYTHONPATH": str(ROOT), **more}
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+@pytest.fixture
+def show(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+    """Return a function that writes a line of figures, also where pytest keeps what is printed."""
+
+    def write(text: str) -> None:
+        with capsys.disabled():
+            print(f"\n  {text}", end="")
+
+    return write

@@ -134,9 +134,9 @@ def block(p: Parameters, buffers: Parameters, x: jax.Array, heads: int) -> tuple
 
 def resnet(p: Parameters, buffers: Parameters, x: jax.Array) -> tuple[jax.Array, Parameters]:
     """Run two convolutions with batch norm, and the input added."""
-    out, first = batch_norm(p, buffers, "norm1", convolution(x.astype(LOW), p["conv1.weight"].astype(LOW)))
+    out, first = batch_norm(p, buffers, "bn1", convolution(x.astype(LOW), p["conv1.weight"].astype(LOW)))
     out = convolution(jax.nn.relu(out), p["conv2.weight"].astype(LOW))
-    out, second = batch_norm(p, buffers, "norm2", out)
+    out, second = batch_norm(p, buffers, "bn2", out)
     return jax.nn.relu(out.astype(jnp.float32) + x), {**first, **second}
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import ampcheck.jax_device as device
+from ampcheck.bench.workloads.steps import ResidualBlock, multilayer
 from bench import jax_reference as reference
 
 RATE = 1e-3
@@ -38,20 +39,6 @@ class Block(nn.Module):
         scores = torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(w // self.heads), -1)
         x = x + self.out((scores @ v).transpose(1, 2).reshape(b, t, w))
         return x + self.down(torch.relu(self.up(self.norm2(x))))
-
-
-class Residual(nn.Module):
-    """A ResNet block: two 3 x 3 convolutions with batch norm, and the input added."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.norm1, self.norm2 = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        inner = torch.relu(self.norm1(self.conv1(x)))
-        return torch.relu(self.norm2(self.conv2(inner)) + x)
 
 
 class Tagger(nn.Module):
@@ -124,10 +111,7 @@ def _data(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
 def layers(width: int = 512, depth: int = 4) -> nn.Module:
     """Return a multilayer perceptron of `depth` layers of `width`, ReLU between them."""
     torch.manual_seed(0)
-    made: list[nn.Module] = []
-    for i in range(depth):
-        made += [nn.Linear(width, width)] + ([nn.ReLU()] if i < depth - 1 else [])
-    return nn.Sequential(*made).to("jax")
+    return multilayer(width, depth).to("jax")
 
 
 def mlp(width: int = 512, depth: int = 4, batch: int = 256) -> tuple[Step, Step, Any]:
@@ -146,7 +130,7 @@ def block(width: int = 256, heads: int = 4, batch: int = 8, length: int = 64) ->
 def resnet(channels: int = 64, batch: int = 4, side: int = 28) -> tuple[Step, Step, Any]:
     """Return steps of a ResNet block with batch norm."""
     torch.manual_seed(0)
-    return _pair(Residual(channels).to("jax"), reference.resnet, *_data(batch, channels, side, side))
+    return _pair(ResidualBlock(channels).to("jax"), reference.resnet, *_data(batch, channels, side, side))
 
 
 def lstm(width: int = 256, hidden: int = 256, batch: int = 32, length: int = 32) -> tuple[Step, Step, Any]:

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from ampcheck.bench.core.model import Spec, StepWorkload, Workload, WorkloadOptions
 
 
-def _mlp(width: int, depth: int) -> nn.Module:
-    """`depth` layers of a width, ReLU between them."""
+def multilayer(width: int, depth: int) -> nn.Module:
+    """Return `depth` layers of a width, ReLU between them."""
     layers: list[nn.Module] = []
     for _ in range(depth):
         layers += [nn.Linear(width, width), nn.ReLU()]
@@ -85,7 +85,7 @@ def _step(
 
 def _mlp_step(name: str, batch: int, width: int, depth: int, **more: Unpack[WorkloadOptions]) -> StepWorkload:
     data = Spec((batch, width))
-    return _step(name, lambda: _mlp(width, depth), data, data, **more)
+    return _step(name, lambda: multilayer(width, depth), data, data, **more)
 
 
 def _transformer_step(
