@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampcheck.cli.common import add_compiler, add_device_module
-from ampcheck.errors import UsageError
 
 if TYPE_CHECKING:
     from ampcheck.cli.common import Subparsers
@@ -70,10 +69,10 @@ def export(args: argparse.Namespace) -> int:
 def advise(args: argparse.Namespace) -> int:
     """Print the advice, and write the files. Raises UsageError where the step cannot be loaded or run."""
     from ampcheck.bench.advise import advice  # noqa: PLC0415  # imports torch
+    from ampcheck.tools import user_program  # noqa: PLC0415  # imports torch
 
     for path in (args.trace, args.json):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise UsageError(f"{path} cannot be written: its folder does not exist")
+        user_program.check_writable(path)
     found = advice.advise(
         args.step,
         args.device,
@@ -85,7 +84,7 @@ def advise(args: argparse.Namespace) -> int:
     )
     print(found.text())
     if args.trace is not None:
-        advice.write(args.trace, found.found.trace or "null")
+        user_program.write(args.trace, found.found.trace or "null")
     if args.json is not None:
-        advice.write(args.json, json.dumps(found.data(), indent=1))
+        user_program.write(args.json, json.dumps(found.data(), indent=1))
     return 0

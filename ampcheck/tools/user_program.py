@@ -15,9 +15,10 @@ import zipfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NoReturn
+from types import ModuleType
+from typing import Any, NoReturn
 
-from ampcheck.errors import UsageError
+from ampcheck.errors import UsageError, one_line
 
 _RUNS = (str(Path(__file__).parents[1]) + os.sep, "<frozen runpy>", runpy.__file__)
 """Files whose frames are around a program, and between it and PyTorch."""
@@ -120,21 +121,44 @@ def _check_syntax(path: Path) -> None:
 def _function(module: str, name: str) -> Callable[[], object]:
     if not module or not name:
         raise UsageError(f"{module}:{name} names no function; it is written MODULE:FUNCTION")
+    return function_of(imported(module), f"module {module}", name)
+
+
+def imported(name: str) -> ModuleType:
+    """Import a module, also from the current folder. Raises UsageError where that raises."""
     sys.path.insert(0, os.getcwd())
     try:
-        found = importlib.import_module(module)
-    except Exception as error:  # an import can raise anything
-        raise UsageError(f"module {module} cannot be imported: {type(error).__name__}: {error}") from error
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # an import can raise anything
+        raise UsageError(f"module {name} cannot be imported: {one_line(error)}") from error
+
+
+def function_of(module: ModuleType, where: str, name: str) -> Callable[[], Any]:
+    """Return a function of a module that can be called without arguments.
+
+    Args:
+        where: names the module in messages.
+        name: with dots for what is inside of a class.
+
+    Raises UsageError where there is none.
+    """
+    found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            raise UsageError(f"module {module} has no function {name}")
+            raise UsageError(f"{where} has no function {name}")
         found = getattr(found, part)
     if not callable(found):
-        raise UsageError(f"{module}:{name} is a {type(found).__name__}, not a function")
+        raise UsageError(f"{name} of {where} is {a_type(found)}, not a function")
     try:
         inspect.signature(found).bind()
     except TypeError as error:
-        raise UsageError(f"{module}:{name} cannot be called without arguments: {error}") from error
+        raise UsageError(f"{name} of {where} cannot be called without arguments: {error}") from error
     except ValueError:  # a builtin that tells nothing of its arguments
         pass
-    return found
+    return found  # type: ignore[no-any-return]  # it is callable, and nobody knows what it returns
+
+
+def a_type(value: object) -> str:
+    """Return the name of a value's type with its article, e.g. "an int"; "None" for None."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

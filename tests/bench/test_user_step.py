@@ -66,7 +66,7 @@ def test_what_is_no_step_is_refused(made: object, words: str) -> None:
 
 BAD = [
     ("steps.py:marked2", "steps.py has no function marked2"),
-    ("steps.py:answer", "steps.py:answer is an int, not a function"),
+    ("steps.py:answer", "answer of steps.py is an int, not a function"),
     ("steps.py:needs", "needs of steps.py cannot be called without arguments: missing a required argument: 'path'"),
     ("steps.py:raises", "raises of steps.py raised LookupError: no such data at all (steps.py:9 in raises)"),
     ("none.py", "none.py does not exist"),

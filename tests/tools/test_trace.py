@@ -397,7 +397,7 @@ def test_a_function(script: Path, capsys: pytest.CaptureFixture[str], target: st
         (["broken:f"], "broken cannot be imported: ZeroDivisionError"),
         (["program:"], "program: names no function"),
         (["program:absent"], "no function absent"),
-        (["program:NUMBER"], "program:NUMBER is a int"),
+        (["program:NUMBER"], "NUMBER of module program is an int"),
         (["program:shout"], "without arguments: missing a required argument: 'word'"),
         (["program:step", "4"], "'4' was given"),
         (["--sort", "size", "program.py"], "invalid choice: 'size'"),

@@ -8,7 +8,6 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
@@ -190,14 +189,6 @@ def findings(groups: Sequence[Group], found: AdviceFigures, isa: Sequence[str]) 
                 AdviceFinding(group.compiler, variant.name, variant.verdict, speed, why, cost, unexplained, goes, wrong)
             )
     return out
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file. Raises UsageError where that cannot be done."""
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _table(groups: Sequence[Group]) -> str:

@@ -17,8 +17,9 @@ import torch
 from ampcheck.bench.advise.diagnosis import CACHE_OFF, TILE, Gradients, Recast, Seen
 from ampcheck.bench.core.prepare import Prepared
 from ampcheck.devices.base import Device
-from ampcheck.observe.recorder import tensors
-from ampcheck.observe.torch_private import DeviceType, TorchDispatchMode
+from ampcheck.observe.recorder import Recorder, tensors
+from ampcheck.observe.torch_private import DeviceType
+from ampcheck.register.torch_private import OpOverload
 from ampcheck.spec.dtypes import LOW, is_floating
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.trace import CastRecord, OpRecord, Trace
@@ -53,31 +54,29 @@ class ProfiledKernel:
     odd: str = ""
 
 
-class _Timer(TorchDispatchMode):
+class _Timer(Recorder):
     """Times every kernel by itself, inside of a trace, which knows whose it is.
 
     `labelled`: for a profiler that runs, each kernel has its place as a label; without, the device is waited for.
     """
 
     def __init__(self, device: Device, trace: Trace, labelled: bool) -> None:
-        super().__init__()
+        super().__init__(self._time)
         self._device, self._trace, self._labelled = device, trace, labelled
         self.kernels: list[ProfiledKernel] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def _time(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         signature = signature_of(func)
         label = torch.profiler.record_function(_label(len(self.kernels))) if self._labelled else nullcontext()
         if not self._labelled:
             self._device.synchronize()
         began = time.perf_counter()
         with label:
-            out = func(*args, **(kwargs or {}))
+            out = func(*args, **kwargs)
         if not self._labelled:
             self._device.synchronize()
         seconds = time.perf_counter() - began
-        dtypes = dict.fromkeys(name_of(tensor.dtype) for tensor in tensors((args, kwargs or {})))
+        dtypes = dict.fromkeys(name_of(tensor.dtype) for tensor in tensors((args, kwargs)))
         cast = signature.is_cast and isinstance(out, torch.Tensor) and out.dtype != args[0].dtype
         op, policy = ("", "") if signature.is_view or signature.is_cast else self._whose()
         self.kernels.append(

@@ -5,7 +5,6 @@ A function returns `(model, inputs, loss)`, e.g. a `StepSpec`; `docs/using.md` h
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
 import sys
@@ -23,9 +22,10 @@ from torch import nn
 from ampcheck.bench.core.model import Precision
 from ampcheck.bench.core.prepare import Trained, region_of, training, vector
 from ampcheck.devices.registry import told
-from ampcheck.errors import UsageError, one_line
+from ampcheck.errors import UsageError
 from ampcheck.observe.recorder import tensors
 from ampcheck.spec.torch_dtypes import name_of
+from ampcheck.tools import user_program
 
 _MARK = "__ampcheck_step__"
 _MODULE = "__ampcheck_step_file__"
@@ -64,20 +64,13 @@ def load(target: str) -> StepSpec:
     """
     head, colon, name = ("", "", target) if target.endswith(".py") else target.rpartition(":")
     if target.endswith(".py"):
-        module = _file(Path(target))
-        function, name = _marked(module, target)
+        module, head = _file(Path(target)), target
+        name = _marked(module, target)
     elif colon and head and name:
-        module = _file(Path(head)) if head.endswith(".py") else _imported(head)
-        function = _named(module, head, name)
+        module = _file(Path(head)) if head.endswith(".py") else user_program.imported(head)
     else:
         raise UsageError(f"{target!r} names no function; it is written MODULE:FUNCTION, FILE.py:FUNCTION or FILE.py")
-    where = f"{name} of {head or target}"
-    try:
-        inspect.signature(function).bind()
-    except TypeError as error:
-        raise UsageError(f"{where} cannot be called without arguments: {error}") from error
-    except ValueError:  # a builtin that tells nothing of its arguments
-        pass
+    function, where = user_program.function_of(module, head, name), f"{name} of {head}"
     torch.manual_seed(0)
     try:
         made = function()
@@ -89,12 +82,12 @@ def load(target: str) -> StepSpec:
 def checked(made: object, where: str) -> StepSpec:
     """Return a function's result as a step. Raises UsageError where it is not one, naming `where` it came from."""
     if not isinstance(made, tuple):
-        raise UsageError(f"{where} returned {_what(made)}; {_WANTED}")
+        raise UsageError(f"{where} returned {user_program.a_type(made)}; {_WANTED}")
     if len(made) != 3:
         raise UsageError(f"{where} returned a tuple of {len(made)}; {_WANTED}")
     model, inputs, loss = made
     if not isinstance(model, nn.Module):
-        raise UsageError(f"{where} returned {_what(model)} as the model; a torch.nn.Module is wanted")
+        raise UsageError(f"{where} returned {user_program.a_type(model)} as the model; a torch.nn.Module is wanted")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_floating_point() and tensor.dtype is not torch.float32:
             raise UsageError(
@@ -102,11 +95,13 @@ def checked(made: object, where: str) -> StepSpec:
                 "variant converts it as it needs"
             )
     if not isinstance(inputs, (tuple, list)):
-        raise UsageError(f"{where} returned {_what(inputs)} as the inputs; a tuple of tensors is wanted")
+        raise UsageError(f"{where} returned {user_program.a_type(inputs)} as the inputs; a tuple of tensors is wanted")
     if wrong := next((one for one in inputs if not isinstance(one, torch.Tensor)), None):
-        raise UsageError(f"{where} returned {_what(wrong)} among the inputs; a tuple of tensors is wanted")
+        raise UsageError(
+            f"{where} returned {user_program.a_type(wrong)} among the inputs; a tuple of tensors is wanted"
+        )
     if loss is not None and not callable(loss):
-        raise UsageError(f"{where} returned {_what(loss)} as the loss; a callable or None is wanted")
+        raise UsageError(f"{where} returned {user_program.a_type(loss)} as the loss; a callable or None is wanted")
     if loss is not None and not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError(f"{where} returned a loss, but no parameter of the model requires grad; give None as the loss")
     if loss is not None and _takes(loss) == 2 and not inputs:
@@ -223,40 +218,17 @@ def _file(path: Path) -> ModuleType:
     return module
 
 
-def _imported(name: str) -> ModuleType:
-    sys.path.insert(0, "")
-    try:
-        return importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # an import can raise anything
-        raise UsageError(f"module {name} cannot be imported: {one_line(error)}") from error
-
-
-def _named(module: ModuleType, head: str, name: str) -> Callable[[], object]:
-    found: Any = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise UsageError(f"{head} has no function {name}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise UsageError(f"{head}:{name} is {_what(found)}, not a function")
-    return found  # type: ignore[no-any-return]  # it is callable, and what it returns is checked
-
-
-def _marked(module: ModuleType, target: str) -> tuple[Callable[[], object], str]:
-    found: dict[int, tuple[Callable[[], object], str]] = {}
+def _marked(module: ModuleType, target: str) -> str:
+    """Return the name of the only marked function of a module."""
+    found: dict[int, str] = {}
     for name, value in vars(module).items():
         if getattr(value, _MARK, False) is True:
-            found.setdefault(id(value), (value, name))
-    if len(found) == 1:
-        return next(iter(found.values()))
-    if found:
-        names = ", ".join(name for _, name in found.values())
+            found.setdefault(id(value), name)
+    names = ", ".join(found.values())
+    if not found:
+        raise UsageError(f"{target} marks no function with @ampcheck.step; mark one, or name it as {target}:FUNCTION")
+    if len(found) > 1:
         raise UsageError(
             f"{target} marks several functions with @ampcheck.step: {names}; name one as {target}:FUNCTION"
         )
-    raise UsageError(f"{target} marks no function with @ampcheck.step; mark one, or name it as {target}:FUNCTION")
-
-
-def _what(value: object) -> str:
-    name = type(value).__name__
-    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+    return names
