@@ -16,14 +16,10 @@ import torch
 from ampcheck.bench.advise import advice, worker
 from ampcheck.bench.advise.advice import Advice, findings
 from ampcheck.bench.advise.diagnosis import Seen
-from ampcheck.bench.advise.user_step import load
-from ampcheck.bench.advise.worker import AdviceFigures, AdvicePlan
-from ampcheck.bench.core.model import PRECISIONS, Group, Rounds, StepWorkload, Variant, VariantResult
+from ampcheck.bench.advise.worker import AdviceFigures
+from ampcheck.bench.core.model import PRECISIONS, BenchPlan, Group, Rounds, StepWorkload, Variant, VariantResult
 from ampcheck.bench.run.summary import summarize
-from ampcheck.devices.cpu import Cpu
 from tests.cli_support import ROOT, refused, run
-
-CPU = Cpu()
 
 # ---- the worker
 
@@ -65,7 +61,7 @@ def worked(folder: Path, function: str, device: str = "cpu") -> AdviceFigures:
     (folder / "odd.py").write_text(ODD)
     (folder / "other_device.py").write_text(DEVICE)
     modules = [] if device == "cpu" else ["other_device"]
-    return worker.measure(AdvicePlan(f"odd.py:{function}", device, modules, ["eager"], 0, 5, 1e-4, True, 1))
+    return worker.measure(BenchPlan(device, modules, 0, 5, 1e-4, True, 1, [(f"odd.py:{function}", "eager")]))
 
 
 def test_a_variant_that_fails_or_takes_too_long_costs_that_variant(
@@ -105,14 +101,14 @@ def test_a_device_of_somebody_elses_has_the_variants_it_supports(scripts: Path) 
 
 def test_a_program_that_gives_float32s_bits_though_ops_are_lowered_is_invalid(scripts: Path) -> None:
     worked(scripts, "fixed")
-    plan = AdvicePlan("odd.py:fixed", "cpu", [], ["eager", "compile"], 0, 5, 1e-4, True, 1)
+    plan = BenchPlan("cpu", [], 0, 5, 1e-4, True, 1, [("odd.py:fixed", "compile")])
     for seen, output, invalid in (
         ({"bf16": {"lowered": 3}}, torch.ones(3), True),
         ({"bf16": {"lowered": 0}}, torch.ones(3), False),
         ({"bf16": {"lowered": 3}}, torch.zeros(3), False),
     ):
-        measurer = worker._Measurer(plan, CPU, load("odd.py:fixed"))
-        measurer.found.seen = seen
+        measurer = worker._StepMeasurer(plan)
+        measurer.advice.seen = seen
         facts: dict[str, object] = {}
         measurer._judge(Variant(PRECISIONS["fp32"]), "compile", torch.ones(3), {})
         measurer._judge(Variant(PRECISIONS["bf16"]), "compile", output, facts)

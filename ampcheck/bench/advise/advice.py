@@ -15,9 +15,9 @@ from torch import nn
 
 from ampcheck.bench.advise import diagnosis
 from ampcheck.bench.advise.diagnosis import Gradients, Recast, Seen, StepCase
-from ampcheck.bench.advise.worker import STEP, AdviceFigures, AdvicePlan
+from ampcheck.bench.advise.worker import STEP, AdviceFigures
 from ampcheck.bench.core import machine, table
-from ampcheck.bench.core.model import AA, COMPILERS, Group, Rounds, StepWorkload, VariantResult
+from ampcheck.bench.core.model import AA, COMPILERS, BenchPlan, Group, Rounds, StepWorkload, VariantResult
 from ampcheck.bench.run.group import FULL, QUICK, environment
 from ampcheck.bench.run.summary import summarize
 from ampcheck.devices.registry import select
@@ -146,7 +146,8 @@ def advise(
     described = {**machine.describe(), "threads": threads}
     pooled: list[AdviceFigures] = []
     for process in range(mode.processes):
-        plan = AdvicePlan(step, device, list(modules), chosen, process, mode.rounds, mode.target, process == 0, threads)
+        tasks = [(step, compiler) for compiler in chosen]
+        plan = BenchPlan(device, list(modules), process, mode.rounds, mode.target, process == 0, threads, tasks)
         pooled.append(_measured(plan, FULL.limit * len(chosen)))
         if process + 1 < mode.processes:
             tell(f"process {process + 1} of {mode.processes} has measured it")
@@ -242,16 +243,16 @@ def _seen(values: Mapping[str, Any]) -> Seen:
     return Seen(**{**named, "recast": [Recast(**one) for one in named.get("recast", ())]})
 
 
-def _measured(plan: AdvicePlan, limit: float) -> AdviceFigures:
+def _measured(plan: BenchPlan, limit: float) -> AdviceFigures:
     """Run a worker and return what it found."""
     with Worker(COMMAND, environment(plan.threads), asdict(plan)) as worker:
         try:
             said = worker.answer(limit)
         except TimeoutError as error:
-            text = f"measuring {plan.step} took more than {limit:.0f} s; make it smaller, or --quick"
+            text = f"measuring {plan.tasks[0][0]} took more than {limit:.0f} s; make it smaller, or --quick"
             raise UsageError(text) from error
         if said is None:
-            raise UsageError(f"the process that measured {plan.step} ended with {worker.reason()}")
+            raise UsageError(f"the process that measured {plan.tasks[0][0]} ended with {worker.reason()}")
     if "usage" in said:
         raise UsageError(said["usage"])
     return AdviceFigures(**said["found"])

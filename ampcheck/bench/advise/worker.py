@@ -9,7 +9,7 @@ import json
 import statistics
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,13 +18,12 @@ import torch
 from ampcheck.bench.advise import evidence
 from ampcheck.bench.advise.user_step import StepSpec, UserStep, load, reference
 from ampcheck.bench.core import accuracy
-from ampcheck.bench.core.model import PRECISIONS, Rounds, Variant
-from ampcheck.bench.core.timing import Timed, calibrate, clock, interleave, warm_up
-from ampcheck.bench.run.measure import Blocked
+from ampcheck.bench.core.model import AA, PRECISIONS, BenchPlan, Rounds, Variant
+from ampcheck.bench.core.timing import Timed
+from ampcheck.bench.run.measure import Measurer, Say
 from ampcheck.bench.run.worker import pin
 from ampcheck.bench.torch_private import dynamo_config
 from ampcheck.devices.base import Device
-from ampcheck.devices.registry import select
 from ampcheck.errors import UsageError, one_line
 from ampcheck.runner.worker import Channel
 
@@ -35,22 +34,6 @@ _SLOWER, _PATIENCE = 20, 30.0
 """A variant this many times as slow as float32 is not timed in turns if that would take longer than these seconds."""
 _SAME = 1e-3
 """The relative difference from which on two runs of a step differ by more than the order of their additions."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdvicePlan:
-    """A worker's task. `rounds`, `target` as in `ampcheck.bench.run.group.Mode`; `facts`: whether to look at the
-    variants op by op, too, and at their values."""
-
-    step: str
-    device: str
-    modules: Sequence[str]
-    compilers: Sequence[str]
-    process: int
-    rounds: int
-    target: float
-    facts: bool
-    threads: int
 
 
 @dataclass(slots=True)
@@ -73,7 +56,7 @@ class AdviceFigures:
 
 def main() -> None:
     """Measure what the plan on standard input says, and give what was found, or the sentence of a UsageError."""
-    plan = AdvicePlan(**json.load(sys.stdin))
+    plan = BenchPlan(**json.load(sys.stdin))
     channel = Channel()
     pin(plan.threads, plan.process)
     warnings.simplefilter("ignore")  # the user's program is judged elsewhere
@@ -84,37 +67,42 @@ def main() -> None:
     channel.send(said)
 
 
-def measure(plan: AdvicePlan) -> AdviceFigures:
-    """Measure a step in this process. Raises UsageError where there is none, or it does not run in float32."""
-    (device,) = select([plan.device], plan.modules)
+def measure(plan: BenchPlan) -> AdviceFigures:
+    """Measure the step that the plan's tasks name, in this process.
+
+    Raises UsageError where there is none, or it does not run in float32.
+    """
+    measurer = _StepMeasurer(plan)
+    device = measurer.device
     with device.activate():
-        spec = load(plan.step)
+        spec = measurer.spec = load(plan.tasks[0][0])
         try:
             first = UserStep(spec, PRECISIONS["fp32"], device.type)
         except Exception as error:  # the user's model may refuse to be copied or moved
             raise UsageError(f"the step cannot be brought to {plan.device}: {one_line(error)}") from error
         first.try_out()
-        measurer = _Measurer(plan, device, spec)
         if plan.facts:
             measurer.values(first)
-        for compiler in plan.compilers:
+        for _, compiler in plan.tasks:
             measurer.group(compiler)
-        return measurer.found
+        return measurer.advice
 
 
-class _Measurer:
-    """Measures the groups of a step; what is found is in `found`."""
+class _StepMeasurer(Measurer):
+    """Measures the groups of a step; what is found is in `advice`."""
 
-    def __init__(self, plan: AdvicePlan, device: Device, spec: StepSpec) -> None:
-        self.plan, self.device, self.spec = plan, device, spec
-        self.timer = clock(device)
-        self.found = AdviceFigures(platform=device.describe().get("platform", device.type))
+    spec: StepSpec
+
+    def __init__(self, plan: BenchPlan) -> None:
+        super().__init__(plan)
+        self.advice = AdviceFigures(platform=self.platform)
         self._exact: torch.Tensor | None = None
         self._base: torch.Tensor | None = None
+        self._steps: dict[str, UserStep] = {}
         self._outputs: dict[str, torch.Tensor] = {}
         self._base_seconds: dict[str, float] = {}
         self._singles: dict[str, float] = {}
-        if "compile" in plan.compilers:
+        if any(compiler == "compile" for _, compiler in plan.tasks):
             dynamo_config().recompile_limit = 64  # every variant is a program of the same code
 
     def values(self, first: UserStep) -> None:
@@ -122,79 +110,72 @@ class _Measurer:
         self._base, again = first.output(0), first.output(1)
         if accuracy.error(again, self._base) > _SAME:
             self._base = None
-            self.found.notes.append("the step draws random numbers, e.g. for dropout, so its errors are not known")
+            self.advice.notes.append("the step draws random numbers, e.g. for dropout, so its errors are not known")
             return
         try:
             self._exact = reference(self.spec)
         except Exception as error:  # a model may have float32 written into it
-            self.found.notes.append(f"errors are not known, as the step cannot be run in float64: {one_line(error)}")
+            self.advice.notes.append(f"errors are not known, as the step cannot be run in float64: {one_line(error)}")
 
     def group(self, compiler: str) -> None:
         """Measure the variants through a compiler."""
-        plan, timer = self.plan, self.timer
-        rounds = Rounds(STEP, plan.device, compiler, plan.process)
-        ready: dict[str, UserStep] = {}
-        timed: dict[str, Timed] = {}
-        for variant in _variants(self.device, self.found.platform):
-            try:
-                made = UserStep(self.spec, variant.precision, self.device.type, compiler)
-                self._warm(variant, made, compiler, rounds, timed)
-            except Exception as error:  # a variant may lack anything; the others are measured all the same
-                rounds.failed[variant.name] = one_line(error)
-                continue
-            if variant.name in timed and not variant.aa:
-                ready[variant.name] = made
-        if timed:
-            if compiler == "eager":  # in turns with the variants, so that what slows them down slows it down
-                adds = evidence.tiny(self.device)
-                timed[_TINY] = Timed(adds, count=calibrate(timer, adds, plan.target))
-                rounds.facts[_TINY] = {}
-            blocked = Blocked(timer, self.device, rounds)
-            rounds.samples, rounds.cpu = interleave(timer, timed, plan.rounds, 1000 * plan.process, blocked.check)
-            blocked.conclude()
-            if compiler == "eager":
-                self.found.tiny = statistics.median(rounds.samples.pop(_TINY)) / evidence.ADDS
-                del rounds.cpu[_TINY], rounds.facts[_TINY]
-        if compiler != "eager":
-            for name, samples in rounds.samples.items():
-                rounds.facts[name]["compile"] = max(rounds.facts[name]["first"] - statistics.median(samples), 0.0)
-        if plan.facts and compiler == "eager" and "fp32" in rounds.samples:
-            self._look(ready, rounds)
-        self.found.rounds.append(asdict(rounds))
+        rounds = self.measure(STEP, compiler)
+        if _TINY in rounds.samples:
+            self.advice.tiny = statistics.median(rounds.samples.pop(_TINY)) / evidence.ADDS
+            del rounds.cpu[_TINY], rounds.facts[_TINY]
+        if self.plan.facts and compiler == "eager" and "fp32" in rounds.samples:
+            self._look(rounds)
+        self.advice.rounds.append(asdict(rounds))
 
-    def _warm(self, variant: Variant, made: UserStep, compiler: str, rounds: Rounds, timed: dict[str, Timed]) -> None:
-        """Make a variant ready to be timed in turns, or note why it is not."""
-        timer, facts = self.timer, rounds.facts.setdefault(variant.name, {})
+    def _ready(self, found: Rounds, say: Say, given_up: Mapping[str, Mapping[str, Any]]) -> dict[str, Timed]:
+        out: dict[str, Timed] = {}
+        self._steps = {}
+        for variant in _variants(self.device, self.platform):
+            try:
+                made = UserStep(self.spec, variant.precision, self.device.type, found.compiler)
+                if self._warm(variant, made, found):
+                    self._steps[variant.name] = made
+                    out[variant.name] = Timed(made.call, made.restore)
+            except Exception as error:  # a variant may lack anything; the others are measured all the same
+                found.failed[variant.name] = one_line(error)
+        if out and found.compiler == "eager":  # in turns with the variants, so that what slows them down slows it down
+            out[_TINY] = Timed(evidence.tiny(self.device))
+        return out
+
+    def _warm(self, variant: Variant, made: UserStep, found: Rounds) -> bool:
+        """Call a variant until it can be timed in turns, and judge its output. Returns False where it is too slow."""
+        timer, facts, compiler = self.timer, found.facts.setdefault(variant.name, {}), found.compiler
         facts["first"] = timer.sample(made.call, 1)[0]
         seconds = timer.sample(made.call, 1)[0]
         base = self._base_seconds.setdefault(compiler, seconds)
         if seconds > _SLOWER * base and 2 * self.plan.rounds * seconds > _PATIENCE:
             self._singles.setdefault(variant.name, seconds)
-            rounds.failed[variant.name] = (
+            found.failed[variant.name] = (
                 f"a single call takes {seconds:.3g} s, {seconds / base:.0f} times as long as float32's, so that it was "
                 "not timed in turns"
             )
-            return
-        warm_up(timer, made.call)
+            return False
         made.settle()
         if self._base is not None and not variant.aa:
             self._judge(variant, compiler, made.output(), facts)
-        timed[variant.name] = Timed(made.call, made.restore, calibrate(timer, made.call, self.plan.target))
+        return True
 
     def _judge(self, variant: Variant, compiler: str, output: torch.Tensor, facts: dict[str, Any]) -> None:
         """Note a variant's error, and where it is float32's output though it is not where ops run one by one."""
         first = self._outputs.setdefault(compiler, output)
         if self._exact is not None:
             facts["error"] = accuracy.error(output, self._exact)
-        lowers = self.found.seen.get(variant.name, {}).get("lowered") and compiler != "eager"
+        lowers = self.advice.seen.get(variant.name, {}).get("lowered") and compiler != "eager"
         if lowers and torch.equal(output, first):
             facts["invalid"] = "its output is float32's bit for bit, so that nothing was computed in lower precision"
 
-    def _look(self, ready: dict[str, UserStep], rounds: Rounds) -> None:
+    def _look(self, rounds: Rounds) -> None:
         """Look at the variants op by op."""
-        found = self.found
+        found = self.advice
         first: list[evidence.ProfiledKernel] = []
-        for name, step in ready.items():
+        for name, step in self._steps.items():
+            if name not in rounds.samples or name.endswith(AA):
+                continue
             try:
                 kernels, trace = evidence.look(step, self.device, statistics.median(rounds.samples[name]))
                 first = first or kernels

@@ -51,14 +51,10 @@ class Measurer:
 
         `given_up`: variants that are not tried, as in `BenchPlan`.
         """
-        workload = catalogue()[name]
         found = Rounds(name, self.plan.device, compiler, self.plan.process)
         timer = self.timer
         torch.manual_seed(0)
-        if isinstance(workload, OverheadWorkload):
-            calls = _of_overhead(workload, self.device)
-        else:
-            calls = self._variants(workload, compiler, timer, found, say, given_up or {})
+        calls = self._ready(found, say, given_up or {})
         timed = self.timed = {}
         for variant, timing in calls.items():
             try:
@@ -81,22 +77,22 @@ class Measurer:
                 facts["compile"] = max(facts["first"] - statistics.median(samples), 0.0)
         return found
 
-    def _variants(
-        self,
-        workload: Workload,
-        compiler: str,
-        timer: Clock,
-        found: Rounds,
-        say: Say,
-        given_up: Mapping[str, Mapping[str, Any]],
-    ) -> dict[str, Timed]:
-        """Return the variants of a workload, ready; those that cannot be are noted in `found`.
+    @property
+    def platform(self) -> str:
+        """The platform of the device, e.g. "cpu" or "tpu"."""
+        return self.device.describe().get("platform", self.device.type)
+
+    def _ready(self, found: Rounds, say: Say, given_up: Mapping[str, Mapping[str, Any]]) -> dict[str, Timed]:
+        """Return the variants of a group, ready; those that cannot be are noted in `found`.
 
         A variant that takes too long for its rounds is given up with what its calls took at least. Without the first
         variant there is nothing to compare with, so the others are not tried either.
         """
+        workload, compiler, timer = catalogue()[found.workload], found.compiler, self.timer
+        if isinstance(workload, OverheadWorkload):
+            return _of_overhead(workload, self.device)
         compiles = compiler != "eager" or self.device.type not in COMPILED_AHEAD
-        chosen, without = variants(workload, self.device.name, compiler, self._platform())
+        chosen, without = variants(workload, self.device.name, compiler, self.platform)
         found.failed |= without
         exact = reference(workload) if self.plan.facts else None
         base: torch.Tensor | None = None
@@ -163,9 +159,6 @@ class Measurer:
         if shown.invalid:
             facts["invalid"] = shown.invalid
         return facts
-
-    def _platform(self) -> str:
-        return self.device.describe().get("platform", self.device.type)
 
 
 def _of_overhead(workload: OverheadWorkload, device: Device) -> dict[str, Timed]:
