@@ -32,8 +32,12 @@ def run(args: argparse.Namespace) -> int:
     """
     from ampcheck.devices.registry import known, select, unusable  # noqa: PLC0415  # imports torch
     from ampcheck.spec.policies import KEYS  # noqa: PLC0415  # imports torch
-    from ampcheck.tools.coverage.kernels import by_suite, fields, table  # noqa: PLC0415  # imports torch
-    from ampcheck.tools.coverage.upstream_lists import by_upstream_lists  # noqa: PLC0415  # imports torch
+    from ampcheck.tools.coverage.kernels import (  # noqa: PLC0415  # imports torch
+        by_suite,
+        by_upstream_lists,  # imports torch
+        fields,
+        table,
+    )
 
     names = args.device or [d.name for d in known(args.device_module).values() if d.key in KEYS and not unusable(d)]
     devices = select(names, args.device_module)

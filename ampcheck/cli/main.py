@@ -44,7 +44,7 @@ _COMMANDS = (
     bench,
 )
 
-_OF_PROGRAMS = {"doctor": "doctor.command", "trace": "trace"}
+_OF_PROGRAMS = {"doctor": "doctor.session", "trace": "trace"}
 """Commands that run a program, and what has their function `command`. argparse would take the program's arguments for
 its own; the modules import torch."""
 

@@ -9,8 +9,7 @@ Source: https://docs.pytorch.org/docs/2.13/export.html; pytorch#62043.
 import pytest
 
 from ampcheck.runner.suite import Amp, scenario
-from ampcheck.tools.lint.cases import PROGRAMS, Limit, as_module, check, check_found
-from ampcheck.tools.lint.reproduce import of_limit
+from ampcheck.tools.lint.cases import PROGRAMS, Limit, as_module, check, check_found, of_limit
 
 pytestmark = pytest.mark.rule("limits")
 

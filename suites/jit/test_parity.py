@@ -7,7 +7,7 @@ file. Source: https://docs.pytorch.org/docs/2.13/export.html and torch/csrc/jit/
 
 import pytest
 
-from ampcheck.programs.compiled.run import FUZZED, Fuzzer, text_of
+from ampcheck.programs.compiled import FUZZED, Fuzzer, text_of
 from ampcheck.programs.search import Search
 from ampcheck.runner.suite import DeviceAmp, scenario
 

@@ -19,7 +19,7 @@ from torch.amp import GradScaler
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from ampcheck.checks.scaling import step_and_update, trained
-from ampcheck.programs.scaler.explore import ScalerExplorer
+from ampcheck.programs.scaler.run import ScalerExplorer
 from ampcheck.programs.search import Search
 from ampcheck.runner.suite import Amp, Product, named, scenario
 

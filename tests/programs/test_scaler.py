@@ -11,8 +11,7 @@ import torch
 
 from ampcheck.devices.registry import known
 from ampcheck.programs.scaler.draw import OPTIMIZERS, OptimizerPlan, ParameterPlan, ScalerProgram, backward, setup
-from ampcheck.programs.scaler.explore import ScalerExplorer
-from ampcheck.programs.scaler.run import ScalerRun
+from ampcheck.programs.scaler.run import ScalerExplorer, ScalerRun
 from tests.cli_support import LIMIT
 
 CPU = ParameterPlan("cpu")

@@ -13,8 +13,7 @@ import pytest
 from ampcheck.errors import UsageError
 from ampcheck.report import build
 from ampcheck.report.conformance import badge
-from ampcheck.report.conformance.data import cases, device_modules, letters, script, union
-from ampcheck.report.conformance.statuses import SHOWN, number
+from ampcheck.report.conformance.data import SHOWN, cases, device_modules, letters, number, script, union
 from ampcheck.report.history import load
 from ampcheck.runner.record import STATUSES, Result, read
 

@@ -23,8 +23,7 @@ from ampcheck.samples.torch_testing import internal
 from ampcheck.spec.case import CELLS, Case
 from ampcheck.spec.policies import minor
 from ampcheck.tools.coverage.cells import count
-from ampcheck.tools.coverage.kernels import by_suite, recording
-from ampcheck.tools.coverage.upstream_lists import by_upstream_lists, entries
+from ampcheck.tools.coverage.kernels import by_suite, by_upstream_lists, entries, recording
 from tests.cli_support import ROOT, run
 
 # ---- cells

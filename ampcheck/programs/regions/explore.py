@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ContextDecorator, closing, contextmanager, nullcontext
+from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -19,9 +20,11 @@ from ampcheck.observe import isolation
 from ampcheck.observe.recorder import Recorder
 from ampcheck.programs.regions import plain
 from ampcheck.programs.regions.draw import Texts
-from ampcheck.programs.regions.sides import Model, OnDevices, compare
+from ampcheck.programs.regions.plain import OVERLOADS, Body, Kernel, LookedAt, RegionLike, Seen, Side, Torch
 from ampcheck.programs.search import Search
-from ampcheck.spec.torch_dtypes import name_of
+from ampcheck.spec import state as spec
+from ampcheck.spec.dtypes import LOW, is_floating, widest
+from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
 EXAMPLES = 30
 NIGHTLY = 1500
@@ -144,3 +147,178 @@ _COMPARED = """\
 for got, want in zip_longest(side.run(program), WANTED, fillvalue=(0, "the end", None)):
     same = "ok  " if got == want else "FAIL"
     print(same, f"line {got[0]}: {got[1]} | got", got[2], "| expected", want[2] if got[:2] == want[:2] else want)"""
+
+
+def _defaults(devices: Sequence[Device]) -> dict[str, torch.dtype]:
+    return {device.type: DTYPES[device.default_amp] for device in devices}
+
+
+class OnDevices(Torch):
+    """Does what a program says on devices of different types, seen in the way of each."""
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        super().__init__(_defaults(devices))
+        self.devices = {device.type: device for device in devices}
+
+    def region(self, device: str, dtype: torch.dtype | None, enabled: bool, cache_enabled: bool | None) -> RegionLike:
+        name = None if dtype is None else name_of(dtype)
+        return self.devices[device].autocast(name, enabled=enabled, cache_enabled=cache_enabled)
+
+    def new(self, device: str, dtype: torch.dtype) -> torch.Tensor:
+        with self.devices[device].activate():
+            return super().new(device, dtype)
+
+    def observe(
+        self, device: str, overload: str, call: Callable[[], torch.Tensor], inputs: Sequence[torch.Tensor]
+    ) -> Kernel:
+        own = self.devices[device]
+        with own.activate():
+            found = own.observe(call, {*own.policies(), overload}, inputs)
+        kernel = found.of(overload)
+        result = name_of(found.outputs[0].dtype) if found.error is None else one_line(found.error)
+        if kernel is None:
+            return Kernel(None, 0, None, result)
+        return Kernel(tuple(leaf.got for leaf in kernel.leaves), len(found.casts), kernel.dtype_kwarg, result)
+
+
+class Model(Side):
+    """Says what a program must see, in the methods that `Torch` has.
+
+    `known_bugs`: the known deviations of PyTorch that the program met, in words; each has its own scenario.
+    """
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        super().__init__(_defaults(devices))
+        self.policies = {device.type: device.policies() for device in devices}
+        self.process = spec.Process(
+            {device.type: device.default_amp for device in devices},
+            # A region of CUDA asks the driver, and may have any dtype.
+            {device.type: None if device.type == "cuda" else device.amp_dtypes for device in devices},
+        )
+        self.thread = self.process.thread()
+        self.inference = False
+        self.known_bugs: set[str] = set()
+
+    def state(self, device: str) -> tuple[bool, str, bool, int]:
+        enabled, dtype, cache_enabled, depth = astuple(self.thread.state(device))
+        return enabled, dtype, cache_enabled, depth
+
+    def autocast(
+        self, device: str, dtype: torch.dtype | None = None, enabled: bool = True, cache_enabled: bool | None = None
+    ) -> LookedAt:
+        name = None if dtype is None else name_of(dtype)
+        region = self.thread.construct(device, name, enabled=enabled, cache_enabled=cache_enabled)
+        return LookedAt(_ModelRegion(self, region), self.look)
+
+    def no_grad(self) -> nullcontext[None]:
+        return nullcontext()
+
+    @contextmanager
+    def inference_mode(self) -> Iterator[None]:
+        outer, self.inference = self.inference, True
+        before = [self.state(device)[0] for device in self.defaults]
+        try:
+            yield
+        finally:
+            self.inference = outer
+            if before != [self.state(device)[0] for device in self.defaults]:
+                self.known_bugs.add("enabled set in inference mode")
+
+    def set_enabled(self, device: str, enabled: bool) -> None:
+        self.thread.set_enabled(device, enabled)
+        self.look("after enabled was set")
+
+    def set_dtype(self, device: str, dtype: torch.dtype) -> None:
+        self.thread.set_dtype(device, name_of(dtype))
+        self.look("after dtype was set")
+
+    def set_cache_enabled(self, enabled: bool) -> None:
+        self.thread.set_cache_enabled(enabled)
+        self.look("after cache_enabled was set")
+
+    def clear_cache(self) -> None:
+        self.thread.clear_cache()
+
+    def in_thread(self, body: Body) -> None:
+        outer = self.thread, self.inference
+        self.thread, self.inference = self.process.thread(), False
+        try:
+            body()
+        finally:
+            self.thread, self.inference = outer
+            self.look("after the thread")
+
+    def new(self, device: str, dtype: torch.dtype) -> spec.Tensor:
+        return spec.Tensor(name_of(dtype))
+
+    def last(self, device: str) -> spec.Tensor:
+        return spec.Tensor(self.results.get(device, "fp32"))
+
+    def weight(self, device: str, name: str) -> spec.Tensor:
+        dtype = name_of(self.defaults[device]) if name.startswith("low") else "fp32"
+        return spec.Tensor(dtype, name=f"{device} {name}", requires_grad=name.startswith("leaf"))
+
+    def op(self, device: str, call: Callable[..., torch.Tensor], *inputs: spec.Tensor) -> None:
+        op = call.__name__
+        overload = OVERLOADS.get(op, op)
+        policy = self.policies[device].get(overload, "fallthrough")
+        self._note_known_bugs(device, policy, inputs)
+        outcome = self.thread.op(device, policy, overload, inputs, inference=self.inference)
+        expected = outcome.expectation
+        if expected.error:
+            self.ran(op, device, Kernel(None, 0, None, "refused under autocast"))
+            return
+        result = expected.dtype_kwarg or widest([dtype for dtype in expected.leaves if is_floating(dtype)])
+        self.ran(op, device, Kernel(tuple(expected.leaves), outcome.casts, expected.dtype_kwarg, result))
+
+    def _note_known_bugs(self, device: str, policy: str, given: Sequence[spec.Tensor]) -> None:
+        now = self.thread.state(device)
+        if not now.enabled:
+            return
+        if policy == "promote" and any(tensor.dtype in LOW and tensor.dtype != now.dtype for tensor in given):
+            self.known_bugs.add("promote with the other lower precision")
+        if policy == "downcast" and now.cache_enabled and not self.inference:
+            for tensor in given:
+                other = any(name == tensor.name and dtype != now.dtype for name, dtype in self.process.cache)
+                if tensor.is_weight and other:
+                    self.known_bugs.add("one weight in two lower precisions")
+
+
+class _ModelRegion(ContextDecorator):
+    def __init__(self, model: Model, region: spec.Region) -> None:
+        self.model, self.region = model, region
+
+    def __enter__(self) -> None:
+        if self.region.saved:
+            self.model.known_bugs.add("one region object inside itself")
+        self.model.thread.enter(self.region)
+
+    def __exit__(self, *raised: object) -> None:
+        self.model.thread.exit(self.region)
+
+
+def compare(got: Sequence[Seen], want: Sequence[Seen]) -> str | None:
+    """Return the first difference between what two sides have seen, in a sentence, or None."""
+    for (line, what, value), (line_wanted, what_wanted, wanted) in zip(got, want, strict=False):
+        if (line, what) != (line_wanted, what_wanted):
+            return f"line {line}: {what} is {shown(value)}; expected to see {what_wanted} at line {line_wanted}"
+        if value != wanted:
+            return f"line {line}: {what} is {shown(value)}; expected {shown(wanted)}"
+    if len(got) < len(want):
+        line, what, value = want[len(got)]
+        return f"the program ended early; expected {what} {shown(value)} at line {line}"
+    if len(got) > len(want):
+        line, what, value = got[len(want)]
+        return f"line {line}: {what} is {shown(value)}; expected the program to have ended"
+    return None
+
+
+def shown(value: object) -> str:
+    """Return a value that a program saw, in words."""
+    match value:
+        case (bool() as enabled, str() as dtype, bool() as cache_enabled, int() as depth):
+            cache = "on" if cache_enabled else "off"
+            return f"{'on' if enabled else 'off'} in {dtype} with the cache {cache}, depth {depth}"
+        case tuple():
+            return ", ".join(map(str, value))
+    return str(value)

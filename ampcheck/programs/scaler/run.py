@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
+from ampcheck.checks.program import preamble
+from ampcheck.devices.base import Device
 from ampcheck.errors import one_line
 from ampcheck.observe.closeness import alike
-from ampcheck.programs.scaler import plain
-from ampcheck.programs.scaler.draw import ScalerProgram
+from ampcheck.programs.scaler.draw import ScalerProgram, programs
+from ampcheck.programs.search import Search
 from ampcheck.spec.scaler import READY, Refused, Scaler, float32
 from ampcheck.tools.watch import Watch, watch
 
@@ -153,7 +156,7 @@ class ScalerRun:
     def __init__(self, program: ScalerProgram) -> None:
         self.program = program
         shared: dict[str, Any] = {"torch": torch, "inf": torch.inf, "nan": torch.nan}
-        shared |= {name: getattr(plain, name) for name in ("reload", "corrupt_grad", "clip")}
+        shared |= {function.__name__: function for function in _CALLED}
         self._torch = shared | {"GradScaler": torch.amp.GradScaler, "deepcopy": copy.deepcopy}
         self._torch |= {"dumps": pickle.dumps, "loads": pickle.loads}
         self._plain = shared | {"GradScaler": lambda device, **options: ReferenceScaler(Scaler(**options))}
@@ -304,3 +307,107 @@ class ScalerRun:
         want = sorted((names[place], inf, nan) for place, inf, nan in culprits)
         got = sorted((culprit.name, culprit.inf, culprit.nan) for culprit in last.culprits)
         self._expect("what the watch names, with its inf and nan", got, want)
+
+
+class HasState(Protocol):
+    """A scaler, by its state."""
+
+    def state_dict(self) -> dict[str, float]: ...
+
+    def load_state_dict(self, state_dict: dict[str, float], /) -> None: ...
+
+
+S = TypeVar("S", bound=HasState)
+
+
+def reload(other: S, scaler: S) -> S:
+    """Return a scaler with other options into which the state of one was loaded."""
+    other.load_state_dict(scaler.state_dict())
+    return other
+
+
+def corrupt_grad(param: torch.nn.Parameter, value: float) -> None:
+    """Write a value into the first element of a gradient, where there is one."""
+    if param.grad is not None:
+        (param.grad._values() if param.grad.is_sparse else param.grad).view(-1)[0] = value
+
+
+def clip(optimizer: torch.optim.Optimizer) -> None:
+    """Clip the norm of an optimizer's gradients that are not sparse."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    dense = [param for param in params if param.grad is not None and not param.grad.is_sparse]
+    torch.nn.utils.clip_grad_norm_(dense, 1.0)
+
+
+_CALLED = (reload, corrupt_grad, clip)
+"""The functions that programs call. A reproduction prints their source, so they need torch alone."""
+
+
+EXAMPLES = 50
+COMPILED = 12
+"""How many programs on a device that compiles each op for each set of shapes and dtypes."""
+NIGHTLY = 2000
+
+
+class ScalerExplorer:
+    """Draws programs for a device, runs each, and compares. `compared`: how many values were compared so far."""
+
+    def __init__(self, device: Device, search: Search = Search()) -> None:  # noqa: B008  # frozen
+        self.device = device
+        self.search = search
+        self.compared = 0
+
+    def difference(self, program: ScalerProgram) -> str | None:
+        """Describe how torch differs from the reference on a program in a sentence, or return None."""
+        run = ScalerRun(program)
+        try:
+            return run.difference()
+        except Exception as error:  # a call on the scaler is caught where it is made
+            return f"running the program raised {one_line(error)}; expected it to run"
+        finally:
+            self.compared += run.compared
+
+    def explore(self, *, orderly: bool) -> tuple[str, ScalerProgram] | None:
+        """Return the difference on a random program, made smaller, and that program; None without a difference.
+
+        `orderly`: as for `draw.programs`.
+        """
+        drawn = programs(self.device.type, orderly=orderly)
+        examples = EXAMPLES if self.device.database else COMPILED
+        return self.search.first_difference(
+            self.difference, drawn, examples=examples, nightly=NIGHTLY, smaller=ScalerProgram.shorter
+        )
+
+    def script(self, program: ScalerProgram) -> str:
+        """Return a program in plain torch that shows the scaler, the parameters and their gradients after each line."""
+        run = ScalerRun(program)
+        difference = run.difference()
+        lines = [f"# It finds: {difference}"] if difference else []
+        lines += ["from __future__ import annotations\n", _IMPORTS, *preamble(self.device), "", ""]
+        lines += ["\n\n".join(inspect.getsource(one) for one in _CALLED), _SHOW]
+        lines.append(program.setup)
+        for number, line in enumerate(program.lines, 1):
+            if number in run.refused:
+                line = f"try:\n    {line}\nexcept Exception as error:\n    print('raised', repr(error))"
+            lines += [line, f"show({f'{number} {line}'!r})" if number not in run.refused else f"show('{number}')"]
+        return "\n".join(lines)
+
+
+_IMPORTS = """\
+from copy import deepcopy
+from math import inf, nan
+from pickle import dumps, loads
+
+from torch.amp import GradScaler"""
+_SHOW = """
+
+def show(where):
+    print(where, scaler.state_dict())
+    for number, optimizer in enumerate(optimizers):
+        print("   optimizer", number, getattr(scaler, "_per_optimizer_states", {}).get(id(optimizer), ""))
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                grad = None if param.grad is None else param.grad.to_dense().tolist()
+                print("      ", param.tolist(), "gradient", grad)
+
+"""

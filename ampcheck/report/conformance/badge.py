@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from html import escape
 
+from ampcheck.report.conformance.data import SHOWN, number
 from ampcheck.report.conformance.pages import judged, used
-from ampcheck.report.conformance.statuses import SHOWN, number
 from ampcheck.report.history import History, expected, is_red, ran, reproduced, stale, virtual
 from ampcheck.runner.record import Run, first_line
 from ampcheck.runner.summarize import (

@@ -11,8 +11,7 @@ from pathlib import Path
 from urllib.parse import quote, urlencode
 
 from ampcheck.errors import UsageError
-from ampcheck.report.conformance.data import run_names
-from ampcheck.report.conformance.statuses import SHOWN, Status, number
+from ampcheck.report.conformance.data import SHOWN, Status, number, run_names
 from ampcheck.report.history import History, expected, is_red, ran, reproduced, stale, virtual
 from ampcheck.runner import summarize as comparing
 from ampcheck.runner.deviations import Deviation

@@ -14,7 +14,7 @@ from ampcheck.observe.recorder import tensors
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.doctor.findings import Findings
 from ampcheck.tools.doctor.kernels import LOW, KernelWatch, Place, Seen
-from ampcheck.tools.watch.watching import HasGroups
+from ampcheck.tools.watch import HasGroups
 
 MANY_SKIPS = 8
 """How many steps in a row are skipped before a scale is said to fall for ever: it is a 256th then. The default first

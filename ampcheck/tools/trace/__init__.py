@@ -8,7 +8,6 @@ second sees belongs to the innermost call of the first.
 from __future__ import annotations
 
 from ampcheck.tools.trace.records import CastRecord, OpRecord
-from ampcheck.tools.trace.script import command
-from ampcheck.tools.trace.session import Trace, trace
+from ampcheck.tools.trace.session import Trace, command, trace
 
 __all__ = ["CastRecord", "OpRecord", "Trace", "command", "trace"]

@@ -1,10 +1,13 @@
-"""The trace itself: a function mode for public calls and a dispatch mode for what runs below autocast."""
+"""The trace itself, a function mode for public calls and a dispatch mode for what runs below autocast; its command."""
 
 from __future__ import annotations
 
+import argparse
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Literal
 from unittest.mock import patch
@@ -14,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from ampcheck.errors import UsageError
 from ampcheck.observe.torch_private import DisableTorchFunction
+from ampcheck.tools import user_program
 from ampcheck.tools.torch_private import (
     disabled_function,
     function_mode_at,
@@ -25,6 +29,7 @@ from ampcheck.tools.trace import names, report
 from ampcheck.tools.trace.casts import TracedCall
 from ampcheck.tools.trace.recorder import TraceRecorder
 from ampcheck.tools.trace.records import OpRecord
+from ampcheck.tools.trace.report import SORTS
 
 _active = threading.local()
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -183,3 +188,41 @@ def _overridden(args: Iterable[object]) -> bool:
     if modes == 1 and isinstance(function_mode_at(0), PublicCalls):
         return not _plain(map(type, args))
     return True
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of `ampcheck trace`."""
+    out = user_program.Parser(
+        prog="ampcheck trace",
+        description="Run a script, or a function without arguments, and show what autocast did to each op.",
+        usage="ampcheck trace [--sort ORDER] [--limit ROWS] [--json FILE] SCRIPT.py [ARG ...] | MODULE:FUNCTION",
+        allow_abbrev=False,
+    )
+    out.add_argument("--sort", choices=SORTS, default="order", help="order of the table's rows (default: order)")
+    out.add_argument("--limit", type=int, metavar="ROWS", help="show at most so many rows")
+    out.add_argument("--json", metavar="FILE", type=Path, help="write every record there")
+    user_program.add_arguments(out)
+    return out
+
+
+def command(argv: list[str]) -> int:
+    """Run `ampcheck trace` with its arguments.
+
+    Returns the exit code: the program's own, or 1 where it raised. Raises UsageError for bad arguments, or a program
+    that cannot be found or called; nothing ran then.
+    """
+    options = parser().parse_args(argv)
+    if options.limit is not None and options.limit < 1:
+        raise UsageError(f"--limit must be 1 or more, not {options.limit}")
+    user_program.check_writable(options.json)
+    program = user_program.find(options.target, options.args)
+    trace = Trace()
+    code = user_program.run(program, trace)
+    sys.stdout.flush()
+    print(trace.summary())
+    if trace.ops:
+        print()
+        print(trace.table(options.sort, options.limit))
+    if options.json is not None:
+        user_program.write(options.json, trace.to_json())
+    return code

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
-from ampcheck.tools.lint.cases import PROGRAMS, Limit, check, check_found
-from ampcheck.tools.lint.reproduce import of_limit
+from ampcheck.tools.lint.cases import PROGRAMS, Limit, check, check_found, of_limit
 
 pytestmark = pytest.mark.rule("limits")
 

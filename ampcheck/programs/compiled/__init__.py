@@ -1,1 +1,0 @@
-"""Random functions with regions, compiled and compared with eager mode."""

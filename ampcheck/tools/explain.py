@@ -1,0 +1,323 @@
+"""The text of `ampcheck explain`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, reduce
+
+import torch
+from tabulate import tabulate
+
+from ampcheck import samples
+from ampcheck.checks.cases import floating_count, op_cases
+from ampcheck.devices.base import Device
+from ampcheck.errors import UsageError, unknown
+from ampcheck.observe.dispatcher import live_registrations
+from ampcheck.observe.recorder import is_composite, tensors
+from ampcheck.observe.recorder import overload as callable_of
+from ampcheck.register.torch_private import op_names
+from ampcheck.runner.deviations import Deviation, KnownDeviations
+from ampcheck.samples.describe import Sample, TensorArg, leaves, map_leaves
+from ampcheck.spec.casting import Expectation, Leaf, expect
+from ampcheck.spec.dtypes import LOW, is_floating
+from ampcheck.spec.policies import KEYS, closest, rows
+from ampcheck.spec.rules import RULES
+from ampcheck.spec.torch_dtypes import DTYPES, name_of
+
+_PARTS = "It is composite, so what comes out depends on the ops it is made of; ampcheck trace shows them."
+_NONE = (
+    "has no policy under any dispatch key, so autocast lets it fall through to its kernel as if there were no region."
+)
+
+
+def explain(op: str, devices: Sequence[Device], amp: str | None = None, inputs: str | None = None) -> Iterator[str]:
+    """Yield lines on what autocast does to an op.
+
+    Args:
+        op: a name that `resolve` takes.
+        devices: at least one, each with a promise to explain.
+        amp: the region's dtype; by default each device's default.
+        inputs: the dtypes of the floating tensors, separated by commas; by default the typical ones.
+
+    Raises UsageError for an unknown op or dtype, and for dtypes that no overload takes.
+    """
+    if amp is not None and amp not in LOW:
+        raise unknown("region dtype", amp, LOW)
+    dtypes = floating_names(inputs) if inputs is not None else ()
+    found = resolve(op)
+    if len(found.overloads) > 1:
+        yield f"{op} means {len(found.overloads)} overloads: {', '.join(found.overloads)}"
+    if found.how:
+        yield f"({found.how})"
+    refused = []
+    for overload in found.overloads:
+        try:
+            lines = _overload(overload, devices, amp, dtypes)
+        except UsageError as error:  # another overload may take as many tensors
+            refused.append(error)
+        else:
+            yield from ("", *lines)
+    if len(refused) == len(found.overloads):
+        raise refused[0]
+
+
+def _overload(overload: str, devices: Sequence[Device], amp: str | None, inputs: tuple[str, ...]) -> list[str]:
+    out = [f"aten::{overload}", ""]
+    found = keys(overload, devices)
+    if all(policy == "fallthrough" for _, policy, _ in found):
+        groups = {("fallthrough", amp or devices[0].default_amp): list(devices)}
+        out[0] += f" {_NONE}"
+    else:
+        out.append(tabulate(found, headers=["dispatch key", "policy", "source"]))
+        groups = {}
+        for device in devices:
+            policy = device.policies().get(overload, "fallthrough")
+            groups.setdefault((policy, amp or device.default_amp), []).append(device)
+    for (policy, dtype), members in groups.items():
+        out += ["", *_group(overload, policy, dtype, members, inputs)]
+    return out
+
+
+def _group(overload: str, policy: str, dtype: str, members: list[Device], inputs: tuple[str, ...]) -> list[str]:
+    """Describe an op on devices that share a policy and a region's dtype."""
+    where = ", ".join(device.name for device in members)
+    rule = RULES[policy]
+    out = [f"On {where}, in a region of {dtype}: {policy}: {rule.sentence}.", f"  {rule.source}", ""]
+    if policy == "fallthrough" and is_composite(overload):
+        out.append(f"  {_PARTS}")
+    else:
+        rows = effects(overload, policy, members[0], dtype, inputs)
+        headers = ["given", "the kernel gets", "and", "comes out"]
+        shown = [
+            [_dtypes(e.given), _dtypes(e.kernel) if e.out != "nothing" else "-", e.also or "-", e.out] for e in rows
+        ]
+        out += [f"  {line}" for line in tabulate(shown, headers=headers).splitlines()]
+    for deviation, count in deviations(overload, policy, members).items():
+        cases = "case" if count == 1 else "cases"
+        out += ["", f"  Known deviation {deviation.id!r} ({count} {cases}): {deviation.reason} {deviation.link}"]
+    return out
+
+
+def _dtypes(names: tuple[str, ...]) -> str:
+    return ", ".join(names) or "no tensor"
+
+
+def keys(overload: str, devices: Iterable[Device]) -> list[tuple[str, str, str]]:
+    """Dispatch key, policy and source for an overload, for each key of PyTorch's tables and of the devices."""
+    out = []
+    version = closest(torch.__version__)
+    table = {row.key: row for row in rows(version) if row.overload == overload}
+    live = live_registrations()
+    for key in KEYS:
+        if row := table.get(key):
+            builds = f", in builds with {row.builds}" if row.builds else ""
+            out.append((key, row.policy, f"torch {version}, {row.source} ({row.verified}){builds}"))
+        elif overload in live[key]:
+            out.append((key, "unknown", "registered in this torch, but in no table"))
+        else:
+            out.append((key, "fallthrough", "not registered"))
+    for device in devices:
+        if device.key not in KEYS:
+            out.append((device.key, device.policies().get(overload, "fallthrough"), f"declared by {device.name}"))
+    return list(dict.fromkeys(out))
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Autocast's effect on one call: the dtypes `given`, those the kernel gets, other effects, the result's dtypes."""
+
+    given: tuple[str, ...]
+    kernel: tuple[str, ...]
+    also: str
+    out: str
+
+
+def effects(overload: str, policy: str, device: Device, amp: str, inputs: Sequence[str] = ()) -> list[Effect]:
+    """Return the effects of autocast on calls of an overload with the `inputs`' dtypes, or with the typical ones.
+
+    One dtype in `inputs` is for all. Raises UsageError where the overload takes another number of floating tensors.
+    """
+    sample = _sample(overload, inputs)
+    args = list(leaves(sample)) if sample else _schema_leaves(overload)
+    count = sum(1 for arg in args if arg.dtype is None)
+    if len(inputs) > 1 and len(inputs) != count:
+        raise UsageError(f"aten::{overload} takes {count} floating tensors; --inputs names {len(inputs)} dtypes")
+    chosen = [tuple(inputs) if len(inputs) == count else tuple(inputs) * count] if inputs else _typical(count, amp)
+    return [_effect(overload, policy, device, amp, sample, args, dtypes) for dtypes in chosen]
+
+
+def _sample(overload: str, inputs: Sequence[str]) -> Sample | None:
+    """Return the sample whose call is shown: the first that takes as many floating tensors as asked for."""
+    op = samples.catalogue().get(overload)
+    if op is None:
+        return None
+    fitting = [sample for sample in op.samples if sample.call == "aten" and floating_count(sample) == len(inputs)]
+    return fitting[0] if len(inputs) > 1 and fitting else op.samples[0]
+
+
+def _schema_leaves(overload: str) -> list[TensorArg]:
+    try:
+        schema = callable_of(overload)._schema
+    except AttributeError:  # an op of the TorchScript runtime, which torch.ops does not offer
+        return []
+    wanted = [a for a in schema.arguments if "Tensor" in str(a.type) and "Optional" not in str(a.type)]
+    return [TensorArg((2, 2)) for _ in wanted]
+
+
+def _typical(count: int, amp: str) -> list[tuple[str, ...]]:
+    if count == 0:
+        return [()]
+    out = [("fp32",) * count, (amp,) * count]
+    return [*out, ("fp32", *(amp,) * (count - 1))] if count > 1 else out
+
+
+def _effect(
+    overload: str,
+    policy: str,
+    device: Device,
+    amp: str,
+    sample: Sample | None,
+    args: Sequence[TensorArg],
+    dtypes: tuple[str, ...],
+) -> Effect:
+    remaining = iter(dtypes)
+    own_cpu = device.type == "cpu"
+    given = tuple(Leaf(a.dtype or next(remaining), on_device=own_cpu or a.device != "cpu") for a in args)
+    caller = sample is not None and any(isinstance(v, torch.dtype) for v in (*sample.args, *sample.kwargs.values()))
+    expected = expect(policy, overload, given, amp, dtype_given=caller)
+    shown = tuple(leaf.dtype for leaf in given)
+    if expected.error:
+        return Effect(shown, (), f"refused with an error that names {expected.error}", "nothing")
+    also = []
+    if expected.overload != overload:
+        also.append(f"runs aten::{expected.overload}")
+    if expected.dtype_kwarg:
+        also.append(f"dtype={str(DTYPES[expected.dtype_kwarg]).removeprefix('torch.')} filled in")
+    return Effect(shown, expected.leaves, ", ".join(also), _comes_out(overload, sample, expected))
+
+
+def _comes_out(overload: str, sample: Sample | None, expected: Expectation) -> str:
+    """Return the dtypes of the outputs, from a run on meta tensors; in words where there is none to be had."""
+    reached = {dtype for dtype in expected.leaves if is_floating(dtype)}
+    if sample is None or sample.call != "aten" or len(reached) > 1:  # kernels differ in what they make of mixed dtypes
+        return "as the kernel gives"
+    wanted = iter(expected.leaves)
+
+    def make(arg: TensorArg) -> torch.Tensor:
+        return torch.empty(arg.shape, dtype=DTYPES[next(wanted)], device="meta")
+
+    try:
+        args = map_leaves(sample.args, make)
+        kwargs = {name: map_leaves(value, make) for name, value in sample.kwargs.items()}
+        if expected.dtype_kwarg:
+            kwargs["dtype"] = DTYPES[expected.dtype_kwarg]
+        out = callable_of(expected.overload)(*args, **kwargs)
+    except Exception as error:  # whatever an op refuses its arguments with
+        text = str(error).strip().splitlines()
+        if isinstance(error, (RuntimeError, TypeError, ValueError)) and "meta" not in str(error).lower():
+            return f"the kernel refuses it: {text[0] if text else type(error).__name__}"
+        return "as the kernel gives"
+    return ", ".join(name_of(tensor.dtype) for tensor in tensors(out)) or "no tensor"
+
+
+def deviations(overload: str, policy: str, devices: Iterable[Device]) -> dict[Deviation, int]:
+    """Return the known deviations that speak of cases of an overload on some devices, with how many cases."""
+    out: dict[Deviation, int] = {}
+    for device in devices:
+        deviations = KnownDeviations([device])
+        for case in op_cases(device, policy, only=overload):
+            for found in deviations.of(device.name, case.name):
+                out[found] = out.get(found, 0) + 1
+    return out
+
+
+_ABBREVIATIONS = {"F.": "torch.nn.functional.", "Tensor.": "torch.Tensor.", "nn.functional.": "torch.nn.functional."}
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The meaning of a name: `overloads` of aten, and a sentence on how the name leads to them, or ""."""
+
+    overloads: tuple[str, ...]
+    how: str = ""
+
+
+@cache
+def _aten() -> frozenset[str]:
+    """Every aten overload of this torch, without the namespace; `mm` for the default one."""
+    names = op_names()
+    return frozenset(
+        name.removeprefix("aten::").removesuffix(".default") for name in names if name.startswith("aten::")
+    )
+
+
+@cache
+def _with_policy() -> frozenset[str]:
+    return frozenset(row.overload for row in rows(closest(torch.__version__)))
+
+
+@cache
+def _spellings() -> dict[str, tuple[str, ...]]:
+    """Return the overloads that each Python spelling of a sample reaches."""
+    out: dict[str, dict[str, None]] = {}
+    for op in samples.catalogue().values():
+        for sample in op.samples:
+            if sample.call != "aten":
+                out.setdefault(sample.call, {})[op.overload] = None
+    return {path: tuple(overloads) for path, overloads in out.items()}
+
+
+def resolve(name: str) -> Resolved:
+    """Return the overloads that a name means.
+
+    `name`: an overload (`sum.dim_IntList`, `aten::mm`, `torch.ops.aten.mm.default`), a packet (`softmax`) or a Python
+    spelling (`torch.softmax`, `F.linear`, `Tensor.mm`). Raises UsageError with close matches for any other.
+    """
+    plain = name.strip()
+    for prefix in ("torch.ops.aten.", "aten::", "aten."):
+        if plain.startswith(prefix):
+            return _overloads(name, plain.removeprefix(prefix), exact=True)
+    for short, long in _ABBREVIATIONS.items():
+        if plain.startswith(short):
+            plain = long + plain.removeprefix(short)
+    if plain in _spellings():
+        return Resolved(_spellings()[plain], f"{plain} reaches it, as the samples show")
+    root, *path = plain.split(".")
+    if root not in ("torch", "operator"):
+        return _overloads(name, plain, exact="." in plain)
+    try:
+        reduce(getattr, path, {"torch": torch, "operator": operator}[root])
+        found = _overloads(name, path[-1] if path else "", exact=False)
+    except AttributeError:
+        raise _unknown(name) from None
+    return Resolved(found.overloads, f"found by the name; no sample says what {plain} reaches")
+
+
+def _overloads(asked: str, name: str, *, exact: bool) -> Resolved:
+    full = name.removesuffix(".default")
+    if exact and (full in _aten() or full in samples.catalogue()):
+        return Resolved((full,))
+    packet = [overload for overload in sorted(_aten()) if overload.partition(".")[0] == full]
+    plain = [overload for overload in packet if not overload.endswith("out")]
+    shown = [overload for overload in plain if overload in _with_policy() or overload in samples.catalogue()] or plain
+    if not shown:
+        raise _unknown(asked)
+    return Resolved(tuple(shown))
+
+
+def _unknown(name: str) -> UsageError:
+    known = [*samples.catalogue(), *_spellings(), *_aten(), *{overload.partition(".")[0] for overload in _aten()}]
+    return unknown("op", name, known)
+
+
+def floating_names(text: str) -> tuple[str, ...]:
+    """Return the dtypes of `--inputs fp32,fp16`. Raises UsageError for one that is unknown."""
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    for name in names:
+        if name not in DTYPES:
+            raise UsageError(f"there is no dtype named {name!r}; there are {', '.join(DTYPES)}")
+    if not names:
+        raise UsageError("--inputs names no dtype; e.g. --inputs fp32,fp16")
+    return names
