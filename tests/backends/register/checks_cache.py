@@ -82,31 +82,6 @@ def check_gradients_of_many_uses_are_summed_in_float32() -> None:
     assert weight.grad.dtype is WIDE
 
 
-def check_gradients_of_gradients_pass_a_kept_cast() -> None:
-    weight, x = rand(2, 2, grad=True), rand(2, 2)
-    with register_autocast(NAME), torch.autocast(NAME):
-        out = torch.mm(torch.mm(x, weight), weight).float().sum()
-    (first,) = torch.autograd.grad(out, weight, create_graph=True)
-    (second,) = torch.autograd.grad(first.sum(), weight)
-    assert first.dtype is second.dtype is WIDE
-    assert bool((second.cpu() != 0).all())
-
-
-def check_no_grad_first() -> None:
-    weight, x = rand(2, 2, grad=True), rand(2, 2)
-    with register_autocast(NAME) as handle, torch.autocast(NAME):
-        with torch.no_grad():
-            low = torch.mm(x, weight)
-            assert not low.requires_grad
-        assert len(handle.cache) == 1
-        assert torch.mm(x, weight).requires_grad
-        with torch.no_grad():
-            assert not torch.mm(x, weight).requires_grad
-        with torch.inference_mode():
-            torch.mm(x, rand(2, 2))
-        assert len(handle.cache) == 1
-
-
 def check_traced_programs_hold_their_casts() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -123,18 +98,6 @@ def check_traced_programs_hold_their_casts() -> None:
         with torch.no_grad():
             layer.weight.fill_(0)
         assert graph(x, layer.weight).tolist() == [[0, 0]]
-
-
-def check_fake_casts_stay_in_their_mode() -> None:
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-
-    weight = rand(2, 2, grad=True)
-    with register_autocast(NAME) as handle, torch.autocast(NAME):
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            fake = mode.from_tensor(weight)
-            assert isinstance(torch.mm(fake, weight), FakeTensor)
-        assert type(torch.mm(weight, weight)) is torch.Tensor
-        assert len(handle.cache) >= 1
 
 
 def check_fake_weights_are_kept_in_their_mode() -> None:

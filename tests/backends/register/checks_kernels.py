@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 from register_support import BRAIN, HALF, NAME, WIDE, rand
 from torch.library import Library
-from torch.overrides import TorchFunctionMode
 
 from ampcheck.register import register_autocast
 
@@ -64,59 +62,6 @@ def check_exception_inside_leaves_autocast_on() -> None:
             assert torch.is_autocast_enabled(NAME)
 
 
-def check_wrong_arguments_fail_as_outside() -> None:
-    x = rand(2, 3)
-    with register_autocast(NAME), torch.autocast(NAME):
-        for call in (lambda: torch.mm(x, x), lambda: torch.cat([]), lambda: torch.mm(x)):  # type: ignore[call-overload]
-            with pytest.raises((RuntimeError, TypeError, ValueError)):
-                call()
-            assert torch.is_autocast_enabled(NAME)
-
-
-def check_torch_function_sees_a_call_once() -> None:
-    class Seen(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    class Sub(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
-            return super().__torch_function__(func, types, args, kwargs or {})
-
-    seen: list[Any] = []
-    x = rand(2, 2)
-    sub = x.as_subclass(Sub)
-    with register_autocast(NAME), torch.autocast(NAME):
-        with Seen():
-            torch.mm(x, x)
-            torch.conv1d(x[None], x[None])
-        torch.mm(sub, x)
-        torch.conv1d(sub[None], x[None])
-    assert seen.count(torch.mm) == seen.count(torch.conv1d) == 2
-    assert [func for func in seen if "aten" in str(func)] == []
-
-
-def check_threads_have_their_own_regions() -> None:
-    x, found, start = rand(2, 2), {}, threading.Barrier(3)
-
-    def work(name: str, dtype: torch.dtype | None) -> None:
-        region = torch.autocast(NAME, dtype=dtype) if dtype else contextlib.nullcontext()
-        with region:
-            start.wait()
-            found[name] = {torch.mm(x, x).dtype for _ in range(200)}
-
-    with register_autocast(NAME):
-        jobs = (("half", HALF), ("brain", BRAIN), ("none", None))
-        threads = [threading.Thread(target=work, args=job) for job in jobs]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert found == {"half": {HALF}, "brain": {BRAIN}, "none": {WIDE}}
-
-
 def check_compiled_equals_eager() -> None:
     layer, x = torch.nn.Linear(4, 4).to(NAME), rand(2, 4)
 
@@ -138,14 +83,3 @@ def check_compiled_equals_eager() -> None:
             assert layer.weight.grad is not None
             gradients.append(layer.weight.grad.cpu())
         assert torch.allclose(*gradients, rtol=0.02, atol=0.02)
-
-
-def check_functorch() -> None:
-    matrix, batch = rand(4, 4), rand(3, 4)
-    with register_autocast(NAME) as handle, torch.autocast(NAME):
-        out = torch.vmap(lambda v: torch.mv(matrix, v))(batch)
-        assert (out.dtype, out.shape) == (HALF, (3, 4))
-        weight = rand(4, 4, grad=True)
-        grad = torch.func.grad(lambda v: torch.mv(weight, v).float().sum())(batch[0])
-        assert grad.dtype is WIDE
-        assert len(handle.cache) == 0, "a cast of a functorch level must not be cached"

@@ -97,11 +97,3 @@ def check_append_hands_on_what_was_left_out() -> None:
         assert torch.allclose(got.cpu(), low.cpu().float().norm(2, 1))
         assert aten.norm.ScalarOpt_dim(low, 1, [1], keepdim=True).shape == (3, 1)
         assert aten.norm.Scalar(rand(3).double()).dtype is torch.float64
-
-
-def check_banned_says_what_to_use() -> None:
-    x = rand(3).sigmoid()
-    with register_autocast(NAME), torch.autocast(NAME):
-        with pytest.raises(RuntimeError, match=r"binary_cross_entropy_with_logits.*enabled=False"):
-            torch.nn.functional.binary_cross_entropy(x, x)
-        assert torch.is_autocast_enabled(NAME)
