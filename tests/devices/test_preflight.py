@@ -80,9 +80,8 @@ def ignores_strides(tensor: torch.Tensor) -> torch.Tensor:
 
 def ignores_offset(args: Any, right: Callable[[], Any]) -> Any:
     """A copy that begins where the storage begins."""
-    return (
-        torch.as_strided(args[0], args[0].shape, args[0].stride(), 0).clone() if args[0].storage_offset() else right()
-    )
+    first = args[0]
+    return torch.as_strided(first, first.shape, first.stride(), 0).clone() if first.storage_offset() else right()
 
 
 def made(**methods: Any) -> Planted:
@@ -137,25 +136,20 @@ FAULTS: dict[str, tuple[Planted, str, str, str]] = {
     "flattened": (copies(FP32, torch.ravel), "copy of fp32!", "a tensor is torch.float32 of shape", ""),
     "strides_ignored_in": (copies(FP32, ignores_strides), "copy of fp32!", "a transposed tensor came back as", ""),
     "strides_ignored_out": (
-        made(host=lambda self, tensor: ignores_strides(Planted.host(self, tensor))),
+        made(host=lambda _, tensor: ignores_strides(tensor)),
         "copy of fp32!",
-        "a transposed tensor came back as",
+        "a transposed te",
         "",
     ),
     "offset_ignored": (named("_to_copy", ignores_offset), "copy of fp32!", "a slice of two columns came back as", ""),
     "elsewhere": (copies(FP32, lambda t: t.to("meta")), "copy of fp32!", "a tensor is on meta", ""),
     "wide_out": (
-        made(host=lambda self, tensor: tensor.double()),
+        made(host=lambda _, tensor: tensor.double()),
         "copy of fp32!",
-        "a tensor came back as torch.float64 of shape (2, 3)",
+        "came back as torch.float64 of sha",
         "",
     ),
-    "contiguous": (
-        copies(FP32, torch.Tensor.contiguous),
-        "strides",
-        "a tensor of strides (1, 3) has strides (2, 1) on the device",
-        "",
-    ),
+    "contiguous": (copies(FP32, torch.Tensor.contiguous), "strides", "of strides (1, 3) has strides (2, 1) on", ""),
     "no_add": (without("add"), "add!", "raised NotImplementedError: no add", "make aten::add.Tensor work"),
     "wrong_add": (named("add", lambda _, right: right() + 1), "add!", "the sum came back as", "make aten::add.Tensor"),
     "no_mul": (without("mul"), "backward", "raised NotImplementedError: no mul", ""),
@@ -167,7 +161,7 @@ FAULTS: dict[str, tuple[Planted, str, str, str]] = {
     "constant": (
         named("rand", lambda _, right: right().fill_(0.5)),
         "generator",
-        "the same numbers twice after one seed",
+        "the same numbers twice after one",
         "",
     ),
     "no_unscale": (
@@ -187,7 +181,7 @@ FAULTS: dict[str, tuple[Planted, str, str, str]] = {
     "idle_update": (
         named(UPDATE, lambda args, _: args[0]),
         "scaler",
-        "a scale of 4 updated with found_inf=1.0 came back as 4.0; expected 2.0",
+        "updated with found_inf=1.0 came back as 4.0;",
         "",
     ),
 }

@@ -16,10 +16,11 @@ import pytest
 
 from ampcheck.runner import summarize as summary
 from ampcheck.runner.deviations import ENTRIES, GLOBS, as_toml, load, suggest
-from ampcheck.runner.record import RED, Result, Run, RunWriter, grouped, read
+from ampcheck.runner.record import RED, Result, Run, grouped, read
 from ampcheck.runner.run import NO, YES, reproduce
 from ampcheck.runner.summarize import merge
 from tests.cli_support import LIMIT, ROOT, environment, run_pytest
+from tests.report.conftest import written
 
 BACKENDS = ROOT / "tests" / "backends"
 CHOICE = ("--device=faulty", "--device-module=three_faults", "--op=mm", "--op=addmm", "--op=exp")
@@ -194,14 +195,6 @@ def made(number: int, kind: int, **fields: str) -> Result:
     return Result(**{**about, **fields}, seconds=0.0)
 
 
-def written(path: Path, results: list[Result]) -> Run:
-    writer = RunWriter(path, {"cases": len(results), "devices": [], "versions": {"torch": "2.13.0"}})
-    for result in results:
-        writer.add(result)
-    writer.close({"seconds": 1.0, "stale": []})
-    return read(path)
-
-
 def test_a_screen_of_many_causes_is_bounded_and_says_how_many_more() -> None:
     results = [made(n, n % 50, pytest="pytest 'x'", torch="import torch\n" * 50) for n in range(1400)]
     lines = summary.causes(results, {}, "run.md").splitlines()
@@ -225,7 +218,7 @@ def test_one_small_cause_is_shown_in_full() -> None:
 def test_suggestions_of_a_half_finished_backend_are_bounded(tmp_path: Path) -> None:
     causes_of = [made(n, n % 40) for n in range(1200)]
     passing = [replace(made(n, 0), status="pass", message="") for n in range(1200, 1300)]
-    run = written(tmp_path / "half.jsonl", [*causes_of, *passing])
+    run = read(written(tmp_path / "half.jsonl", [*causes_of, *passing]))
     suggestion = suggest(run)
     assert len(suggestion.entries) == 40
     text = as_toml(suggestion, run)
@@ -240,7 +233,7 @@ def test_suggestions_of_a_half_finished_backend_are_bounded(tmp_path: Path) -> N
 def test_what_cannot_be_waived_is_counted_by_reason(tmp_path: Path) -> None:
     crashed = [replace(made(n, 1), status="crash") for n in range(300)]
     broken = [replace(made(n, 1), status="broken") for n in range(300, 302)]
-    run = written(tmp_path / "crashed.jsonl", [*crashed, *broken])
+    run = read(written(tmp_path / "crashed.jsonl", [*crashed, *broken]))
     text = as_toml(suggest(run), run)
     assert "# left out, 300 cases, such as eager/downcast/op0-fp32-bf16-mine: crash; only a failure can be a " in text
     assert "# left out, 2 cases, such as eager/downcast/op300-fp32-bf16-mine: broken; only" in text
@@ -250,7 +243,7 @@ def test_what_cannot_be_waived_is_counted_by_reason(tmp_path: Path) -> None:
 def test_rarer_differences_are_left_out_of_an_entry(tmp_path: Path) -> None:
     words = "abcdefghij"
     results = [made(n, 1, cause="fail: one", message=f"{words[n % 10]} is odd") for n in range(40)]
-    run = written(tmp_path / "many.jsonl", results)
+    run = read(written(tmp_path / "many.jsonl", results))
     suggestion = suggest(run)
     (entry,) = suggestion.entries
     assert entry.count == 24
@@ -262,7 +255,7 @@ def test_rarer_differences_are_left_out_of_an_entry(tmp_path: Path) -> None:
 
 def test_one_case_with_many_differences_has_an_entry(tmp_path: Path) -> None:
     many = "\n".join(f"{word} is odd" for word in "abcdefghij")
-    run = written(tmp_path / "one.jsonl", [made(1, 1, cause="fail: one", message=many)])
+    run = read(written(tmp_path / "one.jsonl", [made(1, 1, cause="fail: one", message=many)]))
     (entry,) = suggest(run).entries
     assert entry.raises == many.replace("\n", "|")
 

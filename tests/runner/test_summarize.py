@@ -18,12 +18,6 @@ CPU = {"name": "cpu", "has_values": True}
 CUDA = {"name": "cuda", "has_values": True}
 
 
-def result(name: str, status: str, device: str = "cpu", message: str = "") -> Result:
-    return Result(
-        f"{name}-bf16-bf16-{device}", "eager", "promote", status, 0.1, name, "bf16", device, "bf16", message=message
-    )
-
-
 def run(*results: Result, name: str = "a", footer: bool = True, devices: Any = (CPU,), **header: Any) -> Run:
     head = {
         "started": "2026-11-20T02:00:00Z",
@@ -42,7 +36,7 @@ def test_every_pair_of_statuses_is_in_its_group() -> None:
     red = {"fail", "broken", "fixed", "error", "crash", "timeout", "missing"}
     for before in STATUSES:
         for after in STATUSES:
-            found = compare(run(result("mm", before)), run(result("mm", after)))
+            found = compare(run(made("mm", before)), run(made("mm", after)))
             if (before not in red and after in red) or (before == "pass" != after):
                 want = "regressed"
             elif (before in red and after not in red) or (before != "pass" == after):
@@ -56,7 +50,7 @@ def test_every_pair_of_statuses_is_in_its_group() -> None:
 
 
 def test_added_and_removed_are_told_apart_from_flips() -> None:
-    found = compare(run(result("mm", "pass"), result("bmm", "fail")), run(result("mm", "pass"), result("dot", "fail")))
+    found = compare(run(made("mm", "pass"), made("bmm", "fail")), run(made("mm", "pass"), made("dot", "fail")))
     assert [c.key for c in found.removed] == ["eager/promote/bmm-bf16-bf16-cpu"]
     assert [c.key for c in found.added] == ["eager/promote/dot-bf16-bf16-cpu"]
     assert (found.common, found.regressed, found.fixed) == (1, (), ())
@@ -64,12 +58,12 @@ def test_added_and_removed_are_told_apart_from_flips() -> None:
 
 def test_runs_without_a_common_device_are_refused() -> None:
     with pytest.raises(UsageError, match=r"share no device: a\.jsonl has cpu, b\.jsonl has cuda"):
-        compare(run(result("mm", "pass")), run(result("mm", "pass", "cuda"), name="b", devices=[CUDA]))
+        compare(run(made("mm", "pass")), run(made("mm", "pass", device="cuda"), name="b", devices=[CUDA]))
 
 
 def test_runs_without_a_common_case_are_refused() -> None:
     with pytest.raises(UsageError, match=r"share no case: a\.jsonl has 1 cases, b\.jsonl has 1 others"):
-        compare(run(result("mm", "pass")), run(result("dot", "pass"), name="b"))
+        compare(run(made("mm", "pass")), run(made("dot", "pass"), name="b"))
     with pytest.raises(UsageError, match="share no case"):
         compare(run(), run())
 
@@ -82,25 +76,25 @@ def test_another_schema_is_refused_when_read(tmp_path: Path) -> None:
 
 
 def test_notes_say_what_limits_the_comparison() -> None:
-    later = run(result("mm", "pass"), name="b", footer=False, devices=[CPU, CUDA], versions={"torch": "2.14.0"})
-    notes = compare(run(result("mm", "pass")), later).notes
+    later = run(made("mm", "pass"), name="b", footer=False, devices=[CPU, CUDA], versions={"torch": "2.14.0"})
+    notes = compare(run(made("mm", "pass")), later).notes
     assert notes == (
         "the later run was interrupted (the run was interrupted), so cases it lacks may only not have run",
         "only the later run has cuda",
         "torch went from 2.13.0 to 2.14.0",
     )
-    assert compare(run(result("mm", "pass")), run(result("mm", "pass"))).notes == ()
+    assert compare(run(made("mm", "pass")), run(made("mm", "pass"))).notes == ()
 
 
 @pytest.fixture
 def changed() -> tuple[Run, Run]:
-    a = run(result("mm", "pass"), result("dot", "fail"), result("mv", "deviation"), result("bmm", "pass"))
+    a = run(made("mm", "pass"), made("dot", "fail"), made("mv", "deviation"), made("bmm", "pass"))
     b = run(
-        result("mm", "fail", message="got a|b <i>\nsecond line"),
-        result("dot", "pass"),
-        result("mv", "unsupported"),
-        result("addmm", "pass"),
-        result("baddbmm", "pass"),
+        made("mm", "fail", message="got a|b <i>\nsecond line"),
+        made("dot", "pass"),
+        made("mv", "unsupported"),
+        made("addmm", "pass"),
+        made("baddbmm", "pass"),
     )
     return a, b
 
@@ -139,9 +133,9 @@ def test_json_has_every_case(changed: tuple[Run, Run]) -> None:
 
 
 def test_merge_takes_the_later_result_and_every_device() -> None:
-    early = run(result("mm", "fail"), result("dot", "pass"), absent={"cuda": "none", "xpu": "none"})
+    early = run(made("mm", "fail"), made("dot", "pass"), absent={"cuda": "none", "xpu": "none"})
     late = run(
-        result("mm", "pass"), result("mm", "pass", "cuda"), name="b", devices=[CUDA], started="2026-11-20T03:00:00Z"
+        made("mm", "pass"), made("mm", "pass", device="cuda"), name="b", devices=[CUDA], started="2026-11-20T03:00:00Z"
     )
     whole = merge([late, early])
     assert whole.results["eager/promote/mm-bf16-bf16-cpu"].status == "pass"
@@ -156,10 +150,10 @@ def test_merge_takes_the_later_result_and_every_device() -> None:
 
 
 def test_merge_keeps_what_ran_over_what_is_missing() -> None:
-    first = run(result("mm", "fail"), result("dot", "missing"), name="m", manifest="same", cases=2)
+    first = run(made("mm", "fail"), made("dot", "missing"), name="m", manifest="same", cases=2)
     second = run(
-        result("mm", "missing"),
-        result("dot", "pass"),
+        made("mm", "missing"),
+        made("dot", "pass"),
         name="n",
         manifest="same",
         cases=2,
@@ -171,13 +165,13 @@ def test_merge_keeps_what_ran_over_what_is_missing() -> None:
 
 
 def test_merge_of_an_interrupted_run_is_interrupted() -> None:
-    whole = merge([run(result("mm", "pass")), run(result("dot", "pass"), name="b", footer=False)])
+    whole = merge([run(made("mm", "pass")), run(made("dot", "pass"), name="b", footer=False)])
     assert interrupted(whole)
     assert whole.note == "b.jsonl: the run was interrupted"
 
 
 def test_merge_of_one_and_of_none() -> None:
-    alone = run(result("mm", "pass"))
+    alone = run(made("mm", "pass"))
     assert merge([alone]) is alone
     with pytest.raises(UsageError, match="no run to merge"):
         merge([])
@@ -194,7 +188,7 @@ def test_merge_of_one_and_of_none() -> None:
     ],
 )
 def test_a_missing_shard_leaves_the_run_incomplete(numbers: tuple[int, ...], count: int, note: str) -> None:
-    merged = merge([run(result(f"op{n}", "pass"), name=str(n), shard=f"{n}/{count}") for n in numbers])
+    merged = merge([run(made(f"op{n}", "pass"), name=str(n), shard=f"{n}/{count}") for n in numbers])
     assert (merged.note, merged.footer is None) == (note, bool(note))
 
 
