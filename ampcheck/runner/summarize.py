@@ -65,18 +65,31 @@ def verdict(results: Collection[Result]) -> str:
         what = f"{counted(len(red), 'case')} {'is' if len(red) == 1 else 'are'} red on {where}: {kinds}"
     else:
         what = f"Nothing is red on {counted(len({result.device for result in results}), 'device')}"
+        without = without_passes(results)
+        what += f", but no case passed on {', '.join(without)}" if without else ""
     return f"{what}; {', '.join(others)}."
 
 
-def nothing_passed(results: Iterable[Result]) -> str:
-    """Return a sentence that names the rules of a device of which no case passed; "" where there are none."""
-    counts: dict[tuple[str, str], Counter[str]] = {}
+def without_passes(results: Iterable[Result]) -> list[str]:
+    """Return the devices on which no case passed."""
+    passed: dict[str, bool] = {}
     for result in results:
-        counts.setdefault((result.rule, result.device), Counter())[result.status] += 1
+        passed[result.device] = passed.get(result.device, False) or result.status == "pass"
+    return [device for device, any_ in passed.items() if not any_]
+
+
+def nothing_passed(results: Collection[Result]) -> str:
+    """Return a sentence that names the devices, and the rules of others, of which no case passed; "" for none."""
+    without = without_passes(results)
+    counts: dict[tuple[bool, str], Counter[str]] = {}
+    for result in results:
+        whole = result.device in without
+        place = "all rules" if whole else result.rule
+        counts.setdefault((not whole, f"{place} on {result.device}"), Counter())[result.status] += 1
     found = [
-        f"{rule} on {device} ({', '.join(f'{count} {status}' for status, count in c.most_common())})"
-        for (rule, device), c in sorted(counts.items())
-        if not c["pass"] and rule != "reports"  # its cases are faults of PyTorch that are reported
+        f"{place} ({', '.join(f'{count} {status}' for status, count in c.most_common())})"
+        for (_, place), c in sorted(counts.items())
+        if not c["pass"] and not place.startswith("reports ")  # its cases are faults of PyTorch that are reported
     ]
     return f"no case passed of {_some(found)}" if found else ""
 
@@ -228,6 +241,7 @@ def as_markdown(
         statuses = [result.status for result in results if result.device == device]
         counts = " | ".join(str(statuses.count(status)) for status in used)
         lines.append(f"| {markdown(device)} | {len(statuses)} | {counts} |")
+    lines += ["", f"Note: {markdown(nothing_passed(results))}."] if nothing_passed(results) else []
     lines += causes_markdown(results, reproduced)
     lines += ["", *(f"- {markdown(line)}" for line in stale)] if stale else []
     return "\n".join(lines) + "\n"

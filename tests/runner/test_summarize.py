@@ -9,8 +9,20 @@ from typing import Any
 import pytest
 
 from ampcheck.errors import UsageError
+from ampcheck.report.conformance import badge
 from ampcheck.runner.record import SCHEMA, STATUSES, Result, Run, read
-from ampcheck.runner.summarize import ROWS, compare, devices, interrupted, merge, nothing_passed, table, verdict, warned
+from ampcheck.runner.summarize import (
+    ROWS,
+    as_markdown,
+    compare,
+    devices,
+    interrupted,
+    merge,
+    nothing_passed,
+    table,
+    verdict,
+    warned,
+)
 from ampcheck.spec.rules import RULES
 from tests.report.conftest import made
 
@@ -215,3 +227,18 @@ def test_the_end_of_a_run_fits_a_screen_and_says_first_what_matters() -> None:
         ["all", "all", str(len(some))],
     ]
     assert nothing_passed(some) == f"no case passed of {rules[0]} on cpu (1 deviation)"
+
+
+@pytest.mark.parametrize("status", ["deviation", "unsupported"])
+def test_a_device_on_which_nothing_passed_is_named(status: str) -> None:
+    others = [made(f"op{number}", status, rule="promote", device="mydevice") for number in range(107)]
+    results = [*(made(f"mm{number}", rule=rule) for number, rule in enumerate(RULES)), *others]
+    assert verdict(results).startswith("Nothing is red on 2 devices, but no case passed on mydevice; ")
+    assert nothing_passed(results) == f"no case passed of all rules on mydevice (107 {status})"
+    summary = as_markdown(results, "108 of 108 ran", (), {}, whole=True)
+    assert f"\nNote: no case passed of all rules on mydevice (107 {status}).\n" in summary
+    one = run(*results)
+    (one.footer or {})["stale"] = []
+    assert badge.message(one)[0].endswith(" · none on mydevice")
+    assert badge.message(one)[1] == "grey"
+    assert f"\nNote: no case passed of all rules on mydevice (107 {status}).\n" in badge.summary(one)

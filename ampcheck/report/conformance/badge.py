@@ -7,7 +7,7 @@ from html import escape
 
 from ampcheck.report.conformance.data import SHOWN, number
 from ampcheck.report.conformance.pages import judged, used
-from ampcheck.report.history import History, expected, is_red, ran, reproduced, stale, virtual
+from ampcheck.report.history import History, expected, ran, reproduced, stale, virtual
 from ampcheck.runner.record import Run, first_line
 from ampcheck.runner.summarize import (
     GROUPS,
@@ -17,6 +17,8 @@ from ampcheck.runner.summarize import (
     devices,
     interrupted,
     markdown,
+    nothing_passed,
+    without_passes,
 )
 
 LABEL = "ampcheck"
@@ -56,7 +58,9 @@ def message(run: Run) -> tuple[str, str]:
         text += f" · {number(red)} red"
     if stale(run):
         text += f" · {number(len(stale(run)))} stale"
-    return text, "red" if is_red(run) else "green"
+    if without := without_passes(run.results.values()):
+        text += f" · none on {', '.join(without)}"
+    return text, judged(run)[0]
 
 
 def shields(run: Run) -> str:
@@ -95,6 +99,8 @@ def summary(run: Run, comparison: Comparison | None = None) -> str:
             "Regressed", [f"`{c.key}` {c.words}: {markdown(first_line(c.message))}" for c in comparison.regressed]
         )
     parts += ["", *_counts(run)]
+    if without := nothing_passed(run.results.values()):
+        parts += ["", f"Note: {markdown(without)}."]
     parts += causes_markdown(run.results.values(), reproduced(run))
     parts += _listed("Stale deviations", [markdown(line) for line in stale(run)])
     return "\n".join(parts) + "\n"

@@ -16,7 +16,7 @@ from ampcheck.report.history import History, expected, is_red, ran, reproduced, 
 from ampcheck.runner import summarize as comparing
 from ampcheck.runner.deviations import Deviation
 from ampcheck.runner.record import Cause, Result, Run, first_line, grouped
-from ampcheck.runner.summarize import devices, interrupted
+from ampcheck.runner.summarize import devices, interrupted, without_passes
 from ampcheck.spec.rules import RULES
 
 NAV = {
@@ -202,6 +202,8 @@ def judged(run: Run) -> tuple[str, str]:
     if not ran(run):
         return "grey", "Nothing was measured."
     if not is_red(run):
+        if without := without_passes(run.results.values()):
+            return "grey", f"Nothing is red, but no case passed on {', '.join(without)}."
         return "green", "Every case is as promised or a known deviation."
     red = sum(1 for result in run.results.values() if SHOWN[result.status].red)
     parts = [f"{number(red)} {'case needs' if red == 1 else 'cases need'} a person"] if red else []
