@@ -1,4 +1,4 @@
-"""Two ranks of a group, in processes of their own, for scenarios of distributed training.
+"""Ranks of a group, in processes of their own, for scenarios of distributed training.
 
 They are forked: so they have what the scenario has made, and a rank takes a fraction of a second.
 """
@@ -22,7 +22,7 @@ from ampcheck.checks.amp import Amp
 T = TypeVar("T")
 
 SECONDS = 90
-"""How long two ranks may take. Both are ended then, before the case's own time is over."""
+"""How long the ranks may take. All are ended then, before the case's own time is over."""
 IMPORTED = (
     *("torch._dynamo", "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"),
     *("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook", "torch.distributed.checkpoint"),
@@ -34,12 +34,13 @@ _FORKED = "Unable to handle autograd's threading in combination with fork-based 
 """What autograd says in a process that was forked after a backward pass on a device such as jax; hence `forks`."""
 
 
-def _as_rank(rank: int, run: Callable[[], object], folder: str) -> None:
+def _as_rank(rank: int, run: Callable[[], object], folder: str, count: int) -> None:
     """Run a call as a rank of a group, and write what it returns or raises into a file."""
     torch.set_num_threads(1)  # the threads of the process that was forked are not there
     try:
-        store = dist.FileStore(f"{folder}/store", 2)  # type: ignore[attr-defined]  # not in __all__
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=SECONDS))
+        store = dist.FileStore(f"{folder}/store", count)  # type: ignore[attr-defined]  # not in __all__
+        limit = timedelta(seconds=SECONDS)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=limit)
         found: dict[str, object] = {"returned": run()}
         dist.barrier()
         dist.destroy_process_group()
@@ -48,19 +49,19 @@ def _as_rank(rank: int, run: Callable[[], object], folder: str) -> None:
     torch.save(found, f"{folder}/{rank}")
 
 
-def on_two_ranks(amp: Amp, run: Callable[[], T]) -> list[T]:
+def on_ranks(amp: Amp, run: Callable[[], T], count: int = 2) -> list[T]:
     """Return what a call returns on each rank; nothing where one raises or does not end, which is noted."""
     if not dist.is_available():
         amp.unsupported("this PyTorch was built without torch.distributed")
     if not dist.is_gloo_available() or "fork" not in multiprocessing.get_all_start_methods():
-        amp.unsupported("two ranks need the gloo backend, and a system that forks processes")
+        amp.unsupported("ranks need the gloo backend, and a system that forks processes")
     for name in IMPORTED:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory() as folder:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of threads in the process that is forked
             ranks = torch.multiprocessing.start_processes(  # type: ignore[attr-defined]  # documented
-                _as_rank, (run, folder), nprocs=2, join=False, start_method="fork"
+                _as_rank, (run, folder, count), nprocs=count, join=False, start_method="fork"
             )
         end = time.monotonic() + SECONDS
         try:
@@ -75,7 +76,7 @@ def on_two_ranks(amp: Amp, run: Callable[[], T]) -> list[T]:
             for process in ranks.processes:
                 process.kill()
                 process.join()
-        found = [torch.load(f"{folder}/{rank}", weights_only=False) for rank in range(2)]
+        found = [torch.load(f"{folder}/{rank}", weights_only=False) for rank in range(count)]
     if any(_FORKED in one.get("raised", "") for one in found):
         amp.unsupported("autograd has threads for another device here, without which a fork has no backward pass")
     for rank, one in enumerate(found):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import distributed
 
 from ampcheck.checks.amp import Amp
 
@@ -36,3 +38,14 @@ def iterate(
     leaf.grad = None
     scaler.scale((leaf * slope).sum()).backward()
     step_and_update(scaler, optimizer)
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """Make a process group of this process alone, which a scaler of shards asks."""
+    store = distributed.HashStore()  # type: ignore[attr-defined]  # not in __all__
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()

@@ -30,7 +30,13 @@ def add(commands: Subparsers) -> None:
     add("--seed", type=int, default=0, metavar="N", help="the seed they are drawn by; default: 0")
     add("--rule", action="append", default=[], metavar="RULE", help="try the cases of this rule alone; again for more")
     add("--most", type=int, default=25, metavar="N", help="how many cases a mutant is tried on; default: 25")
-    add("--per-scenario", type=int, default=1, metavar="N", help="how many cases of a scenario are tried; default: 1")
+    add(
+        "--per-scenario",
+        type=int,
+        default=1,
+        metavar="N",
+        help="how many cases of a scenario are tried first, five times as many where it compiles nothing; default: 1",
+    )
     add(
         "--work",
         type=Path,

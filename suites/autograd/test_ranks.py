@@ -6,8 +6,8 @@ hook (https://docs.pytorch.org/docs/2.13/ddp_comm_hooks.html), fully_shard compu
 semantics of one tensor (https://docs.pytorch.org/docs/2.13/distributed.tensor.html). A region on each rank casts what
 it casts in one process, and a `GradScaler` skips a step on all ranks or on none.
 
-Each case starts two processes, the ranks of a gloo group (`ampcheck/checks/ranks.py`). What they return is compared
-here with the same arithmetic in one process, outside of any region, with explicit casts.
+Each case starts two processes or four, the ranks of a gloo group (`ampcheck/checks/ranks.py`). What they return is
+compared here with the same arithmetic in one process, outside of any region, with explicit casts.
 """
 
 import tempfile
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ampcheck.checks.ranks import on_two_ranks
+from ampcheck.checks.ranks import on_ranks
 from ampcheck.runner.suite import Amp, Product, named, other_than, scenario, where
 
 pytestmark = [pytest.mark.rule("ranks"), pytest.mark.forks]
@@ -241,7 +241,7 @@ def test_trained(amp: Amp, wrapper: str, place: str, recompute: str, accumulate:
     torch.manual_seed(0)
     net = _Net(recompute, amp.region if place == "inside" else nullcontext)
     start = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
-    found = on_two_ranks(amp, lambda: _trained(amp, kind, net, place, batch, scaler))
+    found = on_ranks(amp, lambda: _trained(amp, kind, net, place, batch, scaler))
     if not found:
         return
     wanted = _reference(amp, kind, start, batch, scaler)
@@ -410,7 +410,7 @@ def test_by_policy(amp: Amp, param: str, reduce: str, output: str, inputs: str, 
         "cast_forward_inputs": inputs == "cast",
     }
     batches = [amp.rand(6, 4) for _ in range(2 if accumulate == "twice" else 1)]
-    found = on_two_ranks(amp, lambda: _by_policy(amp, policy, around, batches))
+    found = on_ranks(amp, lambda: _by_policy(amp, policy, around, batches))
     computed = policy["param_dtype"] or torch.float32
     newer = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
     reduced = policy["reduce_dtype"] or (torch.float32 if newer else computed)  # the docstring changed with torch 2.15
@@ -469,7 +469,11 @@ def _by_casts(
 
 
 @pytest.mark.forks
-@scenario(arranged=["grouped", "one_unused", "recomputed", "reentrant"], types=("cpu",), values=True)
+@scenario(
+    arranged=["grouped", "one_unused", "recomputed", "reentrant", "each_recomputed", "each_reentrant"],
+    types=("cpu",),
+    values=True,
+)
 def test_arranged(amp: Amp, arranged: str) -> None:
     """A policy holds for layers sharded as a group, and for those that run again (fully_shard; checkpoint)."""
     batch = amp.rand(4, 4)
@@ -477,7 +481,7 @@ def test_arranged(amp: Amp, arranged: str) -> None:
     def run() -> dict[str, Any]:
         return _arranged(amp, arranged, batch)
 
-    found = on_two_ranks(amp, run)
+    found = on_ranks(amp, run)
     used = 1 if arranged == "one_unused" else 2
     leaves = [torch.nn.Parameter(leaf.detach()) for _ in range(used) for leaf in _Layer().parameters()]
     for rank in range(2):
@@ -494,16 +498,16 @@ def test_arranged(amp: Amp, arranged: str) -> None:
 
 
 class _Steps(torch.nn.Module):
-    """Layers of which some are used, each with a keyword argument, and the dtypes of what these return."""
+    """Layers of which some are used, by a call of their own, and the dtypes of what these return."""
 
-    def __init__(self, layers: list[_Layer], used: list[_Layer]) -> None:
+    def __init__(self, layers: list[_Layer], used: list[_Layer], call: Callable[..., torch.Tensor]) -> None:
         super().__init__()
-        self.layers, self.used = torch.nn.ModuleList(layers), tuple(used)
+        self.layers, self.used, self.call = torch.nn.ModuleList(layers), tuple(used), call
         self.outputs: set[torch.dtype] = set()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.used:
-            x = layer(x=x)
+            x = self.call(layer, x)
             self.outputs.add(x.dtype)
         return x.square()  # which saves the last output, so that it is computed again, too
 
@@ -514,21 +518,98 @@ def _arranged(amp: Amp, arranged: str, batch: torch.Tensor) -> dict[str, Any]:
 
     layers = [_Layer(), _Layer()]
     options = {"param_dtype": amp.dtype, "reduce_dtype": torch.float32, "output_dtype": torch.float32}
-    for sharded in layers if arranged in ("recomputed", "reentrant") else [layers]:
+    again = arranged not in ("grouped", "one_unused")
+    for sharded in layers if again else [layers]:
         fully_shard(sharded, mesh=_mesh(), mp_policy=MixedPrecisionPolicy(**options))
     used = layers[: 1 if arranged == "one_unused" else 2]
-    root = _Steps(layers, used)
-    if arranged in ("grouped", "one_unused"):  # a group needs a root
+    calls: dict[str, Callable[..., torch.Tensor]] = {
+        "each_recomputed": lambda layer, x: checkpoint(layer, x=x, use_reentrant=False),
+        "each_reentrant": lambda layer, x: checkpoint(layer, x, use_reentrant=True),
+    }
+    root = _Steps(layers, used, calls.get(arranged, lambda layer, x: layer(x=x)))
+    if not again:  # a group needs a root
         fully_shard(root, mesh=_mesh())
     x = batch.chunk(2)[dist.get_rank()].requires_grad_()
-    again = arranged in ("recomputed", "reentrant")
-    out = checkpoint(root, x, use_reentrant=arranged == "reentrant") if again else root(x)
+    whole = arranged in ("recomputed", "reentrant")
+    out = checkpoint(root, x, use_reentrant=arranged == "reentrant") if whole else root(x)
     out.mean().backward()
     return {
         "seen": [layer.seen for layer in used],
         "outputs": root.outputs,
         "gradients": [_whole(leaf.grad) for layer in used for leaf in layer.parameters()],
     }
+
+
+# ---- how parameters are gathered
+class _Packed(torch.Tensor):
+    """A parameter that ranks send in bfloat16 (`fsdp_pre_all_gather`, which TorchAO's float8 has, too)."""
+
+    def fsdp_pre_all_gather(self, mesh: Any, size: Any, stride: Any, module: Any, policy: Any) -> tuple[Any, Any]:
+        return (self.detach().as_subclass(torch.Tensor).to(torch.bfloat16),), policy.param_dtype
+
+    def fsdp_post_all_gather(
+        self, gathered: tuple[torch.Tensor], sent: Any, dtype: torch.dtype, *, out: Any = None
+    ) -> Any:
+        assert dtype == (sent or torch.float32)
+        if out is None:
+            made = gathered[0].to(dtype)
+            return made, (made,)
+        out.data.copy_(gathered[0].view_as(out))
+        return None
+
+
+GATHERED = Product(
+    {"weight": ("plain", "packed", "counted"), "param": ("kept", "low"), "resharded": ("no", "whole", "in_pairs")},
+    {"PyTorch gathers such parameters of pairs in no way of its own": where(weight="packed", resharded="in_pairs")},
+)
+
+
+@scenario(GATHERED, types=("cpu",), values=True)
+def test_gathered(amp: Amp, weight: str, param: str, resharded: str) -> None:
+    """Parameters are gathered again after a step as they are then, in the dtype of the policy (fully_shard).
+
+    `counted`: the layer has a parameter of integers, too. `packed`: its weight says in what it is sent.
+    """
+    computed, batches = _dtype(amp, param) or torch.float32, [amp.rand(8, 4) for _ in range(2)]
+
+    def run() -> dict[str, Any]:
+        """Make two steps on a rank."""
+        layer = _Layer()
+        if weight == "packed":
+            layer.weight = torch.nn.Parameter(layer.weight.detach().as_subclass(_Packed))
+        if weight == "counted":
+            layer.count = torch.nn.Parameter(torch.arange(4), requires_grad=False)
+        seen: list[Any] = []
+        layer.register_forward_hook(lambda *_: seen.append([held.dtype for held in layer.parameters()]))
+        policy = dist.fsdp.MixedPrecisionPolicy(param_dtype=_dtype(amp, param), reduce_dtype=torch.float32)
+        again = {"no": False, "whole": True, "in_pairs": 2}[resharded]
+        mesh = dist.device_mesh.init_device_mesh("cpu", (4,))
+        net = torch.nn.Sequential(
+            dist.fsdp.fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
+        )
+        dist.fsdp.fully_shard(net, mesh=mesh)
+        for batch in batches:
+            net(batch.chunk(4)[dist.get_rank()]).float().square().mean().backward()
+            for held in (layer.weight, layer.factor):
+                held.data -= 0.5 * held.grad
+                held.grad = None
+        return {"seen": seen, "weights": [_whole(held).as_subclass(torch.Tensor) for held in layer.parameters()]}
+
+    leaves = [leaf.detach() for leaf in _Layer().parameters()]
+    for batch in batches:
+        held = [leaf.requires_grad_() for leaf in leaves]
+        sent = leaves[0].detach().to(torch.bfloat16) if weight == "packed" else leaves[0].detach()
+        first = held[0] + (sent - leaves[0].detach())  # whose gradient is not rounded
+        for x in batch.chunk(4):
+            out = functional.linear(x.to(computed), first.to(computed)) * held[1].to(computed)
+            (out.float().square().mean() / 4).backward(retain_graph=True)
+        leaves = [leaf.detach() - 0.5 * leaf.grad for leaf in held if leaf.grad is not None]
+    whole = [torch.int64] if weight == "counted" else []
+    rounded = torch.bfloat16 if weight == "packed" else computed
+    for rank, got in enumerate(on_ranks(amp, run, 4)):
+        amp.assert_equal(f"dtypes of parameters on rank {rank}", got["seen"], [[computed, computed, *whole]] * 2)
+        for name, found, want in zip(("weight", "factor"), got["weights"], leaves, strict=False):
+            amp.assert_close(f"{name} after two steps on rank {rank}", found, want, 2 * torch.finfo(rounded).eps)
 
 
 # ---- DTensors
@@ -553,7 +634,7 @@ SPREAD = Product({"op": tuple(OPS), "first": LAYOUTS, "second": LAYOUTS, "mode":
 def test_spread(amp: Amp, op: str, first: str, second: str, mode: str) -> None:
     """An op on DTensors casts what it casts on plain tensors, forward and backward (distributed.tensor; amp.html)."""
     tensors = [amp.rand(4, 4, dtype=amp.dtype if dtype == "low" else torch.float32) for dtype in OPS[op][2]]
-    found = on_two_ranks(amp, lambda: _spread(amp, op, (first, second, second), mode, tensors))
+    found = on_ranks(amp, lambda: _spread(amp, op, (first, second, second), mode, tensors))
     leaves = [tensor.clone().requires_grad_() for tensor in tensors]
     casts = amp.casting(OPS[op][0], [tensor.dtype for tensor in tensors]).dtypes
     wanted = OPS[op][1](*(leaf.to(dtype) for leaf, dtype in zip(leaves, casts, strict=True)))
@@ -635,7 +716,8 @@ def test_told_apart(
             weights.grad = torch.full_like(weights, 8.0)
             weights.grad[-1] *= BAD[bad] if this in ranks else 1.0
         others.grad = torch.full_like(others, 8.0)
-        for weight in (weights, others) if optimizers == "two" else (weights,):
+        both = (others, weights) if unscaled == "before" else (weights, others)
+        for weight in both if optimizers == "two" else (weights,):
             optimizer = torch.optim.SGD([weight], lr=0.5)
             if unscaled == "before":
                 scaler.unscale_(optimizer)
@@ -646,7 +728,7 @@ def test_told_apart(
         return {"scale": state["scale"], "tracker": state["_growth_tracker"], "weights": held[0], "others": held[1]}
 
     overflow = bad != "nothing"
-    for number, got in enumerate(on_two_ranks(amp, run)):
+    for number, got in enumerate(on_ranks(amp, run)):
         amp.assert_equal(f"scale on rank {number}", got["scale"], 4.0 if overflow else 8.0)
         amp.assert_equal(f"tracker on rank {number}", got["tracker"], 0 if overflow else 1)
         moves = not overflow and not (gradients == "none_on_first" and number == 0)
@@ -682,7 +764,7 @@ def test_kept(amp: Amp, form: str, saved: str, loaded: str, before: str) -> None
             dist.barrier()
             return [scaler.state_dict(), _loaded(amp, form, folder)]
 
-        for rank, states in enumerate(on_two_ranks(amp, run)):
+        for rank, states in enumerate(on_ranks(amp, run)):
             amp.assert_equal(f"scaler on rank {rank}", states[0], wanted)
             amp.assert_equal(f"scaler that rank {rank} loads", states[1], wanted)
         if loaded == "by_one_process":
@@ -734,7 +816,7 @@ def test_after_an_overflow(amp: Amp, keeps: bool) -> None:
             found.append(bool(torch.isfinite(layer.weight.grad).all()) if layer.weight.grad is not None else False)
         return found
 
-    for rank, finite in enumerate(on_two_ranks(amp, run)):
+    for rank, finite in enumerate(on_ranks(amp, run)):
         amp.assert_equal(f"whether gradients are finite on rank {rank}", finite, [step != 3 for step in range(6)])
 
 
@@ -754,7 +836,7 @@ def test_compressed(amp: Amp) -> None:
         net(xs[dist.get_rank()]).square().sum().backward()
         return "", layer.weight.grad
 
-    found = on_two_ranks(amp, run)
+    found = on_ranks(amp, run)
     each = [torch.autograd.grad(layer(x).square().sum(), layer.weight)[0].bfloat16() / 2 for x in xs]
     built = dist.is_nccl_available() and (torch.version.cuda or torch.version.hip) is not None
     for rank, (said, gradient) in enumerate(found):

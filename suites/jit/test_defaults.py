@@ -4,6 +4,8 @@ Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast; cases name t
 from.
 """
 
+import warnings
+
 import pytest
 import torch
 
@@ -72,3 +74,21 @@ def test_amp_spelling(amp: Amp, compiler: str) -> None:
 
     x = amp.rand(2, 2)
     amp.assert_equal("dtype", amp.compiled(compiler, program, x)(x).dtype, other)
+
+
+@scenario(compiler=["dynamo", "aot", "inductor", "export"], dtypes="default", types=("cpu", "cuda"))
+def test_spelling_of_a_type(amp: Amp, compiler: str) -> None:
+    """The deprecated class of a device type is a region of that type inside a compiled function, too (amp.html)."""
+    spelled, other = (torch.cuda.amp.autocast if amp.type == "cuda" else torch.cpu.amp.autocast), amp.other
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with spelled(dtype=other):
+            first = torch.mm(x, x)
+            with spelled(False):
+                return first, torch.mm(x, x)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        x, compiled = amp.compiled_with_matrix(compiler, program)
+        amp.assert_equal("dtypes", [y.dtype for y in compiled(x)], [other, torch.float32])
+    amp.assert_equal("state after it", amp.state(), (False, amp.default, True))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.checks.scaling import iterate, step_and_update, trained
+from ampcheck.checks.scaling import iterate, one_process, step_and_update, trained
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("loops")
@@ -334,14 +334,10 @@ def test_subclass(amp: Amp) -> None:
 @contextmanager
 def _sharded(amp: Amp) -> Iterator[Any]:
     """Yield FSDP's scaler, in a group of one process."""
-    from torch import distributed
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
+    with one_process():
         yield ShardedGradScaler(amp.type, 64.0, backoff_factor=0.25, growth_factor=4.0, growth_interval=2)
-    finally:
-        distributed.destroy_process_group()
 
 
 @scenario(values=True, dtypes="default", types=("cpu", "cuda"))

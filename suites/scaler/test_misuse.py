@@ -5,13 +5,16 @@ Parts: calls; the settings a scaler is made with or given later. Source: torch/a
 
 import warnings
 from collections import namedtuple
+from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from ampcheck.checks.scaling import iterate, trained
+from ampcheck.checks.scaling import iterate, one_process, trained
 from ampcheck.runner.suite import Amp, named, scenario
 
 pytestmark = pytest.mark.rule("misuse")
@@ -376,3 +379,58 @@ def test_subclass(amp: Amp) -> None:
     amp.assert_equal("scale after an iteration", _scale_after_iteration(scaler, amp), 8.0)
     amp.assert_equal("scale after an overflow", _scale_after_iteration(scaler, amp, float("nan")), 4.0)
     amp.assert_equal("what was called", scaler.calls, ["scale", "step", "unscale_", "update"] * 2)
+
+
+# ---- the scaler of FSDP
+AS_PLAIN: dict[str, Callable[[Amp], None]] = {
+    **{case: partial(test_out_of_turn, case=case) for case in REFUSED},
+    **{f"{call}_at_first": partial(test_nothing_scaled, call=call) for call in ("unscale_", "step", "update")},
+    **{f"new_scale_{form}": partial(test_new_scale, form=form) for form in ("float", "no_dimension", "one_element")},
+    **{f"{form}": partial(test_no_new_scale, form=form) for form in ("two_elements", "requires_grad", "elsewhere")},
+    **{f"scaled_{kind}": partial(test_containers, kind=kind) for kind in ("list", "tuple", "nested", "empty")},
+    "scaled_number": partial(test_no_output, kind="float"),
+    "updated_by_nothing": partial(test_update_of_nothing, calls="nothing"),
+    "updated_without_a_step": test_update_without_a_step,
+    "set_and_used": test_set_and_used,
+    "disabled": test_does_nothing,
+}
+"""What a sharded scaler takes and refuses as the plain one does, by code of its own."""
+
+
+@scenario(call=AS_PLAIN, values=True, dtypes="default", types=("cpu",))
+def test_of_a_sharded_scaler(amp: Amp, call: str) -> None:
+    """FSDP's scaler, in a group of one process, keeps to these rules, too (fsdp/sharded_grad_scaler.py)."""
+    with patch("torch.amp.GradScaler", ShardedGradScaler), one_process():
+        AS_PLAIN[call](amp)
+
+
+@scenario(given=["one", "listed", "listed_late"], dtypes="default", types=("cpu",))
+def test_sharded_elsewhere(amp: Amp, given: str) -> None:
+    """FSDP's scaler names the device of an output that it does not take (_is_supported_device)."""
+    scaler, output = ShardedGradScaler(amp.type), torch.ones((), device="meta")
+    if given == "listed_late":
+        scaler.scale(torch.ones(()))
+    text, scaled = "Expected supported device, got meta", output if given == "one" else [output]
+    amp.assert_raises("scale", AssertionError, text, lambda: scaler.scale(scaled))
+
+
+# ---- the default device
+@scenario(kind=["plain", "fused", "sharded"], slope=named(finite=1.0, infinite=float("inf")), types=("cpu",))
+def test_default_elsewhere(amp: Amp, kind: str, slope: float) -> None:
+    """A scaler keeps what it has where the outputs are, whatever the default device is (scale; torch.device)."""
+    with one_process(), patch("torch.amp.GradScaler", ShardedGradScaler if kind == "sharded" else torch.amp.GradScaler):
+        make = partial(torch.optim.SGD, fused=kind == "fused")
+        weight, optimizer, scaler = trained(amp, make=make, init_scale=8.0, growth_interval=1)
+        for early in (True, False):
+            weight.grad = None
+            with torch.device("meta"):
+                loss = scaler.scale(weight.sum() * slope)
+            loss.backward()
+            with torch.device("meta"):
+                if early:
+                    scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+        finite = slope == 1.0
+        amp.assert_equal("the scale", scaler.get_scale(), 32.0 if finite else 2.0)
+        amp.assert_equal("the weight", amp.values(weight), [0.0 if finite else 1.0] * 2)

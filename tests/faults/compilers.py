@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import torch
 from torch._C import DispatchKey
+from torch._functorch._aot_autograd import collect_metadata_analysis
 from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCacheDetails
 
 # Importing these two defines their operators.
@@ -488,6 +489,14 @@ DERIVATIVES = {
     "compiled-more-casts": handed_out(results(lambda x: x.double().to(x.dtype))),
 }
 
+# ---- the state
+
+STATE = {
+    "jit-cache-turned-off": handed_out(lambda program, _: (SET_CACHE(False), program)[1]),
+    "jit-region-on-while-compiling": put(torch._C, _DisableAutocast=nullcontext),
+    "jit-state-not-compared": put(collect_metadata_analysis, _get_autocast_states=list),
+}
+
 # ---- higher-order operators
 
 
@@ -649,7 +658,7 @@ MUTANTS = (
     *mutants("jit/cache", {"jit-nothing-traced": put(torch.jit, trace=lambda function, *rest, **options: function)}),
     *mutants("jit/cache", {"jit-uncached-is-off": wrap(torch.amp.autocast_mode, _enter_autocast=off_uncached)}),
     *mutants("jit/cache", {"jit-result-kept": handed_out(remembering(frozen_result))}),
-    *mutants("jit/state", {"jit-cache-turned-off": handed_out(lambda program, _: (SET_CACHE(False), program)[1])}),
+    *mutants("jit/state", STATE),
     *mutants("jit/programs", RANDOM),
     *mutants("jit/ambient", AMBIENT),
     *mutants("jit/guards", GUARDS),

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.amp.grad_scaler import GradScaler, OptState, _refresh_per_optimizer_state
+from torch.distributed.fsdp import sharded_grad_scaler
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from tests.faults.compilers import handed_out
@@ -341,6 +342,11 @@ MISUSE = {
     ),
 }
 MORE_MISUSE = {
+    "sharded-takes-another-scale": wrap(
+        ShardedGradScaler, update=lambda own, self, new=None: own(self, 4.0 if isinstance(new, float) else new)
+    ),
+    "sharded-takes-any-device": put(sharded_grad_scaler, _is_supported_device=lambda tensor: True),
+    "default-device-decides": wrap(torch, full=lambda own, *given, device=None, **rest: own(*given, **rest)),
     "no-tensor-taken": of_some(lambda optimizer, _: [p for p in parameters(optimizer) if isinstance(p, Tensor)]),
     "device-by-its-type": scaler(
         __init__=lambda own, self, device="cuda", *rest, **options: own(

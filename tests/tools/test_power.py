@@ -12,6 +12,7 @@ from ampcheck.cli import main
 from ampcheck.errors import UsageError
 from ampcheck.report.conformance import pages
 from ampcheck.tools.power import measure
+from ampcheck.tools.power.equivalent import EQUIVALENT, why_equivalent
 from ampcheck.tools.power.kernels import KernelMutant, injected
 from ampcheck.tools.power.source import SourceMutant, Target, applied, generate
 
@@ -86,6 +87,17 @@ def test_figures_have_denominators_and_name_survivors(tmp_path: Path) -> None:
     file.write_text("{}", encoding="utf-8")
     with pytest.raises(UsageError, match="ampcheck power --json"):
         pages.power(file)
+
+
+def test_each_reason_not_to_count_holds_for_some_mutant_and_for_few() -> None:
+    mutants = [mutant for target in measure.TARGETS for mutant in generate(target)]
+    reasons = {mutant: why_equivalent(mutant) for mutant in mutants}
+    assert {why for _, _, why in EQUIVALENT} == set(reasons.values()) - {""}
+    assert sum(bool(why) for why in reasons.values()) < 0.1 * len(mutants)
+    aside = next(measure.MutantOutcome(m, "", "", "", 0, f"equivalent: {why}") for m, why in reasons.items() if why)
+    figures = measure.fields([aside], 500, ["cpu"])
+    assert (figures["mutants"], figures["equivalent"], figures["survivors"]) == (0, 1, [])
+    assert reasons[aside.mutant] in measure.text(figures)
 
 
 @pytest.mark.parametrize(

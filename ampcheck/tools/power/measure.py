@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,19 @@ from ampcheck.runner.record import RED
 from ampcheck.runner.run import environment
 from ampcheck.runner.worker import Worker
 from ampcheck.tools.power import kernels
+from ampcheck.tools.power.equivalent import why_equivalent
 from ampcheck.tools.power.kernels import KernelMutant
 from ampcheck.tools.power.process import mutant_of
 from ampcheck.tools.power.source import UNAPPLIED, SourceMutant, Target, generate, path_of
 
 _COMPILED, _RANKS = ("jit/*",), ("autograd/ranks", "autograd/dataparallel")
+_REGIONS = ("eager/errors", "eager/defaults", "eager/context")
 _AMP = r"\bamp\b|_amp\b|[aA]utocast"
 TARGETS = (
-    Target("torch.amp.autocast_mode"),
+    Target("torch.amp.autocast_mode", elsewhere=(("virtual:cuda", _REGIONS), ("jax", _REGIONS))),
     Target("torch.amp.grad_scaler"),
     Target("torch.distributed.fsdp.sharded_grad_scaler"),
-    Target("torch.utils.checkpoint", about="autocast"),
+    Target("torch.utils.checkpoint", about="autocast", elsewhere=(("jax", ("autograd/checkpoint",)),)),
     Target("torch._dynamo.variables.ctx_manager", ("AutocastModeVariable.*",), rules=_COMPILED),
     Target("torch._functorch._aot_autograd.graph_compile", about=_AMP, rules=_COMPILED),
     Target("torch._functorch._aot_autograd.collect_metadata_analysis", about=_AMP, rules=_COMPILED),
@@ -40,9 +43,8 @@ TARGETS = (
     Target("torch.distributed.fsdp._fully_shard._fsdp_state", about="_cast|cast_|output_dtype", rules=_RANKS),
 )
 """What of PyTorch is mutated."""
-EQUIVALENT: Mapping[tuple[str, str], str] = {}
-"""By function and change, why a mutant behaves as what it changes does."""
-
+UNCOMPILED = 5
+"""How many times more cases are recorded of a scenario that compiles nothing, and so takes a hundredth of the time."""
 LIMIT = 120.0
 """Seconds that a case may take under a mutant; one that takes longer notices it."""
 START = 900.0
@@ -97,13 +99,13 @@ class Power:
         devices: their names.
         folder: where the lines are kept, which are recorded once, and the outcomes, as they are measured.
         most: how many cases a mutant is tried on at most.
-        of_row: how many cases of a scenario, or of a rule of ops, are recorded.
+        of_row: how many cases of a scenario that compiles, or of such a rule of ops, are recorded.
         rules: the rules whose cases are tried; empty for all.
     """
 
     def __init__(self, devices: Sequence[str], folder: Path, most: int, of_row: int, rules: Sequence[str]) -> None:
         self._devices, self._most, self._of_row = list(devices), most, of_row
-        self._worker: Worker | None = None
+        self._workers: dict[str, Worker] = {}
         self._files = [str(path_of(target.module)) for target in TARGETS]
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -111,40 +113,59 @@ class Power:
             self._kept.touch()
         except OSError as error:
             raise UsageError(f"the folder {folder} cannot be written: {error.strerror}") from error
-        rows: dict[str, list[str]] = defaultdict(list)
-        self._of_op: dict[tuple[str, str], list[str]] = defaultdict(list)
-        for key, (row, op, device) in self._ask({"do": "cases"}, START)["cases"].items():
-            if not rules or key.split("/")[1] in rules:
-                rows[row].append(key)
-                self._of_op[op, device].append(key)
-        self._rows = rows
+        self._rules = rules
+        self._rows, self._of_op = self._collected("")
+        self._row_of = {case: row for row, cases in self._rows.items() for case in cases}
         self._lines: dict[str, dict[str, set[int]]] = {}
+        self._elsewhere: dict[str, dict[str, list[str]]] = {}
 
     def close(self) -> None:
-        """End the child."""
-        if self._worker is not None:
-            self._worker.stop()
+        """End the children."""
+        for device in list(self._workers):
+            self._end(device)
 
-    def _ask(self, what: object, limit: float) -> Any:
-        """Return the answer of the child; None where it ended or was silent for so long, and a new one comes next."""
-        if self._worker is None:
-            command = [sys.executable, "-m", "ampcheck.tools.power.process", *self._devices]
-            self._worker = Worker(command, {**environment(1), "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"})
-        self._worker.tell(json.dumps(what))
+    def _end(self, device: str) -> None:
+        if device in self._workers:
+            self._workers.pop(device).stop()
+
+    def _ask(self, what: object, limit: float, device: str = "") -> Any:
+        """Return what the child answers; None where it ended or was silent for so long, and a new one comes next.
+
+        `device`: a further one, which has a child of its own.
+        """
+        if device not in self._workers:
+            names = [device] if device else self._devices
+            command = [sys.executable, "-m", "ampcheck.tools.power.process", *names]
+            limits = {**environment(1), "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+            self._workers[device] = Worker(command, limits)
+        self._workers[device].tell(json.dumps(what))
         try:
-            answer = self._worker.hear(limit)
+            answer = self._workers[device].hear(limit)
         except TimeoutError:
             answer = None
         if answer is None:
-            self._worker.stop()
-            self._worker = None
+            self._end(device)
         return answer
+
+    def _collected(self, device: str) -> tuple[dict[str, list[str]], dict[tuple[str, str], list[str]]]:
+        """Return the cases by row, and by op and device."""
+        rows: dict[str, list[str]] = defaultdict(list)
+        of_op: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for key, (row, op, name) in self._ask({"do": "cases"}, START, device)["cases"].items():
+            if not self._rules or key.split("/")[1] in self._rules:
+                rows[row].append(key)
+                of_op[op, name].append(key)
+        return rows, of_op
 
     def record(self, tell: Callable[[str], None]) -> None:
         """Record the lines that cases run, but those that are recorded already."""
         known = [json.loads(line) for line in self._kept.read_text(encoding="utf-8").splitlines()]
         done = {case: (status, lines) for case, status, lines in known}
-        wanted = [case for cases in self._rows.values() for case in _spread(cases, self._of_row)]
+        wanted = [
+            case
+            for cases in self._rows.values()
+            for case in _spread(cases, self._of_row * (1 if cases[0].startswith("jit/") else UNCOMPILED))
+        ]
         with self._kept.open("a", encoding="utf-8") as out:
             for number, case in enumerate(wanted, 1):
                 if case not in done:
@@ -166,51 +187,71 @@ class Power:
             eager = [case for case in cases if case.startswith("eager/")]
             return [*_spread(eager, self._most // 2), *_spread([c for c in cases if c not in eager], self._most // 2)]
         file = str(path_of(mutant.module))
-        running = {case: len(lines[file]) for case, lines in self._lines.items() if mutant.line in lines.get(file, ())}
-        ordered = sorted(running, key=lambda case: (running[case], case))
-        row = {case: name for name, cases in self._rows.items() for case in cases}
-        seen: dict[str, int] = defaultdict(int)
-        place = {}
-        for case in ordered:
-            place[case] = seen[row[case]]
-            seen[row[case]] += 1
-        first = sorted(ordered, key=lambda case: place[case])
-        globs = next(target.rules for target in TARGETS if target.module == mutant.module)
-        others = [case for case in self._lines if case not in running and _matches(case, globs)]
-        return [*first[: self._most], *_spread(others, max(self._most - len(first), 0))]
+        # Where no case runs the line, those of the line before it that one runs: another case of theirs may go on.
+        ran = {line for lines in self._lines.values() for line in lines.get(file, ()) if line <= mutant.line}
+        nearest = max(ran, default=mutant.line)
+        running = {case: len(lines[file]) for case, lines in self._lines.items() if nearest in lines.get(file, ())}
+        rules: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for case in sorted(running, key=lambda case: (running[case], case)):
+            rules[case.rpartition("/")[0]][self._row_of[case]].append(case)
+        first = _in_turns(_in_turns(rows.values()) for rows in rules.values())
+        hit = [row for rows in rules.values() for row in rows]
+        siblings = [[case for case in self._rows[row] if case not in self._lines] for row in hit]
+        more = _in_turns(_spread(cases, self._most) for cases in siblings)
+        others = [case for case in self._lines if case not in running and _matches(case, _target(mutant.module).rules)]
+        left = max(self._most - len(first), 0)
+        return [*first[: self._most], *more[: self._most], *_spread(others, left)]
+
+    def _cases_elsewhere(self, mutant: Mutant) -> Iterator[tuple[str, str]]:
+        """Yield further devices and their cases on which a mutant is tried."""
+        for device, rules in _target(mutant.module).elsewhere if isinstance(mutant, SourceMutant) else ():
+            if device not in self._elsewhere:
+                self._elsewhere[device] = self._collected(device)[0]
+            rows = [cases for cases in self._elsewhere[device].values() if _matches(cases[0], rules)]
+            for case in _in_turns(_spread(cases, self._of_row) for cases in rows):
+                yield device, case
 
     def try_out(self, mutant: Mutant) -> MutantOutcome:
         """Try a mutant on its cases until one notices it."""
-        if isinstance(mutant, SourceMutant) and (why := EQUIVALENT.get((mutant.function, mutant.change))):
+        if isinstance(mutant, SourceMutant) and (why := why_equivalent(mutant)):
             return MutantOutcome(mutant, "", "", "", 0, f"equivalent: {why}")
         cases = self.candidates(mutant)
-        for number, case in enumerate(cases, 1):
-            status = self._kill(mutant, case)
+        number = 0
+        for number, (device, case) in enumerate(
+            chain((("", case) for case in cases), self._cases_elsewhere(mutant)), 1
+        ):
+            status = self._kill(mutant, case, device)
             if status == UNAPPLIED:
-                return MutantOutcome(
-                    mutant, "", "", "", number, "not applied: it runs only while its module is imported"
-                )
+                why = "not applied: it runs only while its module is imported"
+                return MutantOutcome(mutant, "", "", "", number, why)
             if status:
                 return MutantOutcome(mutant, status, case, "/".join(case.split("/")[:2]), number)
         rule = "/".join(cases[0].split("/")[:2]) if cases else "none"
-        return MutantOutcome(mutant, "", "", rule, len(cases), "" if cases else "no case that was tried runs it")
+        return MutantOutcome(mutant, "", "", rule, number, "" if number else "no case that was tried runs it")
 
-    def _kill(self, mutant: Mutant, case: str) -> str:
+    def _kill(self, mutant: Mutant, case: str, device: str) -> str:
         """Return the status of a case that is red under a mutant and green after it, in this process or a fresh one."""
         for _ in range(2):
-            answer = self._ask({"do": "try", "mutant": asdict(mutant), "case": case}, LIMIT)
+            answer = self._ask({"do": "try", "mutant": asdict(mutant), "case": case}, LIMIT, device)
             if answer is None:
                 return "crash or timeout"
             if answer["status"] not in RED:
                 return UNAPPLIED if answer["status"] == UNAPPLIED else ""
-            after = self._ask({"do": "try", "mutant": None, "case": case}, LIMIT)
+            after = self._ask({"do": "try", "mutant": None, "case": case}, LIMIT, device)
             if after is not None and after["status"] not in RED:
                 return str(answer["status"])
-            if self._worker is not None:  # the case stays red: the mutant, or an earlier one, left something behind
-                self._worker.stop()
-                self._worker = None
-            self._ask({"do": "cases"}, START)
+            self._end(device)  # the case stays red: the mutant, or an earlier one, left something behind
+            self._ask({"do": "cases"}, START, device)
         return str(answer["status"])
+
+
+def _target(module: str) -> Target:
+    return next(target for target in TARGETS if target.module == module)
+
+
+def _in_turns(lists: Iterable[Sequence[str]]) -> list[str]:
+    """Return the first of each list, then the second of each, and so on."""
+    return [case for turn in zip_longest(*lists) for case in turn if case is not None]
 
 
 def _matches(case: str, globs: Sequence[str]) -> bool:
@@ -251,17 +292,19 @@ def measure(
 
 def fields(outcomes: Sequence[MutantOutcome], total: int, devices: Sequence[str]) -> dict[str, object]:
     """Return the figures as JSON data, which `ampcheck report` shows."""
-    counted = [each for each in outcomes if not each.why.startswith(("equivalent", "not applied"))]
+    aside = [each for each in outcomes if each.why.startswith(("equivalent", "not applied"))]
+    counted = [each for each in outcomes if each not in aside]
     return {
         "torch": torch.__version__,
         "devices": list(devices),
         "generated": total,
         "mutants": len(counted),
         "killed": sum(bool(each.killed) for each in counted),
-        "equivalent": len(outcomes) - len(counted),
+        "equivalent": len(aside),
         "modules": _tally(counted, lambda each: group(each.mutant)),
         "rules": _tally(counted, lambda each: each.rule),
         "survivors": [_survivor(each) for each in counted if not each.killed],
+        "not_counted": [_survivor(each) for each in aside],
     }
 
 
@@ -289,7 +332,7 @@ def text(figures: Mapping[str, Any]) -> str:
     head = (
         f"The cases of every run kill {killed} of {mutants} mutants"
         f"{f' ({killed / mutants:.1%})' if mutants else ''}, drawn from {figures['generated']}; "
-        f"{figures['equivalent']} more behave as what they change."
+        f"{figures['equivalent']} more behave as what they change, or are seen on other hardware alone."
     )
     tables = [
         tabulate(
@@ -298,6 +341,6 @@ def text(figures: Mapping[str, Any]) -> str:
         )
         for name, title in (("modules", "class of mutants"), ("rules", "rule that notices them"))
     ]
-    return "\n\n".join(
-        [head, *tables, *(["Survivors:\n" + "\n".join(figures["survivors"])] if mutants > killed else [])]
-    )
+    lists = {"Survivors": figures["survivors"], "Not counted": figures["not_counted"]}
+    told = [f"{title}:\n" + "\n".join(found) for title, found in lists.items() if found]
+    return "\n\n".join([head, *tables, *told])

@@ -31,24 +31,30 @@ class Target:
     """A module whose source is mutated: its functions, and where `about` is given, statements that mention it.
 
     `rules`: globs of `suite/rule` whose cases are tried after those that were seen to run a line. Of what Dynamo runs
-    while it compiles not every line is seen.
+    while it compiles not every line is seen. `elsewhere`: further devices whose cases are tried last, a process each,
+    with the rules of these.
     """
 
     module: str
     functions: Functions = ("*",)
     about: str = ""
     rules: tuple[str, ...] = ()
+    elsewhere: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SourceMutant:
-    """A change of a module's source: the `number`-th of `mutations` of its tree, of the function around its line."""
+    """A change of a module's source: the `number`-th of `mutations` of its tree, of the function around its line.
+
+    `statement`: the text of the statement that it changes, without its body.
+    """
 
     module: str
     number: int
     function: str
     line: int
     change: str
+    statement: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,8 @@ def generate(target: Target) -> Iterator[SourceMutant]:
     for number, mutation in enumerate(mutations(_tree(target.module))):
         chosen = any(fnmatchcase(mutation.function, glob) for glob in target.functions)
         if chosen and re.search(target.about, mutation.statement):
-            yield SourceMutant(target.module, number, mutation.function, mutation.line, mutation.change)
+            found = (mutation.function, mutation.line, mutation.change, mutation.statement)
+            yield SourceMutant(target.module, number, *found)
 
 
 def mutations(tree: ast.Module) -> Iterator[Mutation]:
