@@ -80,21 +80,6 @@ def test_what_is_too_large_says_so(found: float, precision: str, workload: OpWor
     assert accuracy.beyond(found, PRECISIONS[precision], workload, "cuda") == words
 
 
-@pytest.mark.parametrize(
-    ("found", "platform", "kind"),
-    [
-        (2e-7, "cuda", "float32"),
-        (3e-4, "cuda", "TF32"),
-        (3e-4, "tpu", "TPU default: bf16 products"),  # a TPU has no TF32
-        (2.4e-3, "tpu", "TPU default: bf16 products"),
-        (2.4e-3, "cpu", "bf16 products"),
-        (0.2, "cpu", ""),
-    ],
-)
-def test_float32_is_named_by_its_error(found: float, platform: str, kind: str) -> None:
-    assert accuracy.float32_kind(found, MM, platform) == kind
-
-
 def test_the_reference_is_float64_with_the_same_values() -> None:
     exact = reference(HALF)
     assert exact.dtype == torch.float64

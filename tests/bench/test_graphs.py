@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from ampcheck.bench.core import graphs
-from ampcheck.bench.run.variants import compilers
-from ampcheck.bench.workloads import catalogue
 
 
 class Graph:
@@ -59,8 +57,3 @@ def test_an_op_that_is_not_bound_by_its_launch_has_no_graph() -> None:
     with pytest.raises(graphs.TooLong, match="graphs are for those below 50 us"):
         graphs.graphed(counting(2 * graphs.LIMIT, []))()
     assert not Graph.replayed
-
-
-def test_ops_on_cuda_alone_have_graphs() -> None:
-    assert compilers(catalogue()["mm-64"], "cuda") == ["eager", "graph", "compile"]
-    assert "graph" not in compilers(catalogue()["mlp-step"], "cuda") + compilers(catalogue()["mm-64"], "cpu")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -24,7 +21,6 @@ from ampcheck.bench.core.precision_check import PrecisionCheck, check_precision,
 from ampcheck.bench.core.prepare import prepare, reference
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import UsageError
-from tests.cli_support import LIMIT, ROOT
 
 X = Spec((16, 24))
 MM = OpWorkload(name="mm-test", family="matmul", policy="downcast", inputs=(X, Spec((24, 8))), call=torch.mm)
@@ -239,46 +235,6 @@ def test_float32_variants_with_shortened_products_are_named(
     assert words in found.invalid
     assert bool(words) == bool(found.invalid)
     assert words or found.text == text
-
-
-INSIDE = """
-import torch
-import ampcheck.jax_device
-from tests.bench.test_precision_check import MM, HALF, variant, op, prepare, check_precision, reference, small_step, mlp
-from ampcheck.devices.jax import Jax
-
-for workload in (MM, small_step(mlp), op("upcast", torch.exp, HALF)):
-    exact, base = reference(workload), None
-    for name in ("fp32", "bf16"):
-        ready = prepare(workload, variant(name), "jax", "jit")
-        output = ready.output()
-        base = output if base is None else base
-        print(check_precision(ready, variant(name), workload, Jax(), "jit", base, output, exact))
-ready = prepare(MM, variant("bf16"), "jax", "eager")
-print(check_precision(ready, variant("bf16"), MM, Jax(), "eager"))
-"""
-
-
-@pytest.mark.nightly
-def test_programs_of_the_jax_device() -> None:
-    pytest.importorskip("jax")
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", INSIDE]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = done.stdout.splitlines()
-    assert all(found.endswith("invalid='')") for found in lines), done.stdout
-    wanted = [
-        "dot_general in fp32",
-        "dot_general in bf16",
-        "",
-        "dot_general in bf16",
-        "",
-        "exponential in fp32 on bf16",
-    ]
-    assert [text in found for text, found in zip([*wanted, "mm in bf16"], lines, strict=True)] == [True] * 7, (
-        done.stdout
-    )
 
 
 THIRD, WHOLE = torch.arange(5, dtype=torch.float64) / 3, torch.arange(5, dtype=torch.float64)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch import nn
 
 from ampcheck.bench.core.accuracy import error
-from ampcheck.bench.core.model import PRECISIONS, OpWorkload, OverheadWorkload, Spec, StepWorkload, Variant, Workload
+from ampcheck.bench.core.model import PRECISIONS, OpWorkload, Spec, StepWorkload, Variant, Workload
 from ampcheck.bench.core.prepare import prepare, reference
-from tests.cli_support import ROOT, environment
 
 OP = OpWorkload(name="op", family="f", policy="downcast", inputs=(Spec((16, 16)), Spec((16, 16))), call=torch.mm)
 STEP = StepWorkload(
@@ -77,39 +74,3 @@ def test_compile_gives_what_eager_gives() -> None:
     compiled.call = compiled.compiled_with("aot_eager")
     assert error(compiled.output(), eager.output()) < 1e-2
     torch._dynamo.reset()
-
-
-def test_overhead_has_no_variants() -> None:
-    workload = OverheadWorkload(name="m", family="f", policy="", make=lambda device: {})
-    with pytest.raises(TypeError, match="m measures overhead: its variants are made by `make`"):
-        prepare(workload, variant("fp32"), "cpu", "eager")
-
-
-_JAX = """
-import torch
-import ampcheck.jax_device
-from ampcheck.bench.core.accuracy import error
-from ampcheck.bench.core.prepare import prepare, reference
-from tests.bench.test_prepare import OP, OVERFLOWING, STEP, variant
-
-for workload in (OP, STEP):
-    exact = reference(workload)
-    for name, most in (("fp32", 1e-6), ("bf16", 2e-2), ("fp16", 2e-3), ("bf16-native", 2e-2)):
-        for compiler in ("eager", "jit"):
-            ready = prepare(workload, variant(name), "jax", compiler)
-            first = ready.output()
-            assert error(first, exact) < most, (workload.name, name, compiler)
-            ready.call()
-            assert torch.equal(ready.output(), first)
-    assert "dot_general" in ready.jitted.lower(*ready.arguments).as_text()
-ready = prepare(OVERFLOWING, variant("fp16"), "jax", "jit")
-assert len({ready.call().item() for _ in range(3)}) == 1
-"""
-
-
-@pytest.mark.nightly
-def test_the_jax_device_computes_the_same_eagerly_and_jitted() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _JAX], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr

@@ -49,14 +49,6 @@ def test_a_figure_has_its_interval_and_no_ratio_without_validity(variant: Varian
     assert (table.time(variant), table.ratio(variant)) == (time, ratio)
 
 
-@pytest.mark.parametrize(
-    ("share", "ceiling", "want"),
-    [(0.71, "", "71% of the peak"), (None, "above the measured ceiling", "above the measured ceiling"), (None, "", "")],
-)
-def test_a_share_is_never_above_one(share: float | None, ceiling: str, want: str) -> None:
-    assert table.share(VariantResult("bf16", "faster", share=share, ceiling=ceiling)) == want
-
-
 def test_speeds_beside_the_default_are_shown_below_the_group() -> None:
     group = made_group("mm-512")
     assert "fp32-default" not in table.table([group])
@@ -68,18 +60,7 @@ def test_speeds_beside_the_default_are_shown_below_the_group() -> None:
 
 def test_the_variants_of_a_group_are_below_each_other_with_both_times() -> None:
     lines = table.table([made_group("mm-512")]).splitlines()
-    assert lines[0].split() == [
-        "workload",
-        "device",
-        "compiler",
-        "variant",
-        "time",
-        "speed",
-        "[95",
-        "%]",
-        "verdict",
-        "error",
-    ]
+    assert " ".join(lines[0].split()) == "workload device compiler variant time speed [95 %] verdict error"
     assert lines[2].split() == ["mm-512", "cpu", "eager", "fp32", "1.00", "ms", "–", "baseline", "1.2e-07"]
     assert lines[4].split()[:3] == ["bf16", "333", "µs"]
     assert "3.00× [2.97, 3.03]     faster" in lines[4]
