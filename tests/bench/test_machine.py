@@ -1,4 +1,4 @@
-"""The machine in a file's header."""
+"""The machine in a file's header, the table of peaks, and what is measured where it has none."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import torch.utils.flop_counter
 
-from ampcheck.bench.core import machine
+from ampcheck.bench.core import machine, peaks
+from ampcheck.bench.core.peaks import Load
+from ampcheck.bench.core.timing import clock
+from ampcheck.devices.cpu import Cpu
 
 X86 = """processor\t: 0
 vendor_id\t: AuthenticAMD
@@ -102,3 +108,136 @@ def test_a_busy_machine_is_warned_of() -> None:
     assert machine.busy({"cores": 2}) == ""
     warning = machine.busy({"load": 1.5, "cores": 2})
     assert warning == "the machine was busy before the run (load 1.5 on 2 cores): expect wide intervals"
+
+
+# ---- peaks
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "bf16"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100 SXM", 989e12),
+        ("NVIDIA H100 PCIe", "H100 PCIe", 756e12),
+        ("NVIDIA H200", "H200", 989e12),
+        ("NVIDIA A100-SXM4-80GB", "A100 SXM 80 GB", 312e12),
+        ("Tesla V100-SXM2-16GB", "V100 SXM2", None),
+        ("NVIDIA A10", "A10", 125e12),
+        ("TPU v4", "TPU v4", 275e12),
+        ("TPU v5 lite", "TPU v5e", 197e12),
+        ("TPU v5p", "TPU v5p", 459e12),
+        ("TPU v5", "TPU v5p", 459e12),
+        ("TPU v6 lite", "TPU v6e", 918e12),
+        ("TPU7x", "TPU v7x", 2307e12),
+    ],
+)
+def test_known_devices(name: str, device: str, bf16: float | None) -> None:
+    found = peaks.known(name)
+    assert found is not None
+    assert (found.device, found.of("bf16"), found.measured) == (device, bf16, False)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H1000", "NVIDIA A100X", "cpu", "", "TPU v9", "L40", "NVIDIA"])
+def test_unknown_devices(name: str) -> None:
+    assert peaks.known(name) is None
+
+
+def test_rows_make_sense_and_no_name_fits_two() -> None:
+    rows = [row for _, row in peaks.read()]
+    assert len({row.device for row in rows}) == len(rows)
+    for row in rows:
+        rates = [row.flops[kind] for kind in ("fp32", "tf32", "bf16") if kind in row.flops]
+        assert rates == sorted(rates), row
+        assert 1e12 < max(row.flops.values()) < 1e16, row
+        assert row.bandwidth is None or 1e11 < row.bandwidth < 1e14, row
+        assert row.source
+    gpus = ["h100", "h200", "h100 pcie", "h100 nvl", "a10", "a40", "l4", "l40s", "t4"]
+    for name in (*gpus, "tpu v5 lite", "tpu v5", "tpu v6e"):
+        assert sum(1 for pattern, _ in peaks.read() if pattern.fullmatch(name)) == 1, name
+
+
+@pytest.mark.parametrize(
+    ("device", "rates"),
+    [
+        ("NVIDIA H200", {"fp32": 67e12, "tf32": 495e12, "bf16": 989e12, "fp16-native": 989e12, "fp32-default": 495e12}),
+        ("TPU v6e", {"fp32-default": 918e12, "fp32": None, "with": None}),  # nobody publishes float32's
+    ],
+)
+def test_a_precision_s_peak(device: str, rates: dict[str, float | None]) -> None:
+    found = peaks.known(device)
+    assert found is not None
+    assert {name: found.of(name) for name in rates} == rates
+
+
+HEAD = ",".join(peaks.COLUMNS) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n", "the first line must be device,"),
+        (HEAD + "X,x,1\n", "line 2 has 3 fields instead of 8"),
+        (HEAD + "X,x,1,,,,9,\n", "line 2 names no device or no source"),
+        (HEAD + "X,x,fast,,,,9,s\n", "line 2: could not convert"),
+        (HEAD + "X,(,1,,,,9,s\n", "line 2: missing"),
+        (HEAD + "X,x,-1,,,,9,s\n", "line 2 has a figure that is not positive"),
+    ],
+)
+def test_a_damaged_table_says_where(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        peaks.read(path)
+
+
+class Scripted:
+    """A clock that gives the times it was told."""
+
+    def __init__(self, *times: float) -> None:
+        self.times = iter(times)
+
+    def sample(self, call: Callable[[], Any], count: int) -> tuple[float, float]:
+        call()
+        return next(self.times), 0.0
+
+
+def test_the_best_of_all_loads_is_the_ceiling() -> None:
+    loads = [Load("fp32", 8.0, int), Load("fp32", 64.0, int), Load("bandwidth", 6.0, int)]
+    times = [9, 4, 2, 4, 9, 8, 8, 8, 9, 3, 2, 3]  # the first of each four warms up
+    found = peaks.measure(Scripted(*times), loads, "here", seconds=0)
+    assert (found.of("fp32"), found.bandwidth, found.measured) == (8.0, 3.0, True)
+    assert found.of("bf16") is None
+
+
+def test_a_load_that_would_take_too_long_is_left_out() -> None:
+    """As with bf16 on a processor without it: a small product is fast enough, the next one a hundred times slower."""
+    called: list[float] = []
+    loads = [Load("bf16", size, lambda size=size: called.append(size)) for size in (8.0, 64.0)]  # type: ignore[misc]
+    quick = peaks.measure(Scripted(1e-3, *[1e-4] * 100_000), loads, "here", seconds=1e-2)
+    assert 64.0 in called
+    called.clear()
+    slow = peaks.measure(Scripted(*[0.5] * 100_000), loads, "here", seconds=1e-2)
+    assert set(called) == {8.0}
+    assert quick.flops == {"bf16": pytest.approx(64e4)}
+    assert slow.flops == {"bf16": pytest.approx(16)}
+
+
+def test_what_the_device_cannot_do_is_left_out() -> None:
+    def refuse() -> None:
+        raise RuntimeError("not implemented for 'Half'")
+
+    found = peaks.measure(Scripted(1, 1, 1, 1), [Load("fp16", 1.0, refuse), Load("bf16", 2.0, int)], "here", seconds=0)
+    assert found.flops == {"bf16": 2.0}
+    assert found.bandwidth is None
+
+
+def test_this_machine_s_ceiling() -> None:
+    loads = peaks.torch_loads("cpu")
+    found = peaks.measure(clock(Cpu()), loads, "cpu", seconds=0.2)
+    assert set(found.flops) == {"fp32", "bf16", "fp16"}
+    assert 1e8 < (found.bandwidth or 0) < 1e13
+    assert 1e8 < found.flops["fp32"] < 1e15
+    for load in loads:
+        if load.kind == "fp32":
+            with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+                load.call()
+            assert counter.get_total_flops() == load.amount

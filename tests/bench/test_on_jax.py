@@ -19,7 +19,7 @@ from ampcheck.bench.core.prepare import make_inputs, make_module, prepare, refer
 from ampcheck.bench.workloads import catalogue
 from ampcheck.devices.jax import Jax
 from tests.bench.test_precision_check import HALF, MM, check_precision, mlp, op, small_step
-from tests.bench.test_prepare import OP, OVERFLOWING, STEP, variant
+from tests.bench.test_workloads import OP, OVERFLOWING, STEP, variant
 
 for name, w in catalogue().items():
     if isinstance(w, OverheadWorkload):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import count
+from math import inf, nan
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ampcheck.bench.core import accuracy, dtype_rules, kernels
+from ampcheck.bench.core.kernels import BenchKernel
 from ampcheck.bench.core.model import PRECISIONS, OpWorkload, Spec, StepWorkload, Variant, Workload
 from ampcheck.bench.core.precision_check import PrecisionCheck, check_precision, differs, read_back
 from ampcheck.bench.core.prepare import prepare, reference
@@ -263,27 +264,6 @@ def test_an_output_that_is_float32_s_is_found(
 # ---- whether the work was over
 
 
-class Later:
-    """A result that a thread gives some time after it was asked for."""
-
-    def __init__(self, seconds: float) -> None:
-        self.done = threading.Event()
-        threading.Timer(seconds, self.done.set).start()
-
-    def host(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.done.wait()
-        return tensor.clone()
-
-
-def test_work_that_goes_on_after_the_clock_is_found() -> None:
-    running = Later(0.2)
-    reason = read_back([torch.ones(3)], running.host, 0.01)
-    assert re.match(r"work was still running when the clock stopped: \S+ s of it after 0.01 s", reason)
-    ended = Later(0)
-    ended.done.wait()
-    assert read_back([torch.ones(3)], ended.host, 0.5) == ""
-
-
 @pytest.mark.parametrize(
     ("first", "second", "sample", "late"),
     [
@@ -304,3 +284,200 @@ def test_every_output_is_read_twice() -> None:
     read, ticks = [], count()
     read_back([torch.ones(1), (torch.zeros(2),)], lambda t: read.append(t.numel()) or t, 1.0, lambda: next(ticks))
     assert read == [1, 2, 1, 2]
+
+
+# ---- programs and graphs
+
+
+HEAD = "module @jit_program {\n  func.func public @main(%arg0: tensor<8x8xf32>) -> (tensor<8x8xbf16> {jax.a = 1}) {\n"
+CAST = "    %0 = stablehlo.convert %arg0 : (tensor<8x8xf32>) -> tensor<8x8xbf16>\n"
+
+
+def dot(operands: str, result: str) -> str:
+    types = f"(tensor<8x8x{operands}>, tensor<8x8x{operands}>) -> tensor<8x8x{result}>"
+    return f"    %5 = stablehlo.dot_general %0, %4, contracting_dims = [1] x [0], precision = [DEFAULT] : {types}\n"
+
+
+CONV = (
+    "    %3 = stablehlo.convolution(%0, %1) dim_numbers = [b, f, 0]x[o, i, 0]->[b, f, 0], window = {stride = [1]} "
+    "{batch_group_count = 1 : i64, feature_group_count = 1 : i64} : (tensor<2x3x8xf16>, tensor<4x3x3xf16>) -> "
+    "tensor<2x4x6xf16>\n"
+)
+
+
+def test_a_program_is_read() -> None:
+    read = kernels.program(HEAD + CAST + dot("bf16", "f32") + CONV + "    %6 = stablehlo.add %5, %5 : tensor<8xf32>\n")
+    assert read.takes == ("fp32",)
+    assert read.kernels == (
+        BenchKernel("dot_general", ("bf16", "bf16"), out=("fp32",)),
+        BenchKernel("convolution", ("fp16", "fp16"), out=("fp16",)),
+        BenchKernel("add", ("fp32",), out=("fp32",)),
+    )
+    assert read.dtypes == {"fp32", "bf16", "fp16"}
+    with pytest.raises(ValueError, match="not a StableHLO module"):
+        kernels.program("HloModule jit_f")
+
+
+WIDE = "    %1 = stablehlo.exponential %arg0 : tensor<8x8xf32>\n"
+NARROW = "    %1 = stablehlo.exponential %0 : tensor<8x8xbf16>\n"
+GIVEN_LOW, LOWERED = op("upcast", torch.exp, HALF), op("downcast", torch.exp, X)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "of", "promised", "words"),
+    [
+        (CAST + dot("bf16", "bf16"), "bf16", LOWERED, (), ""),
+        (CAST + dot("bf16", "f32"), "bf16", LOWERED, (), ""),
+        (
+            CAST + dot("f32", "f32"),
+            "bf16",
+            op("downcast", torch.exp, X),
+            (),
+            "1 of 1 products compute in fp32: what is bf16",
+        ),
+        (
+            CAST + dot("bf16", "f32"),
+            "fp32",
+            op("downcast", torch.exp, X),
+            (),
+            "computes in bf16 in a variant named fp32",
+        ),
+        (CAST + WIDE, "bf16", LOWERED, (), ""),
+        (WIDE, "bf16", GIVEN_LOW, ("upcast",), ""),
+        (NARROW, "bf16", GIVEN_LOW, ("upcast",), "exponential received bf16 where autocast promises fp32"),
+        (NARROW, "bf16", GIVEN_LOW, (), ""),  # nobody promised anything
+        (NARROW, "bf16", op("promote", torch.exp, X), ("promote",), "computes in bf16 where autocast promises fp32"),
+        (NARROW, "bf16", op("fallthrough", torch.exp, X), (), "computes in bf16, which none of its inputs is"),
+        (WIDE, "bf16", op("fallthrough", torch.exp, X), (), ""),
+        (WIDE, "bf16-native", op("upcast", torch.exp, X), (), "nothing is in bf16: exponential received fp32"),
+    ],
+)
+def test_the_rules_for_programs(text: str, name: str, of: OpWorkload, promised: tuple[str, ...], words: str) -> None:
+    read = kernels.program(HEAD + text)
+    found = dtype_rules.judge(kernels.computing(read.kernels), Variant(PRECISIONS[name]), of, promised, read)
+    assert words in found
+    assert bool(found) == bool(words)
+
+
+def test_a_program_s_text_is_what_is_judged() -> None:
+    def checked(text: str) -> PrecisionCheck:
+        ready: Any = Ready(in_region, text=text)
+        return check_precision(ready, variant("bf16"), LOWERED, Cpu(), "jit")
+
+    assert checked(HEAD + CAST + dot("bf16", "bf16")) == PrecisionCheck("dot_general in bf16")
+    assert checked(HEAD + CAST + dot("bf16", "f32")).text == "dot_general in bf16 giving fp32"
+    assert checked(HEAD.replace("bf16", "f32") + dot("f32", "f32")).invalid.startswith("autocast cast nothing")
+    assert checked(HEAD).invalid.endswith("was seen in the program")
+
+
+def test_words_for_kernels() -> None:
+    single = [BenchKernel(name, ("fp32",)) for name in ("mse_loss", "softmax.int")]
+    many = [BenchKernel("mm", ("bf16", "bf16"))] * 12 + single
+    assert dtype_rules.describe(many) == "12 of 14 kernels in bf16, 2 in fp32 (mse_loss, softmax)"
+    assert dtype_rules.describe([BenchKernel("exp", ("fp32",)), BenchKernel("exp", ("fp32",))]) == "2 exp in fp32"
+    assert dtype_rules.describe([BenchKernel(name, ("fp32",)) for name in "abcde"]) == "5 kernels in fp32"
+    assert dtype_rules.describe([BenchKernel("softmax.int", ("bf16",), "fp32")]) == "softmax in fp32"
+
+
+def test_an_optimizer_s_update_is_no_part_of_the_step() -> None:
+    weight = torch.nn.Parameter(torch.ones(4, 4))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+
+    def step() -> None:
+        (weight @ weight).sum().backward()
+        optimizer.step()
+
+    names = {kernel.short for kernel in kernels.observed_step(step, Cpu(), ())}
+    assert "mm" in names
+    assert not {"add_", "_foreach_add_"} & names
+    assert not torch.equal(weight, torch.ones(4, 4))  # it was made all the same
+
+
+def test_a_region_around_the_call_is_not_the_call_s() -> None:
+    x = torch.ones(2, 2)
+
+    def inside() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return x @ x
+
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not kernels.enters(lambda: x @ x, "cpu", torch.bfloat16)
+        assert kernels.enters(inside, "cpu", torch.bfloat16)
+    assert not kernels.enters(inside, "cpu", torch.float16)
+
+
+# ---- errors beside float64
+
+
+SQUARE = op("downcast", torch.mm, Spec((64, 64)), Spec((64, 64)))
+STEP = small_step(mlp)
+
+
+def vector(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("output", "exact", "error"),
+    [
+        ((3, 4), (3, 4), 0),
+        ((3, 4.5), (3, 4), 0.1),
+        ((0, 0), (3, 4), 1),
+        ((0, 0), (0, 0), 0),
+        ((0, 1e-30), (0, 0), inf),
+        ((3, nan), (3, 4), inf),
+        ((3, inf), (3, 4), inf),
+        ((3, 4), (3, inf), inf),
+        ((3, -inf), (3, inf), inf),
+        ((3, inf), (3, nan), inf),
+        ((3, nan), (3, inf), inf),
+        ((3, inf), (3, inf), 0),
+        ((3, nan), (3, nan), 0),
+        ((6, nan, inf), (3, nan, inf), 1),
+        ((), (), 0),
+    ],
+)
+def test_error(output: tuple[float, ...], exact: tuple[float, ...], error: float) -> None:
+    assert accuracy.error(vector(*output), vector(*exact)) == pytest.approx(error)
+
+
+def test_vectors_of_other_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"an output of shape \(1,\) beside a reference of \(2,\)"):
+        accuracy.error(vector(1), vector(1, 1))  # would be broadcast
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+def test_real_arithmetic_is_within_its_limit_and_beyond_the_next(name: str) -> None:
+    a, b = (torch.randn(64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    low = PRECISIONS[name].low or torch.float32
+    found = accuracy.error((a.to(low) @ b.to(low)).double().flatten(), (a @ b).flatten())
+    assert not accuracy.beyond(found, PRECISIONS[name], SQUARE)
+    assert bool(accuracy.beyond(found, PRECISIONS["fp32"], SQUARE)) == (name != "fp32")
+    assert accuracy.beyond(300 * found, PRECISIONS[name], SQUARE)
+    assert accuracy.limit(name, STEP) > accuracy.limit(name, SQUARE)
+
+
+@pytest.mark.parametrize(
+    ("found", "precision", "workload", "words"),
+    [
+        (0.5, "bf16", SQUARE, "error 5.0e-01 is beyond what bf16 gives (3e-02 at most)"),
+        (0.02, "fp16", SQUARE, "error 2.0e-02 is beyond what fp16 gives (8e-03 at most)"),
+        (0.02, "bf16-native", SQUARE, ""),
+        (inf, "bf16", SQUARE, "the output is not finite, or not zero, where float64's is"),
+        (3e-4, "fp32", SQUARE, "error 3.0e-04 is beyond what fp32 gives (3e-05 at most): this is TF32"),
+        (0.5, "fp32", SQUARE, "error 5.0e-01 is beyond what fp32 gives (3e-05 at most)"),
+        (2e-3, "fp32", GIVEN_LOW, ""),  # inputs in lower precision are no fault of the variant
+        (2e-2, "fp16", GIVEN_LOW, ""),
+        (0.5, "fp32", GIVEN_LOW, "error 5.0e-01 is beyond what bf16 gives (3e-02 at most)"),
+    ],
+)
+def test_what_is_too_large_says_so(found: float, precision: str, workload: OpWorkload, words: str) -> None:
+    assert accuracy.beyond(found, PRECISIONS[precision], workload, "cuda") == words
+
+
+def test_the_reference_is_float64_with_the_same_values() -> None:
+    exact = reference(GIVEN_LOW)
+    assert exact.dtype == torch.float64
+    rounded = torch.exp(exact.log().bfloat16().double())  # the inputs are bf16 numbers, the result is float64's
+    assert accuracy.error(rounded, exact) < 1e-14
+    assert accuracy.error(exact.bfloat16(), exact) > 1e-4

@@ -1,16 +1,19 @@
-"""Rounds, calibration, clocks: what is timed, how often, and that a clock which does not wait is found out."""
+"""Rounds, calibration, clocks, graphs: what is timed, how often, and that a clock which does not wait is found out."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
+from ampcheck.bench.core import graphs
 from ampcheck.bench.core.model import BenchPlan, Rounds
 from ampcheck.bench.core.timing import Clock, CpuClock, Timed, calibrate, interleave
 from ampcheck.bench.run import measure
@@ -188,3 +191,54 @@ def test_a_synchronize_that_does_nothing_makes_every_result_invalid(waits: bool)
         assert min(map(min, found.samples.values())) >= 0.9 * device.SECONDS
     else:
         assert all("work was still running when the clock stopped" in found.facts[v]["invalid"] for v in "ab")
+
+
+# ---- an op replayed from a CUDA graph
+
+
+class Graph:
+    """Take the place of `torch.cuda.CUDAGraph`."""
+
+    replayed = 0
+
+    def replay(self) -> None:
+        Graph.replayed += 1
+
+
+@pytest.fixture
+def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a GPU has none of these; what they do is CUDA's, in which order they are called is ours."""
+    Graph.replayed = 0
+    for name in ("Stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda _: contextlib.nullcontext())
+
+
+def counting(seconds: float, calls: list[int]) -> Callable[[], int]:
+    def call() -> int:
+        time.sleep(seconds)
+        calls.append(1)
+        return len(calls)
+
+    return call
+
+
+@pytest.mark.usefixtures("_cuda")
+def test_the_graph_is_captured_once_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "LIMIT", 10.0)  # a busy machine takes its time
+    calls: list[int] = []
+    replay = graphs.graphed(counting(0, calls))
+    assert not calls, "nothing runs before the first call"
+    first = replay()
+    captured = len(calls)
+    assert [replay(), replay()] == [first, first]
+    assert (len(calls), Graph.replayed) == (captured, 3)
+
+
+@pytest.mark.usefixtures("_cuda")
+def test_an_op_that_is_not_bound_by_its_launch_has_no_graph() -> None:
+    with pytest.raises(graphs.TooLong, match="graphs are for those below 50 us"):
+        graphs.graphed(counting(2 * graphs.LIMIT, []))()
+    assert not Graph.replayed

@@ -1,19 +1,22 @@
-"""The workloads are what they say: names, operations, bytes, policies; and each runs."""
+"""The workloads are what they say: names, operations, bytes, policies, overhead; and each runs in each variant."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.bench.core import counting
-from ampcheck.bench.core.model import OpWorkload, Spec, StepWorkload, Workload
-from ampcheck.bench.core.prepare import make_inputs, make_module
+from ampcheck.bench.core.accuracy import error
+from ampcheck.bench.core.model import PRECISIONS, OpWorkload, OverheadWorkload, Spec, StepWorkload, Variant, Workload
+from ampcheck.bench.core.prepare import make_inputs, make_module, prepare, reference
 from ampcheck.bench.workloads import FAMILIES, catalogue, collected
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.cuda import Cuda
@@ -222,3 +225,141 @@ def test_modules_are_the_same_each_time_and_leave_the_seed_alone() -> None:
         assert torch.equal(a, b)
         assert a.dtype == torch.float64
     assert torch.equal(torch.rand(3), expected)
+
+
+# ---- overhead
+
+
+OVERHEAD = {name: w for name, w in ALL.items() if isinstance(w, OverheadWorkload)}
+
+
+def casts(call: Callable[[], Any]) -> int:
+    """Count the casts of tensors to bfloat16 in a call."""
+
+    class Counting(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.count += func is torch.ops.aten._to_copy.default and (kwargs or {}).get("dtype") is BF16
+            return func(*args, **(kwargs or {}))
+
+    with Counting() as mode:
+        call()
+    return mode.count
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("region-enter", dict.fromkeys(("none", "fresh", "reused", "decorator", "nested", "disabled"), 0)),
+        ("op-without-cast", {"outside": 0, "inside": 0}),
+        ("op-fallthrough", {"outside": 0, "inside": 0}),
+        ("op-with-cast", {"outside": 0, "inside": 100, "by-hand": 100}),
+        ("op-python-kernel", {"none": 0, "python": 0}),
+        ("compile-toggle", {"steady": 0, "toggled": 0}),
+        ("weight-cache", {"on": 1, "off": 8}),
+        ("scaler-step", {"plain": 0, "scaler": 0}),
+    ],
+)
+def test_overhead_casts_as_often_as_it_says_and_leaves_autocast_as_it_was(name: str, expected: dict[str, int]) -> None:
+    variants = OVERHEAD[name].make("cpu")
+    for call in variants.values():
+        call()
+        assert not torch.is_autocast_enabled("cpu")
+        assert torch.get_autocast_dtype("cpu") == BF16
+    assert [(variant, casts(call)) for variant, call in variants.items()] == [*expected.items()], (
+        "the baseline is first"
+    )
+
+
+def test_every_workload_of_overhead_is_tested() -> None:
+    assert len(OVERHEAD) == 8
+
+
+def test_the_scaler_makes_the_same_updates() -> None:
+    variants = OVERHEAD["scaler-step"].make("cpu")
+    for _ in range(3):
+        found = {name: call() for name, call in variants.items()}
+    assert torch.equal(found["plain"], found["scaler"])
+    assert not torch.equal(found["plain"], torch.ones(64, 64))
+
+
+def test_the_python_kernel_is_entered_in_a_region_alone() -> None:
+    variants = OVERHEAD["op-python-kernel"].make("cpu")
+    entered = {}
+    for name, call in variants.items():
+        names: list[str] = []
+        sys.setprofile(lambda frame, event, _, names=names: names.append(frame.f_code.co_name))
+        try:
+            call()
+        finally:
+            sys.setprofile(None)
+        entered[name] = names.count("kernel") // 2  # its call and its return
+    assert entered == {"none": 0, "python": 50}
+
+
+# ---- a workload made ready in a variant
+
+
+OP = OpWorkload(name="op", family="f", policy="downcast", inputs=(Spec((16, 16)), Spec((16, 16))), call=torch.mm)
+STEP = StepWorkload(
+    name="step",
+    family="f",
+    policy="mixed",
+    model=lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)),
+    inputs=(Spec((16, 8)), Spec((16, 4))),
+    loss=nn.functional.mse_loss,
+    rate=0.1,
+)
+OVERFLOWING = dataclasses.replace(STEP, overflows=True)
+
+
+def variant(name: str) -> Variant:
+    return Variant(PRECISIONS[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16), ("bf16-native", torch.bfloat16)],
+)
+def test_an_op_computes_in_the_dtype_of_its_variant(name: str, dtype: torch.dtype) -> None:
+    ready = prepare(OP, variant(name), "cpu", "eager")
+    assert ready.call().dtype is dtype
+    assert not ready.call().requires_grad
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("workload", [OP, STEP], ids=["op", "step"])
+def test_errors_are_of_the_size_of_the_precision(workload: Workload) -> None:
+    exact = reference(workload)
+    errors = {name: error(prepare(workload, variant(name), "cpu", "eager").output(), exact) for name in PRECISIONS}
+    assert errors["fp32"] < 1e-6
+    assert 1e-5 < errors["fp16"] < 2e-3
+    assert 1e-4 < errors["bf16"] < 2e-2
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16", "bf16-native"])
+def test_a_step_trains_and_can_be_put_back(name: str) -> None:
+    ready = prepare(STEP, variant(name), "cpu", "eager")
+    first = ready.output()
+    losses = [float(ready.call()) for _ in range(30)]
+    assert losses[-1] < losses[0]
+    assert torch.equal(ready.output(), first)  # which restores before and after
+    ready.call()
+    ready.restore()
+    assert float(ready.call()) == losses[0]
+
+
+def test_a_step_that_overflows_changes_nothing() -> None:
+    ready = prepare(OVERFLOWING, variant("bf16"), "cpu", "eager")
+    losses = [float(ready.call()) for _ in range(3)]
+    assert len(set(losses)) == 1
+    assert ready.output().shape == (1,)
+
+
+def test_compile_gives_what_eager_gives() -> None:
+    eager = prepare(STEP, variant("bf16"), "cpu", "eager")
+    compiled = prepare(STEP, variant("bf16"), "cpu", "eager")
+    compiled.call = compiled.compiled_with("aot_eager")
+    assert error(compiled.output(), eager.output()) < 1e-2
+    torch._dynamo.reset()

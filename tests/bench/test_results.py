@@ -1,4 +1,4 @@
-"""Exports are what other programs read: pytest-benchmark itself, CSV, Markdown, github-action-benchmark's schema."""
+"""Results for people and programs: numbers with units, tables, the summary of a run, exports."""
 
 from __future__ import annotations
 
@@ -13,9 +13,143 @@ from typing import Any
 
 import pytest
 
+from ampcheck.bench.core import table
+from ampcheck.bench.core.model import VariantResult
 from ampcheck.bench.run import exports
+from ampcheck.bench.run.outcome import SHOWN, summary
 from ampcheck.bench.run.runfile import BenchRun, read
-from tests.report.made_bench import HEADER, made_group, two_run_groups, written
+from ampcheck.bench.session import BenchOutcome
+from tests.report.made_bench import HEADER, PLAIN, made_group, two_run_groups, written
+
+
+@pytest.mark.parametrize(
+    ("shown", "want"),
+    [
+        (table.seconds(1.2345e-3), "1.23 ms"),
+        (table.seconds(0.99996e-3), "1.00 ms"),
+        (table.seconds(4e-8), "40.0 ns"),
+        (table.seconds(12.0), "12.0 s"),
+        (table.seconds(None), "–"),
+        (table.count(2.5e12, "FLOP/s"), "2.50 TFLOP/s"),
+        (table.count(12.0, "B/s"), "12.0 B/s"),
+        (table.memory(3 << 20), "3.00 MiB"),
+        (table.memory(12), "12 B"),
+        (table.error(2.94e-3), "2.9e-03"),
+        (table.error(0.0), "0"),
+        (table.memory(None) + table.error(None), "––"),
+    ],
+)
+def test_numbers_have_three_digits_and_a_unit(shown: str, want: str) -> None:
+    assert shown == want
+
+
+@pytest.mark.parametrize(
+    ("variant", "time", "ratio"),
+    [
+        (
+            VariantResult("x", "faster", seconds=1.0, speed=3.414, speed_low=3.38, speed_high=3.4449),
+            "1.00 s",
+            "3.41× [3.38, 3.44]",
+        ),
+        (VariantResult("x", "invalid", seconds=1.0, speed=3.4), "(1.00 s)", "–"),
+        (VariantResult("x", "first", seconds=1.0), "1.00 s", "–"),
+        (VariantResult("x", "not measured", at_least=5.0, at_most=0.0123), "≥ 5.00 s", "≤ 0.0123×"),
+        (VariantResult("x", "not measured", at_least=5.0), "≥ 5.00 s", "–"),
+        (VariantResult("x", "slower", seconds=1.0, speed=0.5, at_least=0.9, at_most=0.6), "1.00 s", "0.500×"),
+    ],
+)
+def test_a_figure_has_its_interval_and_no_ratio_without_validity(variant: VariantResult, time: str, ratio: str) -> None:
+    assert (table.time(variant), table.ratio(variant)) == (time, ratio)
+
+
+def test_speeds_beside_the_default_are_shown_below_the_group() -> None:
+    group = made_group("mm-512")
+    assert "fp32-default" not in table.table([group])
+    bf16 = group.variants[2]
+    bf16.default_speed, bf16.default_low, bf16.default_high, bf16.default_verdict = 0.83, 0.82, 0.84, "slower"
+    (line,) = (line for line in table.table([group]).splitlines() if "fp32-default" in line)
+    assert line.endswith(": bf16 0.830× [0.820, 0.840] slower")
+
+
+def test_the_variants_of_a_group_are_below_each_other_with_both_times() -> None:
+    lines = table.table([made_group("mm-512")]).splitlines()
+    assert " ".join(lines[0].split()) == "workload device compiler variant time speed [95 %] verdict error"
+    assert lines[2].split() == ["mm-512", "cpu", "eager", "fp32", "1.00", "ms", "–", "baseline", "1.2e-07"]
+    assert lines[4].split()[:3] == ["bf16", "333", "µs"]
+    assert "3.00× [2.97, 3.03]     faster" in lines[4]
+    assert table.table([]) == "Nothing was measured."
+
+
+def test_what_is_not_valid_has_its_reason_below_and_no_ratio() -> None:
+    group = made_group("mm-512", estimate=True, note="from a cost model")
+    bad, absent = group.variants[2], group.variants[3]
+    bad.verdict, bad.reason = "invalid", "the kernel received fp32"
+    absent.verdict, absent.seconds = "not measured", None
+    lines = table.table([group]).splitlines()
+    assert lines[2].startswith("mm-512 (estimate)")
+    assert "(333 µs)  –" in lines[4]
+    assert "3.00×" not in "\n".join(lines)
+    assert [line.split("└")[1].strip() for line in lines if "└" in line] == [
+        "bf16 invalid: the kernel received fp32",
+        "fp16 not measured: no reason was given",
+        "from a cost model",
+    ]
+
+
+def test_a_reason_of_several_lines_stays_below_its_own_group() -> None:
+    groups = [made_group("mm-16"), made_group("mm-64")]
+    groups[0].variants[3].verdict, groups[0].variants[3].reason = "invalid", "one\ntwo"
+    lines = table.table(groups).splitlines()
+    assert lines[6] == "  └ fp16 invalid: one two"
+    assert lines[7].startswith("mm-64")
+
+
+# ---- the summary at the end of a run
+
+
+WIDENED = "6 of 18 products compute in fp32: what is fp16 is widened for them"
+
+
+def test_the_fastest_come_first_and_all_verdicts_are_counted() -> None:
+    speeds = {"mm-64": 1.5, "mm-512": 4.0, "mm-1024": 2.0}
+    groups = [made_group(name, variants={**PLAIN, "bf16": speed}) for name, speed in speeds.items()]
+    overhead = made_group("enter", variants={"fresh": 1.0, "reused": 9.0}, kind="overhead")
+    first, *rows = summary([*groups, overhead], {}).splitlines()
+    assert first == "Beside float32 3 slower, 3 faster. The fastest:"
+    assert [row.split()[-1] for row in rows] == ["mm-512", "mm-1024", "mm-64"]
+    assert rows[0].split() == ["4.00×", "[3.96,", "4.04]", "bf16", "cpu", "eager", "mm-512"]
+    many = summary([made_group(f"mm-{n}") for n in range(SHOWN + 3)], {}).splitlines()
+    assert (len(many), many[-1]) == (SHOWN + 2, "  and 3 more")
+    assert summary([made_group(variants={"fp32": 1.0, "bf16": 0.5})], {}) == "Beside float32 1 slower."
+
+
+@pytest.mark.parametrize(
+    ("workload", "device", "variant", "reason", "platform", "known"),
+    [
+        ("sdpa", "jax", "fp16", WIDENED, "cpu", True),
+        ("transformer-step", "jax", "fp16-native", "6 of 18 products are not in fp16: bmm received fp32", "cpu", True),
+        ("sdpa", "jax", "bf16", WIDENED, "cpu", False),
+        ("sdpa", "jax", "fp16", WIDENED, "tpu", False),
+        ("sdpa", "cpu", "fp16", WIDENED, "cpu", False),
+        ("mm-512", "jax", "fp16", WIDENED, "cpu", False),
+        ("sdpa", "jax", "fp16", "autocast cast nothing: dot_general received fp32", "cpu", False),
+    ],
+)
+def test_a_known_gap_fails_no_run_and_is_named_in_one_line(
+    workload: str, device: str, variant: str, reason: str, platform: str, known: bool
+) -> None:
+    group = made_group(workload, device, compiler="jit", variants={"fp32": 1.0, variant: 2.0})
+    group.variants[1].verdict, group.variants[1].reason = "invalid", reason
+    groups, platforms = [made_group(), group], {device: platform}
+    last = summary(groups, platforms).splitlines()[-1]
+    name = f"{device}/jit/{workload} {variant}"
+    assert last.startswith(
+        f"{'Known gap, which fails no run' if known else 'Invalid, so that this run fails'}: {name}: "
+    )
+    assert BenchOutcome(Path("x"), groups, platforms=platforms).counts is known
+
+
+# ---- exports
 
 
 @pytest.fixture(scope="module")
