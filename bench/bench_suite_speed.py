@@ -194,7 +194,7 @@ def test_collecting_runs_no_op(benchmark: Any, tmp_path: Path, show: Callable[[s
 def test_a_trace_costs_a_bounded_factor(show: Callable[[str], None]) -> None:
     """A traced run of tiny ops may take many times as long as an untraced one, but not thousands."""
     from ampcheck.tools.trace import trace  # noqa: PLC0415  # only this bench needs it
-    from tests.tools.trace_programs import mlp, region  # noqa: PLC0415  # only this bench needs it
+    from tests.tools.test_trace import mlp, region  # noqa: PLC0415  # only this bench needs it
 
     run = mlp()
 

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from ampcheck.tools.lint.names import Function, Names
-from ampcheck.tools.lint.regions import LintedRegion, Option, region
+from ampcheck.tools.lint.names import Function, LintedRegion, Names, Option, region
 from ampcheck.tools.lint.values import Values, arguments, last_name
 
 Thing: TypeAlias = tuple[ast.AST, str]

@@ -15,9 +15,8 @@ from typing import TypeAlias
 from ampcheck.errors import UsageError
 from ampcheck.tools import catalogue
 from ampcheck.tools.lint.events import GRAD_SCALERS
-from ampcheck.tools.lint.names import Names
+from ampcheck.tools.lint.names import Names, region
 from ampcheck.tools.lint.program import LintedProgram
-from ampcheck.tools.lint.regions import region
 from ampcheck.tools.lint.rules import RULES, Diagnostic, TrainingReport
 from ampcheck.tools.lint.torchscript.visits import VISITS as SCRIPT_VISITS
 from ampcheck.tools.lint.torchscript.visits import traced_under

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from ampcheck.tools.lint.events import GRAD_SCALERS, LOW, LoopEvent, Path, Walk
-from ampcheck.tools.lint.names import Function, Names
-from ampcheck.tools.lint.regions import LintedRegion, region
+from ampcheck.tools.lint.names import Function, LintedRegion, Names, region
 from ampcheck.tools.lint.rounding import is_product, rounded
 
 Mistake: TypeAlias = tuple[ast.AST, str]

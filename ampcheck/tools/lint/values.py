@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ampcheck.tools.lint.names import Function, Names
-from ampcheck.tools.lint.regions import LintedRegion, region
+from ampcheck.tools.lint.names import Function, LintedRegion, Names, region
 
 # Methods that return their object.
 _SAME = ("eval", "train", "to", "cuda", "cpu", "float", "double", "requires_grad_", "compile")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 
-from ampcheck.tools.lint.names import Function
+from ampcheck.tools.lint.names import Function, LintedRegion, region
 from ampcheck.tools.lint.program import CompiledFunction, LintedProgram
-from ampcheck.tools.lint.regions import LintedRegion, region
 
 Found = tuple[ast.AST, str, str]
 """A node, the rule it breaks, and a description; "" for the rule's own."""

@@ -26,8 +26,7 @@ from ampcheck.tools.torch_private import (
     set_multithreaded,
 )
 from ampcheck.tools.trace import names, report
-from ampcheck.tools.trace.casts import TracedCall
-from ampcheck.tools.trace.recorder import TraceRecorder
+from ampcheck.tools.trace.recorder import TracedCall, TraceRecorder
 from ampcheck.tools.trace.records import OpRecord
 from ampcheck.tools.trace.report import SORTS
 
