@@ -121,13 +121,9 @@ class PrintedSource:
 
     def _block(self, module: str, line: int, text: str) -> None:
         self._blocks[module, line] = text
-        names: set[str] = set()
-        code = compile(textwrap.dedent(text), "", "exec", flags=__future__.annotations.compiler_flag, dont_inherit=True)
-        for each in _codes(code):
-            for step in dis.get_instructions(each):
-                names |= {step.argval} if step.opname in _LOADS else set()
-                self.attributes |= {step.argval} if step.opname in _ATTRIBUTES else set()
-            self.strings |= {word for constant in each.co_consts for word in _strings(constant)}
+        names, attributes, strings = _used(text)
+        self.attributes |= attributes
+        self.strings |= strings
         self._by_name = self._by_name or "getattr" in names
         for name in sorted(names & set(_statements(module))):
             node = _statements(module)[name]
@@ -152,20 +148,21 @@ class PrintedSource:
 
     def _private(self, module: str, name: str) -> None:
         """Import what a `torch_private` module takes from torch; what it looks up at a call, a function looks up."""
-        found = re.search(rf'\b{name}\b.* = NAMES\.(\w+)\(\s*"([\w.]+)"', inspect.getsource(sys.modules[module]))
+        found = _taken(module, name)
         if found is None:
             node = _statements(module).get(name)
             if not isinstance(node, ast.ImportFrom) or not (node.module or "").endswith(".torch_private"):
                 raise Unreproducible(f"{name} of {module}")
             return self._private(node.module or "", name)
-        origin, _, last = found[2].rpartition(".")
-        if found[1] in ("take", "call"):
+        how, path = found
+        origin, _, last = path.rpartition(".")
+        if how in ("take", "call"):
             self.imports.add(
                 f"from {origin} import {last}" if last == name else f"from {origin} import {last} as {name}"
             )
         else:
             self.imports.add("from importlib import import_module")
-            self._blocks[module, 0] = f"def {name}():\n    return import_module({found[2]!r})"
+            self._blocks[module, 0] = f"def {name}():\n    return import_module({path!r})"
 
     def _entry(self, name: str, node: ast.stmt, module: str) -> str:
         """Return a dictionary with its one entry that is kept; "" for anything else."""
@@ -188,6 +185,7 @@ def _text(module: str, node: ast.stmt, value: object = None) -> str:
     return _plain(text) if module.startswith("ampcheck.") else text
 
 
+@cache
 def _plain(text: str) -> str:
     """Return a statement without docstrings and annotations; else as it is written."""
     source = textwrap.dedent(text)
@@ -235,7 +233,19 @@ def _end(node: ast.expr, starts: Sequence[int]) -> int:
 
 
 def _lines(module: str, first: int, last: int) -> str:
-    return "\n".join(inspect.getsource(sys.modules[module]).splitlines()[first - 1 : last])
+    return "\n".join(_all_lines(module)[first - 1 : last])
+
+
+@cache
+def _all_lines(module: str) -> list[str]:
+    return inspect.getsource(sys.modules[module]).splitlines()
+
+
+@cache
+def _taken(module: str, name: str) -> tuple[str, str] | None:
+    """Return how a `torch_private` module takes a name, and its path in torch; None where another one takes it."""
+    found = re.search(rf'\b{name}\b.* = NAMES\.(\w+)\(\s*"([\w.]+)"', inspect.getsource(sys.modules[module]))
+    return (found[1], found[2]) if found else None
 
 
 @cache
@@ -253,6 +263,19 @@ def _defined(node: ast.stmt) -> Iterator[str]:
     elif isinstance(node, (ast.Assign, ast.AnnAssign)):
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
             yield from (name.id for name in ast.walk(target) if isinstance(name, ast.Name))
+
+
+@cache
+def _used(text: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """Return the global names, the attributes and the constant strings that a piece of source uses."""
+    names, attributes, strings = set[str](), set[str](), set[str]()
+    code = compile(textwrap.dedent(text), "", "exec", flags=__future__.annotations.compiler_flag, dont_inherit=True)
+    for each in _codes(code):
+        for step in dis.get_instructions(each):
+            names |= {step.argval} if step.opname in _LOADS else set()
+            attributes |= {step.argval} if step.opname in _ATTRIBUTES else set()
+        strings |= {word for constant in each.co_consts for word in _strings(constant)}
+    return frozenset(names), frozenset(attributes), frozenset(strings)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -101,4 +101,11 @@ NAMES.optional(
     "c10::impl::registerDeviceGuard",
     need="gradients on virtual devices",
 )
+NAMES.optional("torch._dynamo.guards", "profile_guard_manager", need="leaving a measurement out of each compilation")
+NAMES.optional(
+    "torch._export.utils",
+    "_collect_all_valid_cia_ops",
+    "_materialize_cpp_cia_ops",
+    need="listing the composite ops once an export, not once for each namespace",
+)
 NAMES.check()

@@ -22,6 +22,7 @@ from ampcheck.errors import Broken, CheckFailure, Unsupported, one_line
 from ampcheck.observe import blame
 from ampcheck.observe.dispatcher import lacks_kernel
 from ampcheck.observe.isolation import reset
+from ampcheck.observe.overhead import without_overhead
 from ampcheck.runner.deviations import Deviation, KnownDeviations, after_deviations
 from ampcheck.runner.record import RED, Result, cause_text
 from ampcheck.runner.summarize import case_text
@@ -84,6 +85,7 @@ class Judge:
         reset(self._defaults)
         try:
             with ExitStack() as stack:
+                stack.enter_context(without_overhead())
                 item.stash[WARNED] = stack.enter_context(warnings.catch_warnings(record=True))
                 warnings.simplefilter("always")  # a warning decides no verdict
                 for text in _OP_WARNINGS:

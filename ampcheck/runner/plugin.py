@@ -182,7 +182,7 @@ class Plugin:
             self._selected = [item for item in items if collector.case_of(item)]
         items.sort(key=lambda item: item.get_closest_marker("forks") is None)
         if self.child is not None:
-            items[:] = self.child.choose(items, lambda item: found[1].key if (found := self._case_of(item)) else "")
+            items[:] = self.child.choose(items, lambda item: found[1] if (found := self._case_of(item)) else None)
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
         self._deselected += len(items)
@@ -388,11 +388,17 @@ class SupervisedRun(Channel):
             self.devices = found[0] if found else ()
             self.send({"kind": "groups", "groups": found})
 
-    def choose(self, items: list[pytest.Item], key: Callable[[pytest.Item], str]) -> list[pytest.Item]:
+    def choose(self, items: list[pytest.Item], case_of: Callable[[pytest.Item], Case | None]) -> list[pytest.Item]:
         """Return the items of this child's share that are not done yet."""
         self._processes = count = self._plan.processes(len(items))
         done = read(Path(self._plan.resumed)).results if self._plan.resumed else {}
-        return [item for item in items if self._plan.has(item.nodeid, count) and key(item) not in done]
+
+        def has(item: pytest.Item) -> bool:
+            case = case_of(item)
+            fields = (case.op, case.sample, case.inputs) if case is not None else ("", "", "")
+            return self._plan.has(item.nodeid, *fields, count) and (case is None or case.key not in done)
+
+        return list(filter(has, items))
 
     def preflight(self, step: str) -> None:
         """Say that a step of the preflight begins, e.g. "device 'cpu': add"; "" for its end."""

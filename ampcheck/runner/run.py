@@ -208,9 +208,19 @@ class RunPlan:
         """Return how many shares so many cases are divided into."""
         return max(1, min(self.shares, cases // self.least)) if self.least else self.shares
 
-    def has(self, node: str, processes: int) -> bool:
-        """Return whether a node id is of this child's share: by its name, so no child depends on another's order."""
-        return crc32(node.encode()) % processes == self.share and node not in self.done
+    def has(self, node: str, op: str, sample: str, inputs: str, processes: int) -> bool:
+        """Return whether a case that is not done yet is of this child's share; its fields are those of `share_of`."""
+        return share_of(node, op, sample, inputs, processes) == self.share and node not in self.done
+
+
+def share_of(node: str, op: str, sample: str, inputs: str, processes: int) -> int:
+    """Return the share of a case, from 0, by its fields alone, so that no child depends on another's order.
+
+    The cases of an op's sample are of one share, on every device and in every dtype: they compile the same programs and
+    are compared with the same references. A scenario's are divided by its parameters, which are its `inputs`.
+    """
+    scenario = node.partition("[")[0].endswith(f"::test_{op}")
+    return crc32("/".join([op, sample, *([inputs] if scenario else [])]).encode()) % processes
 
 
 @dataclass(slots=True)
@@ -511,7 +521,9 @@ class Supervisor:
         processes = self._heads[share.group]["header"]["processes"]
         for node, other in self._recorder.nodes.items():
             found, key = self._hung_cases.get(_subject(other), ()), "{suite}/{rule}/{id}".format_map(other)
-            theirs = other["device"] in self._groups[share.group] and crc32(node.encode()) % processes == share.number
+            fields = other.get("op", ""), other.get("sample", ""), other.get("inputs", "")
+            theirs = share_of(node, *fields, processes) == share.number
+            theirs = theirs and other["device"] in self._groups[share.group]
             if theirs and len(found) >= _ENOUGH and key not in found and key not in self._recorder.results:
                 share.done.add(node)
                 why = f"not tried, since two cases of {other.get('op') or other['id'].partition('-')[0]} hung"

@@ -12,7 +12,7 @@ from xml.etree import ElementTree as xml
 import pytest
 
 from ampcheck.runner.record import RED, Run, first_line, read
-from ampcheck.runner.run import Supervisor, suites_folder
+from ampcheck.runner.run import Supervisor, share_of, suites_folder
 from ampcheck.runner.run import environment as child_environment
 from ampcheck.runner.summarize import RunRecorder, merge
 from ampcheck.spec.ids import Shard
@@ -298,6 +298,15 @@ def test_a_shard_is_named_and_has_its_cases_alone(shards: list[Run]) -> None:
         assert 0 < len(shard.results) == shard.header["cases"]
         assert "missing" not in shard.counts()
         assert all(Shard(number, 3).has(key) for key in shard.results)
+
+
+def test_processes_share_out_an_ops_cases_together_and_a_scenarios_by_parameters() -> None:
+    def share(function: str, op: str, inputs: str) -> int:
+        return share_of(f"suites/eager/test_ops.py::{function}[{op}-{inputs}]", op, "", inputs, 1000)
+
+    assert share("test_upcast", "exp", "fp32") == share("test_promote", "exp", "fp16-bf16")
+    assert share("test_upcast", "exp", "fp32") != share("test_upcast", "log", "fp32")
+    assert share("test_loop", "loop", "adam") != share("test_loop", "loop", "sgd")
 
 
 def test_a_shard_depends_on_the_key_alone() -> None:

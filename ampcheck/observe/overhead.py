@@ -1,0 +1,54 @@
+"""What PyTorch does at each compilation without an effect on what comes out, and what the suites leave out of it.
+
+A run compiles thousands of small programs, of which these parts took half of the time. Nothing is imported here: what
+a process has not loaded is left as it is, and so is what a torch does not have.
+"""
+
+from __future__ import annotations
+
+import sys
+import typing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+Made = Callable[[Any], Any]
+"""Makes the replacement of an attribute."""
+
+
+def _unmeasured(_: Any) -> Callable[..., float]:
+    """Replace the measurement of guards, for which Dynamo empties the processor's caches: its log says 0."""
+    return lambda *_: 0.0
+
+
+def _listed_once(collect: Callable[[], set[Any]]) -> Callable[[], set[Any]]:
+    """Look up the composite ops of the dispatcher once a call, and not again for each namespace."""
+    utils: Any = sys.modules["torch._export.utils"]
+
+    def collected() -> set[Any]:
+        utils._materialize_cpp_cia_ops()
+        with patch.object(utils, "_materialize_cpp_cia_ops", lambda: None):
+            return collect()
+
+    return collected
+
+
+_REPLACED: dict[tuple[str, str], Made] = {
+    ("torch._dynamo.guards", "profile_guard_manager"): _unmeasured,
+    ("torch.export.decomp_utils", "_collect_all_valid_cia_ops"): _listed_once,
+    ("torch.export.exported_program", "_collect_all_valid_cia_ops"): _listed_once,
+    # A decorator's annotation, made anew for each op of a table of decompositions; that of typing is kept.
+    ("torch._ops", "Callable"): lambda _: typing.Callable,
+}
+
+
+@contextmanager
+def without_overhead() -> Iterator[None]:
+    """Leave out what compiling does for logs alone, and what it does again and again, while entered."""
+    with ExitStack() as stack:
+        for (module, name), made in _REPLACED.items():
+            owner = sys.modules.get(module)
+            if (found := getattr(owner, name, None)) is not None:
+                stack.enter_context(patch.object(owner, name, made(found)))
+        yield

@@ -1,0 +1,42 @@
+"""What the suites leave out of a compilation changes nothing of what comes out of it."""
+
+from __future__ import annotations
+
+import torch
+from torch._dynamo import guards
+from torch._export import utils
+from torch.export import decomp_utils, exported_program
+
+from ampcheck.compilers.kinds import quiet
+from ampcheck.observe.overhead import without_overhead
+
+
+def test_composite_ops_are_listed_as_before_and_those_made_meanwhile_too() -> None:
+    before = decomp_utils._collect_all_valid_cia_ops()
+    with torch.library._scoped_library("ampcheck_overhead", "DEF") as library, without_overhead():
+        assert exported_program._collect_all_valid_cia_ops() == decomp_utils._collect_all_valid_cia_ops() == before
+        library.define("half(Tensor x) -> Tensor", tags=())
+        library.impl("half", lambda x: x / 2, "CompositeImplicitAutograd")
+        made = exported_program._collect_all_valid_cia_ops()
+        assert made - before == {torch.ops.ampcheck_overhead.half.default}
+
+
+def test_a_program_decomposes_as_before() -> None:
+    def decomposed() -> str:
+        with quiet():
+            program = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
+            return str(program.run_decompositions().graph)
+
+    before = decomposed()
+    with without_overhead():
+        assert decomposed() == before
+
+
+def test_what_is_left_out_is_put_back() -> None:
+    measured, looked_up = guards.profile_guard_manager, utils._materialize_cpp_cia_ops
+    with without_overhead():
+        assert guards.profile_guard_manager is not measured
+        assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)) == 2
+        decomp_utils._collect_all_valid_cia_ops()
+        assert utils._materialize_cpp_cia_ops is looked_up
+    assert guards.profile_guard_manager is measured
