@@ -74,6 +74,7 @@ def lower(*names: str, **options: Any) -> Callable[[F], F]:
 _MEDIUM = 1 << 16
 _CHEAP = (
     (_MEDIUM, "xla_cpu_use_fusion_emitters", False),  # gone in jax 0.11
+    (_MEDIUM, "xla_cpu_parallel_codegen_split_count", 1),  # it is compiled in one piece
     (1 << 10, "xla_backend_optimization_level", 0),
 )
 """Up to how many elements a program is compiled with an option; see docs/jax_device.md, "What compiling costs"."""

@@ -7,6 +7,7 @@ a process has not loaded is left as it is, and so is what a torch does not have.
 from __future__ import annotations
 
 import sys
+import threading
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -34,10 +35,31 @@ def _listed_once(collect: Callable[[], set[Any]]) -> Callable[[], set[Any]]:
     return collected
 
 
+class _Contexts(threading.local):
+    """The MLIR context of each thread, which JAX makes anew for each program: it loads all of its dialects."""
+
+    most = 64
+    """So many programs have one context, in which the constants of all of them stay."""
+
+    def __init__(self) -> None:
+        self.made: Any = None
+        self.used = 0
+
+    def replace(self, make: Callable[[], Any]) -> Callable[[], Any]:
+        def kept() -> Any:
+            if self.used % self.most == 0:
+                self.made = make()
+            self.used += 1
+            return self.made
+
+        return kept
+
+
 _REPLACED: dict[tuple[str, str], Made] = {
     ("torch._dynamo.guards", "profile_guard_manager"): _unmeasured,
     ("torch.export.decomp_utils", "_collect_all_valid_cia_ops"): _listed_once,
     ("torch.export.exported_program", "_collect_all_valid_cia_ops"): _listed_once,
+    ("jax._src.interpreters.mlir", "make_ir_context"): _Contexts().replace,
     # A decorator's annotation, made anew for each op of a table of decompositions; that of typing is kept.
     ("torch._ops", "Callable"): lambda _: typing.Callable,
 }
