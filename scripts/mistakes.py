@@ -26,7 +26,9 @@ _HEAD = """\
 | "unscale_() has already been called" | AMP004 |
 | Dtypes mix in the backward pass of an own function | AMP012, AMP013, AMP014 |
 | bfloat16 or float16? | bfloat16 where the device has it: no scaler, no overflow; float16 has three more bits |
-| A weight is used under `no_grad`, then with gradients, in one region | in torch 2.13 the gradients arrive |
+| A weight is used under `no_grad`, then trained, in one region | no rule: torch 2.13 keeps gradients (pytorch#165068) |
+| Attention in mixed dtypes is slow | no rule: outside of regions it is refused, a region casts all of it |
+| A GRU in mixed dtypes is slow | no rule: the CPU has no fused kernel for it, on CUDA a region casts all of it |
 """
 
 _BY = {"static": "`ampcheck lint`", "dynamic": "`ampcheck doctor`"}

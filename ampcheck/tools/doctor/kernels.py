@@ -96,6 +96,8 @@ class KernelWatch:
         self.clamped: Callable[[torch.Tensor], None] = lambda _: None
         self.stepping = False
         """Whether an optimizer's own ops run."""
+        self.fused = 0
+        """How many calls of an LSTM ran as one kernel."""
         self._findings, self._seen, self._sources = findings, seen, sources
         self._places: dict[int, Place] = {}
         self._bad: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -133,6 +135,7 @@ class KernelWatch:
         self._left -= 1
         name = overload_name(func).partition(".")[0]
         given = [x for x in tensors((args, kwargs)) if type(x) in (torch.Tensor, torch.nn.Parameter)]
+        self.fused += name == "mkldnn_rnn_layer"
         averages = name in _AVERAGES and given and given[0].dtype in LOW and not self.stepping
         before = given[0].clone() if averages else None
         if name in _CLAMPS and given and not self.stepping:

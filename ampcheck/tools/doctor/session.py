@@ -228,6 +228,18 @@ class Doctor(AbstractContextManager["Doctor"]):
 
             return watched
 
+        def recurrent(original: Callable[..., Any]) -> Callable[..., Any]:
+            def watched(module: torch.nn.LSTM, *args: Any, **kwargs: Any) -> Any:
+                fused = self._kernels.fused
+                out = original(module, *args, **kwargs)
+                x = kwargs.get("input", *args[:1])
+                if isinstance(x, torch.Tensor):
+                    with aside():
+                        training.recurred(x, fused=self._kernels.fused > fused)
+                return out
+
+            return watched
+
         def ran(original: Callable[..., Any]) -> Callable[..., Any]:
             def watched(thread: threading.Thread) -> Any:
                 started = self._threads.pop(thread, None)
@@ -244,6 +256,7 @@ class Doctor(AbstractContextManager["Doctor"]):
         yield _wrapped(threading.Thread, "run", ran)
         for kind in (torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention):
             yield _wrapped(kind, "forward", before(training.encoded))
+        yield _wrapped(torch.nn.LSTM, "__call__", recurrent)  # TorchScript reads `forward`
         yield _everywhere(torch.nn.functional.rms_norm, before(training.normalized)(torch.nn.functional.rms_norm))
         yield _wrapped(GradScaler, "scale", before(lambda scaler, *_: training.scaled(scaler)))
         yield _wrapped(GradScaler, "unscale_", before(training.unscaled))

@@ -202,6 +202,19 @@ class Training:
                 f"rms_norm was given an input in {name_of(x.dtype)} and a weight in {name_of(weight.dtype)}",
             )
 
+    def recurred(self, x: torch.Tensor, *, fused: bool) -> None:
+        """Look at a call of an LSTM that ended, which the CPU runs as one kernel where it can cast what it is given."""
+        if x.device.type != "cpu" or x.dtype not in LOW or fused or not torch.is_autocast_enabled("cpu"):
+            return
+        region = torch.get_autocast_dtype("cpu")
+        if self.observing and x.dtype is not region:
+            self._findings.add(
+                "slow-fallback",
+                self._kernels.place(),
+                f"LSTM was given {name_of(x.dtype)} in a region of {name_of(region)}",
+                f"cast its input: x.to({region})",
+            )
+
     def encoded(self, module: torch.nn.Module, *_: object, **__: object) -> None:
         """Look at a call of a transformer's layer: where nothing is trained, a region ends its fused path."""
         # As the layers ask themselves: for cuda.
