@@ -147,8 +147,10 @@ def test_rows_make_sense_and_no_name_fits_two() -> None:
     for row in rows:
         rates = [row.flops[kind] for kind in ("fp32", "tf32", "bf16") if kind in row.flops]
         assert rates == sorted(rates), row
+        assert 0 < min(row.flops.values()) <= 1e16, row
         assert 1e12 < max(row.flops.values()) < 1e16, row
         assert row.bandwidth is None or 1e11 < row.bandwidth < 1e14, row
+        assert row.device
         assert row.source
     gpus = ["h100", "h200", "h100 pcie", "h100 nvl", "a10", "a40", "l4", "l40s", "t4"]
     for name in (*gpus, "tpu v5 lite", "tpu v5", "tpu v6e"):
@@ -166,27 +168,6 @@ def test_a_precision_s_peak(device: str, rates: dict[str, float | None]) -> None
     found = peaks.known(device)
     assert found is not None
     assert {name: found.of(name) for name in rates} == rates
-
-
-HEAD = ",".join(peaks.COLUMNS) + "\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a,b\n", "the first line must be device,"),
-        (HEAD + "X,x,1\n", "line 2 has 3 fields instead of 8"),
-        (HEAD + "X,x,1,,,,9,\n", "line 2 names no device or no source"),
-        (HEAD + "X,x,fast,,,,9,s\n", "line 2: could not convert"),
-        (HEAD + "X,(,1,,,,9,s\n", "line 2: missing"),
-        (HEAD + "X,x,-1,,,,9,s\n", "line 2 has a figure that is not positive"),
-    ],
-)
-def test_a_damaged_table_says_where(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
-        peaks.read(path)
 
 
 class Scripted:

@@ -195,18 +195,11 @@ def findings(groups: Sequence[Group], found: AdviceFigures, isa: Sequence[str]) 
 def _table(groups: Sequence[Group]) -> str:
     """Return the variants, a row each; the reason of a verdict is told below the table."""
     rows = [
-        (
-            "" if place else group.compiler,
-            variant.name,
-            table.seconds(variant.seconds),
-            table.ratio(variant),
-            "baseline" if variant.verdict == "first" else variant.verdict,
-            table.error(variant.error),
-        )
+        ("" if place else group.compiler, *table.cells(variant))
         for group in groups
         for place, variant in enumerate(group.variants)
     ]
-    return tabulate(rows, ("compiler", "variant", "time", "speed [95 %]", "verdict", "error"), disable_numparse=True)
+    return tabulate(rows, table.HEADINGS[2:], disable_numparse=True)
 
 
 def _speed(variant: VariantResult, first: VariantResult) -> str:

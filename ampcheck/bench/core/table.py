@@ -14,7 +14,7 @@ INVALID = ("invalid", "not measured")
 
 NONE = "–"
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (0.0, "ns"))
-_HEADINGS = ("workload", "device", "compiler", "variant", "time", "speed [95 %]", "verdict", "error")
+HEADINGS = ("workload", "device", "compiler", "variant", "time", "speed [95 %]", "verdict", "error")
 
 
 def seconds(value: float | None) -> str:
@@ -118,18 +118,20 @@ def table(groups: Iterable[Group]) -> str:
     for group in groups:
         for place, variant in enumerate(group.variants):
             where = (label(group), group.device, group.compiler) if place == 0 else ("", "", "")
-            rows.append((*where, variant.name, time(variant), ratio(variant), _verdict(variant), error(variant.error)))
+            rows.append((*where, *cells(variant)))
         below[len(rows)] = [f"  └ {line}" for line in reasons(group)]
     if not rows:
         return "Nothing was measured."
-    heading, rule, *lines = tabulate(rows, headers=_HEADINGS, disable_numparse=True).splitlines()
+    heading, rule, *lines = tabulate(rows, headers=HEADINGS, disable_numparse=True).splitlines()
     for place, remarks in sorted(below.items(), reverse=True):
         lines[place:place] = remarks
     return "\n".join((heading, rule, *lines))
 
 
-def _verdict(variant: VariantResult) -> str:
-    return "baseline" if variant.verdict == "first" else variant.verdict
+def cells(variant: VariantResult) -> tuple[str, str, str, str, str]:
+    """Return a variant's name, time, speed, verdict and error."""
+    verdict = "baseline" if variant.verdict == "first" else variant.verdict
+    return variant.name, time(variant), ratio(variant), verdict, error(variant.error)
 
 
 def _interval(value: float, low: float | None, high: float | None) -> str:

@@ -12,6 +12,7 @@ import io
 import json
 import statistics
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -124,33 +125,23 @@ def as_csv(run: BenchRun) -> str:
 def as_markdown(run: BenchRun) -> str:
     """Return the run as a job summary: counts by verdict, each variant beside its baseline, reasons below."""
     variants = [(group, variant) for group in run.groups.values() for variant in group.variants]
-    verdicts: dict[str, int] = {}
-    for _, variant in variants:
-        if variant.verdict != "first":
-            verdicts[variant.verdict] = verdicts.get(variant.verdict, 0) + 1
+    verdicts = Counter(variant.verdict for _, variant in variants if variant.verdict != "first")
     said = ", ".join(f"{amount} {verdict}" for verdict, amount in sorted(verdicts.items())) or "nothing was measured"
     started = run.header.get("started", "at an unknown time")
     lines = ["## ampcheck benchmarks", "", f"{len(run.groups)} workloads, {_markdown(str(started))}: {said}."]
     if note := incomplete(run):
         lines += ["", f"**Incomplete:** {_markdown(note)}."]
-    if variants:
-        lines += [
-            "",
-            "| workload | device | compiler | variant | baseline | variant's time | speed [95 %] | verdict | error |",
-            "| --- | --- | --- | --- | ---: | ---: | ---: | --- | ---: |",
-        ]
+    rows = []
     for group, variant in variants:
         if variant.verdict != "first":
-            base = group.variants[0]
-            cells = (table.label(group), group.device, group.compiler, variant.name)
-            numbers = (
-                f"{base.name} {table.time(base)}",
-                table.time(variant),
-                table.ratio(variant),
-                variant.verdict,
-                table.error(variant.error),
-            )
-            lines.append("| " + " | ".join(map(_markdown, (*cells, *numbers))) + " |")
+            name, *numbers = table.cells(variant)
+            base = f"{group.variants[0].name} {table.time(group.variants[0])}"
+            cells = (table.label(group), group.device, group.compiler, name, base, *numbers)
+            rows.append("| " + " | ".join(map(_markdown, cells)) + " |")
+    if variants:
+        heads = (*table.HEADINGS[:4], "baseline", "variant's time", *table.HEADINGS[5:])
+        sides = "| --- | --- | --- | --- | ---: | ---: | ---: | --- | ---: |"
+        lines += ["", f"| {' | '.join(heads)} |", sides, *rows]
     told = [
         f"- {_markdown(group.key)}: {_markdown(line)}" for group in run.groups.values() for line in table.reasons(group)
     ]
