@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.report.conftest import browser, make, many, write  # noqa: F401  # fixtures
+from tests.report.conftest import browser  # noqa: F401  # a fixture
 from tests.report.test_size import big_site  # noqa: F401  # a fixture
 
 OPEN, FILTER = 1000, 200

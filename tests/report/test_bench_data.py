@@ -19,6 +19,7 @@ from ampcheck.report.benchmarks.steps import conditions, listed, steps
 from ampcheck.report.benchmarks.verdicts import SHOWN
 from tests.cli_support import refused
 from tests.report.made_bench import HEADER, day, made_group, two_run_groups, written
+from tests.report.made_runs import make, write
 
 
 def test_every_verdict_has_a_mark_and_a_label_of_its_own() -> None:
@@ -112,9 +113,7 @@ def test_the_command_refuses_a_damaged_benchmark_file(
 # ---- one site of both, or of either
 
 
-def test_the_command_takes_the_files_of_all_four_folders(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Any, write: Any
-) -> None:
+def test_the_command_takes_the_files_of_all_four_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from ampcheck.cli import main
 
     (tmp_path / "runs").mkdir()
@@ -131,7 +130,7 @@ def test_the_command_takes_the_files_of_all_four_folders(
     assert "benchmark" not in (tmp_path / "site/summary.md").read_text()
 
 
-def test_pages_without_data_say_so(tmp_path: Path, make: Any, write: Any) -> None:
+def test_pages_without_data_say_so(tmp_path: Path) -> None:
     build([write(tmp_path / "a.jsonl", [make("mm")])], tmp_path / "judged")
     for page in (tmp_path / "judged").glob("bench*.html"):
         assert "There is no benchmark here." in page.read_text(), page.name
@@ -143,7 +142,7 @@ def test_pages_without_data_say_so(tmp_path: Path, make: Any, write: Any) -> Non
     assert "There is no" not in (tmp_path / "timed/bench.html").read_text()
 
 
-def test_what_a_file_is_says_its_header_and_else_its_folder(tmp_path: Path, make: Any, write: Any) -> None:
+def test_what_a_file_is_says_its_header_and_else_its_folder(tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
     assert is_bench(written(tmp_path / "timed.jsonl", [made_group()]))
     assert not is_bench(write(tmp_path / "bench" / "judged.jsonl", [make("mm")]))

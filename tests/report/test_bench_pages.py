@@ -16,6 +16,7 @@ from ampcheck.report.benchmarks.pages import NAV
 from ampcheck.report.benchmarks.run_groups import load
 from tests.report.made_bench import day, made_group, many_run_groups, two_run_groups, written
 from tests.report.test_data import contrast
+from tests.report.test_pages import assert_opens, assert_usable
 
 PAGES = list(NAV.values())
 
@@ -34,12 +35,7 @@ def site(paths: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_opens_from_disk_in_every_setting(page: str, dark: bool, width: int, site: Path, browser: Any) -> None:
-    browser.show(width, dark=dark)
-    browser.open(site / page)
-    assert browser.problems == []
-    assert browser.evaluate("document.querySelectorAll('h1').length") == 1
-    bar = browser.evaluate("innerWidth - document.documentElement.clientWidth")
-    assert browser.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [width - bar, width]
+    assert_opens(browser, site / page, "", width, dark=dark)
     assert browser.evaluate("document.querySelectorAll('main img, main b').length") == 0, "texts are not markup"
     ids = "[...document.querySelectorAll('[id]')].map(n => n.id)"
     assert browser.evaluate(f"{ids}.length === new Set({ids}).size")
@@ -49,21 +45,11 @@ def test_a_page_opens_from_disk_in_every_setting(page: str, dark: bool, width: i
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_can_be_used_without_eyes_or_mouse(page: str, site: Path, browser: Any) -> None:
-    browser.show()
-    browser.open(site / page)
-    unnamed = "[...document.querySelectorAll('input, select')].filter(f => !f.labels.length).map(f => f.name)"
-    assert browser.evaluate(unnamed) == []
-    bare = "[...document.querySelectorAll('.chip')].filter(c => !/[a-z]{4}/.test(c.textContent)).map(c => c.outerHTML)"
-    assert browser.evaluate(bare) == [], "a verdict is told by words too"
-    boxes = "[...document.querySelectorAll('table')].every(t => t.closest('.scroll[tabindex][role=region]'))"
-    assert browser.evaluate(boxes), "a wide table scrolls in a box that the keyboard reaches"
+    assert_usable(browser, site / page)
     plots = (
         "[...document.querySelectorAll('main svg')].map(s => s.getAttribute('role') + !!s.getAttribute('aria-label'))"
     )
     assert set(browser.evaluate(plots)) <= {"imgtrue"}
-    browser.press("Tab")
-    browser.press("Enter")
-    assert browser.evaluate("document.activeElement.id") == "main", "the skip link comes first"
     assert browser.problems == []
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,10 +14,8 @@ from ampcheck.report import build
 from ampcheck.report.conformance import badge
 from ampcheck.report.conformance.data import SHOWN, cases, device_modules, letters, number, script, union
 from ampcheck.report.history import load
-from ampcheck.runner.record import STATUSES, Result, read
-
-Make = Callable[..., Result]
-Write = Callable[..., Path]
+from ampcheck.runner.record import STATUSES, read
+from tests.report.made_runs import make, write
 
 
 def run_group(day: int, hour: int = 2) -> str:
@@ -44,14 +41,14 @@ def test_a_damaged_run_file_is_a_usage_error_and_nothing_is_written(tmp_path: Pa
     assert not (tmp_path / "site").exists()
 
 
-def test_an_output_folder_that_is_a_file_is_a_usage_error(tmp_path: Path, make: Make, write: Write) -> None:
+def test_an_output_folder_that_is_a_file_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "site").write_text("mine")
     with pytest.raises(UsageError, match=r"cannot be written to .*site: "):
         build([write(tmp_path / "run.jsonl", [make("mm")])], tmp_path / "site")
     assert (tmp_path / "site").read_text() == "mine"
 
 
-def test_other_files_of_the_folder_are_left_alone(tmp_path: Path, make: Make, write: Write) -> None:
+def test_other_files_of_the_folder_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "notes.txt").write_text("mine")
     page = build([write(tmp_path / "run.jsonl", [make("mm")])], tmp_path / "site")
@@ -60,7 +57,7 @@ def test_other_files_of_the_folder_are_left_alone(tmp_path: Path, make: Make, wr
     assert not list((tmp_path / "site").glob("*.part"))
 
 
-def test_the_first_page_shows_how_many_states_are_reached(tmp_path: Path, make: Make, write: Write) -> None:
+def test_the_first_page_shows_how_many_states_are_reached(tmp_path: Path) -> None:
     run, counts = write(tmp_path / "run.jsonl", [make("mm")]), tmp_path / "coverage.json"
     row = {"device": "cpu", "key": "AutocastCPU", "cells": 5000, "reachable": 2000, "each_run": 30, "nightly": 1995}
     counts.write_text(json.dumps({"torch": "2.13.0", "devices": [row]}))
@@ -70,7 +67,7 @@ def test_the_first_page_shows_how_many_states_are_reached(tmp_path: Path, make: 
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"torch": "2.13.0", "devices": [{"device": "cpu"}]}'])
-def test_a_damaged_file_of_counts_is_a_usage_error(tmp_path: Path, make: Make, write: Write, text: str) -> None:
+def test_a_damaged_file_of_counts_is_a_usage_error(tmp_path: Path, text: str) -> None:
     counts = tmp_path / "coverage.json"
     counts.write_text(text)
     with pytest.raises(
@@ -79,7 +76,7 @@ def test_a_damaged_file_of_counts_is_a_usage_error(tmp_path: Path, make: Make, w
         build([write(tmp_path / "run.jsonl", [make("mm")])], tmp_path / "site", counts)
 
 
-def test_files_of_one_run_group_are_one_run(tmp_path: Path, make: Make, write: Write) -> None:
+def test_files_of_one_run_group_are_one_run(tmp_path: Path) -> None:
     paths = [
         write(tmp_path / "cpu.jsonl", [make("mm")], started=run_group(20, 2)),
         write(tmp_path / "gpu.jsonl", [make("mm", device="cuda")], started=run_group(20, 4), manifest="b"),
@@ -92,7 +89,7 @@ def test_files_of_one_run_group_are_one_run(tmp_path: Path, make: Make, write: W
     assert [part["file"] for part in history.runs[1].header["parts"]] == ["gpu.jsonl", "again.jsonl"]
 
 
-def test_the_newest_runs_are_kept_and_the_rest_counted(tmp_path: Path, make: Make, write: Write) -> None:
+def test_the_newest_runs_are_kept_and_the_rest_counted(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{day}.jsonl", [make("mm")], started=run_group(day)) for day in range(1, 24)]
     history = load(paths)
     assert len(history.runs) == 20
@@ -105,7 +102,7 @@ def test_the_newest_runs_are_kept_and_the_rest_counted(tmp_path: Path, make: Mak
     )
 
 
-def test_the_previous_run_has_the_same_torch_if_there_is_one(tmp_path: Path, make: Make, write: Write) -> None:
+def test_the_previous_run_has_the_same_torch_if_there_is_one(tmp_path: Path) -> None:
     other = {"versions": {"torch": "2.12.0"}}
     first = write(tmp_path / "1.jsonl", [make("mm")], started=run_group(17))
     second = write(tmp_path / "2.jsonl", [make("mm")], started=run_group(18), **other)
@@ -120,7 +117,7 @@ def test_the_previous_run_has_the_same_torch_if_there_is_one(tmp_path: Path, mak
         assert (previous.header["started"] if previous else None) == want
 
 
-def test_a_short_or_interrupted_run_in_between_is_passed_over(tmp_path: Path, make: Make, write: Write) -> None:
+def test_a_short_or_interrupted_run_in_between_is_passed_over(tmp_path: Path) -> None:
     ops = [make(f"op{number}") for number in range(4)]
     whole = write(tmp_path / "1.jsonl", ops, started=run_group(17))
     cut = write(tmp_path / "2.jsonl", ops[:3], started=run_group(18), footer=False)
@@ -139,7 +136,7 @@ def test_letters_are_run_lengths() -> None:
     assert len(set(letters(STATUSES))) == len(STATUSES)
 
 
-def test_an_odd_id_and_an_alias_are_kept(tmp_path: Path, make: Make, write: Write) -> None:
+def test_an_odd_id_and_an_alias_are_kept(tmp_path: Path) -> None:
     odd = make("mm", id="something-else-cpu")
     aliased = make("_grid_sampler_2d_cpu_fallback", id="_grid_sampler_2d_fallback-bf16-bf16-cpu")
     history = load([write(tmp_path / "run.jsonl", [odd, aliased, make("dot")])])
@@ -150,13 +147,13 @@ def test_an_odd_id_and_an_alias_are_kept(tmp_path: Path, make: Make, write: Writ
     assert packed["scenarios"] == []
 
 
-def test_device_modules_are_taken_from_the_command(tmp_path: Path, make: Make, write: Write) -> None:
+def test_device_modules_are_taken_from_the_command(tmp_path: Path) -> None:
     command = ["pytest", "--device-module", "mine.a", "--device-module=b", "suites"]
     path = write(tmp_path / "run.jsonl", [make("mm")], command=command)
     assert device_modules(load([path]).newest) == "--device-module=mine.a --device-module=b"
 
 
-def test_pages_escape_what_runs_hold(tmp_path: Path, make: Make, write: Write) -> None:
+def test_pages_escape_what_runs_hold(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     results = [make("mm", "fail", message=evil, torch=evil), make("dot", "deviation", deviation=evil)]
     devices = [{"name": "cpu", "has_values": True, "model": evil}]
@@ -170,7 +167,7 @@ def test_pages_escape_what_runs_hold(tmp_path: Path, make: Make, write: Write) -
     assert evil not in (tmp_path / "site/summary.md").read_text()
 
 
-def test_nothing_is_loaded_from_elsewhere(tmp_path: Path, make: Make, write: Write) -> None:
+def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
     build([write(tmp_path / "run.jsonl", [make("mm", "fail")])], tmp_path / "site")
     for file in (tmp_path / "site").iterdir():
         text = file.read_text()
@@ -183,7 +180,7 @@ def test_nothing_is_loaded_from_elsewhere(tmp_path: Path, make: Make, write: Wri
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_colours_differ_and_can_be_read(scheme: str, tmp_path: Path, make: Make, write: Write) -> None:
+def test_colours_differ_and_can_be_read(scheme: str, tmp_path: Path) -> None:
     build([write(tmp_path / "run.jsonl", [make("mm")])], tmp_path / "site")
     css = (tmp_path / "site/style.css").read_text()
     light, dark = css.split("@media (prefers-color-scheme: dark)")
@@ -223,9 +220,7 @@ def contrast(one: str, other: str) -> float:
         (["missing"], True, "not measured", "grey"),
     ],
 )
-def test_badge(
-    statuses: list[str], footer: bool, text: str, color: str, tmp_path: Path, make: Make, write: Write
-) -> None:
+def test_badge(statuses: list[str], footer: bool, text: str, color: str, tmp_path: Path) -> None:
     results = [make(f"op{number}", status) for number, status in enumerate(statuses)]
     run = read(write(tmp_path / "run.jsonl", results, footer=footer))
     plain = badge.message(run)[0].replace("\N{NO-BREAK SPACE}", " ")
@@ -236,13 +231,13 @@ def test_badge(
     assert root.attrib["aria-label"] == f"ampcheck: {badge.message(run)[0]}"
 
 
-def test_the_badge_names_virtual_cases(tmp_path: Path, make: Make, write: Write) -> None:
+def test_the_badge_names_virtual_cases(tmp_path: Path) -> None:
     run = read(write(tmp_path / "run.jsonl", [make("mm"), make("mm", device="virtual:cuda")]))
     assert badge.message(run)[0] == "2 as promised (1 virtual)"
     assert "virtual:cuda (virtual: dtypes and casts only) | 1 | 1 |" in badge.summary(run)
 
 
-def test_the_summary_leads_with_the_verdict_and_the_changes(tmp_path: Path, make: Make, write: Write) -> None:
+def test_the_summary_leads_with_the_verdict_and_the_changes(tmp_path: Path) -> None:
     before = write(tmp_path / "1.jsonl", [make("mm"), make("dot")], started=run_group(19))
     after = write(tmp_path / "2.jsonl", [make("mm", "fail", message="got a|b"), make("dot")], started=run_group(20))
     text = badge.files(load([before, after]))["summary.md"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
@@ -18,6 +18,7 @@ from ampcheck.report.outputs import OUTPUTS, definitions
 from ampcheck.runner.record import Result
 from tests.cli_support import ROOT, run
 from tests.report import made_bench
+from tests.report.made_runs import make, write
 
 SCHEMA = schema()
 DEFINITIONS: dict[str, Any] = SCHEMA["$defs"]
@@ -42,9 +43,7 @@ def lines(name: str, path: Path) -> Iterator[Made]:
 
 
 @pytest.fixture(scope="module")
-def outputs(
-    tmp_path_factory: pytest.TempPathFactory, make: Callable[..., Result], write: Callable[..., Path]
-) -> list[Made]:
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[Made]:
     """One run of a real device, two made ones with a regression and each text filled, two bench, and their site."""
     folder = tmp_path_factory.mktemp("outputs")
     done = run(folder, "run", "--device", "cpu", "--op", "mm", "--rule", "downcast", "--run-file", "real.jsonl")

@@ -15,6 +15,7 @@ from ampcheck.report.site import render
 from ampcheck.runner.deviations import Deviation
 from ampcheck.runner.record import STATUSES, read
 from ampcheck.runner.summarize import GROUPS, compare
+from tests.report.made_runs import make, write
 
 PAGES = [*NAV.values(), "case.html"]
 DEVIATING = "eager/promote/dot-bf16-bf16-cpu"
@@ -23,7 +24,7 @@ EVIL = 'got <img src=x onerror=alert(1)>; expected "torch.float32"'
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, make: Any, write: Any) -> list[Path]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Three run groups: a whole one, an interrupted one, and one with every status."""
     folder = tmp_path_factory.mktemp("runs")
     ops = [f"op{number}" for number in range(30)]
@@ -59,37 +60,44 @@ def rows(browser: Any) -> list[str]:
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_opens_from_disk_in_every_setting(page: str, dark: bool, width: int, site: Path, browser: Any) -> None:
-    browser.show(width, dark=dark)
-    browser.open(site / page, FAILING if page == "case.html" else "")
-    assert browser.problems == []
-    assert browser.evaluate("document.querySelectorAll('h1').length") == 1
-    assert browser.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [width - scrollbar(browser), width]
+    assert_opens(browser, site / page, FAILING if page == "case.html" else "", width, dark=dark)
     background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background == ("rgb(20, 23, 27)" if dark else "rgb(255, 255, 255)")
 
 
-def scrollbar(browser: Any) -> int:
-    return browser.evaluate("innerWidth - document.documentElement.clientWidth")
+def assert_opens(browser: Any, file: Path, fragment: str, width: int, *, dark: bool) -> None:
+    """A page has one title and no problem, and is no wider than the window."""
+    browser.show(width, dark=dark)
+    browser.open(file, fragment)
+    assert browser.problems == []
+    assert browser.evaluate("document.querySelectorAll('h1').length") == 1
+    bar = browser.evaluate("innerWidth - document.documentElement.clientWidth")
+    assert browser.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [width - bar, width]
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_can_be_used_without_eyes_or_mouse(page: str, site: Path, browser: Any) -> None:
-    browser.show()
-    browser.open(site / page, FAILING if page == "case.html" else "open=mm" if page == "matrix.html" else "")
-    unnamed = "[...document.querySelectorAll('input, select')].filter(f => !f.labels.length).map(f => f.name)"
-    assert browser.evaluate(unnamed) == []
+    assert_usable(browser, site / page, FAILING if page == "case.html" else "open=mm" if page == "matrix.html" else "")
     headless = "[...document.querySelectorAll('table')].filter(t => !t.querySelector('thead th[scope=col]')).length"
     assert browser.evaluate(headless) == 0
+    browser.press("Tab")
+    assert browser.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    assert browser.problems == []
+
+
+def assert_usable(browser: Any, file: Path, fragment: str = "") -> None:
+    """Fields have labels, colours have words, and the keyboard reaches what scrolls."""
+    browser.show()
+    browser.open(file, fragment)
+    unnamed = "[...document.querySelectorAll('input, select')].filter(f => !f.labels.length).map(f => f.name)"
+    assert browser.evaluate(unnamed) == []
     bare = "[...document.querySelectorAll('.chip')].filter(c => !/[a-z]{4}/.test(c.textContent)).map(c => c.outerHTML)"
-    assert browser.evaluate(bare) == [], "a status is told by words too"
+    assert browser.evaluate(bare) == [], "a status or a verdict is told by words too"
     boxes = "[...document.querySelectorAll('table')].every(t => t.closest('.scroll[tabindex][role=region]'))"
     assert browser.evaluate(boxes), "a wide table scrolls in a box that the keyboard reaches"
     browser.press("Tab")
     browser.press("Enter")
     assert browser.evaluate("document.activeElement.id") == "main", "the skip link comes first"
-    browser.press("Tab")
-    assert browser.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    assert browser.problems == []
 
 
 def test_health_says_first_what_changed(site: Path, browser: Any) -> None:
@@ -234,7 +242,7 @@ def test_a_case_that_is_not_there_is_said_so(fragment: str, site: Path, browser:
 
 
 @pytest.fixture(scope="module")
-def faulty(tmp_path_factory: pytest.TempPathFactory, make: Any, write: Any) -> Path:
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site of a run with two causes, the second with a name that must not become markup."""
     folder = tmp_path_factory.mktemp("faulty")
     about = {"cause": "fail: no kernel for … (ops.py in run)", "traceback": f"Traceback …\n  {EVIL}", "torch": "x"}

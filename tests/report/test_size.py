@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,10 @@ import pytest
 
 from ampcheck.report import build
 from tests.report.made_bench import many_run_groups
+from tests.report.made_runs import many, write
 
 
-def test_twenty_thousand_cases_are_drawn_and_filtered(
-    tmp_path: Path, many: Callable[..., Any], write: Any, browser: Any
-) -> None:
+def test_twenty_thousand_cases_are_drawn_and_filtered(tmp_path: Path, browser: Any) -> None:
     devices = [{"name": f"device{number}", "has_values": number < 2} for number in range(8)]
     paths = [
         write(tmp_path / f"{day}.jsonl", many(20_000, day), started=f"2026-11-{day}T02:00:00Z", devices=devices)
@@ -46,7 +44,7 @@ RUN_GROUPS, GROUPS = 400, 75
 
 
 @pytest.fixture(scope="module")
-def big_site(tmp_path_factory: pytest.TempPathFactory, many: Callable[..., Any], write: Any) -> Path:
+def big_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of such a site."""
     folder = tmp_path_factory.mktemp("big")
     devices = [{"name": f"device{number}", "has_values": True} for number in range(8)]

@@ -20,7 +20,7 @@ from ampcheck.runner.record import RED, Result, Run, grouped, read
 from ampcheck.runner.run import NO, YES, reproduce
 from ampcheck.runner.summarize import merge
 from tests.cli_support import LIMIT, ROOT, environment, run_pytest
-from tests.report.conftest import written
+from tests.report.made_runs import write as written
 
 BACKENDS = ROOT / "tests" / "backends"
 CHOICE = ("--device=faulty", "--device-module=three_faults", "--op=mm", "--op=addmm", "--op=exp")

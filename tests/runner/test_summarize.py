@@ -24,7 +24,7 @@ from ampcheck.runner.summarize import (
     warned,
 )
 from ampcheck.spec.rules import RULES
-from tests.report.conftest import made
+from tests.report.made_runs import make as made
 
 CPU = {"name": "cpu", "has_values": True}
 CUDA = {"name": "cuda", "has_values": True}
