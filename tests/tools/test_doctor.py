@@ -140,3 +140,12 @@ def test_a_callback_of_an_absent_library(name: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
     with pytest.raises(UsageError, match="is not installed"):
         getattr(callbacks, name)()
+
+
+def test_an_lstm_that_is_not_fused_is_named() -> None:
+    """A processor with fp16 instructions runs the one of this program as one kernel."""
+    with doctor() as d:
+        runpy.run_path(str(HERE / "right-29.py"))
+    fused = torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    seen = [one.seen for one in d.findings]
+    assert seen == ([] if fused else ["LSTM was given fp16 in a region of bf16"])
