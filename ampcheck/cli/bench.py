@@ -7,15 +7,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ampcheck.cli.common import add_compiler, add_device, add_device_module
+from ampcheck.cli.common import Subparsers, add_compiler, add_device, add_device_module
 from ampcheck.cli.progress import Progress
-
-if TYPE_CHECKING:
-    from ampcheck.cli.common import Subparsers
-if TYPE_CHECKING:
-    from ampcheck.cli.common import Subparsers
 
 
 def add(commands: Subparsers) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ampcheck.cli.common import Subparsers
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import read
 from ampcheck.runner.summarize import compare
-
-if TYPE_CHECKING:
-    from ampcheck.cli.common import Subparsers
 
 
 def add(commands: Subparsers) -> None:

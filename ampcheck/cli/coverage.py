@@ -5,12 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ampcheck.cli.common import add_device, print_or_write, tell
-
-if TYPE_CHECKING:
-    from ampcheck.cli.common import Subparsers
+from ampcheck.cli.common import Subparsers, add_device, print_or_write, tell
 
 
 def add(commands: Subparsers) -> None:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ampcheck.cli.common import print_or_write
+from ampcheck.cli.common import Subparsers, print_or_write
 from ampcheck.runner.record import read
 from ampcheck.runner.summarize import merge
-
-if TYPE_CHECKING:
-    from ampcheck.cli.common import Subparsers
 
 
 def add(commands: Subparsers) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ampcheck.cli.common import add_device_module
+from ampcheck.cli.common import Subparsers, add_device_module
 from ampcheck.errors import UsageError
 
 if TYPE_CHECKING:
-    from ampcheck.cli.common import Subparsers
     from ampcheck.devices import Device
 
 

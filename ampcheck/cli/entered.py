@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
 
-from ampcheck.cli.common import add_device, tell
-
-if TYPE_CHECKING:
-    from ampcheck.cli.common import Subparsers
+from ampcheck.cli.common import Subparsers, add_device, tell
 
 
 def add(commands: Subparsers) -> None:

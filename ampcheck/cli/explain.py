@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from ampcheck.cli.common import add_device
-
-if TYPE_CHECKING:
-    from ampcheck.cli.common import Subparsers
+from ampcheck.cli.common import Subparsers, add_device
 
 
 def add(commands: Subparsers) -> None:

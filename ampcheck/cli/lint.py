@@ -11,14 +11,11 @@ import tomllib
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ampcheck.cli.common import Subparsers
 from ampcheck.errors import UsageError
 from ampcheck.tools.lint import NAMED, RULES, TRAINING, Read, Report, find, lint_files
 from ampcheck.tools.lint.fix import fix_files
-
-if TYPE_CHECKING:
-    from ampcheck.cli.common import Subparsers
 
 
 def add(commands: Subparsers) -> None:

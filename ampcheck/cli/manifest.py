@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ampcheck.cli import run as run_command
-from ampcheck.cli.common import print_or_write
-
-if TYPE_CHECKING:
-    from ampcheck.cli.common import Subparsers
+from ampcheck.cli.common import Subparsers, print_or_write
 
 
 def add(commands: Subparsers) -> None:

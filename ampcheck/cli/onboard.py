@@ -8,15 +8,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from textwrap import indent
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ampcheck.cli.common import add_device_module, seconds
+from ampcheck.cli.common import Subparsers, add_device_module, seconds
 from ampcheck.errors import UsageError, unknown
 from ampcheck.runner.run import environment
 from ampcheck.runner.worker import Channel, Worker
-
-if TYPE_CHECKING:
-    from ampcheck.cli.common import Subparsers
 
 
 def add(commands: Subparsers) -> None:

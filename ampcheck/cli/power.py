@@ -5,13 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ampcheck.cli.common import print_or_write, tell
+from ampcheck.cli.common import Subparsers, print_or_write, tell
 from ampcheck.errors import UsageError
-
-if TYPE_CHECKING:
-    from ampcheck.cli.common import Subparsers
 
 
 def add(commands: Subparsers) -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ampcheck.cli.common import Subparsers
 from ampcheck.errors import UsageError
-
-if TYPE_CHECKING:
-    from ampcheck.cli.common import Subparsers
 
 FOLDERS = ("runs", "published", "bench", "published/bench")
 """Where files lie below the folder of reports: those of conformance, then those of benchmarks."""

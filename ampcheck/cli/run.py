@@ -10,17 +10,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ampcheck.cli.common import seconds
+from ampcheck.cli.common import Subparsers, seconds
 from ampcheck.cli.progress import RunProgress
 from ampcheck.errors import HarnessError, UsageError
 from ampcheck.runner.record import Run, counted, new_run_file, read
 from ampcheck.runner.run import JUDGING, SELECTION, Supervisor, environment, fitting, pytest_command, reproduce
 from ampcheck.runner.summarize import RunRecorder, examples
-
-if TYPE_CHECKING:
-    from ampcheck.cli.common import Subparsers
 
 _LEAST = 200
 """Fewer cases than this are done before a further process has started."""

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from ampcheck.cli.common import add_device_module
+from ampcheck.cli.common import Subparsers, add_device_module
 from ampcheck.errors import UsageError, unknown
-
-if TYPE_CHECKING:
-    from ampcheck.cli.common import Subparsers
 
 _DEVICES = ("cpu", "virtual:cuda")
 _NOTES = {
