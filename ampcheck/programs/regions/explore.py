@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ContextDecorator, closing, contextmanager, nullcontext
 from dataclasses import astuple
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from hypothesis import assume
 
-from ampcheck.checks.program import preamble
+from ampcheck.checks.program import Needed, written
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.virtual import DEVICES
 from ampcheck.errors import one_line
 from ampcheck.observe import isolation
-from ampcheck.observe.recorder import Recorder
 from ampcheck.programs.regions import plain
 from ampcheck.programs.regions.draw import Texts
 from ampcheck.programs.regions.plain import OVERLOADS, Body, Kernel, LookedAt, RegionLike, Seen, Side, Torch
@@ -104,45 +103,13 @@ class RegionExplorer:
             return f"# A dispatch mode does not see the kernels of {self.devices[0].name}: run it with the pytest line."
         virtual = [device for device in self.devices if not device.has_values]
         defaults = ", ".join(f"{name!r}: {dtype}" for name, dtype in Model(self.devices).defaults.items())
-        parts = (plain.PlannedError, plain.Kernel, Recorder, plain.LookedAt, plain.Side, plain.Torch)
-        return "\n".join(
-            (
-                _IMPORTS,
-                *preamble(virtual[0] if virtual else self.devices[0]),
-                "\n",
-                inspect.getsource(name_of),
-                _TABLES,
-                *(f"\n\n{inspect.getsource(part).rstrip()}" for part in parts),
-                "\n",
-                text,
-                "\n",
-                "WANTED = [",
-                *(f"    {seen!r}," for seen in self.promised(text).seen),
-                "]",
-                f"side = Torch({{{defaults}}}{', fake.__enter__' if virtual else ''})",
-                _COMPARED,
-            )
-        )
+        wanted = "\n".join(f"    {seen!r}," for seen in self.promised(text).seen)
+        side = f"side = Torch({{{defaults}}}{', fake.__enter__' if virtual else ''})"
+        needed: list[Needed] = [plain.Torch, plain.PlannedError, closing, zip_longest]
+        blocks = [text, f"WANTED = [\n{wanted}\n]\n{side}\n{_COMPARED}"]
+        return written(virtual[0] if virtual else self.devices[0], (), needed, blocks)
 
 
-_IMPORTS = """\
-from __future__ import annotations
-
-import sys
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from typing import Any
-from itertools import zip_longest
-from typing import Any, NamedTuple
-
-from torch._C import _AutoDispatchBelowAutograd as AutoDispatchBelowAutograd
-from torch.utils._python_dispatch import TorchDispatchMode"""
-_TABLES = f"""
-
-DTYPES = {{name_of(dtype): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}}
-OVERLOADS, STRICT = {plain.OVERLOADS}, {plain.STRICT}"""
 _COMPARED = """\
 for got, want in zip_longest(side.run(program), WANTED, fillvalue=(0, "the end", None)):
     same = "ok  " if got == want else "FAIL"

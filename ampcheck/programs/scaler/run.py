@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 import re
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from ampcheck.checks.program import preamble
+from ampcheck.checks.program import Needed, written
 from ampcheck.devices.base import Device
 from ampcheck.errors import one_line
 from ampcheck.observe.closeness import alike
@@ -383,23 +382,18 @@ class ScalerExplorer:
         run = ScalerRun(program)
         difference = run.difference()
         lines = [f"# It finds: {difference}"] if difference else []
-        lines += ["from __future__ import annotations\n", _IMPORTS, *preamble(self.device), "", ""]
-        lines += ["\n\n".join(inspect.getsource(one) for one in _CALLED), _SHOW]
-        lines.append(program.setup)
+        lines += [_SHOW, program.setup]
         for number, line in enumerate(program.lines, 1):
             if number in run.refused:
                 line = f"try:\n    {line}\nexcept Exception as error:\n    print('raised', repr(error))"
             lines += [line, f"show({f'{number} {line}'!r})" if number not in run.refused else f"show('{number}')"]
-        return "\n".join(lines)
+        needed: list[Needed] = [*_CALLED, torch.amp.GradScaler, copy.deepcopy, pickle.dumps, pickle.loads]
+        return written(self.device, (), needed, ["\n".join(lines)])
 
 
-_IMPORTS = """\
-from copy import deepcopy
+_SHOW = """\
 from math import inf, nan
-from pickle import dumps, loads
 
-from torch.amp import GradScaler"""
-_SHOW = """
 
 def show(where):
     print(where, scaler.state_dict())
