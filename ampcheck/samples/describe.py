@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from ampcheck.samples.torch_private import pytree
@@ -48,6 +49,12 @@ class TensorArg:
 def f(*shape: int, fill: str = "normal", seed: int = 0) -> TensorArg:
     """Return a floating argument whose dtype the case decides."""
     return TensorArg(shape, None, fill, seed=seed)
+
+
+positive, unit, signed_unit, sign = (partial(f, fill=name) for name in ("positive", "unit", "signed_unit", "sign"))
+regular, spd, distinct = (partial(f, fill=name) for name in ("regular", "spd", "distinct"))
+log_probability = partial(f, fill="log_probability")
+"""Floating arguments whose values are those of a fill, as in `positive(3, 4)`."""
 
 
 def i(*shape: int, high: int = 2, fill: str = "integers", seed: int = 0, dtype: str = "int64") -> TensorArg:

@@ -1,6 +1,6 @@
 """Fourier transforms, and the ways between real and complex tensors."""
 
-from ampcheck.samples.describe import Op, Sample, TensorArg, at, f, fixed, op, via
+from ampcheck.samples.describe import Op, Sample, TensorArg, at, f, fixed, op, positive, via
 
 
 def _fft(name: str, real: TensorArg, *others: Sample) -> Op:
@@ -28,18 +28,18 @@ OPS = (
     _fft("rfftn", f(2, 3, 4), at("cropped", f(2, 3, 4), (2, 2), (0, 2), "ortho")),
     op(
         "stft",
-        at("window", f(2, 16), 8, 4, 6, f(6, fill="positive"), False, True, True),
+        at("window", f(2, 16), 8, 4, 6, positive(6), False, True, True),
         at("bare", f(16), 6, return_complex=True),
-        at("aligned", f(2, 16), 8, 4, 6, f(6, fill="positive"), False, True, True, True),
-        at("twosided", f(16), 8, 4, 8, f(8, fill="positive"), True, False, True),
-        via("torch.stft", f(2, 16), 8, window=f(8, fill="positive"), center=False, return_complex=True),
-        via("torch.Tensor.stft", f(2, 16), 8, window=f(8, fill="positive"), center=False, return_complex=True),
+        at("aligned", f(2, 16), 8, 4, 6, positive(6), False, True, True, True),
+        at("twosided", f(16), 8, 4, 8, positive(8), True, False, True),
+        via("torch.stft", f(2, 16), 8, window=positive(8), center=False, return_complex=True),
+        via("torch.Tensor.stft", f(2, 16), 8, window=positive(8), center=False, return_complex=True),
     ),
     op(
         "stft.center",
-        at("window", f(2, 16), 8, 4, 6, f(6, fill="positive"), True, "reflect", False, True, True),
+        at("window", f(2, 16), 8, 4, 6, positive(6), True, "reflect", False, True, True),
         at("bare", f(16), 6, return_complex=True),
-        at("uncentred", f(16), 8, 4, 6, f(6, fill="positive"), False, "constant", True, False, True, True),
+        at("uncentred", f(16), 8, 4, 6, positive(6), False, "constant", True, False, True, True),
     ),
     op(
         "view_as_complex",
@@ -50,9 +50,9 @@ OPS = (
     ),
     op(
         "polar",
-        at("same", f(3, 4, fill="positive"), f(3, 4)),
-        at("broadcast", f(3, 1, fill="positive"), f(4)),
-        at("scalar", f(fill="positive"), f()),
+        at("same", positive(3, 4), f(3, 4)),
+        at("broadcast", positive(3, 1), f(4)),
+        at("scalar", positive(), f()),
         also=("torch.polar",),
     ),
 )

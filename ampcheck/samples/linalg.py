@@ -1,6 +1,6 @@
 """Decompositions, solvers and inverses."""
 
-from ampcheck.samples.describe import Op, Sample, at, f, i, op, via
+from ampcheck.samples.describe import Op, Sample, at, f, i, op, regular, spd, unit, via
 
 _VECTORS = "eigenvectors and singular vectors are defined up to sign"
 _EIGENVALUES = "the order of eigenvalues is not defined"
@@ -21,18 +21,13 @@ def _function(overload: str, *samples: Sample, gauge: str = "") -> Op:
 OPS = (
     op(
         "_lu_with_info",
-        at("2d", f(3, 3, fill="regular")),
-        at("batched", f(2, 4, 3, fill="regular"), True, False),
-        via("torch.lu", f(3, 3, fill="regular")),
-        via("torch.Tensor.lu", f(3, 3, fill="regular")),
+        at("2d", regular(3, 3)),
+        at("batched", regular(2, 4, 3), True, False),
+        via("torch.lu", regular(3, 3)),
+        via("torch.Tensor.lu", regular(3, 3)),
         also=("torch._lu_with_info",),
     ),
-    _function(
-        "cholesky",
-        at("2d", f(3, 3, fill="spd")),
-        at("batched", f(2, 3, 3, fill="spd"), True),
-        at("empty", f(0, 0, fill="zero")),
-    ),
+    _function("cholesky", at("2d", spd(3, 3)), at("batched", spd(2, 3, 3), True), at("empty", f(0, 0, fill="zero"))),
     _function("cholesky_inverse", at("2d", f(3, 3, fill="lower")), at("batched", f(2, 3, 3, fill="upper"), True)),
     _function(
         "cholesky_solve",
@@ -40,77 +35,49 @@ OPS = (
         at("broadcast", f(2, 3, 2), f(3, 3, fill="upper"), True),
     ),
     _function("geqrf", at("2d", f(4, 3)), at("batched", f(2, 3, 4)), gauge=_ORTHOGONAL),
-    _function(
-        "inverse",
-        at("2d", f(3, 3, fill="regular")),
-        at("batched", f(2, 3, 3, fill="regular")),
-        at("empty", f(0, 3, 3, fill="regular")),
-    ),
+    _function("inverse", at("2d", regular(3, 3)), at("batched", regular(2, 3, 3)), at("empty", regular(0, 3, 3))),
     _function(
         "linalg_cholesky",
-        at("2d", f(3, 3, fill="spd")),
-        at("batched", f(2, 3, 3, fill="spd"), upper=True),
-        at("empty", f(0, 3, 3, fill="spd")),
+        at("2d", spd(3, 3)),
+        at("batched", spd(2, 3, 3), upper=True),
+        at("empty", spd(0, 3, 3)),
     ),
-    _function(
-        "linalg_cholesky_ex",
-        at("2d", f(3, 3, fill="spd")),
-        at("batched", f(2, 3, 3, fill="spd"), upper=True, check_errors=True),
-    ),
-    _function(
-        "linalg_cond",
-        at("2d", f(4, 3, fill="regular")),
-        at("one", f(3, 3, fill="regular"), 1),
-        at("batched", f(2, 4, 3, fill="regular"), -2),
-    ),
-    _function(
-        "linalg_cond.p_str",
-        at("frobenius", f(3, 3, fill="regular"), "fro"),
-        at("nuclear", f(2, 3, 3, fill="regular"), "nuc"),
-    ),
-    _function("linalg_eig", at("2d", f(3, 3, fill="regular")), at("batched", f(2, 3, 3)), gauge=_VECTORS),
-    _function("linalg_eigh", at("2d", f(3, 3, fill="spd")), at("batched", f(2, 3, 3, fill="spd"), "U"), gauge=_VECTORS),
-    _function("linalg_eigvals", at("2d", f(3, 3, fill="regular")), at("batched", f(2, 3, 3)), gauge=_EIGENVALUES),
-    _function("linalg_eigvalsh", at("2d", f(3, 3, fill="spd")), at("batched", f(2, 3, 3, fill="spd"), "U")),
-    _function(
-        "linalg_householder_product",
-        at("2d", f(4, 3), f(3, fill="unit")),
-        at("batched", f(2, 4, 3), f(2, 2, fill="unit")),
-    ),
-    _function("linalg_inv", at("2d", f(3, 3, fill="regular")), at("batched", f(2, 3, 3, fill="regular"))),
-    _function(
-        "linalg_inv_ex", at("2d", f(3, 3, fill="regular")), at("batched", f(2, 3, 3, fill="regular"), check_errors=True)
-    ),
+    _function("linalg_cholesky_ex", at("2d", spd(3, 3)), at("batched", spd(2, 3, 3), upper=True, check_errors=True)),
+    _function("linalg_cond", at("2d", regular(4, 3)), at("one", regular(3, 3), 1), at("batched", regular(2, 4, 3), -2)),
+    _function("linalg_cond.p_str", at("frobenius", regular(3, 3), "fro"), at("nuclear", regular(2, 3, 3), "nuc")),
+    _function("linalg_eig", at("2d", regular(3, 3)), at("batched", f(2, 3, 3)), gauge=_VECTORS),
+    _function("linalg_eigh", at("2d", spd(3, 3)), at("batched", spd(2, 3, 3), "U"), gauge=_VECTORS),
+    _function("linalg_eigvals", at("2d", regular(3, 3)), at("batched", f(2, 3, 3)), gauge=_EIGENVALUES),
+    _function("linalg_eigvalsh", at("2d", spd(3, 3)), at("batched", spd(2, 3, 3), "U")),
+    _function("linalg_householder_product", at("2d", f(4, 3), unit(3)), at("batched", f(2, 4, 3), unit(2, 2))),
+    _function("linalg_inv", at("2d", regular(3, 3)), at("batched", regular(2, 3, 3))),
+    _function("linalg_inv_ex", at("2d", regular(3, 3)), at("batched", regular(2, 3, 3), check_errors=True)),
     # The default driver on the CPU reads pivots it never set (pytorch/pytorch#187411), so its bits vary from call to
     # call; it is only asked to solve nothing.
     _function(
         "linalg_lstsq",
-        at("2d", f(4, 3, fill="regular"), f(4, 2), driver="gels"),
-        at("batched", f(2, 4, 3, fill="regular"), f(2, 4, 2), driver="gels"),
-        at("svd", f(4, 3, fill="regular"), f(4, 2), 1e-3, driver="gelsd"),
-        at("empty", f(0, 4, 3, fill="regular"), f(0, 4, 2)),
+        at("2d", regular(4, 3), f(4, 2), driver="gels"),
+        at("batched", regular(2, 4, 3), f(2, 4, 2), driver="gels"),
+        at("svd", regular(4, 3), f(4, 2), 1e-3, driver="gelsd"),
+        at("empty", regular(0, 4, 3), f(0, 4, 2)),
     ),
-    _function(
-        "linalg_matrix_rank",
-        at("2d", f(4, 3, fill="regular"), 0.25),
-        at("hermitian", f(2, 3, 3, fill="spd"), 0.5, True),
-    ),
+    _function("linalg_matrix_rank", at("2d", regular(4, 3), 0.25), at("hermitian", spd(2, 3, 3), 0.5, True)),
     _function(
         "linalg_matrix_rank.atol_rtol_float",
-        at("2d", f(4, 3, fill="regular"), atol=0.25, rtol=0.125),
-        at("hermitian", f(2, 3, 3, fill="spd"), hermitian=True),
+        at("2d", regular(4, 3), atol=0.25, rtol=0.125),
+        at("hermitian", spd(2, 3, 3), hermitian=True),
     ),
     _function(
         "linalg_matrix_rank.atol_rtol_tensor",
-        at("2d", f(4, 3, fill="regular"), atol=f(fill="unit"), rtol=f(fill="unit")),
-        at("batched", f(2, 3, 3, fill="spd"), atol=f(2, fill="unit"), hermitian=True),
+        at("2d", regular(4, 3), atol=unit(), rtol=unit()),
+        at("batched", spd(2, 3, 3), atol=unit(2), hermitian=True),
     ),
     _function(
         "linalg_matrix_rank.tol_tensor",
-        at("2d", f(4, 3, fill="regular"), f(fill="unit")),
-        at("hermitian", f(2, 3, 3, fill="spd"), f(2, fill="unit"), True),
+        at("2d", regular(4, 3), unit()),
+        at("hermitian", spd(2, 3, 3), unit(2), True),
     ),
-    _function("linalg_matrix_sqrth", at("2d", f(3, 3, fill="spd")), at("batched", f(2, 3, 3, fill="spd"))),
+    _function("linalg_matrix_sqrth", at("2d", spd(3, 3)), at("batched", spd(2, 3, 3))),
     _function(
         "linalg_qr",
         at("2d", f(4, 3)),
@@ -120,9 +87,9 @@ OPS = (
     ),
     _function(
         "linalg_solve",
-        at("2d", f(3, 3, fill="regular"), f(3, 2)),
-        at("vector", f(3, 3, fill="regular"), f(3)),
-        at("right", f(2, 3, 3, fill="regular"), f(2, 4, 3), left=False),
+        at("2d", regular(3, 3), f(3, 2)),
+        at("vector", regular(3, 3), f(3)),
+        at("right", regular(2, 3, 3), f(2, 4, 3), left=False),
     ),
     _function("linalg_svd", at("2d", f(4, 3)), at("batched", f(2, 3, 4), False), gauge=_VECTORS),
     _function("linalg_svdvals", at("2d", f(4, 3)), at("batched", f(2, 3, 4))),
@@ -130,16 +97,16 @@ OPS = (
     _function("linalg_tensorsolve", at("3d", f(2, 2, 4), f(2, 2)), at("moved", f(2, 4, 2), f(2, 2), (1,))),
     _function(
         "lu_solve",
-        at("2d", f(3, 2), f(3, 3, fill="regular"), i(3, fill="pivots", dtype="int32")),
-        at("batched", f(2, 3, 1), f(2, 3, 3, fill="regular"), i(2, 3, fill="pivots", dtype="int32")),
+        at("2d", f(3, 2), regular(3, 3), i(3, fill="pivots", dtype="int32")),
+        at("batched", f(2, 3, 1), regular(2, 3, 3), i(2, 3, fill="pivots", dtype="int32")),
     ),
-    _function("orgqr", at("2d", f(4, 3), f(3, fill="unit")), at("batched", f(2, 4, 3), f(2, 2, fill="unit"))),
+    _function("orgqr", at("2d", f(4, 3), unit(3)), at("batched", f(2, 4, 3), unit(2, 2))),
     _function(
         "ormqr",
-        at("2d", f(4, 3), f(3, fill="unit"), f(4, 2)),
-        at("right", f(2, 4, 3), f(2, 3, fill="unit"), f(2, 5, 4), False, True),
+        at("2d", f(4, 3), unit(3), f(4, 2)),
+        at("right", f(2, 4, 3), unit(2, 3), f(2, 5, 4), False, True),
     ),
-    _function("pinverse", at("2d", f(4, 3, fill="regular")), at("batched", f(2, 4, 3, fill="regular"), 1e-3)),
+    _function("pinverse", at("2d", regular(4, 3)), at("batched", regular(2, 4, 3), 1e-3)),
     _function("qr", at("2d", f(4, 3)), at("complete", f(2, 4, 3), False), gauge=_ORTHOGONAL),
     _function(
         "svd",

@@ -1,6 +1,6 @@
 """Element-wise functions."""
 
-from ampcheck.samples.describe import Op, at, f, method, op, via
+from ampcheck.samples.describe import Op, at, f, method, op, positive, via
 
 
 def _unary(name: str, fill: str, *aliases: str) -> Op:
@@ -31,11 +31,11 @@ OPS = (
     _unary("tan", "signed_unit"),
     method(
         "reciprocal",
-        at("2d", f(3, 4, fill="positive")),
-        at("zerodim", f(fill="positive")),
-        at("empty", f(0, 3, fill="positive")),
-        via("torch.Tensor.__rtruediv__", f(3, 4, fill="positive"), 3.0),
-        via("operator.truediv", 3.0, f(3, 4, fill="positive")),
+        at("2d", positive(3, 4)),
+        at("zerodim", positive()),
+        at("empty", positive(0, 3)),
+        via("torch.Tensor.__rtruediv__", positive(3, 4), 3.0),
+        via("operator.truediv", 3.0, positive(3, 4)),
     ),
     op(
         "softplus",
@@ -55,9 +55,9 @@ OPS = (
     ),
     method(
         "addcdiv",
-        at("2d", f(3, 4), f(3, 4), f(3, 4, fill="positive")),
-        at("broadcast", f(2, 1, 4), f(3, 1), f(4, fill="positive"), value=0.5),
-        at("zerodim", f(3, 4), f(), f(fill="positive")),
+        at("2d", f(3, 4), f(3, 4), positive(3, 4)),
+        at("broadcast", f(2, 1, 4), f(3, 1), positive(4), value=0.5),
+        at("zerodim", f(3, 4), f(), positive()),
     ),
     method(
         "addcmul",
@@ -76,8 +76,8 @@ OPS = (
     ),
     op(
         "pow.Tensor_Scalar",
-        at("2d", f(3, 4, fill="positive"), 2.5),
-        at("negative", f(3, 4, fill="positive"), -1),
+        at("2d", positive(3, 4), 2.5),
+        at("negative", positive(3, 4), -1),
         at("zerodim", f(), 3),
         at("empty", f(0, 3), 2),
         via("torch.square", f(3, 4)),
@@ -86,9 +86,9 @@ OPS = (
     ),
     op(
         "pow.Tensor_Tensor",
-        at("2d", f(3, 4, fill="positive"), f(3, 4)),
-        at("broadcast", f(2, 1, 4, fill="positive"), f(3, 1)),
-        at("zerodim", f(3, 4, fill="positive"), f()),
+        at("2d", positive(3, 4), f(3, 4)),
+        at("broadcast", positive(2, 1, 4), f(3, 1)),
+        at("zerodim", positive(3, 4), f()),
         also=("torch.pow", "torch.Tensor.pow", "torch.Tensor.__pow__", "operator.pow"),
     ),
 )

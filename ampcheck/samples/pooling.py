@@ -1,6 +1,6 @@
 """Pooling and its inverse."""
 
-from ampcheck.samples.describe import at, f, i, op, via
+from ampcheck.samples.describe import at, distinct, f, i, op, unit, via
 
 OPS = (
     op(
@@ -12,14 +12,9 @@ OPS = (
     ),
     op(
         "adaptive_max_pool3d",
-        at("batched", f(1, 2, 3, 4, 5, fill="distinct"), (2, 2, 3)),
-        at("unbatched", f(2, 3, 4, 5, fill="distinct"), (1, 2, 2)),
-        via(
-            "torch.nn.functional.adaptive_max_pool3d",
-            f(1, 2, 3, 4, 5, fill="distinct"),
-            (2, None, 3),
-            return_indices=True,
-        ),
+        at("batched", distinct(1, 2, 3, 4, 5), (2, 2, 3)),
+        at("unbatched", distinct(2, 3, 4, 5), (1, 2, 2)),
+        via("torch.nn.functional.adaptive_max_pool3d", distinct(1, 2, 3, 4, 5), (2, None, 3), return_indices=True),
         also=("torch._C._nn.adaptive_max_pool3d", "torch.nn.functional.adaptive_max_pool3d"),
     ),
     op(
@@ -31,27 +26,27 @@ OPS = (
     ),
     op(
         "fractional_max_pool2d",
-        at("batched", f(2, 2, 5, 6, fill="distinct"), (2, 2), (3, 2), f(2, 2, 2, fill="unit")),
-        at("unbatched", f(2, 5, 6, fill="distinct"), (2, 3), (2, 3), f(1, 2, 2, fill="unit")),
+        at("batched", distinct(2, 2, 5, 6), (2, 2), (3, 2), unit(2, 2, 2)),
+        at("unbatched", distinct(2, 5, 6), (2, 3), (2, 3), unit(1, 2, 2)),
         via(
             "torch.nn.functional.fractional_max_pool2d",
-            f(2, 2, 5, 6, fill="distinct"),
+            distinct(2, 2, 5, 6),
             (2, 2),
             output_size=(3, 2),
-            _random_samples=f(2, 2, 2, fill="unit"),
+            _random_samples=unit(2, 2, 2),
         ),
         also=("torch._C._nn.fractional_max_pool2d",),
     ),
     op(
         "fractional_max_pool3d",
-        at("batched", f(1, 2, 4, 5, 5, fill="distinct"), (2, 2, 2), (2, 3, 2), f(1, 2, 3, fill="unit")),
-        at("unbatched", f(2, 4, 4, 5, fill="distinct"), (2, 2, 3), (2, 2, 2), f(1, 2, 3, fill="unit")),
+        at("batched", distinct(1, 2, 4, 5, 5), (2, 2, 2), (2, 3, 2), unit(1, 2, 3)),
+        at("unbatched", distinct(2, 4, 4, 5), (2, 2, 3), (2, 2, 2), unit(1, 2, 3)),
         via(
             "torch.nn.functional.fractional_max_pool3d",
-            f(1, 2, 4, 5, 5, fill="distinct"),
+            distinct(1, 2, 4, 5, 5),
             (2, 2, 2),
             output_size=(2, 3, 2),
-            _random_samples=f(1, 2, 3, fill="unit"),
+            _random_samples=unit(1, 2, 3),
         ),
         also=("torch._C._nn.fractional_max_pool3d",),
     ),

@@ -2,7 +2,7 @@
 
 import torch
 
-from ampcheck.samples.describe import Op, at, f, method, not_on, op, via
+from ampcheck.samples.describe import Op, at, f, method, not_on, op, positive, unit, via
 
 # torch.norm leads to linalg_vector_norm and linalg_matrix_norm except on these device types.
 _OLD_NORM = ("mps", "mtia")
@@ -26,9 +26,9 @@ def _softmax(name: str) -> Op:
 OPS = (
     method(
         "cumprod",
-        at("dim", f(3, 4, fill="positive"), 1),
-        at("double", f(3, 4, fill="positive"), -1, dtype=torch.float64),
-        at("low", f(3, 4, fill="positive"), 0, dtype=torch.bfloat16),
+        at("dim", positive(3, 4), 1),
+        at("double", positive(3, 4), -1, dtype=torch.float64),
+        at("low", positive(3, 4), 0, dtype=torch.bfloat16),
         at("zerodim", f(), 0),
     ),
     method(
@@ -73,16 +73,16 @@ OPS = (
     _softmax("log_softmax"),
     method(
         "prod",
-        at("all", f(3, 4, fill="positive")),
-        at("double", f(3, 4, fill="positive"), dtype=torch.float64),
-        at("low", f(3, 4, fill="positive"), dtype=torch.bfloat16),
+        at("all", positive(3, 4)),
+        at("double", positive(3, 4), dtype=torch.float64),
+        at("low", positive(3, 4), dtype=torch.bfloat16),
         at("empty", f(0, 3)),
     ),
     method(
         "prod.dim_int",
-        at("dim", f(3, 4, fill="positive"), 1),
-        at("double", f(3, 4, fill="positive"), 0, True, dtype=torch.float64),
-        at("low", f(3, 4, fill="positive"), 1, dtype=torch.bfloat16),
+        at("dim", positive(3, 4), 1),
+        at("double", positive(3, 4), 0, True, dtype=torch.float64),
+        at("low", positive(3, 4), 1, dtype=torch.bfloat16),
         at("empty", f(0, 3), 0),
     ),
     _softmax("softmax"),
@@ -170,9 +170,9 @@ OPS = (
         for quantile in (
             op(
                 name,
-                at("two", f(3, 5), f(2, fill="unit")),
-                at("dim", f(3, 5), f(2, fill="unit"), 1, True),
-                at("zerodim", f(3, 5), f(fill="unit"), 0, interpolation="midpoint"),
+                at("two", f(3, 5), unit(2)),
+                at("dim", f(3, 5), unit(2), 1, True),
+                at("zerodim", f(3, 5), unit(), 0, interpolation="midpoint"),
                 also=(f"torch.{name}", f"torch.Tensor.{name}"),
             ),
             op(

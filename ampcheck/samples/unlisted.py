@@ -3,16 +3,16 @@
 Common ones, and in-place and out= forms of listed ones.
 """
 
-from ampcheck.samples.describe import at, f, fixed, i, op
+from ampcheck.samples.describe import at, f, fixed, i, op, positive
 
 _POINTWISE = ("relu", "gelu", "silu", "sigmoid", "tanh", "sqrt", "abs", "neg", "hardtanh", "leaky_relu", "elu")
 
 OPS = (
-    *(op(name, at("plain", f(3, 4, fill="positive"))) for name in _POINTWISE),
+    *(op(name, at("plain", positive(3, 4))) for name in _POINTWISE),
     op("add.Tensor", at("same", f(3, 4), f(3, 4)), at("scalar", f(3, 4), 2.0), also=("torch.add", "operator.add")),
     op("sub.Tensor", at("same", f(3, 4), f(3, 4)), also=("torch.sub", "operator.sub")),
     op("mul.Tensor", at("same", f(3, 4), f(3, 4)), also=("torch.mul", "operator.mul")),
-    op("div.Tensor", at("same", f(3, 4), f(3, 4, fill="positive")), also=("torch.div", "operator.truediv")),
+    op("div.Tensor", at("same", f(3, 4), positive(3, 4)), also=("torch.div", "operator.truediv")),
     op("where.self", at("same", fixed("bool", 3, 4, fill="integers"), f(3, 4), f(3, 4)), also=("torch.where",)),
     op("maximum", at("same", f(3, 4), f(3, 4)), also=("torch.maximum",)),
     op("eq.Tensor", at("same", f(3, 4), f(3, 4)), also=("torch.eq", "operator.eq")),
@@ -32,9 +32,9 @@ OPS = (
     op("baddbmm_", at("batch", f(2, 3, 5), f(2, 3, 4), f(2, 4, 5))),
     op("exp_", at("plain", f(3, 4)), also=("torch.exp_", "torch.Tensor.exp_")),
     op("exp.out", at("out", f(3, 4), out=f(3, 4))),
-    op("log_", at("plain", f(3, 4, fill="positive"))),
+    op("log_", at("plain", positive(3, 4))),
     op("pow_.Scalar", at("square", f(3, 4), 2)),
-    op("reciprocal_", at("plain", f(3, 4, fill="positive"))),
+    op("reciprocal_", at("plain", positive(3, 4))),
     op("addcmul_", at("same", f(3, 4), f(3, 4), f(3, 4))),
     op("cat.out", at("two", [f(2, 3), f(1, 3)], 0, out=f(3, 3))),
     op("scatter_add_", at("rows", f(5, 3), 0, i(2, 3, high=5), f(2, 3))),
