@@ -54,21 +54,29 @@ Backward = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]
 class Pass:
     """A forward and a backward pass.
 
-    `leaves`: the tensors that require grad, by their place among the call's tensors. `outputs`: those that came out
-    with a gradient. `written`: the places of the outputs that held other values after the backward pass. `kernels`:
-    each op of the backward pass with the dtypes it received, in order of their names; the order in which they ran is
-    not told, because the casts of a call are made in any order.
+    `leaves`: the tensors that require grad, by their place among the call's tensors. `values`, `copies`: of the
+    outputs, and of the gradients by the places of their leaves, on the CPU; none on a device without values. `written`:
+    the places of the roots that held other values after the backward pass. `kernels`: each op of the backward pass with
+    the dtypes it received, in order of their names; the order in which they ran is not told, because the casts of a
+    call are made in any order.
     """
 
     leaves: dict[int, torch.Tensor]
     outputs: list[torch.Tensor] = field(default_factory=list)
+    values: list[torch.Tensor] = field(default_factory=list)
+    copies: dict[int, torch.Tensor] = field(default_factory=dict)
     written: list[int] = field(default_factory=list)
     kernels: list[str] = field(default_factory=list)
     error: Exception | None = None
 
+    @property
+    def roots(self) -> list[torch.Tensor]:
+        """Return the outputs that have a gradient."""
+        return [x for x in self.outputs if x.requires_grad]
+
     def dtypes(self) -> list[torch.dtype]:
-        """Return the dtypes of the outputs."""
-        return [x.dtype for x in self.outputs]
+        """Return the dtypes of the roots."""
+        return [x.dtype for x in self.roots]
 
     def gradients(self) -> dict[int, torch.Tensor]:
         """Return the gradient of each leaf that has one."""
@@ -105,7 +113,7 @@ class BackwardCheck(OpCheck):
             if want.written:
                 raise Broken([SPOILED.format(place=place, name=todo.name) for place in want.written])
             why = why_back(case.rule)
-            differences = output_grads(got.outputs, want.outputs, todo.name, why)
+            differences = output_grads(got.roots, want.roots, todo.name, why)
             differences += gradient_dtypes(got.leaves, got.gradients(), want.gradients(), todo.name, why)
             if device.has_values and not differences:
                 differences = _values(todo, device, places, got, want)
@@ -166,14 +174,19 @@ def run(
     the dtypes of the outputs that are differentiated where the case itself runs. `draw`: moves the inputs of such a
     reference by half a rounding, by random signs of that seed. `forward_only`: leaves the backward pass out.
     """
-    given, call = todo.inputs(device), todo.call
+    call = todo.call
     if weights is not None:
-        given, call = todo.cast(given, "fp64"), todo.reference("fp64")
+        call = todo.reference("fp64")
     elif region is None:
         call = partial(_in_graph, todo)
-    if draw is not None:
-        given = list(map(mover(todo.narrowest, draw), given))
-    device.seed()
+
+    def given() -> list[torch.Tensor]:
+        made = todo.inputs(device)
+        made = made if weights is None else todo.cast(made, "fp64")
+        made = made if draw is None else list(map(mover(todo.narrowest, draw), made))
+        device.seed()
+        return made
+
     return run_passes(
         call,
         given,
@@ -203,7 +216,7 @@ def snapshot(tensor: torch.Tensor) -> torch.Tensor:
 
 def run_passes(
     call: Callable[..., object],
-    given: Iterable[torch.Tensor],
+    given: Callable[[], Iterable[torch.Tensor]],
     places: Collection[int],
     region: AbstractContextManager[object],
     backward: Backward | None = torch.autograd.backward,
@@ -211,18 +224,19 @@ def run_passes(
     native_ops: Callable[[], AbstractContextManager[object]] = nullcontext,
     weights: Sequence[torch.dtype] | None = None,
     snapshot: Callable[[torch.Tensor], torch.Tensor] | None = snapshot,
+    mode: AbstractContextManager[object] | None = None,
 ) -> Pass:
     """Run a forward pass in a region, and outside of it a backward pass from each output that has a gradient.
 
     Args:
-        call: of the tensors `given`, of which those at `places` are made leaves.
+        call: of the tensors that `given` makes, of which those at `places` are made leaves.
         backward: None leaves the backward pass out.
         leaf: makes a leaf of a tensor.
         native_ops: the context of work on results of `snapshot`.
         weights: the dtypes of the weights of the outputs; by default their own.
-        snapshot: copies an output to the CPU; None where outputs have no values.
+        snapshot: copies a tensor to the CPU; None where tensors have no values.
+        mode: the gradient mode of the forward pass.
     """
-    given = list(given)
     done = Pass({})
 
     def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -232,20 +246,24 @@ def run_passes(
         return func(*args, **kwargs)
 
     try:
-        done.leaves = {place: leaf(x) for place, x in enumerate(given) if place in places}
-        with region:
-            out = call(*[done.leaves.get(place, x) for place, x in enumerate(given)])
-        done.outputs = [x for x in tensors(out) if x.requires_grad]
+        with mode or nullcontext():
+            made = list(given())
+            done.leaves = {place: leaf(x) for place, x in enumerate(made) if place in places}
+            with region:
+                done.outputs = list(tensors(call(*[done.leaves.get(place, x) for place, x in enumerate(made)])))
+        done.values = [snapshot(x) for x in done.outputs] if snapshot else []
         if backward is None:
             return done
-        wanted = weights or [x.dtype for x in done.outputs]
-        given = [weight(place, *pair) for place, pair in enumerate(zip(done.outputs, wanted, strict=True))]
-        before = [snapshot(x) for x in done.outputs] if snapshot else []
+        wanted = weights or done.dtypes()
+        weighted = [weight(place, *pair) for place, pair in enumerate(zip(done.roots, wanted, strict=True))]
         with Recorder(run):
-            backward(done.outputs, given)
-        now = [snapshot(x) for x in done.outputs] if snapshot else []
-        with native_ops():
-            done.written = changed(now, before)
+            backward(done.roots, weighted)
+        if snapshot:
+            done.copies = {place: snapshot(gradient) for place, gradient in done.gradients().items()}
+            now = [snapshot(x) for x in done.roots]
+            before = [value for value, x in zip(done.values, done.outputs, strict=True) if x.requires_grad]
+            with native_ops():
+                done.written = changed(now, before)
     except Exception as error:  # a kernel may raise anything, and that is what is to be seen
         done.error = error
     done.kernels.sort()
@@ -351,12 +369,12 @@ def _values(todo: CallPlan, device: Device, places: Collection[int], under: Pass
     """
     if todo.op.values == "none":
         return []
-    got, want = _hosted(under, device), _hosted(outside, device)
+    got, want = under.copies, outside.copies
     exact = (_reference(todo, device, outside.dtypes()) if todo.op.values == "exact" else None) or {}
     with device.native_ops():
         differences = gradient_bits(got, want, {place: gradient for place, (gradient, _) in exact.items()}, todo.name)
     if differences:
-        again = _hosted(run(todo, device, places), device)
+        again = run(todo, device, places).copies
         with device.native_ops():
             if not changed(list(again.values()), list(want.values())):
                 return differences
@@ -388,7 +406,7 @@ def _reference(todo: CallPlan, device: Device, dtypes: Sequence[torch.dtype]) ->
             exact = run(todo, origin, places, weights=dtypes)
             if exact.error is not None:
                 continue
-            gradients = _hosted(exact, origin)
+            gradients = exact.copies or exact.gradients()
             moved = [torch.zeros(x.shape, dtype=torch.float64) for x in gradients.values()]
             if origin.type == "cpu":
                 moved = moved_by(partial(_moved, todo, origin, places, dtypes), list(gradients.values()))
@@ -399,12 +417,7 @@ def _reference(todo: CallPlan, device: Device, dtypes: Sequence[torch.dtype]) ->
 def _moved(
     todo: CallPlan, device: Device, places: Collection[int], weights: Sequence[torch.dtype], draw: int
 ) -> list[torch.Tensor]:
-    return list(_hosted(run(todo, device, places, weights=weights, draw=draw), device).values())
-
-
-def _hosted(done: Pass, device: Device) -> dict[int, torch.Tensor]:
-    """Return the gradients of a pass on the CPU."""
-    return {place: device.host(gradient) for place, gradient in done.gradients().items()}
+    return list(run(todo, device, places, weights=weights, draw=draw).copies.values())
 
 
 class BackwardProgram(PlainProgram):
@@ -422,7 +435,7 @@ class BackwardProgram(PlainProgram):
         if not device.has_values and device.name.startswith("virtual:"):
             self.add([graphs.allow, graphs.backward], f"allow({device.type!r})")
             self.options += ", backward=backward"
-        self.first = f"got = run_passes(call, inputs(), {self.places}, {region(device, case.amp)}{self.options})"
+        self.first = f"got = run_passes(call, inputs, {self.places}, {region(device, case.amp)}{self.options})"
 
     def written(self, message: str, modules: Sequence[str], *, ran: bool) -> str:
         """Return the program; see `Check.program`."""
@@ -433,7 +446,7 @@ class BackwardProgram(PlainProgram):
         self.add(
             [],
             f"{self.first}\n"
-            f"want = run_passes({call}, inputs(), {self.places}, nullcontext(){self.options})\n"
+            f"want = run_passes({call}, inputs, {self.places}, nullcontext(){self.options})\n"
             "a, b = (dict(done.gradients()) for done in (got, want))",
         )
         name = self.todo.name
@@ -454,7 +467,7 @@ class BackwardProgram(PlainProgram):
         return self.text(modules)
 
     def _host(self) -> None:
-        self.blocks[-1] += "\na, b = ({place: x.detach().cpu() for place, x in side.items()} for side in (a, b))"
+        self.blocks[-1] += "\na, b = got.copies, want.copies"
 
     def _accuracy(self) -> None:
         """Write the distance from the float64 gradients."""
@@ -470,8 +483,7 @@ class BackwardProgram(PlainProgram):
 def exact(draw=None):  # on the CPU in float64, of inputs that are half a rounding off if there is a draw
     given = [x.to(torch.float64) if x.is_floating_point() else x for x in cast(x.cpu() for x in inputs())]
     given = given if draw is None else list(map(mover({self.todo.narrowest}, draw), given))
-    weights = [x.dtype for x in want.outputs]
-    return run_passes({call}, given, {self.places}, nullcontext(), weights=weights).gradients()
+    return run_passes({call}, lambda: given, {self.places}, nullcontext(), weights=want.dtypes()).gradients()
 
 in_float64 = exact()
 moved = moved_by(lambda draw: list(exact(draw).values()), list(in_float64.values()))
@@ -483,7 +495,7 @@ wrong, outside = (gradient_accuracy(side, {given}) for side in (a, b))
     def _compared(self, message: str) -> None:
         """Write the comparison with explicit casts: dtypes, bits, and what the kernels received."""
         end = f"{self.todo.name!r}, {why_back(self.rule)!r})"
-        grads = self.say("outputs that require grad", f"output_grads(got.outputs, want.outputs, {end}")
+        grads = self.say("outputs that require grad", f"output_grads(got.roots, want.roots, {end}")
         dtypes = self.say("dtypes of the gradients", f"gradient_dtypes(got.leaves, a, b, {end}")
         self.add([output_grads, gradient_dtypes], f"{grads}\n{dtypes}")
         has_bits = self.device.has_values and self.todo.op.values != "none"

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
 import torch
 
 from ampcheck import samples
-from ampcheck.checks.backward import Backward, differentiable, leaf, snapshot, weight
+from ampcheck.checks.backward import Pass, differentiable, leaf, run_passes
 from ampcheck.checks.base import OpCheck, carrying
 from ampcheck.checks.call import CallPlan, because, plan
 from ampcheck.checks.cases import MODES, assignments, compilers, floating_count, without_gradient
@@ -31,7 +31,7 @@ from ampcheck.compilers.kinds import COMPILERS, quiet
 from ampcheck.devices.base import Device
 from ampcheck.devices.virtual import graphs
 from ampcheck.errors import Difference, Unsupported, error_of
-from ampcheck.observe.recorder import exists, is_composite, observe, tensors
+from ampcheck.observe.recorder import exists, is_composite, observe
 from ampcheck.samples.describe import Op, Sample, leaves
 from ampcheck.spec.case import AROUND, CELLS, GRADIENT, Case
 from ampcheck.spec.casting import POLICIES
@@ -264,13 +264,13 @@ class SweepCall:
         """Return the places of the tensors that require grad."""
         if self.mode == "grad":
             return differentiable(self.todo, self.device)
-        return range(len(self.todo.given)) if self.mode == "no_grad" else ()
+        floating = [place for place, leaf in enumerate(self.todo.given) if is_floating(leaf.dtype)]
+        return floating if self.mode == "no_grad" else ()
 
     def inputs(self) -> list[torch.Tensor]:
         """Return fresh tensors, laid out and with what requires grad."""
         made = [self.layout(x) if x.is_floating_point() else x for x in self.todo.inputs(self.device)]
-        wanted = [place in self.places and x.is_floating_point() for place, x in enumerate(made)]
-        return [self.device.leaf(x) if grad else x for x, grad in zip(made, wanted, strict=True)]
+        return [self.device.leaf(x) if place in self.places else x for place, x in enumerate(made)]
 
     @cached_property
     def refused_by_cpu(self) -> bool:
@@ -281,7 +281,7 @@ class SweepCall:
         floating = {dtype for dtype in self.todo.expected.leaves if is_floating(dtype)}
         return len(floating) != 1 and self.device.type != "cpu" and raised_by_cpu(self.todo) is not None
 
-    def ran(self, *, by_hand: bool = False) -> CellOutcome:
+    def ran(self, *, by_hand: bool = False) -> Pass:
         """Run it in a region, with a backward pass where the mode is `grad`; or outside, with its arguments cast."""
 
         def given() -> list[torch.Tensor]:
@@ -294,11 +294,13 @@ class SweepCall:
 
         call = cast if by_hand else self.todo.call
         region = nullcontext() if by_hand else self.device.autocast(self.case.amp)
-        backward = self.device.backward if self.mode == "grad" else None
-        snapshot = self.device.snapshot if self.device.has_values else None
-        return run_cell(call, given, self.context(), region, backward, snapshot)
+        device, mode = self.device, self.context()
+        backward = device.backward if self.mode == "grad" else None
+        snapshot = device.snapshot if device.has_values else None
+        places, ops = self.places, device.native_ops
+        return run_passes(call, given, places, region, backward, device.leaf, ops, snapshot=snapshot, mode=mode)
 
-    def right(self) -> CellOutcome:
+    def right(self) -> Pass:
         """Run it as it is to run in a region: with its arguments cast by hand, unless autocast is to refuse it."""
         return self.ran(by_hand=not self.todo.expected.error)
 
@@ -323,54 +325,7 @@ class SweepCall:
             return compare_cells(got, want, f"aten::{case.op}", UNFILLED.get(case.op, ()))
 
 
-@dataclass(slots=True)
-class CellOutcome:
-    """What a call did.
-
-    `leaves`: its tensors that required grad, after a backward pass. `values`, `gradients`: the outputs, and the
-    gradient of each leaf that has one by its place, on the CPU; empty on a device without values.
-    """
-
-    outputs: list[torch.Tensor]
-    leaves: list[torch.Tensor]
-    error: Exception | None
-    values: list[torch.Tensor] = field(default_factory=list)
-    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
-
-
-def run_cell(
-    call: Callable[..., object],
-    given: Callable[[], list[torch.Tensor]],
-    mode: AbstractContextManager[object],
-    region: AbstractContextManager[object],
-    backward: Backward | None,
-    snapshot: Callable[[torch.Tensor], torch.Tensor] | None,
-) -> CellOutcome:
-    """Run a call on what `given` makes, in a gradient mode and a region, and a backward pass if there is one.
-
-    The outputs are weighted by numbers that all differ, because the sum of a softmax, for one, has no gradient.
-    `snapshot`: copies a tensor to the CPU; None where tensors have no values.
-    """
-    out = CellOutcome([], [], None)
-    try:
-        with mode:
-            made = given()
-            out.leaves = [x for x in made if x.requires_grad]
-            with region:
-                out.outputs = list(tensors(call(*made)))
-        if snapshot is not None:
-            out.values = [snapshot(x) for x in out.outputs]
-        if backward is not None:
-            roots = [x for x in out.outputs if x.requires_grad]
-            backward(roots, [weight(place, x, x.dtype) for place, x in enumerate(roots)])
-            if snapshot is not None:
-                out.gradients = {place: snapshot(x.grad) for place, x in enumerate(out.leaves) if x.grad is not None}
-    except Exception as error:  # the call under test may raise anything
-        out.error = error
-    return out
-
-
-def compare_cells(got: CellOutcome, want: CellOutcome, name: str, unfilled: Collection[int] = ()) -> list[str]:
+def compare_cells(got: Pass, want: Pass, name: str, unfilled: Collection[int] = ()) -> list[str]:
     """Compare what a call did with the reference, which runs the same kernels on the same inputs.
 
     Compares errors, and of outputs and gradients the dtypes, shapes, strides and bits, and what autograd knows of them.
@@ -389,14 +344,14 @@ def compare_cells(got: CellOutcome, want: CellOutcome, name: str, unfilled: Coll
             out.append(f"is_inference() of output {place} of {name} is {x.is_inference()}; {hand} {y.is_inference()}")
         values = (got.values[place], want.values[place]) if got.values and place not in unfilled else None
         out += same_tensor(x, y, values, f"output {place} of {name}")
-    for place, (x, y) in enumerate(zip(got.leaves, want.leaves, strict=True)):
-        what = f"gradient {place} of {name}"
+    for number, (place, x) in enumerate(got.leaves.items()):
+        what, y = f"gradient {number} of {name}", want.leaves[place]
         if (x.grad is None) != (y.grad is None):
             out.append(f"{what} is {x.grad}; {hand} {y.grad}")
         elif x.grad is not None and y.grad is not None:
             if x.grad.dtype != x.dtype:
                 out.append(f"{what} is {x.grad.dtype}; expected {x.dtype}, the dtype of its leaf")
-            values = (got.gradients[place], want.gradients[place]) if got.gradients else None
+            values = (got.copies[place], want.copies[place]) if got.copies else None
             out += same_tensor(x.grad, y.grad, values, what)
     return out
 
@@ -408,20 +363,17 @@ def _cell_program(call: SweepCall, modules: Sequence[str], *, ran: bool) -> str:
     inside, rule = region(device, case.amp), because(case.rule)
     mode = {"no_grad": "torch.no_grad()", "inference": "torch.inference_mode()"}.get(call.mode, "nullcontext()")
     with device.activate():
-        places = list(call.places) if ran else list(range(len(plain.made)))
-    plain.add(
-        [leaf, nullcontext],
-        "def given():\n"
-        f"    wanted = [place in {places} and x.is_floating_point() for place, x in enumerate(inputs())]\n"
-        "    return [leaf(x) if grad else x for x, grad in zip(inputs(), wanted)]",
-    )
+        floating = [place for place, arg in enumerate(todo.given) if is_floating(arg.dtype)]
+        places = list(call.places) if ran else floating
+    plain.needed += [leaf, nullcontext]
+    given = f"leaf(x) if place in {places} else x for place, x in enumerate(inputs())"
     if not ran:
-        plain.add([], f"with {mode}, {inside}:\n    print(call(*given()))")
+        plain.add([], f"with {mode}, {inside}:\n    print(call(*({given})))")
         return plain.text(modules)
     listed = sorted(name for name in {*device.policies(), case.op} if exists(name) and is_composite(name))
     watch = f"""\
 with {mode}:
-    made = given()
+    made = [{given}]
     with {inside}:
         seen = observe(lambda: call(*made), {device.type!r}, {listed!r}, made)"""
 
@@ -437,18 +389,18 @@ with {mode}:
         plain.add([graphs.allow, graphs.backward], f"allow({device.type!r})")
         backward = "backward"
     hand = f"lambda *x: {plain.reference}(*cast(x))"
-    copies = "snapshot" if device.has_values else "None"
+    options = f"{backward}, mode={mode}{', snapshot=None' * (not device.has_values)}"
     plain.add(
-        [run_cell, compare_cells, *([snapshot] if device.has_values else [])],
+        [run_passes, compare_cells],
         *cast_blocks(todo, case.rule),
-        f"want = run_cell({hand}, given, {mode}, nullcontext(), {backward}, {copies})",
+        f"want = run_passes({hand}, inputs, {places}, nullcontext(), {options})",
     )
     if device.observes_composite_ops:
         wanted = f"{want.overload!r}, {todo.given_dtypes}, {list(want.leaves)}, {want.dtype_kwarg!r}, {rule!r}"
         found = f"(kernel(seen, {wanted}) if seen.of({want.overload!r}) or not want.error else [])"
         plain.add([observe, kernel], f"{watch}\n{say('what the kernel received', found)}")
     found = f"compare_cells(got, want, 'aten::{case.op}', {UNFILLED.get(case.op, ())})"
-    plain.add([], f"got = run_cell(call, given, {mode}, {inside}, {backward}, {copies})\n{say('what came out', found)}")
+    plain.add([], f"got = run_passes(call, inputs, {places}, {inside}, {options})\n{say('what came out', found)}")
     return plain.text(modules)
 
 

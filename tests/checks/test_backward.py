@@ -143,4 +143,4 @@ def test_the_reproduction_of_what_ended_its_process_runs_nothing(monkeypatch: py
     monkeypatch.setattr("ampcheck.checks.backward.differentiable", None)
     program = CHECK.program(case, device, ran=False)
     assert program.endswith("print(got)")
-    assert "got = run_passes(call, inputs(), [0, 2], torch.autocast('cpu', dtype=torch.bfloat16))" in program
+    assert "got = run_passes(call, inputs, [0, 2], torch.autocast('cpu', dtype=torch.bfloat16))" in program
