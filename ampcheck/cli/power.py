@@ -46,14 +46,21 @@ def add(commands: Subparsers) -> None:
         metavar="FILE",
         help="write the figures to a file; ampcheck report shows REPORTS/power.json",
     )
+    add(
+        "--own",
+        action="store_true",
+        help="mutate what compares in ampcheck itself instead, each function, and run ampcheck's own tests",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print. Raises UsageError for an unknown device or rule, and for a number below 1."""
     from ampcheck.devices.registry import select  # noqa: PLC0415  # imports torch
+    from ampcheck.runner.run import suites_folder  # noqa: PLC0415  # imports torch
     from ampcheck.spec.rules import RULES  # noqa: PLC0415  # imports torch
     from ampcheck.tools.power import measure  # noqa: PLC0415  # imports torch
+    from ampcheck.tools.power.process import OWN  # noqa: PLC0415  # imports torch
 
     for name in ("sample", "most", "per_scenario"):
         if getattr(args, name) < 1:
@@ -61,13 +68,21 @@ def run(args: argparse.Namespace) -> int:
     for rule in args.rule:
         if rule not in RULES:
             raise UsageError(f"there is no rule named {rule!r}; ampcheck manifest lists the cases of each")
-    chosen = select(args.device or ["cpu"], [])
-    devices = [device.name for device in chosen]
-    mutants = measure.population(chosen)
-    drawn = measure.draw(mutants, args.sample, args.seed)
-    power = measure.Power(devices, args.work, args.most, args.per_scenario, args.rule)
+    chosen = [] if args.own else select(args.device or ["cpu"], [])
+    devices = [OWN] if args.own else [device.name for device in chosen]
+    if args.own and not (suites_folder().parent / "tests" / "checks").is_dir():
+        raise UsageError("--own needs ampcheck's own tests, which a checkout has; an installed package has none")
+    mutants = measure.comparing() if args.own else measure.population(chosen)
+    aside = measure.set_aside(mutants)
+    never = {outcome.mutant for outcome in aside}
+    left = [mutant for mutant in mutants if mutant not in never]
+    drawn = left if args.own else measure.draw(left, args.sample, args.seed)
+    if args.own:  # what is kept was measured on other code, or with other tests
+        for kept in args.work.glob(f"power*-{OWN}-*"):
+            kept.unlink()
+    power = measure.Power(devices, args.work, args.most, 1000 if args.own else args.per_scenario, args.rule)
     of = "-".join([*devices, *sorted(args.rule), str(args.most), str(args.per_scenario)]).replace(":", "_")
-    outcomes: list[measure.MutantOutcome] = []
+    outcomes = aside
     try:
         power.record(tell)
         for outcome in measure.measure(power, drawn, args.work / f"power-{of}.jsonl", tell):

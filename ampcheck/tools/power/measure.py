@@ -24,7 +24,7 @@ from ampcheck.runner.worker import Worker
 from ampcheck.tools.power import kernels
 from ampcheck.tools.power.equivalent import why_equivalent
 from ampcheck.tools.power.kernels import KernelMutant
-from ampcheck.tools.power.process import mutant_of
+from ampcheck.tools.power.process import OWN, mutant_of
 from ampcheck.tools.power.source import UNAPPLIED, SourceMutant, Target, generate, path_of
 
 _COMPILED, _RANKS = ("jit/*",), ("autograd/ranks", "autograd/dataparallel")
@@ -43,6 +43,24 @@ TARGETS = (
     Target("torch.distributed.fsdp._fully_shard._fsdp_state", about="_cast|cast_|output_dtype", rules=_RANKS),
 )
 """What of PyTorch is mutated."""
+
+
+def _comparing(module: str, *functions: str) -> Target:
+    return Target(f"ampcheck.{module}", functions, rules=("own/*",), operators=True)
+
+
+COMPARING = (
+    _comparing("observe.closeness", "*"),
+    _comparing("checks.comparisons", "*"),
+    _comparing("checks.amp", "Amp.assert_*", "Amp.check", "Amp.note"),
+    _comparing("checks.forward", "_same_*", "_wrong", "received", "received_by_parts", "shared_when_written"),
+    _comparing("checks.backward", "output_grads", "gradient_*", "backward_kernels", "squares"),
+    _comparing("checks.compiled", "compare_programs", "refusal", "same_*", "within"),
+    _comparing("checks.op_database", "compare_outcomes"),
+    _comparing("checks.relations", "_difference"),
+    _comparing("checks.sweep", "compare_cells"),
+)
+"""What of ampcheck is mutated, for ampcheck's own tests to notice: the functions that compare."""
 UNCOMPILED = 5
 """How many times more cases are recorded of a scenario that compiles nothing, and so takes a hundredth of the time."""
 LIMIT = 120.0
@@ -106,7 +124,7 @@ class Power:
     def __init__(self, devices: Sequence[str], folder: Path, most: int, of_row: int, rules: Sequence[str]) -> None:
         self._devices, self._most, self._of_row = list(devices), most, of_row
         self._workers: dict[str, Worker] = {}
-        self._files = [str(path_of(target.module)) for target in TARGETS]
+        self._files = [str(path_of(target.module)) for target in (COMPARING if self._devices == [OWN] else TARGETS)]
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._kept = folder / f"power-lines-{'-'.join(devices).replace(':', '_')}-torch-{torch.__version__}.jsonl"
@@ -213,8 +231,6 @@ class Power:
 
     def try_out(self, mutant: Mutant) -> MutantOutcome:
         """Try a mutant on its cases until one notices it."""
-        if isinstance(mutant, SourceMutant) and (why := why_equivalent(mutant)):
-            return MutantOutcome(mutant, "", "", "", 0, f"equivalent: {why}")
         cases = self.candidates(mutant)
         number = 0
         for number, (device, case) in enumerate(
@@ -246,7 +262,7 @@ class Power:
 
 
 def _target(module: str) -> Target:
-    return next(target for target in TARGETS if target.module == module)
+    return next(target for target in (*TARGETS, *COMPARING) if target.module == module)
 
 
 def _in_turns(lists: Iterable[Sequence[str]]) -> list[str]:
@@ -266,6 +282,17 @@ def _spread(cases: Sequence[str], count: int) -> list[str]:
 def population(devices: Sequence[Device]) -> list[Mutant]:
     """Return every mutant; those of kernels on some devices."""
     return [*(mutant for target in TARGETS for mutant in generate(target)), *kernels.generate(devices)]
+
+
+def comparing() -> list[Mutant]:
+    """Return every mutant of what compares in ampcheck."""
+    return [mutant for target in COMPARING for mutant in generate(target)]
+
+
+def set_aside(mutants: Iterable[Mutant]) -> list[MutantOutcome]:
+    """Return the outcomes of the mutants that no case can notice, and that are not drawn."""
+    found = ((mutant, why_equivalent(mutant)) for mutant in mutants if isinstance(mutant, SourceMutant))
+    return [MutantOutcome(mutant, "", "", "", 0, f"equivalent: {why}") for mutant, why in found if why]
 
 
 def measure(

@@ -1,6 +1,7 @@
 """Run cases under mutants in a process of its own: collected once, they run in any order and again.
 
 `python -m ampcheck.tools.power.process DEVICE...` reads lines of JSON and answers each: `cases`, `touched`, `try`.
+With `own` in place of devices the cases are ampcheck's own tests of what compares.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ _OFF = ("benchmark", "cacheprovider", "faulthandler", "unraisableexception", "th
 _QUIET = (*(word for name in _OFF for word in ("-p", f"no:{name}")), "--tb=no", "--capture=no", "-qq", "--collect-only")
 
 
+OWN = "own"
+"""Names ampcheck's own tests where a device is expected."""
+
+
 class Suites:
     """The cases of the suites on some devices."""
 
@@ -44,14 +49,18 @@ class Suites:
         ini = Path(__file__).resolve().parents[2] / "pytest.ini"
         told = ["-c", str(ini), f"--rootdir={root.parent}", "-p", "ampcheck.runner.plugin", "--no-run-file"]
         chosen = [f"--device={name}" for name in devices]
-        config = _prepareconfig([str(root), *told, *chosen, *options, *_QUIET], plugins=[self])
+        items = self._collected([str(root), *told, *chosen, *options])
+        self._items = {item.stash[CASE].key: item for item in items if CASE in item.stash}
+
+    def _collected(self, told: Sequence[str]) -> Sequence[pytest.Item]:
+        config = _prepareconfig([*told, *_QUIET], plugins=[self])
         config._do_configure()
         config.pluginmanager.unregister(name="terminalreporter")
         session = pytest.Session.from_config(config)
         config.hook.pytest_sessionstart(session=session)
         config.hook.pytest_collection(session=session)
-        self._items = {item.stash[CASE].key: item for item in session.items if CASE in item.stash}
         self._result: Mapping[str, Any] = {}
+        return session.items
 
     def cases(self) -> dict[str, list[str]]:
         """Return of each case its row (its suite and rule, and its scenario if it is one), op and device."""
@@ -67,6 +76,23 @@ class Suites:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self._result = getattr(report, "ampcheck", None) or self._result
+
+
+class OwnTests(Suites):
+    """The tests of `ampcheck.checks` and `ampcheck.observe`, as cases of the suite "own", whose rules are the files."""
+
+    def __init__(self) -> None:
+        root = suites_folder().parent
+        folders = [str(root / "tests" / name) for name in ("checks", "observe")]
+        items = self._collected([*folders, "-c", str(root / "pyproject.toml"), f"--rootdir={root}", "--no-run-file"])
+        self._items = {f"{OWN}/{item.path.stem}/{item.name}": item for item in items}
+
+    def cases(self) -> dict[str, list[str]]:
+        return {key: [key.partition("[")[0], "", OWN] for key in self._items}
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed or self._result.get("status") != "fail":
+            self._result = {"status": "fail" if report.failed else "pass"}
 
 
 def _row(item: pytest.Item) -> str:
@@ -149,7 +175,7 @@ def mutant_of(fields: Mapping[str, Any]) -> SourceMutant | KernelMutant:
 def main(devices: Sequence[str]) -> None:
     """Answer until there is nothing more to read."""
     channel = Channel()
-    suites = Suites(devices)
+    suites = OwnTests() if list(devices) == [OWN] else Suites(devices)
     functions: dict[str, list[FunctionType]] = {}
     for line in sys.stdin:
         asked = json.loads(line)
