@@ -1,35 +1,9 @@
 """Excuse cases that differ from the specification in a known way: deviations files, data beside the device.
 
-Each entry has its reason and a link:
-
-    [[deviation]]
-    id = "promote-mixed-low"
-    cases = ["promote/*-bf16-fp16-*"]
-    but = ["promote/stack-*"]
-    devices = ["cpu", "virtual:cuda"]
-    kind = "deviation"
-    reason = "promote refuses a lower precision other than the region's dtype."
-    link = "https://github.com/pytorch/pytorch/pull/191125"
-    raises = "Unexpected floating ScalarType"
-    most = { off = 0.02 }
-    torch = ">=2.11"
-    libraries = { jax = ">=0.10" }
-    lacks = "mkldnn_rnn_layer bf16"
-    added = "2026-11-20"
-
-`cases` are globs over `rule/id`, or `jit/rule/id` for cases that a compiler runs; `but`, which may be left out, are
-globs of those that are not meant. `kind`: "deviation" (expected to fail), "fault" (the same, and the fault is the
-device's own), "unsupported" (the device lacks it) or "flaky". `raises` is a regular expression. Every difference of a
-case must match that of an entry, and every entry that speaks of a case must describe one of its differences. It names
-the wrong dtype, state or exception exactly, so that another one is not excused: in it `{low}` is the dtype of the
-case's region, in any spelling, and `{other}` the other lower precision. An amount is a named group of it, as in
-`differs by (?P<off>\\S+);`, and `most` says how large it may be.
-
-`devices`, `libraries` and `lacks` may be left out. The entry then applies on the devices of those names alone, where
-these packages are installed in these versions, and on processors that have no kernel for this op and dtype
-(`ampcheck.devices.cpu.lacks`). What a file of PyTorch's own says is inherited by devices of other packages, whatever
-`devices` says: a case may fail there as described, and may pass.
-`link` is a URL, or "unreported" for one that `docs/findings` holds with its reproduction.
+docs/contributing.md, "Add a known deviation", has an entry with every field and says what it excuses. `cases` and `but`
+are globs over `rule/id`, or `jit/rule/id` for cases that a compiler runs; `raises` is a regular expression, in which
+`{low}` is the dtype of the case's region, in any spelling, and `{other}` the other lower precision. What a file of
+PyTorch's own says is inherited by devices of other packages: a case may fail there as described, and may pass.
 
 An entry of kind "baseline" excuses red cases of one run in later runs, as long as they are red in the same way. It has
 no reason and no conditions, and `cases` are keys, `suite/rule/id`:

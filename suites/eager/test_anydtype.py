@@ -6,7 +6,6 @@ hand, errors included; every other op does what it does in a region of a lower p
 torch/amp/autocast_mode.py, torch/csrc/autograd/init.cpp, and aten/src/ATen/autocast_mode.h for what a cast is.
 
 The reference is the same op, outside of every region, on tensors with the casts that the policy tables prescribe.
-`SETTERS` and `LEGACY` are the products. A nightly run takes about two minutes on four devices.
 """
 
 import warnings

@@ -5,14 +5,6 @@ region puts back what entering it found (https://docs.pytorch.org/docs/2.13/amp.
 `__exit__` of torch/amp/autocast_mode.py). So a region that a suspended generator, coroutine or task holds stays in
 force for what else runs in the thread, and of two regions that overlap, the one that is left last decides the state.
 `ampcheck.spec.state` says what is to be seen after each step.
-
-The products:
-
-- `OVERLAP`: two regions of a thread, held by two holders, which end in either order;
-- `ENDS`: a region, and how its holder ends;
-- `DECORATED`: every kind of callable that may be decorated, and the state that its body sees.
-
-`test_random` draws programs of up to five holders. A nightly run takes about three minutes on all devices.
 """
 
 import asyncio

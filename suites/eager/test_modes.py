@@ -6,10 +6,6 @@ after autograd and autocast, with the tensors that the kernel is to get
 with Modes"; the order of the keys in c10/core/DispatchKey.h). A subclass with a `__torch_dispatch__` has the dtype it
 says it has, and autocast casts it by that dtype. While `__torch_dispatch__` runs, autocast does not act again; while
 `__torch_function__` does, it does. `ampcheck.spec.casting` says what each op receives.
-
-The products: `USED`, who looks, whether before or after the region is entered, an op of each policy, and whether the
-region is enabled; `AMBIENT`, PyTorch's own modes and settings of a thread around a call of each policy; `HELD`,
-DTensors of one process and jagged nested tensors, on the CPU. A nightly run takes about a minute on all devices.
 """
 
 from __future__ import annotations

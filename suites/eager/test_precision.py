@@ -8,8 +8,7 @@ itself and the settings that it is an older name of, no others. Sources:
 https://docs.pytorch.org/docs/2.13/generated/torch.set_float32_matmul_precision.html,
 https://docs.pytorch.org/docs/2.13/notes/mkldnn.html and https://docs.pytorch.org/docs/2.13/notes/cuda.html.
 
-The reference for values is float64 on the CPU, for dtypes the policy tables. `PRECISION` is the product.
-A nightly run takes less than a minute a device.
+The reference for values is float64 on the CPU, for dtypes the policy tables.
 """
 
 import warnings

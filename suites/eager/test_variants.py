@@ -8,9 +8,6 @@ https://docs.pytorch.org/docs/2.13/nn.html.
 
 The reference is the formula in plain ops on the CPU, written here, and never a module. With the casts of the policy
 tables it gives the dtypes; in float64, which no policy casts, the values and the gradients.
-
-`ATTENTION`, `TRANSFORMER`, `RECURRENT`, `NORMS`, `BAGS` and `LOSSES` are the products.
-Nightly runs take up to half an hour on a busy core, nearly all of it in the first three.
 """
 
 import math

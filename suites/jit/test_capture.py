@@ -14,9 +14,7 @@ A function is made in one state, called there once, and then called in another. 
   (https://docs.pytorch.org/docs/2.13/fx.html#limitations-of-symbolic-tracing); it has no regions.
 - What a compiler wrote to its folder in one state is not what it finds there in another (pytorch#181564).
 
-A region in the function decides alone, whatever is around. Products: `ON_THE_CPU`, all compilers of the CPU;
-`ELSEWHERE`, the other device types; `TOOLS`, torch.fx and make_fx; `FOUND`, Inductor's folder. A nightly run of all
-takes about half an hour.
+A region in the function decides alone, whatever is around.
 """
 
 from contextlib import ExitStack

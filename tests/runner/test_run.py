@@ -86,16 +86,6 @@ def test_a_crash_says_how_and_where_and_how_to_reproduce_it(
     assert "JUnit: one.xml" in done.stdout
 
 
-def test_the_junit_file_says_the_same(dying: tuple[subprocess.CompletedProcess[str], Run], folder: Path) -> None:
-    suite = xml.parse(folder / "one.xml").getroot()[0]
-    found = dying[1]
-    assert suite.attrib["tests"] == str(len(found.results))
-    assert (suite.attrib["errors"], suite.attrib["failures"], suite.attrib["skipped"]) == ("3", "0", "0")
-    bad = {f"{c.attrib['classname']}.{c.attrib['name']}": c[0].attrib["message"] for c in suite if len(c)}
-    assert bad["eager.downcast.addmm-fp64-bf16-dying"] == "crash: the process ended with exit code 7"
-    assert len(bad) == 3
-
-
 def test_an_interrupted_run_is_resumed(folder: Path, whole: Run) -> None:
     cut = folder / "cut.jsonl"
     lines = whole.path.read_text().splitlines(keepends=True)
@@ -126,18 +116,6 @@ def test_what_hung_twice_is_not_tried_a_third_time(folder: Path) -> None:
     assert len(waited) == 2
     assert all(result.key in others[0].message for result in waited)
     assert len(waited) + len(others) == sum(result.op == "addbmm" for result in found)
-
-
-@pytest.mark.nightly
-def test_two_processes_find_the_same(dying: tuple[subprocess.CompletedProcess[str], Run], folder: Path) -> None:
-    options = ("--device=dying", "--device-module=dying_device", *OPS, "--timeout=10", "--run-file=two.jsonl", "-n2")
-    done = run(folder, *EAGER, *options)
-    assert done.returncode == 1, done.stdout + done.stderr
-    found = read(folder / "two.jsonl")
-    assert statuses(found) == statuses(dying[1])
-    same = ("manifest", "cases", "devices", "absent", "versions")
-    assert {name: found.header[name] for name in same} == {name: dying[1].header[name] for name in same}
-    assert found.header["command"] == ["ampcheck", *EAGER, *options]
 
 
 SWAPPED = ("--device=swapped", "--device-module=dying_device")
