@@ -25,7 +25,11 @@ def add(commands: Subparsers) -> None:
     parser.add_argument("--format", choices=tuple(_FORMATS), default="text", help="by default text")
     parser.add_argument("--select", metavar="RULES", help="look for these rules alone, e.g. AMP001,bound")
     parser.add_argument("--ignore", metavar="RULES", help="look for all rules but these")
-    parser.add_argument("--fix", action="store_true", help="first rewrite deprecated torch.cuda.amp (AMP033)")
+    parser.add_argument(
+        "--fix",
+        action="store_true",
+        help="first rewrite deprecated torch.cuda.amp (AMP033) and questions for the state",
+    )
     parser.add_argument("--rules", action="store_true", help="print the rules and end")
     parser.set_defaults(run=run)
 

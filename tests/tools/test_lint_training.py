@@ -137,12 +137,34 @@ def test_a_program(rule: str, text: str) -> None:
         ),
         ("from torch.cuda.amp import autocast\nregion = autocast\n", "from torch.cuda.amp import autocast\n"
         "region = autocast\n"),
+        (
+            "import torch as t\nif x.is_cuda and t.is_autocast_enabled():\n    a = t.get_autocast_cpu_dtype( )  # é\n",
+            'import torch as t\nif x.is_cuda and t.is_autocast_enabled("cuda"):\n'
+            '    a = t.get_autocast_dtype("cpu")  # é\n',
+        ),
+        (
+            "import torch\nfrom torch.cuda.amp import custom_fwd as fwd, autocast as region\n\nclass F:\n    @fwd\n"
+            "    def f(c, x):\n        with region():\n            return x.to(torch.get_autocast_gpu_dtype())\n",
+            "import torch\nfrom torch.amp import custom_fwd as fwd, autocast as region\n\nclass F:\n"
+            '    @fwd(device_type="cuda")\n    def f(c, x):\n        with region("cuda"):\n'
+            '            return x.to(torch.get_autocast_dtype("cuda"))\n',
+        ),
         ("import torch.cuda.amp as a\na.custom_fwd(cast_inputs=None)\n", 'import torch.amp as a\n'
         'a.custom_fwd(device_type="cuda", cast_inputs=None)\n'),
     ],
 )  # fmt: skip
 def test_deprecated_names_are_rewritten(old: str, new: str) -> None:
     assert fix_source(old) == new
+    assert fix_source(new) == new
+
+
+@pytest.mark.parametrize(
+    "region", ["", "with torch.autocast('cpu'):\n    pass\n", "with torch.autocast(d):\n    pass\n"]
+)
+def test_a_question_that_may_mean_another_device_stays_and_is_reported(region: str) -> None:
+    text = f"import torch\n{region}d = torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None\n"
+    assert fix_source(text) == text
+    assert rules(text) == ["state-of-cuda"] * 2
 
 
 def test_what_is_meant_for_an_older_torch_stays() -> None:

@@ -1,4 +1,4 @@
-"""Rewrites of torch.cuda.amp and torch.cpu.amp to torch.amp, at the positions that ast gives."""
+"""Rewrites of torch.cuda.amp, torch.cpu.amp and of questions for the state, at the positions that ast gives."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ import tokenize
 from collections.abc import Collection
 from pathlib import Path
 
-from ampcheck.tools.lint.names import Names
+from ampcheck.tools.lint.names import Names, region
 from ampcheck.tools.lint.static import Read, texts
-from ampcheck.tools.lint.training import DEPRECATED, VERSION, guarded
+from ampcheck.tools.lint.training import CUDA, DEPRECATED, VERSION, guarded
 
 _REGION = ("enabled", "dtype", "cache_enabled")
+_QUESTIONS = {
+    "torch.get_autocast_cpu_dtype": ("get_autocast_dtype", "cpu"),
+    "torch.get_autocast_gpu_dtype": ("get_autocast_dtype", "cuda"),
+    "torch.is_autocast_cpu_enabled": ("is_autocast_enabled", "cpu"),
+    "torch.is_autocast_enabled": ("is_autocast_enabled", "cuda"),
+}
+"""Functions without arguments, and the one that is given the device type that each asks for."""
 
 
 def fix_files(paths: Collection[Path], read: Read) -> int:
@@ -88,10 +95,30 @@ def fix_source(text: str) -> str:
                 edits.append((start, end, new))
             elif new != old and isinstance(node, ast.ImportFrom):
                 return text
+        if isinstance(node, ast.Call) and _asks_rightly(names, node):
+            assert isinstance(node.func, ast.Attribute)
+            named, device = _QUESTIONS[names.dotted(node.func)]
+            end = at(node.func.end_lineno or 0, node.func.end_col_offset or 0)
+            if (empty := re.match(rb"\(\s*\)", text.encode()[end:])) is not None:
+                edits.append((end - len(node.func.attr), end + len(empty[0]), f'{named}("{device}")'))
     out = text.encode()
     for start, end, new in sorted(edits, key=lambda edit: (edit[0], edit[1] != edit[0]), reverse=True):
         out = out[:start] + new.encode() + out[end:]
     return out.decode()
+
+
+def _asks_rightly(names: Names, call: ast.Call) -> bool:
+    """Return whether a call asks for the state of a device type that it does not name, but that is meant.
+
+    Where another one may be meant the call stays: it is the mistake state-of-cuda, which naming "cuda" would hide.
+    """
+    name = names.dotted(call.func)
+    if name not in _QUESTIONS or not isinstance(call.func, ast.Attribute) or guarded(names, call, VERSION):
+        return False
+    if _QUESTIONS[name][1] == "cpu" or guarded(names, call, CUDA):
+        return True
+    made = [one for node in ast.walk(names.tree) if isinstance(node, ast.Call) and (one := region(names, node))]
+    return bool(made) and all(one.device.constant and one.device.value == "cuda" for one in made)
 
 
 def _whole(node: ast.Import | ast.ImportFrom) -> bool:

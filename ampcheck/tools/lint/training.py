@@ -23,7 +23,7 @@ _ON = re.compile(
 _FORWARD = tuple(f"torch.{module}custom_fwd" for module in ("amp.", "cuda.amp.", "amp.autocast_mode."))
 _OLD = tuple(f"torch.cuda.amp.{name}" for name in ("autocast", "GradScaler", "custom_fwd", "custom_bwd"))
 VERSION = r"version|hasattr|(?i:torch_?(greater|ge|gte|\d))"
-_CUDA = rf"is_cuda|['\"]cuda|{VERSION}"
+CUDA = rf"is_cuda|['\"]cuda|{VERSION}"
 DEPRECATED = (*_OLD, "torch.cpu.amp.autocast", "torch.cpu.amp.GradScaler")
 """What torch.amp replaced."""
 
@@ -249,7 +249,7 @@ def _in_call(walk: Walk, call: ast.Call) -> Iterator[Mistake]:
     names = walk.names
     name = names.dotted(call.func)
     asked = name == "torch.is_autocast_enabled" and not call.args and not call.keywords
-    if (asked or name == "torch.get_autocast_gpu_dtype") and not guarded(names, call, _CUDA):
+    if (asked or name == "torch.get_autocast_gpu_dtype") and not guarded(names, call, CUDA):
         yield call, "state-of-cuda"
     if name in DEPRECATED and not guarded(names, call, VERSION):
         yield call, "deprecated-amp"
@@ -282,7 +282,7 @@ def guarded(names: Names, node: ast.AST, condition: str) -> bool:
         if isinstance(parent, ast.ExceptHandler):
             return True
         named = getattr(parent, "arg", None) if isinstance(parent, ast.keyword) else getattr(parent, "name", None)
-        if condition == _CUDA and re.search(r"gpu|cuda", str(named)):
+        if condition == CUDA and re.search(r"gpu|cuda", str(named)):
             return True  # `dtype_of_gpu=...`, `def cuda_dtype()`: cuda is meant
         test = parent if isinstance(parent, ast.BoolOp) else getattr(parent, "test", None)
         if isinstance(test, ast.expr) and re.search(condition, ast.unparse(test)):
