@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import shutil
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.cli_support import LIMIT, ROOT, environment
+from tests.cli_support import LIMIT, ROOT, environment, python
 
 
 class Block(NamedTuple):
@@ -41,8 +42,8 @@ def blocks(language: str) -> list[Block]:
 # ---- Python
 
 ELSEWHERE = {
-    "README.md: class MyDevice": "tests/docs/test_readme.py::test_the_example_device_runs",
-    "README.md: AdamW": "tests/docs/test_readme.py::test_the_training_loop_on_jax_learns",
+    "README.md: class MyDevice": "tests/docs/test_blocks.py::test_the_example_device_runs",
+    "README.md: AdamW": "tests/docs/test_blocks.py::test_the_training_loop_on_jax_learns",
     "jax_device.md: import ampcheck.jax_device  #": "tests/jax/test_coverage.py::test_the_examples_of_the_guide_run",
     "jax_device.md: addcmul": "tests/jax/test_coverage.py::test_the_examples_of_the_guide_run",
     "jax_device.md: PartitionSpec": "tests/jax/test_coverage.py::test_the_examples_of_the_guide_run",
@@ -149,6 +150,26 @@ def test_block(key: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_example_device_runs(tmp_path: Path) -> None:
+    """The class of the README, for the CPU in place of a device nobody has."""
+    code = next(block.code for block in blocks("python") if is_of(block, "README.md: class MyDevice"))
+    code = code.replace('name = token = type = "mydevice"', 'name = token = "mydevice"\n    type = "cpu"')
+    code = code.replace("AutocastPrivateUse1", "AutocastCPU").replace("AutocastCUDA", "AutocastCPU")
+    (tmp_path / "mydevice_ampcheck.py").write_text(code, encoding="utf-8")
+    command = next(command for command in commands() if command.startswith("ampcheck") and "--device-module" in command)
+    words = [*command.split(), "--op", "mm", "--reports", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LIMIT
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "mydevice" in done.stdout
+
+
+def test_the_training_loop_on_jax_learns() -> None:
+    code = next(block.code for block in blocks("python") if is_of(block, "README.md: AdamW"))
+    assert 0 < float(python("-c", code)) < 0.5  # an untrained model's is 8
+
+
 # ---- commands
 
 RUN_ELSEWHERE = {
@@ -163,7 +184,7 @@ RUN_ELSEWHERE = {
     "pytest bench": "nightly.yml: benchmarks",
     "pip install *": "nightly.yml: suites",
     "*npu*": "nightly.yml: virtual-npu",
-    "* --device mydevice *": "tests/docs/test_readme.py::test_the_example_device_runs",
+    "* --device mydevice *": "tests/docs/test_blocks.py::test_the_example_device_runs",
 }
 """Commands as patterns, and the job or test that runs each; tests/packaging runs those of your_backend.md."""
 NEEDS = {"* --device tpu-v5e *": "libtpu, the compiler for TPUs", "* --device cuda *": "a CUDA device"}
@@ -247,3 +268,21 @@ def test_commands_that_run_elsewhere_do() -> None:
         file, _, name = place.replace("::", ": ").partition(": ")
         path = ROOT / (file if file.endswith(".py") else f".github/workflows/{file}")
         assert re.search(rf"^(  {name}:|def {name}\()", path.read_text(encoding="utf-8"), re.MULTILINE), place
+
+
+def options_shown() -> dict[tuple[str, ...], set[str]]:
+    """The options that any page gives each command."""
+    out: dict[tuple[str, ...], set[str]] = {}
+    for line in (line for block in blocks("sh") for line in block.code.splitlines()):
+        program, *words = shlex.split(line, comments=True) or [""]
+        if program == "ampcheck":
+            actions = itertools.takewhile(lambda word: re.fullmatch(r"[a-z]+", word), words[:2])
+            name = tuple(actions) if words[0] in ("bench", "deviations", "waivers") else (words[0],)
+            out.setdefault(name, set()).update(word for word in words[1:] if re.match(r"--?\w", word))
+    return out
+
+
+@pytest.mark.parametrize("name", options_shown(), ids=" ".join)
+def test_commands_take_what_the_pages_give_them(name: tuple[str, ...]) -> None:
+    known = set(re.findall(r"--?[\w-]+", python("-m", "ampcheck", *name, "--help")))
+    assert sorted(options_shown()[name] - known) == []
