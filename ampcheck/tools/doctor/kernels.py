@@ -13,7 +13,6 @@ import torch
 
 from ampcheck.observe.finite import CHOSEN, FLOATS, bounds, nonfinite
 from ampcheck.observe.recorder import CASTS, Recorder, overload_name, tensors
-from ampcheck.observe.torch_private import TorchDispatchMode
 from ampcheck.register.torch_private import OpOverload
 from ampcheck.spec import policies
 from ampcheck.spec.torch_dtypes import name_of
@@ -280,26 +279,18 @@ class KernelWatch:
             )
 
 
-class ThreadWatch(TorchDispatchMode):
-    """Looks, in a thread that was started in a region, whether products run without one."""
+def thread_watch(findings: Findings, started: Place) -> Recorder:
+    """Return a mode that looks, in a thread that was started in a region, whether products run without one."""
 
-    def __init__(self, findings: Findings, started: Place) -> None:
-        super().__init__()
-        self._findings, self._started = findings, started
-
-    def __torch_dispatch__(
-        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
-    ) -> object:
-        out = func(*args, **(kwargs or {}))
+    def run(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        out = func(*args, **kwargs)
         name = overload_name(func).partition(".")[0]
         made = next((x for x in tensors(out) if name in PRODUCTS and x.dtype is torch.float32), None)
         if made is not None and not _region_dtype(made.device.type):
-            self._findings.add(
-                "thread-without-region",
-                self._started,
-                f"{name} ran in fp32 in the thread, which entered no region",
-            )
+            findings.add("thread-without-region", started, f"{name} ran in fp32 in the thread, which entered no region")
         return out
+
+    return Recorder(run)
 
 
 def _caller() -> AbstractContextManager[None]:

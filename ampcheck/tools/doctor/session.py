@@ -24,7 +24,7 @@ from ampcheck.errors import UsageError
 from ampcheck.observe.torch_private import DisableTorchFunction
 from ampcheck.tools import user_program
 from ampcheck.tools.doctor.findings import Finding, Findings, screen
-from ampcheck.tools.doctor.kernels import KernelWatch, Place, Seen, ThreadWatch
+from ampcheck.tools.doctor.kernels import KernelWatch, Place, Seen, thread_watch
 from ampcheck.tools.doctor.training import DEVICES, Training
 from ampcheck.tools.torch_private import current_dispatch_mode
 from ampcheck.tools.trace.session import one_thread
@@ -243,7 +243,7 @@ class Doctor(AbstractContextManager["Doctor"]):
         def ran(original: Callable[..., Any]) -> Callable[..., Any]:
             def watched(thread: threading.Thread) -> Any:
                 started = self._threads.pop(thread, None)
-                with nullcontext() if started is None else ThreadWatch(self._found, started):
+                with nullcontext() if started is None else thread_watch(self._found, started):
                     return original(thread)
 
             return watched
