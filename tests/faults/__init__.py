@@ -7,12 +7,12 @@ measures which cases notice which mutants. To add one, add it to the module of i
 
 from __future__ import annotations
 
-from tests.faults import autograd, backends, compilers, gradients, kernels, modules, ranks, regions, scaler, state
+from tests.faults import autograd, backends, compilers, edits, gradients, kernels, modules, scaler, state
 from tests.register import mutants as register
 from tests.torchscript import mutants as torchscript
 
 MUTANTS = (
-    *regions.MUTANTS,
+    *edits.MUTANTS,
     *state.MUTANTS,
     *kernels.MUTANTS,
     *gradients.MUTANTS,
@@ -20,7 +20,6 @@ MUTANTS = (
     *autograd.MUTANTS,
     *scaler.MUTANTS,
     *compilers.MUTANTS,
-    *ranks.MUTANTS,
     *backends.MUTANTS,
     *register.MUTANTS,
     *torchscript.MUTANTS,

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 
 from tests.faults import BY_NAME, MUTANTS, matrix
-from tests.faults.backends import WARNINGS
-from tests.faults.suites import Runners, work
+from tests.faults.suites import Runners
 
 RESULTS = Path("build") / "kills.jsonl"
 
@@ -25,11 +24,8 @@ def main() -> None:
         "--update", action="store_true", help="write tests/faults/kills.csv and the page of the matrix"
     )
     commands.add_parser("page", help="write the page of the matrix as it was last measured")
-    commands.add_parser("worker", help="run cases of a device for another process").add_argument("device")
     chosen = parser.parse_args()
-    if chosen.command == "worker":
-        work(chosen.device, {**BY_NAME, **{mutant.name: mutant for mutant in WARNINGS}})
-    elif chosen.command == "matrix":
+    if chosen.command == "matrix":
         _measure(chosen)
     if chosen.command == "page" or getattr(chosen, "update", False):
         matrix.PAGE.write_text(matrix.page(matrix.read(), MUTANTS), encoding="utf-8")

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from functools import cache
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
@@ -17,10 +15,9 @@ from unittest.mock import patch
 import torch
 from torch.utils._pytree import tree_map
 
-from ampcheck.register import casts
 from tests.faults.gradients import without_a_graph
 from tests.faults.kernels import FP32, Body, Call, in_other, kernel, low_but, low_but_last, low_for_good, refuses, to
-from tests.faults.mutant import Inject, Mutant
+from tests.faults.mutant import Inject, Mutant, both, fresh
 
 Kernel = Callable[..., Any]
 """A wrong kernel: `(op, *args, **kwargs)` on CPU tensors, where `op` computes what is right."""
@@ -33,34 +30,17 @@ LOW = (torch.float16, torch.bfloat16)
 BACKENDS = ("opaque", "partial")
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A backend that mutants are injected into. `register`: gives it autocast, with these overrides of policies."""
-
-    name: str
-    backend: Any
-    device: Any
-    register: Callable[..., object]
-
-
-@cache
-def subject(backend: str) -> Subject:
-    """Return a backend of tests/backends. Making it names PrivateUse1, which a process can do once."""
-    module = import_module(backend)
-    return Subject(backend, module.BACKEND, module.DEVICES[0], module.register)
-
-
 # ---- ways to inject
 
 
 def kernels(overloads: str, change: Kernel) -> Inject:
     """Compute kernels of the backend by `change`."""
-    return lambda name: patch.dict(subject(name).backend.mutants, dict.fromkeys(overloads.split(), change))
+    return lambda name: patch.dict(import_module(name).BACKEND.mutants, dict.fromkeys(overloads.split(), change))
 
 
 def copies(copy: Callable[[Tensor, Tensor], object]) -> Inject:
     """Make copies in, out and between dtypes by `copy(target, source)` on CPU tensors."""
-    return lambda name: patch.object(subject(name).backend, "copy", copy)
+    return lambda name: patch.object(import_module(name).BACKEND, "copy", copy)
 
 
 def policies(**overrides: str) -> Inject:
@@ -68,7 +48,7 @@ def policies(**overrides: str) -> Inject:
 
     @contextmanager
     def inject(name: str) -> Iterator[None]:
-        register = subject(name).register
+        register = import_module(name).register
         register(**{op.replace("__", "."): policy for op, policy in overrides.items()})
         try:
             yield
@@ -80,18 +60,7 @@ def policies(**overrides: str) -> Inject:
 
 def autocast(op: str, body: Body) -> Inject:
     """Register an autocast kernel of the backend's own for an overload."""
-
-    @contextmanager
-    def inject(name: str) -> Iterator[None]:
-        register = subject(name).register
-        register(**{op: "fallthrough"})
-        try:
-            with kernel(op, body)(name):
-                yield
-        finally:
-            register()
-
-    return inject
+    return both(policies(**{op: "fallthrough"}), kernel(op, body))
 
 
 # ---- what is asked of a call
@@ -166,22 +135,19 @@ def before(corrupt: Callable[..., object], when: When = always) -> Kernel:
 def unseeded(overloads: str) -> Inject:
     """Let kernels that draw go on where they last ended, whatever the seed is set to."""
 
-    def inject(name: str) -> AbstractContextManager[object]:
-        own = torch.Generator().manual_seed(7).get_state()
+    def make() -> Inject:
+        own = [torch.Generator().manual_seed(7).get_state()]
 
         def run(op: Any, *args: Any, **kwargs: Any) -> Any:
-            nonlocal own
-            seeded = torch.get_rng_state()
-            torch.set_rng_state(own)
-            try:
-                return op(*args, **kwargs)
-            finally:
-                own = torch.get_rng_state()
-                torch.set_rng_state(seeded)
+            with torch.random.fork_rng(devices=()):
+                torch.set_rng_state(own[0])
+                out = op(*args, **kwargs)
+                own[0] = torch.get_rng_state()
+            return out
 
-        return kernels(overloads, run)(name)
+        return kernels(overloads, run)
 
-    return inject
+    return fresh(make)
 
 
 def over_the_input(op: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -355,11 +321,6 @@ MSE_BACKWARD = {
     "gradient-nan": giving(lambda out: out * float("nan")),
     "gradient-of-another-shape": giving(lambda out: out.mT.contiguous()),
 }
-KEPT_CASTS: dict[str, Inject] = {
-    "kept-casts-stay": lambda name: patch.object(
-        casts.Cache, "_fresh", lambda self, found, weight: found.weight() is weight
-    )
-}
 
 
 def made(table: Iterable[tuple[str, str, Mapping[str, Inject]]]) -> tuple[Mutant, ...]:
@@ -424,7 +385,6 @@ MUTANTS = made(
                 "detached": autocast("mm", without_a_graph),
             },
         ),
-        ("eager/cache", "changed_weight", KEPT_CASTS),
         (
             "eager/eligibility",
             "every_spelling_of_powers",

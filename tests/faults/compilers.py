@@ -10,7 +10,7 @@ import inspect
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,11 +18,10 @@ from unittest.mock import patch
 
 import torch
 from torch._C import DispatchKey
+from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import collect_metadata_analysis
-from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCacheDetails
 
 # Importing these two defines their operators.
-from torch._higher_order_ops.flex_attention import flex_attention
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
@@ -34,10 +33,11 @@ from ampcheck.compilers import kinds
 from ampcheck.observe.recorder import map_tensors, tensors
 from ampcheck.tools.lint import cases, compare
 from ampcheck.tools.lint.rules import RULES
+from tests.faults import edits
 from tests.faults.gradients import changed, doubled
 from tests.faults.kernels import Body, Call, as_given, in_low, kernel
-from tests.faults.mutant import CUDA, JAX, Inject, both, fresh, giving, mutants, on_error, put, wrap
-from tests.faults.regions import CACHE, DTYPE, INCREMENT, IS, SET, SET_CACHE, SET_DTYPE, with_a_stack
+from tests.faults.mutant import CUDA, JAX, Inject, both, giving, mutants, on_error, put, wrap
+from tests.faults.state import CACHE, DTYPE, INCREMENT, IS, SET, SET_CACHE, SET_DTYPE, vaguely
 
 Function = Callable[..., Any]
 Make = Callable[[Function, Function], Function]
@@ -157,17 +157,15 @@ def frozen_dtypes(program: Function, _: Function, args: Any, memory: list[Any]) 
     return map_tensors(out, lambda x: x.to(memory[0]))
 
 
-def right_once(program: Function, _: Function, args: Any, memory: list[Any]) -> Any:
-    memory.append(True)
-    out = program(*args)
-    return out if len(memory) == 1 else map_tensors(out, lambda x: x.float())
+def float32_where(later: Callable[[Any, Any], bool]) -> Make:
+    """Give float32 where `later(arguments of the first call, arguments)` after the first call."""
 
+    def call(program: Function, _: Function, args: Any, memory: list[Any]) -> Any:
+        memory.append(args)
+        out = program(*args)
+        return map_tensors(out, lambda x: x.float()) if memory[1:] and later(memory[0], args) else out
 
-def first_sizes(program: Function, _: Function, args: Any, memory: list[Any]) -> Any:
-    """Forget the region for other sizes than the first."""
-    memory.append(args[0].shape)
-    out = program(*args)
-    return out if memory[-1] == memory[0] else tuple(y.float() for y in out)
+    return remembering(call)
 
 
 def eager_in_threads(program: Function, function: Function) -> Function:
@@ -182,13 +180,6 @@ def eager_in_threads(program: Function, function: Function) -> Function:
             return function(*args, **kwargs)
 
     return call
-
-
-def other_words(program: Function, _: Function, args: Any) -> Any:
-    try:
-        return program(*args)
-    except Exception as error:
-        raise RuntimeError("a graph could not be compiled") from error
 
 
 def doubled_gradient(x: torch.Tensor) -> torch.Tensor:
@@ -208,7 +199,7 @@ def refusing_mixed(program: Function, _: Function, args: Any) -> Any:
 def swallowed(program: Function, _: Function, args: Any) -> Any:
     try:
         return program(*args)
-    except RuntimeError:
+    except (RuntimeError, IndexError):
         return args[0]
 
 
@@ -242,14 +233,6 @@ def leave_on() -> None:
     SET("cpu", True)
 
 
-def lost_in_capture(own: Any, *args: Any, **options: Any) -> Any:
-    """Lose an exception in a region to an error about the region itself."""
-    try:
-        return own(*args, **options)
-    except Exception:
-        raise AssertionError("a region was not left") from None
-
-
 def without_metadata(own: Any, *args: Any, **options: Any) -> Any:
     """Know nothing of what the node that enters a region gives."""
     exported = own(*args, **options)
@@ -266,7 +249,7 @@ PROGRAMS = {
     "jit-region-dropped": entering(dropped),
     "jit-region-dropped-by-script": no_script_pass,
     "jit-trace-in-float32": handed_out(_WIDE, "trace"),
-    "jit-second-call-in-float32": handed_out(remembering(right_once)),
+    "jit-second-call-in-float32": handed_out(float32_where(lambda first, args: True)),
     "jit-gradient-twice": handed_out(results(doubled_gradient)),
     "jit-gradient-lost": handed_out(results(torch.Tensor.detach)),
     "jit-state-left-on": handed_out(afterwards(leave_on)),
@@ -294,13 +277,14 @@ DECORATOR = {
     "jit-decorator-lost": handed_out(lambda _, function: _COMPILE(inspect.unwrap(function), backend="eager")),
     # Mends the known deviations.
     "jit-not-compiled": both(
-        fresh(with_a_stack), put(torch, compile=lambda function=None, **options: function or (lambda plain: plain))
+        next(mutant.inject for mutant in edits.MUTANTS if mutant.name == "deviations-mended"),
+        put(torch, compile=lambda function=None, **options: function or (lambda plain: plain)),
     ),
 }
 EXCEPTIONS = {
     "jit-state-left-by-exception": handed_out(failing(leave_on)),
-    "jit-exception-in-other-words": handed_out(calling(other_words)),
-    "jit-exception-lost-in-capture": wrap(torch.export, export=lost_in_capture),
+    "jit-exception-in-other-words": handed_out(calling(lambda program, _, args: vaguely(program, *args))),
+    "jit-exception-lost-in-capture": wrap(torch.export, export=vaguely),
 }
 RANDOM = {
     "jit-draws-once-more": handed_out(calling(lambda program, _, args: (torch.rand(1), program(*args))[1])),
@@ -311,39 +295,13 @@ RANDOM = {
 # ---- compiled in one state, called in another
 
 
-@contextmanager
-def exported_in_its_region(device: str) -> Iterator[None]:
-    """Run an exported program in the state of its export."""
-    found = [state()]
-
-    def export(own: Any, *args: Any, **options: Any) -> Any:
-        found[0] = state()
-        return own(*args, **options)
-
-    inside = handed_out(within(lambda: in_state(found[0])), "export")
-    with both(wrap(torch.export, export=export), inside)(device):
-        yield
-
-
-def forget_state(own: Any, self: Any, graph: Any) -> None:
-    own(self, graph)
-    self.autocast_state = {}
-
-
-def off_uncached(own: Any, kind: str, dtype: Any = None, enabled: bool = True, cached: bool | None = None) -> Any:
-    """Enter a disabled region where a program has one that keeps no casts."""
-    return own(kind, dtype, enabled and cached is not False, cached)
-
-
 AMBIENT = {
     "state-of-another-thread": handed_out(eager_in_threads),
-    "export-keeps-its-region": exported_in_its_region,
     "trace-without-its-casts": handed_out(lambda _, function: function, "trace"),
     "graph-without-its-casts": put(proxy_tensor, make_fx=lambda function, **_: lambda *_: function),
     "leaves-a-count": handed_out(calling(lambda program, _, args: (INCREMENT(), program(*args))[1])),
     "turns-the-cache-on": handed_out(afterwards(lambda: SET_CACHE(True))),
-    "sizes-without-a-region": handed_out(remembering(first_sizes)),
-    "folder-without-state": wrap(AOTAutogradCacheDetails, _record_runtime_state=forget_state),
+    "sizes-without-a-region": handed_out(float32_where(lambda first, args: first[0].shape != args[0].shape)),
 }
 
 
@@ -372,20 +330,11 @@ def keyed_by(*queries: Callable[[], object]) -> Inject:
     return put(torch, compile=compiled)
 
 
-def with_new_graphs(program: Function, _: Function, args: Any, memory: list[Any]) -> Any:
-    """Compile for each change of the dtype of autocast, whether it is on or off."""
-    if memory and memory[-1] != DTYPE("cpu"):
-        torch._dynamo.reset()
-    memory.append(DTYPE("cpu"))
-    return program(*args)
-
-
 GUARDS = {
     "no-guard": keyed_by(),
     "no-guard-on-the-dtype": keyed_by(lambda: IS("cpu")),
     "no-guard-on-the-switch": keyed_by(lambda: DTYPE("cpu")),
     "compiles-each-time": handed_out(calling(lambda program, _, args: (torch._dynamo.reset(), program(*args))[1])),
-    "compiles-for-a-dtype-not-used": handed_out(remembering(with_new_graphs)),
     "runs-eagerly": put(torch, compile=lambda function, **_: function),
 }
 
@@ -393,25 +342,11 @@ GUARDS = {
 # ---- errors at run time
 
 
-def swallowing(program: Function, _: Function, args: Any, memory: list[Any]) -> Any:
-    """Give the result of the call before in place of an error."""
-    with suppress(RuntimeError, IndexError):
-        memory[:] = [program(*args)]
-    return memory[0]
-
-
-def broken_by_an_error(program: Function, _: Function, args: Any, memory: list[Any]) -> Any:
-    """Give products in float32 after an error."""
-    out = on_error(lambda: memory.append(True))(program, *args)
-    return (out[0].float(), *out[1:]) if memory and isinstance(out, tuple) else out
-
-
 FAILURES = {
     "error-leaves-a-dtype": handed_out(failing(lambda: SET_DTYPE("cpu", torch.float16))),
     "error-leaves-a-count": handed_out(failing(INCREMENT)),
     "error-turns-the-cache-off": handed_out(failing(lambda: SET_CACHE(not CACHE()))),
-    "error-not-raised": handed_out(remembering(swallowing)),
-    "float32-after-an-error": handed_out(remembering(broken_by_an_error)),
+    "error-not-raised": handed_out(calling(swallowed)),
     "export-leaves-it-on": handed_out(failing(leave_on), "export"),
     "backward-leaves-it-on": wrap(torch.Tensor, backward=on_error(leave_on)),
 }
@@ -446,12 +381,6 @@ def refused(call: Call) -> Any:
     raise RuntimeError("real tensors are refused")
 
 
-def refused_outside(gradient: torch.Tensor) -> torch.Tensor:
-    if not IS("cpu"):
-        raise RuntimeError("expected the same dtype")
-    return gradient
-
-
 class _Cast(TorchFunctionMode):
     """Casts meta tensors in a region of the CPU."""
 
@@ -469,7 +398,6 @@ FAKE_TENSOR = {
     "fake-gradient-lost": of_some("cat", fake, lambda call: call.run(lambda place, t: t if place else t.detach())),
     "fake-result-padded": of_some("cat", fake, padded),
     "real-refused-in-region": of_some("cat", real, refused),
-    "real-backward-refused": of_some("stack", real, lambda call: changed(call.registered(), refused_outside)),
     "meta-is-cast": lambda device: _Cast(),
     "compiled-loses-casts": of_some("mm", traced, as_given),
     "compiled-result-doubled": of_some("mm", traced, lambda call: call.registered() * 2),
@@ -485,7 +413,7 @@ def unread(own: Any, self: Any, *args: Any, **values: Any) -> Any:
 
 
 DERIVATIVES = {
-    "compiled-setting-unread": wrap(type(torch._functorch.config), patch=unread),
+    "compiled-setting-unread": wrap(type(functorch_config), patch=unread),
     "compiled-more-casts": handed_out(results(lambda x: x.double().to(x.dtype))),
 }
 
@@ -529,36 +457,8 @@ def refusing_regions(device: str) -> Iterator[None]:
         op.non_fallthrough_keys = keys
 
 
-def in_region(**options: Any) -> Callable[..., Any]:
-    """Run an operator's function in another region."""
-
-    def run(own: Any, *args: Any, **kwargs: Any) -> Any:
-        with torch.autocast("cpu", **options):
-            return own(*args, **kwargs)
-
-    return run
-
-
-def uncast(own: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run attention in the dtypes that it is given."""
-    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(DispatchKey.AutocastCPU)):
-        return flex_attention(*args, **kwargs)
-
-
-_DENSE = DispatchKey.CompositeExplicitAutograd
 HOPS = {
-    "branch-loses-region": of_operator(_HIGHER.cond, _DENSE, in_region(enabled=False)),
-    "scan-in-another-dtype": of_operator(_HIGHER.scan, _DENSE, in_region(dtype=torch.float16)),
-    "loop-leaves-a-count": of_operator(
-        _HIGHER.while_loop, _DENSE, lambda own, *args, **kwargs: (INCREMENT(), own(*args, **kwargs))[1]
-    ),
-    "wrapped-region-dropped": put(
-        type(_HIGHER.wrap_with_autocast),
-        __call__=lambda self, kind, dtype, enabled, cache, function, *args: function(*args),
-    ),
-    "library-op-uncast": put(torch._library.custom_ops.CustomOpDef, register_autocast=lambda self, *args: None),
     "operator-refuses-regions": refusing_regions,
-    "attention-uncast": of_operator(flex_attention, DispatchKey.AutocastCPU, uncast),
     "dropped-anew": of_operator(
         run_with_rng_state, DispatchKey.BackendSelect, lambda own, state, op, *args, **kwargs: op(*args, **kwargs)
     ),
@@ -585,13 +485,6 @@ def without(rule: str) -> Callable[[list[Any]], list[Any]]:
     return lambda found: [one for one in found if one.rule != rule]
 
 
-def unmarked(own: Any, *args: Any) -> Any:
-    """Give a decorated function no mark for TorchScript."""
-    made = own(*args)
-    del made.__script_unsupported
-    return made
-
-
 LIMITS = {
     **{f"lint-misses-{rule}": reports(without(rule)) for rule in RULES if rule not in WITHOUT_A_CASE},
     "jit-trace-doubled": handed_out(results(lambda x: 2 * x), "trace"),
@@ -603,7 +496,6 @@ LIMITS = {
     "another-program-runs": wrap(
         subprocess, run=lambda own, command, **options: own([command[0], "-c", "print('True ' * 3)"], **options)
     ),
-    "decorator-without-mark": wrap(torch.amp.autocast_mode, autocast_decorator=unmarked),
 }
 
 
@@ -656,7 +548,6 @@ MUTANTS = (
     *mutants("jit/decorator", DECORATOR),
     *mutants("jit/exceptions", EXCEPTIONS),
     *mutants("jit/cache", {"jit-nothing-traced": put(torch.jit, trace=lambda function, *rest, **options: function)}),
-    *mutants("jit/cache", {"jit-uncached-is-off": wrap(torch.amp.autocast_mode, _enter_autocast=off_uncached)}),
     *mutants("jit/cache", {"jit-result-kept": handed_out(remembering(frozen_result))}),
     *mutants("jit/state", STATE),
     *mutants("jit/programs", RANDOM),

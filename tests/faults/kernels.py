@@ -6,18 +6,18 @@ op), so the suite cannot tell it from a backend's own mistake.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
 
 import torch
-from torch.library import Library, get_kernel
+from torch.library import get_kernel
 
-from ampcheck.observe.recorder import overload
+from ampcheck.observe.kernel_override import replaced
+from ampcheck.observe.recorder import map_tensors, overload, tensors
 from tests.faults.mutant import CPU, CUDA, MPS, MTIA, XPU, Inject, Mutant, both, mutants
 
 KEYS = {CPU: "AutocastCPU", CUDA: "AutocastCUDA", XPU: "AutocastXPU", MPS: "AutocastMPS", MTIA: "AutocastMTIA"}
@@ -55,34 +55,22 @@ class Call:
 
     def tensors(self) -> list[Tensor]:
         """The tensor arguments in order, lists flattened."""
-        found: list[Tensor] = []
-        self.run(lambda place, tensor: found.append(tensor) or tensor, call=lambda *args, **kwargs: None)
-        return found
+        return list(tensors((self.args, self.kwargs)))
 
-    def run(
-        self,
-        change: Callable[[int, Tensor], Tensor] = lambda place, tensor: tensor,
-        call: Callable[..., Any] | None = None,
-        **extra: Any,
-    ) -> Any:
-        """Run the op, or `call`, outside of autocast, with each tensor replaced by `change(its place, it)`."""
-        places = count()
-        args = _changed(self.args, change, places)
-        kwargs = {name: _changed(value, change, places) for name, value in self.kwargs.items()}
-        return (call or self.op)(*args, **kwargs, **extra)
+    def run(self, change: Callable[[int, Tensor], Tensor] = lambda place, tensor: tensor) -> Any:
+        """Run the op outside of autocast, with each tensor replaced by `change(its place, it)`."""
+        args, kwargs = numbered((self.args, self.kwargs), change)
+        return self.op(*args, **kwargs)
 
     def cast(self, dtype: torch.dtype, unless: Callable[[int, Tensor], bool] = lambda place, t: False) -> Any:
         """Run the op with every eligible tensor cast to `dtype`, except those that `unless` picks out."""
         return self.run(lambda place, t: t.to(dtype) if self.eligible(t) and not unless(place, t) else t)
 
 
-def _changed(value: Any, change: Callable[[int, Tensor], Tensor], places: Iterator[int]) -> Any:
-    """Replace the tensors of an argument. No closure calls itself here: such a cycle would keep tensors alive."""
-    if isinstance(value, Tensor):
-        return change(next(places), value)
-    if isinstance(value, (tuple, list)):
-        return type(value)([_changed(item, change, places) for item in value])
-    return value
+def numbered(value: Any, change: Callable[[int, Tensor], Tensor]) -> Any:
+    """Return arguments or results with each tensor replaced by `change(its place, it)`."""
+    places = count()
+    return map_tensors(value, lambda tensor: change(next(places), tensor))
 
 
 Body = Callable[[Call], Any]
@@ -92,35 +80,21 @@ Choice = Callable[[Call], torch.dtype]
 
 def kernel(name: str, body: Body) -> Inject:
     """Run `body` wherever the overload's autocast kernel would run, under the device's key."""
-    return lambda device: _replaced(device, name, body)
 
+    def inject(device: str) -> AbstractContextManager[object]:
+        key = KEYS.get(device, "AutocastPrivateUse1")
+        key_set = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+        op, type_ = overload(name), device.removeprefix("virtual:")
+        has_policy = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
+        original = get_kernel(f"aten::{name}", key).call_boxed if has_policy else lambda keyset, *a, **k: op(*a, **k)
 
-@contextmanager
-def _replaced(device: str, name: str, body: Body) -> Iterator[None]:
-    key = KEYS.get(device, "AutocastPrivateUse1")
-    key_set = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-    op = overload(name)
-    has_policy = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
-    original = get_kernel(f"aten::{name}", key) if has_policy else None
-    type_ = device.removeprefix("virtual:")
+        def wrong(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+            with torch._C._ExcludeDispatchKeyGuard(key_set):
+                return body(Call(type_, op, args, kwargs, partial(original, keyset, *args, **kwargs)))
 
-    def wrong(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        if original is not None:
-            registered = partial(original.call_boxed, keyset, *args, **kwargs)
-        else:
-            registered = partial(op, *args, **kwargs)
-        with torch._C._ExcludeDispatchKeyGuard(key_set):
-            return body(Call(type_, op, args, kwargs, registered))
+        return replaced([(key, name, wrong)])
 
-    library = Library("aten", "IMPL")
-    try:
-        with warnings.catch_warnings():
-            # To replace a kernel is the purpose; PyTorch warns of it.
-            warnings.filterwarnings("ignore", message="(?s).*(overrid|Overrid)", category=UserWarning)
-            library.impl(name, wrong, key, with_keyset=True, allow_override=True)
-        yield
-    finally:
-        library._destroy()
+    return inject
 
 
 def of_ops(rule: str, device: str, table: Mapping[str, tuple[str, Body]], *more: str) -> tuple[Mutant, ...]:
@@ -128,14 +102,6 @@ def of_ops(rule: str, device: str, table: Mapping[str, tuple[str, Body]], *more:
     return tuple(
         Mutant(name, rule, kernel(op, body), (device, *more), f"{op}[+-]*") for name, (op, body) in table.items()
     )
-
-
-def outputs(value: Any, change: Callable[[int, Tensor], Tensor]) -> Any:
-    """Return a kernel's result with each tensor replaced by `change(its place, it)`."""
-    if isinstance(value, Tensor):
-        return change(0, value)
-    changed = [change(place, item) if isinstance(item, Tensor) else item for place, item in enumerate(value)]
-    return changed if isinstance(value, list) else tuple(changed)
 
 
 # ---- casts of arguments
@@ -170,7 +136,7 @@ def result(body: Body, change: Callable[[Call, Tensor], Tensor], place: int | No
         out = body(call)
         last = len(out) - 1 if isinstance(out, (tuple, list)) else 0
         chosen = last if place == -1 else place
-        return outputs(out, lambda n, t: change(call, t) if chosen in (None, n) else t)
+        return numbered(out, lambda n, t: change(call, t) if chosen in (None, n) else t)
 
     return changed
 
@@ -290,8 +256,6 @@ DOWNCAST = {
         "fused-gru-cell-as-given": ("_thnn_fused_gru_cell", as_given),
         "lstm-cell-second-state-wide": ("lstm_cell", result(in_low, lambda call, t: t.float(), 1)),
     },
-    XPU: {},
-    MPS: {},
 }
 
 
@@ -316,8 +280,6 @@ UPCAST = {
         "rms-norm-as-given": ("rms_norm", as_given),
         "exp-in-low": ("exp", in_low),
     },
-    XPU: {},
-    MPS: {},
 }
 PROMOTE = {
     CPU: {

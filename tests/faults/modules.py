@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils.rnn import PackedSequence
 
 from ampcheck.compilers import eager
 from tests.faults.kernels import kernel, promote, to, widest
-from tests.faults.mutant import CPU, CUDA, JAX, Change, Inject, giving, mutants, put, within, wrap
-from tests.faults.regions import IS
+from tests.faults.mutant import CUDA, JAX, Change, Inject, giving, mutants, put, within, wrap
+from tests.faults.state import IS
 
 F = nn.functional
 
@@ -75,17 +73,13 @@ CACHE = {
 # ---- modules
 
 
-def functional(name: str) -> Inject:
-    """Run a function of torch.nn.functional outside of regions."""
-
-    def inject(device: str) -> AbstractContextManager[object]:
-        stack = ExitStack()
-        stack.enter_context(wrap(F, **{name: outside})(device))
-        eager.cache_clear()  # functions that were looked up before are not replaced
-        stack.callback(eager.cache_clear)
-        return stack
-
-    return inject
+@contextmanager
+def linear_outside(device: str) -> Iterator[None]:
+    """Run `torch.nn.functional.linear` outside of regions, also where it was looked up before."""
+    eager.cache_clear()
+    with wrap(F, linear=outside)(device):
+        yield
+    eager.cache_clear()
 
 
 def forward(module: type[nn.Module], change: Change) -> Inject:
@@ -94,13 +88,6 @@ def forward(module: type[nn.Module], change: Change) -> Inject:
 
 def narrowed(own: Any, self: nn.Module, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     return own(self, low(x) if x.is_floating_point() else x, *args, **kwargs)
-
-
-def casting_parameters(own: Any, self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Turn the module's parameters into the region's dtype."""
-    if torch.is_autocast_enabled("cpu"):
-        self.to(torch.get_autocast_dtype("cpu"))
-    return own(self, *args, **kwargs)
 
 
 MODULES = {
@@ -112,7 +99,6 @@ MODULES = {
     "linear-doubled": function("nn.functional.linear", doubled_in_regions),
     "linear-in-float32": kernel("linear", linear_in_float32),
     "linear-outside": forward(nn.Linear, outside),
-    "linear-casts-parameters": forward(nn.Linear, casting_parameters),
     "layer-norm-narrowed": forward(nn.LayerNorm, narrowed),
     "lstm-outside": forward(nn.LSTM, outside),
     "gru-outside": forward(nn.GRU, outside),
@@ -121,27 +107,6 @@ MODULES = {
     "batch-norm-narrowed": forward(nn.BatchNorm2d, narrowed),
     "loss-narrowed": forward(nn.MSELoss, narrowed),
 }
-
-
-def without_bias(own: Any, self: Any, *args: Any, **options: Any) -> Any:
-    """Give no gradient to the bias of attention's projection."""
-    bias = self.in_proj_bias
-    self.in_proj_bias = nn.Parameter(bias.detach(), requires_grad=False) if bias is not None else None
-    try:
-        return own(self, *args, **options)
-    finally:
-        self.in_proj_bias = bias
-
-
-def packed_widened(own: Any, self: Any, x: Any, state: Any = None) -> Any:
-    """Give a packed sequence back in float32."""
-    out, last = own(self, x, state)
-    return (out._replace(data=out.data.float()) if isinstance(out, PackedSequence) else out), last
-
-
-def batch_in_evaluation(own: Any, self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Take the statistics of the batch, in evaluation too."""
-    return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
 
 
 def lowered_in_inference(own: Any, *args: Any, **options: Any) -> torch.Tensor:
@@ -157,11 +122,7 @@ VARIANTS = {
     "fast-path-widened": function(
         "_native_multi_head_attention", giving(lambda out: tuple(x if x is None else x.float() for x in out))
     ),
-    "fast-path-unmasked": wrap(nn.MultiheadAttention, merge_masks=giving(lambda _: (None, None))),
-    "bias-without-gradient": forward(nn.MultiheadAttention, without_bias),
     "attention-widened-in-training": wrap(F, multi_head_attention_forward=widened_in_training),
-    "packed-sequence-widened": forward(nn.GRU, packed_widened),
-    "statistics-of-the-batch": forward(nn.BatchNorm2d, batch_in_evaluation),
     "bag-lowered-in-inference": forward(nn.EmbeddingBag, lowered_in_inference),
     "cross-entropy-outside": function("nn.functional.cross_entropy", outside),
 }
@@ -169,89 +130,13 @@ VARIANTS = {
 # ---- conversions, copies and loading
 
 
-def new_parameters(device: str) -> AbstractContextManager[object]:
-    """Do what `set_overwrite_module_params_on_conversion(True)` does."""
-    stack = ExitStack()
-    torch.__future__.set_overwrite_module_params_on_conversion(True)
-    stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, False)
-    return stack
-
-
 def as_pytorch_moves(device: str) -> AbstractContextManager[object]:
     """Take the jax device's own `Module._apply` away: PyTorch makes new parameters for a PrivateUse1 device."""
     return put(nn.Module, _apply=vars(nn.Module._apply)["__wrapped__"])(device)
 
 
-def without_gradients(device: str) -> AbstractContextManager[object]:
-    """Take the part of the jax device away that keeps gradients the objects they are."""
-    from ampcheck.jax_device.storage.moving import _Mover  # makes the device, in its process alone
-
-    def without(own: Any, self: Any, tensor: torch.Tensor) -> torch.Tensor:
-        self._grad = None
-        return own(self, tensor)
-
-    return wrap(_Mover, __call__=without)(device)
-
-
-def after_moving(change: Callable[[nn.Parameter], object]) -> Inject:
-    """Change each parameter after a conversion."""
-
-    def moved(own: Any, self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        out = own(self, *args, **kwargs)
-        for parameter in self._parameters.values():
-            if parameter is not None:
-                change(parameter)
-        return out
-
-    return wrap(nn.Module, _apply=moved)
-
-
-def renew_gradient(parameter: nn.Parameter) -> None:
-    if parameter.grad is not None:
-        parameter.grad = parameter.grad.clone()
-
-
-def drop_gradient(parameter: nn.Parameter) -> None:
-    parameter.grad = None
-
-
-def untie(self: nn.Module, state: dict[str, Any]) -> None:
-    """Load parameters that nothing else has."""
-    vars(self).update(state)
-    for name, parameter in self._parameters.items():
-        self._parameters[name] = copy.deepcopy(parameter)
-
-
-def loading(change: Callable[[Any, bool], tuple[Any, bool]]) -> Inject:
-    """Load a changed state, or in another way."""
-    return wrap(
-        nn.Module,
-        load_state_dict=lambda own, self, state_dict, strict=True, assign=False: own(
-            self, *(lambda state, assign: (state, strict, assign))(*change(state_dict, assign))
-        ),
-    )
-
-
-def saves_copies(own: Any, self: nn.Module, destination: dict[str, Any], *args: Any) -> None:
-    own(self, destination, *args)
-    destination.update({name: copy.deepcopy(value.detach()) for name, value in destination.items()})
-
-
-def copies(state: Any, assign: bool) -> tuple[Any, bool]:
-    return ({name: t.detach().clone() for name, t in state.items()} if assign else state), assign
-
-
-MOVES = {
-    "gradient-renewed": after_moving(renew_gradient),
-    "gradient-dropped": after_moving(drop_gradient),
-    "copy-unties": put(nn.Module, __setstate__=untie),
-    "assign-copies": loading(copies),
-    "load-assigns": loading(lambda state, assign: (state, True)),
-    "state-copied": wrap(nn.Module, _save_to_state_dict=saves_copies),
-}
 MOVES_ON_JAX = {
     "as-pytorch-moves": as_pytorch_moves,
-    "gradients-anew": without_gradients,
     "swaps-nothing": put(torch.utils, swap_tensors=lambda *_: None),
 }
 
@@ -263,7 +148,7 @@ MUTANTS = (
     ),
     *mutants("eager/context", {"mm-never-cast": function("mm", never_cast)}),
     *mutants("autograd/cache", CACHE),
-    *mutants("eager/downcast", {"functional-linear-outside": functional("linear")}, cases="linear[+-]*"),
+    *mutants("eager/downcast", {"functional-linear-outside": linear_outside}, cases="linear[+-]*"),
     *mutants("eager/modules", MODULES),
     *mutants(
         "eager/modules",
@@ -271,7 +156,5 @@ MUTANTS = (
         [CUDA],
     ),
     *mutants("eager/variants", VARIANTS),
-    *mutants("eager/moves", {"new-parameters": new_parameters}),
-    *mutants("eager/moves", MOVES, (CPU, JAX)),
     *mutants("eager/moves", MOVES_ON_JAX, [JAX]),
 )

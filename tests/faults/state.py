@@ -1,4 +1,7 @@
-"""Functions that read or set the state of autocast, their deprecated spellings, threads, modes and other settings."""
+"""Regions and functions that set, keep or restore the wrong state of autocast, in threads and modes, too.
+
+What is a change of a line of `torch.amp.autocast_mode` is in `edits.toml`.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +9,81 @@ import asyncio
 import threading
 import warnings
 from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
-from torch.utils.flop_counter import FlopCounterMode
 
 from tests.faults.kernels import Call, always_bfloat16, float32_doubles_too, in_low, kernel
-from tests.faults.mutant import CUDA, MPS, Change, Inject, both, first, fresh, mutants, put, returns, then, wrap
-from tests.faults.regions import (
-    DTYPE,
-    INCREMENT,
-    IS,
-    SET,
-    SET_CACHE,
-    SET_DTYPE,
-    TYPES,
-    disabled_where,
-    quietly,
-    refuse,
-    region,
-)
+from tests.faults.mutant import CUDA, MPS, Change, Inject, both, fresh, mutants, put, returns, then, wrap
 
-_BACKENDS: Any = torch.backends
+autocast = torch.amp.autocast_mode.autocast
+TYPES = ("cpu", "cuda", "xpu", "mps", "mtia")
+IS, SET, DTYPE, SET_DTYPE = (
+    torch.is_autocast_enabled,
+    torch.set_autocast_enabled,
+    torch.get_autocast_dtype,
+    torch.set_autocast_dtype,
+)
+CACHE, SET_CACHE = torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled
+INCREMENT = torch.autocast_increment_nesting
 
 
 def on_torch(**changes: Change) -> Inject:
     """Replace functions of `torch`."""
     return wrap(torch, **changes)
 
+
+def quietly(own: Any, *args: Any, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return own(*args, **options)
+
+
+def vaguely(own: Any, *args: Any, **options: Any) -> Any:
+    """Refuse in words that name nothing."""
+    try:
+        return own(*args, **options)
+    except Exception as error:
+        raise type(error)("invalid argument") from None
+
+
+# ---- regions
+
+
+def last_entered_first() -> Inject:
+    """Keep what regions found in one list, of which each exit takes the last."""
+    found: list[tuple[bool, bool, Any]] = []
+
+    def leave(own: Any, self: Any, *exc: Any) -> Any:
+        if found:
+            self.prev_cache_enabled, self.prev, self.prev_fastdtype = found.pop()
+        return own(self, *exc)
+
+    def note(self: Any) -> None:
+        found.append((self.prev_cache_enabled, self.prev, self.prev_fastdtype))
+
+    return wrap(autocast, __enter__=then(note), __exit__=leave)
+
+
+def swapped(
+    own: Any, self: Any, device_type: Any, dtype: Any = None, cache_enabled: Any = None, enabled: Any = True
+) -> None:
+    own(self, device_type, dtype, enabled, cache_enabled if cache_enabled is not None else True)
+    if isinstance(device_type, str):
+        self._cache_enabled = not self._cache_enabled
+
+
+HOLDERS = {
+    "exit-takes-the-last": fresh(last_entered_first),
+    "copy-is-the-object": put(autocast, __copy__=lambda self: self, __deepcopy__=lambda self, memo: self),
+    "loaded-region-disabled": put(autocast, __setstate__=lambda self, state: vars(self).update(state, _enabled=False)),
+}
+ERRORS = {
+    "refuses-in-vague-words": wrap(autocast, __init__=vaguely),
+    "silent": put(torch.amp.autocast_mode, warnings=SimpleNamespace(warn=lambda *args, **kwargs: None)),
+    "no-warning-at-all": put(warnings, warn=lambda *given, **options: None),
+}
 
 # ---- functions of the state
 
@@ -51,13 +97,8 @@ def enabled_or_off(own: Any, *args: Any) -> bool:
 
 def set_dtype_low_only(own: Any, *args: Any) -> None:
     if len(args) == 2 and args[1] in (torch.float32, torch.float64):
-        refuse(None, args[1])
+        raise RuntimeError(f"{args[1]} is not supported")
     own(*args)
-
-
-def available(change: Change) -> Inject:
-    """Replace `is_autocast_available` under both its names."""
-    return both(*(wrap(place, is_autocast_available=change) for place in (torch.amp, torch.amp.autocast_mode)))
 
 
 STATE = {
@@ -79,7 +120,7 @@ STATE = {
     "set-cache-nothing": on_torch(set_autocast_cache_enabled=returns(None)),
     "depth-one-too-many": on_torch(autocast_increment_nesting=lambda own: own() + 1),
 }
-CACHE = {
+CACHING = {
     "clear-does-nothing": on_torch(clear_autocast_cache=returns(None)),
     "clear-in-the-main-thread-alone": on_torch(
         clear_autocast_cache=lambda own: own() if threading.current_thread() is threading.main_thread() else None
@@ -88,127 +129,32 @@ CACHE = {
     "never-kept": on_torch(set_autocast_cache_enabled=lambda own, enabled: own(False)),
     "add-cached-tensor-does-nothing": wrap(torch._C, _add_cached_tensor=returns(None)),
 }
-
-# ---- deprecated spellings
-
-
-def alias(name: str, arguments: str, use: str, body: Callable[..., Any]) -> Inject:
-    """Let a deprecated function of torch give its warning and do something else."""
-    text = f"torch.{name}({arguments}) is deprecated. Please use torch.{use} instead."
-
-    def change(own: Any, *args: Any) -> Any:
-        warnings.warn(text, DeprecationWarning, stacklevel=3)
-        return body(*args)
-
-    return on_torch(**{name: change})
-
-
-_CPU_REGION = torch.cpu.amp.autocast
 DEPRECATED = {
     "cpu-region-does-not-warn": wrap(torch.cpu.amp, autocast=quietly),
-    "cpu-region-inverted": put(torch.cpu.amp, autocast=lambda enabled=True, **k: _CPU_REGION(not enabled, **k)),
-    "cpu-region-in-float16": wrap(
-        _CPU_REGION,
-        __init__=lambda own, self, enabled=True, dtype=None, cache_enabled=True: quietly(
-            own, self, enabled, torch.float16, cache_enabled
-        ),
-    ),
-    "cpu-region-always-enabled": wrap(
-        _CPU_REGION, __init__=lambda own, self, enabled=True, *a, **k: own(self, True, *a, **k)
-    ),
     "is-cpu-enabled-does-not-warn": on_torch(is_autocast_cpu_enabled=quietly),
-    "is-cpu-enabled-reads-cuda": alias(
-        "is_autocast_cpu_enabled", "", "is_autocast_enabled('cpu')", lambda: torch.is_autocast_enabled("cuda")
-    ),
+    "is-cpu-enabled-never": on_torch(is_autocast_cpu_enabled=lambda own: own() and False),
     "get-autocast-xla-dtype-is-bfloat16": on_torch(get_autocast_xla_dtype=returns(torch.bfloat16)),
 }
 DEPRECATED_ON_CUDA = {
-    "set-gpu-dtype-sets-cpu": alias(
-        "set_autocast_gpu_dtype", "dtype", "set_autocast_dtype('cuda', dtype)", partial(SET_DTYPE, "cpu")
-    ),
+    "set-gpu-dtype-nothing": on_torch(set_autocast_gpu_dtype=lambda own, dtype: own(DTYPE("cuda"))),
     "custom-fwd-does-not-warn": wrap(torch.cuda.amp, custom_fwd=quietly),
-}
-
-# ---- errors and warnings
-
-
-def without_warnings() -> Inject:
-    """Let the module of `torch.autocast` warn of nothing."""
-    return put(torch.amp.autocast_mode, warnings=SimpleNamespace(warn=lambda *args, **kwargs: None))
-
-
-ERRORS = {
-    "silent": without_warnings(),
-    "no-warning-at-all": put(warnings, warn=lambda *given, **options: None),
-    "regions-say-available": wrap(torch.amp.autocast_mode, is_autocast_available=returns(True)),
 }
 
 # ---- threads
 
 
-def starting(change: Callable[[Any], object]) -> Inject:
-    """Change the state that a thread starts with, given the thread."""
-    return wrap(threading.Thread, run=first(change))
-
-
-def note_state(thread: Any) -> None:
-    thread.state = [(name, IS(name), DTYPE(name)) for name in TYPES]
-
-
-def inheriting(change: Callable[[str, bool, torch.dtype], object]) -> Inject:
-    """Let threads take over a part of the state in which they are started."""
-    noted = wrap(threading.Thread, start=first(note_state))
-    return both(noted, starting(lambda thread: [change(*state) for state in thread.state]))
-
-
-def start_in_a_region(thread: Any) -> None:
-    """Start enabled, in another dtype, without the cache and one level deep."""
-    SET("cpu", True)
-    SET_DTYPE("cpu", torch.float64)
-    SET_CACHE(False)
-    INCREMENT()
-
-
-def one_state_for_all(of_products: bool) -> Inject:
-    """Let the region that any thread entered or left last decide for all threads."""
-    enabled = [False]
-
-    def note(self: Any) -> None:
-        enabled[0] = IS(self.device)
-
-    if not of_products:
-        entered: list[bool] = []
-        return both(
-            region(enter=then(lambda self: entered.append(True))),
-            on_torch(is_autocast_enabled=lambda own, *args: bool(entered) or own(*args)),
-        )
-
-    def body(call: Call) -> Any:
-        return call.cast(call.low) if enabled[0] else call.run()
-
-    return both(region(enter=then(note), exit=then(note)), kernel("mm", body))
-
-
-def one_dtype_for_all() -> Inject:
-    """Run products in the dtype that any thread set last."""
-    last = [torch.bfloat16]
-
-    def note(own: Any, device_type: str, dtype: torch.dtype) -> None:
-        own(device_type, dtype)
-        if device_type == "cpu":
-            last[0] = dtype
-
-    return both(on_torch(set_autocast_dtype=note), kernel("mm", lambda call: call.cast(last[0])))
+def one_state_for_all() -> Inject:
+    """Let every thread be enabled once a region was entered in any."""
+    entered: list[bool] = []
+    return both(
+        wrap(autocast, __enter__=then(lambda self: entered.append(True))),
+        on_torch(is_autocast_enabled=lambda own, *args: bool(entered) or own(*args)),
+    )
 
 
 THREADS = {
-    "threads-start-in-a-region": starting(start_in_a_region),
-    "threads-inherit-enabled": inheriting(lambda name, enabled, dtype: SET(name, enabled)),
-    "threads-share-the-answer": fresh(lambda: one_state_for_all(of_products=False)),
+    "threads-share-the-answer": fresh(one_state_for_all),
     "to-thread-stays": put(asyncio, to_thread=lambda call: asyncio.sleep(0, call())),
-    "backward-raises-in-a-region": wrap(
-        torch.Tensor, backward=lambda own, self: refuse(None, self.dtype) if IS(self.device.type) else own(self)
-    ),
 }
 
 # ---- unusual dtypes, precision and modes
@@ -220,13 +166,6 @@ def set_low_only(own: Any, device_type: str, dtype: torch.dtype) -> None:
 
 
 ANY_DTYPE = {
-    "region-of-any-dtype": region(
-        init=lambda own, self, *a, enabled=True, **k: enabled_as_asked(own, self, a, enabled, k)
-    ),
-    "unsupported-is-quiet": region(init=quietly),
-    "set-dtype-not-read": region(
-        init=lambda own, self, type_, dtype=None, **options: own(self, type_, dtype or torch.bfloat16, **options)
-    ),
     "only-lower-set": on_torch(set_autocast_dtype=set_low_only),
     "legacy-sets-nothing": on_torch(set_autocast_cpu_dtype=returns(None)),
     "product-in-bfloat16": kernel("mm", always_bfloat16),
@@ -235,39 +174,10 @@ ANY_DTYPE = {
 }
 
 
-def enabled_as_asked(own: Any, self: Any, args: Any, enabled: bool, options: Any) -> None:
-    """Say that a dtype is unsupported and be enabled all the same."""
-    own(self, *args, enabled=enabled, **options)
-    self._enabled = enabled
-
-
-def disables(own: Any, precision: str) -> None:
-    """Take the precision of matrix products for a reason to switch autocast off."""
-    own(precision)
-    if precision != "highest":
-        SET("cpu", False)
-
-
-def convolutions_too(own: Any, precision: str) -> None:
-    own(precision)
-    if precision == "medium":
-        _BACKENDS.mkldnn.conv.fp32_precision = "bf16"
-
-
 def where_short(body: Callable[[Call], Any]) -> Callable[[Call], Any]:
     """Do `body` where matrix products may be short, else what is right."""
-    return lambda call: body(call) if _BACKENDS.mkldnn.matmul.fp32_precision == "bf16" else call.registered()
-
-
-_MATMUL = torch.set_float32_matmul_precision
-PRECISION = {
-    "region-forgets-deterministic": region(enter=first(lambda self: torch.use_deterministic_algorithms(False))),
-    "region-resets-products": region(exit=first(lambda self: _MATMUL("highest"))),
-    "short-products-disable": on_torch(set_float32_matmul_precision=disables),
-    "products-set-convolutions": on_torch(set_float32_matmul_precision=convolutions_too),
-    "short-products-unset": on_torch(set_float32_matmul_precision=returns(None)),
-    "short-products-lower-losses": kernel("mse_loss", where_short(in_low)),
-}
+    backends: Any = torch.backends
+    return lambda call: body(call) if backends.mkldnn.matmul.fp32_precision == "bf16" else call.registered()
 
 
 def wrappers_with(**other: Any) -> Inject:
@@ -278,33 +188,22 @@ def wrappers_with(**other: Any) -> Inject:
 
 
 MODES = {
-    "no-region-in-a-function-mode": disabled_where(torch._C._is_torch_function_mode_enabled),
-    "no-region-in-a-dispatch-mode": disabled_where(_get_current_dispatch_mode),
-    "function-mode-ends-autocast": wrap(TorchFunctionMode, __enter__=then(lambda self: SET("cpu", False))),
-    "dispatch-mode-leaves-on": wrap(TorchDispatchMode, __exit__=then(lambda self: SET("cpu", True))),
-    "flop-counter-ends-autocast": wrap(FlopCounterMode, __enter__=then(lambda self: SET("cpu", False))),
-    "inference-has-no-region": disabled_where(torch.is_inference_mode_enabled),
     "wrapper-of-double": wrappers_with(dtype=torch.float64),
     "wrapper-on-another-device": wrappers_with(device="meta"),
 }
-DEFAULTS = {
-    "available-everywhere": available(returns(True)),
-    "get-autocast-dtype-is-float16": on_torch(get_autocast_dtype=returns(torch.float16)),
-}
 
 MUTANTS = (
+    *mutants("eager/context", {"arguments-in-another-order": wrap(autocast, __init__=swapped)}),
     *mutants("eager/state", STATE),
     *mutants("eager/state", {"set-dtype-nothing": on_torch(set_autocast_dtype=returns(None))}, [MPS]),
-    *mutants("eager/defaults", DEFAULTS),
-    *mutants(
-        "eager/defaults", {"available-on-cpu-only": available(lambda own, name: own(name) and name == "cpu")}, [CUDA]
-    ),
-    *mutants("eager/cache", CACHE),
+    *mutants("eager/defaults", {"get-autocast-dtype-is-float16": on_torch(get_autocast_dtype=returns(torch.float16))}),
+    *mutants("eager/cache", CACHING),
     *mutants("eager/deprecated", DEPRECATED),
     *mutants("eager/deprecated", DEPRECATED_ON_CUDA, [CUDA]),
     *mutants("eager/errors", ERRORS),
+    *mutants("eager/holders", HOLDERS),
     *mutants("eager/threads", THREADS),
     *mutants("eager/anydtype", ANY_DTYPE),
-    *mutants("eager/precision", PRECISION),
+    *mutants("eager/precision", {"short-products-lower-losses": kernel("mse_loss", where_short(in_low))}),
     *mutants("eager/modes", MODES),
 )

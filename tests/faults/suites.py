@@ -1,20 +1,16 @@
-"""Run cases of the suites with and without a mutant: collected once in a process, they run as often as asked.
-
-`python -m tests.faults worker DEVICE` does it for a device that needs a process to itself. It reads lines of
-JSON and answers each by one: a list of `run`, a mutant or "", and cases; or of `cases`.
-"""
+"""Run cases of the suites with and without a mutant: collected once in a process, they run as often as asked."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import subprocess
 import sys
-import tempfile
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -22,6 +18,8 @@ import torch
 from ampcheck.observe.isolation import reset
 from ampcheck.runner.collect import CASE
 from tests.cli_support import LIMIT, ROOT
+from tests.faults import BY_NAME
+from tests.faults.backends import WARNINGS
 from tests.faults.collecting import Result, collected
 from tests.faults.mutant import HERE, Mutant
 from tests.register import mutants as registration
@@ -30,6 +28,7 @@ from tests.torchscript import mutants as torchscript
 MODULES = {"npy": "numpy_backend"}
 """The modules of devices that are called otherwise."""
 
+KNOWN = {**BY_NAME, **{mutant.name: mutant for mutant in WARNINGS}}
 OTHERS = {
     torchscript.AGREEMENT: torchscript.agreement,
     registration.REGISTRATION: registration.checks,
@@ -138,57 +137,49 @@ class Local:
             suites.close()
 
 
+FOLDERS = (ROOT, ROOT / "tests/backends", ROOT / "tests/backends/register")
+_local: Local
+"""What runs the cases of a process of `Remote`."""
+
+
+def _collect(device: str) -> None:
+    global _local  # of this process alone
+    sys.path[:0] = map(str, FOLDERS)
+    if device == "jax":
+        import ampcheck.jax_device  # noqa: F401  # makes the device, in this process alone
+    _local = Local((device,))
+
+
+def _run(mutant: str, device: str, keys: Sequence[str]) -> list[Result]:
+    return [dict(result) for result in _local.run(KNOWN[mutant] if mutant else None, device, keys)]
+
+
+def _cases() -> dict[str, tuple[str, str]]:
+    return _local.cases()
+
+
 class Remote:
     """Run cases of a device in another process, for PrivateUse1 gets its name once in a process."""
 
     def __init__(self, device: str) -> None:
-        self._device = device
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close
-        folders = (ROOT, ROOT / "tests/backends", ROOT / "tests/backends/register")
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults", "worker", device],
-            cwd=ROOT,
-            env={**env, "JAX_PLATFORMS": "cpu"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-        )
-        self._cases: dict[str, tuple[str, str]] = {}
+        self._pool = ProcessPoolExecutor(1, get_context("spawn"), _collect, (device,))
+        env = {"PYTHONPATH": os.pathsep.join(map(str, FOLDERS)), "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+        with patch.dict(os.environ, env):
+            self._cases = self._pool.submit(_cases).result(LIMIT)
 
     def run(self, mutant: Mutant | None, device: str, keys: Sequence[str]) -> list[Result]:
         """Run cases as `Local.run` does."""
-        found: list[Result] = self._ask(["run", mutant.name if mutant else "", list(keys)])
-        return found
+        return self._pool.submit(_run, mutant.name if mutant else "", device, list(keys)).result(LIMIT)
 
     def cases(self) -> dict[str, tuple[str, str]]:
         """Return the cases as `Local.cases` does."""
-        if not self._cases:
-            self._cases = {key: (device, row) for key, (device, row) in self._ask(["cases"]).items()}
         return self._cases
 
     def close(self) -> None:
-        """End the process."""
-        self._child.communicate(timeout=LIMIT)
-        self._errors.close()
-
-    def _ask(self, what: object) -> Any:
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        timer = threading.Timer(LIMIT, self._child.kill)
-        timer.start()
-        try:
-            with contextlib.suppress(BrokenPipeError):
-                print(json.dumps(what), file=self._child.stdin, flush=True)
-            line = self._child.stdout.readline()
-        finally:
-            timer.cancel()
-        if not line:
-            self._errors.seek(0)
-            said = self._errors.read().decode(errors="replace")[-3000:]
-            raise ChildProcessError(f"the process of {self._device} ended with {self._child.wait()}\n{said}")
-        return json.loads(line)
+        """End the process at once: taking a device down takes long."""
+        with contextlib.suppress(BrokenProcessPool):
+            self._pool.submit(os._exit, 0).result(LIMIT)
+        self._pool.shutdown()
 
 
 class Runners:
@@ -214,8 +205,9 @@ class Runners:
             if missing:
                 found = _by_key(self.of(device).run(None, device, missing))
                 self._unharmed.update({(device, key): result for key, result in found.items()})
-        except ChildProcessError:
-            self._made.pop(device).close()  # the process ended; the next mutant gets a new one
+        except (BrokenProcessPool, TimeoutError):
+            if ended := self._made.pop(device, None):  # the next mutant gets a new process
+                ended.close()
             raise
         return {key: self._unharmed[device, key] for key in keys}
 
@@ -235,20 +227,3 @@ class Runners:
 
 def _by_key(results: Iterable[Result]) -> dict[str, Result]:
     return {f"{result['suite']}/{result['rule']}/{result['id']}": result for result in results}
-
-
-def work(device: str, known: Mapping[str, Mutant]) -> None:
-    """Answer for one device until there is nothing more to read."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # the output of cases is not an answer
-    if device == "jax":
-        import ampcheck.jax_device  # noqa: F401  # makes the device, in this process alone
-    runner = Local((device,))
-    for line in sys.stdin:
-        what, *given = json.loads(line)
-        if what == "run":
-            answer: object = runner.run(known[given[0]] if given[0] else None, device, given[1])
-        else:
-            answer = runner.cases()
-        print(json.dumps(answer), file=answers, flush=True)
-    os._exit(0)  # taking a device down takes long, and nothing is left to be written

@@ -6,8 +6,11 @@ The pairs are those of `kills.csv`. Each run tries a part of them, one of every 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from pathlib import Path
+from unittest.mock import patch
 from zlib import crc32
 
 import pytest
@@ -21,6 +24,7 @@ from tests.faults.gradients import cache
 from tests.faults.matrix import Kill
 from tests.faults.mutant import CPU, JAX, Mutant
 from tests.faults.suites import Runners
+from tests.reproduce.programs import outcome
 
 KILLS = matrix.read()
 REPORTS = ROOT / "docs" / "coverage" / "upstream.md"
@@ -150,3 +154,40 @@ def test_right_kernels_of_a_backend_pass(backend: str, runners: Runners) -> None
     results = runners.again(backend, cases)
     assert sum(result["status"] == "pass" for result in results.values()) > 300
     assert {case: result["message"] for case, result in results.items() if result["status"] in RED} == {}
+
+
+# ---- the program that reproduces a red case in plain torch shows the mutant, too, and nothing without it
+
+
+EVERY_RUN = ("exit-restores-nothing", "cast-at-each-use")
+AT_NIGHT = (
+    "mm-as-given",
+    "no-warning-at-all",
+    "set-enabled-takes-anything",
+    "threads-share-the-answer",
+    "linear-doubled",
+    "linear-in-float32",
+    "new-parameters",
+    "undivided",
+    "bwd-as-the-caller",
+    "jit-result-in-float64",
+    "jit-trace-doubled",
+)
+
+
+def _shown(program: str, file: Path) -> bool:
+    """Return whether a program reports a difference or raises, in this process, without access to ampcheck."""
+    with patch.dict(sys.modules, {"ampcheck": None, "tests": None}):
+        got = outcome(program, file)
+    return "FAIL" in got["printed"] or bool(got["raised"])
+
+
+@pytest.mark.parametrize("name", [*EVERY_RUN, *(pytest.param(name, marks=pytest.mark.nightly) for name in AT_NIGHT)])
+def test_program_shows_the_mutant(name: str, runners: Runners, tmp_path: Path) -> None:
+    mutant = BY_NAME[name]
+    kill = next(kill for kill in KILLS if kill.mutant == name and kill.rule == mutant.rule)
+    program = runners.run(mutant, kill.device, [kill.case])[kill.case]["torch"]
+    stem = f"program_{name.replace('-', '_')}"
+    with mutant.inject(kill.device):
+        assert _shown(program, tmp_path / f"{stem}.py"), program
+    assert not _shown(program, tmp_path / f"{stem}_alone.py")

@@ -79,29 +79,9 @@ def written(*changes: tuple[str, str]) -> Inject:
     return put(kernels, _TEMPLATE=text)
 
 
-def without_defaults(own: Any, out: Any, *rest: Any) -> None:
-    own(out, *rest)
-    out.defaults = dict.fromkeys(out.defaults, 1)
-
-
-class _ByWeight(dict):  # type: ignore[type-arg]
-    """Casts found by their weight, whatever dtype they have."""
-
-    def get(self, place: Any, default: Any = None) -> Any:
-        return next((cast for (weight, _), cast in self.items() if weight == place[0]), default)
-
-
-def start(own: Any, self: Any) -> None:
-    own(self)
-    self._casts = _ByWeight()
-
-
 _HIGHER = hops.HigherOrder
 MISTAKES = {
-    "operators-stay": put(_HIGHER, unregister=lambda self: None),
     "module-stays": wrap(registration, _state_supported=lambda own, *args: (own(*args), lambda: None)[1]),
-    "nothing-is-rolled-back": put(registration.Registration, _run_undo=lambda self: self._undo.clear()),
-    "kernels-are-laid-over-others": put(registration, _check_free=lambda made: None),
     "any-op-takes-any-policy": both(
         put(kernels, optdtype=kernels.upcast), put(plan, _is_optional_dtype=lambda argument: True)
     ),
@@ -116,14 +96,9 @@ MISTAKES = {
         ("        return call", "        out = call"),
         ("    finally:\n        exclude(key, False)", "    finally: pass\n    exclude(key, False)\n    return out"),
     ),
-    "defaults-are-lost": wrap(kernels, _add=without_defaults),
     "doubles-are-eligible": put(casts, _DOUBLE=torch.float32),
     "flex-attention-falls-through": put(registration, HigherOrder=lambda base: _HIGHER(DispatchKey.AutocastXPU)),
-    "cache-is-not-cleared": put(registration, _clear_with_torch=lambda cache: lambda: None),
-    "cache-forgets-the-dtype": wrap(casts.Cache, __init__=start),
-    "cache-ignores-changes": put(casts.Cache, _fresh=lambda self, found, weight: found.weight() is weight),
     "gradients-stay-low": put(casts._Graph, forward=staticmethod(lambda ctx, weight, holder: holder[0])),
-    "traces-see-kept-casts": put(casts, _foreign=lambda weight: False),
 }
 
 

@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
-from unittest.mock import patch
 
 import torch
 
 from ampcheck import torchscript
 from ampcheck.devices.registry import select
-from ampcheck.torchscript import ops, programs, rewrite
+from ampcheck.torchscript import ops, programs
 from ampcheck.torchscript.agreement import OURS, measure
-from ampcheck.torchscript.regions import Builder, GraphState, States, scripted
+from ampcheck.torchscript.regions import scripted
 from tests.faults.collecting import Result
-from tests.faults.mutant import CPU, CUDA, Change, Inject, Mutant, returns, wrap
+from tests.faults.mutant import Inject, mutants, put
 from tests.torchscript import programs as known_programs
 from tests.torchscript.test_regions import AMBIENT, around, given
 
 AGREEMENT = "torchscript/agreement"
-_FLOAT32 = 6
 
 
 def agreement(device: str, ids: Sequence[str]) -> list[Result]:
@@ -63,119 +60,15 @@ def _of_program(name: str) -> list[str]:
     return out
 
 
-def rewriting(**changes: Change) -> Inject:
-    """Replace methods of the pass."""
-    return wrap(rewrite._Pass, **changes)
-
-
-def ignores_disabled(own: Any, self: Any, node: Any, outer: States) -> States:
-    true = self._build.constant(node, True)
-    return {name: GraphState(true, state.dtype) for name, state in own(self, node, outer).items()}
-
-
-def keeps_the_dtype(own: Any, self: Any, node: Any, outer: States) -> States:
-    return {name: GraphState(state.enabled, outer[name].dtype) for name, state in own(self, node, outer).items()}
-
-
-def leaks(own: Any, self: Any, node: Any, outer: States) -> States:
-    inside = own(self, node, outer)
-    outer.update(inside)
-    return inside
-
-
-def to_float32(own: Any, self: Any, node: Any, kind: str, leading: list[Any], *, together: bool = False) -> None:
-    """Promote to float32."""
-    if together:
-        kind, leading = "amp::autocast_cast", [*leading, self._build.constant(node, _FLOAT32)]
-    own(self, node, kind, leading)
-
-
-def never(own: Any, self: Any, node: Any, kind: str, leading: list[Any], *, together: bool = False) -> None:
-    if not together:
-        own(self, node, kind, leading)
-
-
-def each_alone(own: Any, self: Any, node: Any, kind: str, leading: list[Any], *, together: bool = False) -> None:
-    """Promote each tensor alone."""
-    if not together:
-        own(self, node, kind, leading)
-        return
-    for place, value in enumerate(list(node.inputs())):
-        if str(value.type()) == "Tensor":
-            node.replaceInput(place, self._build.values(node, kind, [*leading, value], [value.type()])[0])
-
-
-def everything(own: Any, self: Any, node: Any, kind: str, leading: list[Any], *, together: bool = False) -> None:
-    """Cast every tensor."""
-    if kind != "amp::autocast_cast":
-        own(self, node, kind, leading, together=together)
-        return
-    false, none = self._build.constant(node, False), self._build.constant(node, None)
-    for place, value in enumerate(list(node.inputs())):
-        if str(value.type()) == "Tensor":
-            taken = [value, leading[2], false, false, none]
-            node.replaceInput(place, self._build.values(node, "aten::to", taken, [value.type()])[0])
-
-
-def without(class_name: str) -> Inject:
-    """Do not surround a program by the objects of a class."""
-
-    def surround(own: Any, self: Any, device_types: tuple[str, ...]) -> States:
-        before = len(list(self.graph.nodes()))
-        states = own(self, device_types)
-        added = len(list(self.graph.nodes())) - before
-        ends = [node for node in self.graph.nodes() if node.kind() == "prim::Exit"][-2 - len(device_types) :]
-        starts = [node for node in list(self.graph.nodes())[:added] if node.kind() == "prim::Enter"]
-        for node in starts[: len(ends)] + ends:
-            if str(node.inputsAt(0).type().annotation_str).endswith(class_name):
-                node.destroy()
-        return states
-
-    return wrap(Builder, surround=surround)
-
-
-def ignores_the_caller(own: Any, self: Any, device_types: tuple[str, ...]) -> States:
-    first = next(iter(self.graph.nodes()))
-    states = own(self, device_types)
-    false = self.constant(first, False)
-    return {name: GraphState(false, state.dtype) for name, state in states.items()}
-
-
 def forgetting(kind: str) -> Inject:
-    kept = {name: what for name, what in ops._TENSORS.items() if what != kind}
-    return lambda device: patch.object(ops, "_TENSORS", kept)
-
-
-def swapped_tables(device: str) -> Any:
-    return patch.object(programs, "TABLES", {"cpu": "AutocastCUDA", "cuda": "AutocastCPU"})
+    """Let the pass not see values of a kind."""
+    return put(ops, _TENSORS={name: what for name, what in ops._TENSORS.items() if what != kind})
 
 
 PASS = {
-    "drops-regions": rewriting(_enter=lambda own, self, node, outer: (own(self, node, outer), outer)[1]),
-    "ignores-disabled": rewriting(_enter=ignores_disabled),
-    "keeps-the-outer-dtype": rewriting(_enter=keeps_the_dtype),
-    "leaks-after-the-region": wrap(Builder, enter=leaks),
-    "promotes-to-float32": rewriting(_through=to_float32),
-    "never-promotes": rewriting(_through=never),
-    "forgets-lists": forgetting("list"),
-    "forgets-what-may-be-none": forgetting("optional"),
-    "casts-everything": rewriting(_through=everything),
-    "leaves-eager-autocast-on": without("Suspended"),
-    "leaves-pytorchs-pass-on": without("autocast"),
-    "ignores-the-caller": wrap(Builder, surround=ignores_the_caller),
-    "forgets-composite-ops": rewriting(_bracket=returns(None)),
-    "the-other-table": swapped_tables,
-    "asks-the-process": rewriting(_asked=returns(None)),
+    "pass-forgets-lists": forgetting("list"),
+    "pass-forgets-what-may-be-none": forgetting("optional"),
+    "pass-the-other-table": put(programs, TABLES={"cpu": "AutocastCUDA", "cuda": "AutocastCPU"}),
 }
-PASS_ON_CUDA = {
-    "promotes-each-alone": rewriting(_through=each_alone),
-    "fills-in-no-dtype": rewriting(_opt_dtype=returns(None)),
-    "appends-no-dtype": rewriting(_append=lambda own, self, node, leading: node),
-    "bans-nothing": rewriting(_banned=returns(None)),
-}
-
-MUTANTS = tuple(
-    Mutant(f"pass-{name}", AGREEMENT, inject, (device,))
-    for device, table in ((CPU, PASS), (CUDA, PASS_ON_CUDA))
-    for name, inject in table.items()
-)
+MUTANTS = mutants(AGREEMENT, PASS)
+"""Mutants of what the pass looks up; those of its source are in `tests/faults/edits.toml`."""
