@@ -71,15 +71,17 @@ def markdown(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
     heads, cells = [], []
     for (device, compiler), groups in columns.items():
         head = f"{device} {compiler}{_estimated(groups)}"
-        shortened = _shortened(groups)
-        heads += [f"{head}, float32 in full", f"{head}, float32 by default"] if shortened else [head]
-        cells += [(groups, _cell), (groups, _default_cell)] if shortened else [(groups, _cell)]
-    rows = [
-        [name, *(cell(groups.get(name)) for groups, cell in cells)]
-        for name in WORKLOADS
-        if any(name in groups for groups in columns.values())
-    ]
+        kinds = {f"{head}, float32 in full": False, f"{head}, float32 by default": True}
+        for title, default in (kinds if _shortened(groups) else {head: False}).items():
+            heads.append(title)
+            cells.append((groups, default))
+    rows = [[name, *(_cell(groups.get(name), default) for groups, default in cells)] for name in _shown(columns)]
     return tabulate(rows, ["float32 → bf16", *heads], tablefmt="github", disable_numparse=True) + "\n"
+
+
+def _shown(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> list[str]:
+    """Return the workloads that a column has."""
+    return [name for name in WORKLOADS if any(name in groups for groups in columns.values())]
 
 
 def sentence(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
@@ -115,28 +117,18 @@ def _estimated(groups: Mapping[str, Group]) -> str:
     return " (estimate)" if any(group.estimate for group in groups.values()) else ""
 
 
-def _cell(group: Group | None) -> str:
-    first, variant = (
-        (group.variants[0], group.variant(VARIANT)) if group is not None and group.variants else (None, None)
-    )
-    if first is None or variant is None:
+def _cell(group: Group | None, default: bool) -> str:
+    """Return both times and the ratio, beside the first variant or beside float32 as the device computes it."""
+    variant = group.variant(VARIANT) if group else None
+    base = group.variant(DEFAULT) if group and default else group.variants[0] if group and group.variants else None
+    if base is None or variant is None:
         return "not measured"
-    if variant.speed is None:
-        return variant.verdict
-    return (
-        f"{table.seconds(first.seconds)} → {table.seconds(variant.seconds)}, **{variant.speed:.2f}×** {variant.verdict}"
-    )
-
-
-def _default_cell(group: Group | None) -> str:
-    """As `_cell`, beside float32 as the device computes it by default."""
-    default, variant = (group.variant(DEFAULT), group.variant(VARIANT)) if group is not None else (None, None)
-    if default is None or variant is None:
-        return "not measured"
-    if variant.default_speed is None:
-        return "no product" if default.reason == NO_PRODUCT else "not measured"
-    times = f"{table.seconds(default.seconds)} → {table.seconds(variant.seconds)}"
-    return f"{times}, **{variant.default_speed:.2f}×** {variant.default_verdict}"
+    speed, verdict = (variant.default_speed, variant.default_verdict) if default else (variant.speed, variant.verdict)
+    if speed is not None:
+        return f"{table.seconds(base.seconds)} → {table.seconds(variant.seconds)}, **{speed:.2f}×** {verdict}"
+    if default:
+        return "no product" if base.reason == NO_PRODUCT else "not measured"
+    return verdict
 
 
 def machines(runs: Sequence[BenchRun]) -> str:
@@ -177,7 +169,7 @@ def picture(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
     from matplotlib import pyplot  # noqa: PLC0415  # matplotlib takes a second to load
 
     matplotlib.rcParams.update({"svg.hashsalt": "ampcheck", "svg.fonttype": "none", "font.size": 10})
-    names = [name for name in WORKLOADS if any(name in groups for groups in columns.values())]
+    names = _shown(columns)
     coloured = [(*column, _COLOURS[place % len(_COLOURS)]) for place, column in enumerate(columns.items())]
     series = [(f"{d} {e}{_estimated(groups)}", groups, colour, False) for (d, e), groups, colour in coloured]
     series += [
