@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
 from tabulate import tabulate
 from torch import nn
 
 from ampcheck.bench.advise import diagnosis
-from ampcheck.bench.advise.diagnosis import Gradients, Recast, Seen, StepCase
+from ampcheck.bench.advise.diagnosis import Seen, StepCase
 from ampcheck.bench.advise.worker import STEP, AdviceFigures
 from ampcheck.bench.core import machine, table
 from ampcheck.bench.core.model import AA, COMPILERS, BenchPlan, Group, Rounds, StepWorkload, VariantResult
@@ -163,7 +164,7 @@ def advise(
 
 def findings(groups: Sequence[Group], found: AdviceFigures, isa: Sequence[str]) -> list[AdviceFinding]:
     """Return the advice on each variant but the first and the A/A baseline. `isa`: the CPU's instruction sets."""
-    seen = {name: _seen(values) for name, values in found.seen.items()}
+    seen = {name: msgspec.convert(values, Seen) for name, values in found.seen.items()}
     out = []
     for group in groups:
         first = group.variants[0]
@@ -227,13 +228,6 @@ def _told(findings: Sequence[AdviceFinding], said: dict[str, str]) -> list[str]:
             lines.append("    - none of the known reasons holds")
         lines += [f"    - {text}" for text in one.cost]
     return lines
-
-
-def _seen(values: Mapping[str, Any]) -> Seen:
-    named = dict(values)
-    if named.get("gradients"):
-        named["gradients"] = Gradients(**named["gradients"])
-    return Seen(**{**named, "recast": [Recast(**one) for one in named.get("recast", ())]})
 
 
 def _measured(plan: BenchPlan, limit: float) -> AdviceFigures:
