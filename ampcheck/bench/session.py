@@ -20,7 +20,7 @@ from ampcheck.bench.run.outcome import invalid
 from ampcheck.bench.run.runfile import BenchWriter
 from ampcheck.bench.run.summary import summarize
 from ampcheck.bench.run.variants import compilers, select
-from ampcheck.bench.tpu import command, estimate
+from ampcheck.bench.tpu import estimate
 from ampcheck.bench.workloads import catalogue
 from ampcheck.devices import registry
 from ampcheck.errors import UsageError
@@ -229,7 +229,7 @@ def _estimate(
     every = catalogue()
     for name, tasks in chosen.items():
         for workload, _ in tasks:
-            found = command.groups([every[workload]], name, tell, until=until)
+            found = estimate.groups([every[workload]], name, tell, until=until)
             if time.monotonic() < until:
                 groups += found
             else:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ampcheck.bench.core.model import PRECISIONS, OpWorkload, Spec, VariantResult
-from ampcheck.bench.tpu import command, estimate
+from ampcheck.bench.tpu import estimate
 from ampcheck.bench.tpu.estimate import (
     Chip,
     Estimate,
@@ -244,20 +244,20 @@ def test_what_cannot_be_estimated_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert chip("v5e") is chip("tpu-v5e")
     for wrong in ("v9", "tpu-v9", ""):
         with pytest.raises(UsageError, match="there are tpu-v4, tpu-v5e, tpu-v5p, tpu-v6e"):
-            command.groups([], wrong, print)
+            estimate.groups([], wrong, print)
     there = {"jax", "libtpu"}
     monkeypatch.setattr(estimate.importlib.util, "find_spec", lambda name: object() if name in there else None)
     with pytest.raises(UsageError, match="'mm' is not in the catalogue"):
-        command.groups([MM], "v5e", print)
+        estimate.groups([MM], "v5e", print)
     for package, words in (("libtpu", "libtpu is not installed"), ("jax", "JAX is not installed")):
         there.remove(package)
         with pytest.raises(UsageError, match=words):
-            command.groups([], "v5e", print)
+            estimate.groups([], "v5e", print)
 
 
 def test_a_process_that_ends_or_hangs_costs_one_variant() -> None:
     lines: list[str] = []
-    ended = dict(command._results("v5e", [("nonesuch", "fp32"), ("nonesuch", "bf16")], lines.append, 120.0))
+    ended = dict(estimate._results("v5e", [("nonesuch", "fp32"), ("nonesuch", "bf16")], lines.append, 120.0))
     assert [variant.name for variant in ended.values()] == ["fp32", "bf16"]
     for variant in ended.values():
         assert (variant.verdict, variant.reason) == (
@@ -265,16 +265,16 @@ def test_a_process_that_ends_or_hangs_costs_one_variant() -> None:
             "the process ended with exit code 1: KeyError: 'nonesuch'",
         )
     assert lines == ["1 of 2: tpu-v5e/jit/nonesuch fp32", "2 of 2: tpu-v5e/jit/nonesuch bf16"]
-    ((_, late),) = command._results("v5e", [("mm-16", "fp32")], lines.append, 0.001)
+    ((_, late),) = estimate._results("v5e", [("mm-16", "fp32")], lines.append, 0.001)
     assert (late.verdict, late.reason) == ("not measured", "took more than 0 s to compile")
 
 
 def test_programs_for_which_no_time_is_left_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "available", lambda: None)  # also where libtpu is not installed
+    monkeypatch.setattr(estimate, "available", lambda: None)  # also where libtpu is not installed
     begun: list[str] = []
-    (group,) = command.groups([catalogue()["mm-16"]], "v5e", begun.append, until=0.0)
+    (group,) = estimate.groups([catalogue()["mm-16"]], "v5e", begun.append, until=0.0)
     assert begun == []
-    assert [variant.name for variant in group.variants] == list(command.VARIANTS)
+    assert [variant.name for variant in group.variants] == list(estimate.VARIANTS)
     assert {(variant.verdict, variant.reason) for variant in group.variants} == {
         ("not measured", "left out, as the run had to end")
     }
@@ -283,7 +283,7 @@ def test_programs_for_which_no_time_is_left_are_not_begun(monkeypatch: pytest.Mo
 # ---- programs that are compiled
 
 
-needs_libtpu = pytest.mark.skipif(command.available() is not None, reason=str(command.available()))
+needs_libtpu = pytest.mark.skipif(estimate.available() is not None, reason=str(estimate.available()))
 
 PRELUDE = """
 import dataclasses, json
@@ -349,11 +349,11 @@ def test_what_is_for_a_cpu_only_is_not_in_the_program() -> None:
 @needs_libtpu
 def test_an_estimate_of_each_precision() -> None:
     lines: list[str] = []
-    (group,) = command.groups([catalogue()["mm-1024"], catalogue()["region-enter"]], "tpu-v5e", lines.append)
-    assert (group.key, group.estimate, group.note) == ("tpu-v5e/jit/mm-1024", True, command.NOTE)
+    (group,) = estimate.groups([catalogue()["mm-1024"], catalogue()["region-enter"]], "tpu-v5e", lines.append)
+    assert (group.key, group.estimate, group.note) == ("tpu-v5e/jit/mm-1024", True, estimate.NOTE)
     assert len(lines) == 6
     variants = {variant.name: variant for variant in group.variants}
-    assert list(variants) == list(command.VARIANTS)
+    assert list(variants) == list(estimate.VARIANTS)
     assert [variant.verdict for variant in group.variants] == ["first", *["faster"] * 4]
     products = ("fp32 in 6 bf16 passes", "fp32 in 1 bf16 pass", "bf16", "fp16", "bf16")
     for variant, product in zip(group.variants, products, strict=True):
