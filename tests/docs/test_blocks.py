@@ -195,6 +195,8 @@ CODES = {
     "ampcheck run --resume *": 1,
 }
 """Commands that find something: a mistake in the files of `folder`, and a case that was red before."""
+LONG = {"ampcheck power *": "--sample 2", "ampcheck run --device torchax*": "--op mm", "pytest suites *": "--op mm"}
+"""Commands that take longer than a test may, and the options by which they choose less."""
 QUICK = ("ampcheck lint *", "ampcheck explain *", "ampcheck devices")
 
 
@@ -258,7 +260,8 @@ def test_command(command: str, folder: Path, tmp_path: Path, request: pytest.Fix
     if ".jsonl" in command:
         request.getfixturevalue("runs")
     shutil.copytree(folder, tmp_path, symlinks=True, dirs_exist_ok=True)  # some change what they name
-    start(tmp_path, command, max([CODES[pattern] for pattern in matching(command, CODES)], default=0))
+    less = "".join(f" {LONG[pattern]}" for pattern in matching(command, LONG))
+    start(tmp_path, command + less, max([CODES[pattern] for pattern in matching(command, CODES)], default=0))
 
 
 def test_commands_that_run_elsewhere_do() -> None:
