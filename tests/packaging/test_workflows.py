@@ -94,6 +94,8 @@ def test_actions_are_pinned_and_jobs_end(name: str) -> None:
     found = JOB.findall(rest)
     assert [job for job, _ in found] == list(jobs(name))
     assert [job for job, body in found if not re.search(r"^    timeout-minutes: \d+$", body, re.MULTILINE)] == []
+    installing = [job for job, body in found if re.search(r"pip install|\bmake ", body)]
+    assert [job for job in installing if "PIP_EXTRA_INDEX_URL" not in permissions + dict(found)[job]] == []
     steps = ACTION.findall(rest.replace("        uses: ", "      - uses: "))
     assert len(steps) == rest.count("uses: ")
     for action, commit, version, given in steps:
