@@ -124,24 +124,23 @@ def test_a_refusal_and_a_known_deviation_are_shown(tmp_path: Path) -> None:
     assert printed["failing"].splitlines() == [f"FAIL {text}" for text in differences]
 
 
+ALIKE = {"copies-change-bf16", "copies-lose-an-element"}
+"""Mutants of copies to the device and back, by which a program has its inputs for the CPU, too."""
+SHORT = ("wrong-in-regions-alone", "raises-in-regions-alone", "mm-not-cast", "the-other-low", "column-major")
+"""Mutants whose programs fit a screen; one line of each imports the backend."""
+
+
 def test_a_program_says_what_its_check_says() -> None:
-    """Of a kernel of a PrivateUse1 backend that is wrong in many ways, in a region alone and everywhere."""
+    """Of each mutant of a PrivateUse1 backend that a case of an op notices."""
     every = json.loads(python(Path(__file__).parent / "wrong_ways.py").splitlines()[-1])
-    for way, found in every.items():
+    assert len(every) > 55
+    for mutant, found in every.items():
         failed = [line.removeprefix("FAIL ") for line in found["printed"].splitlines() if line.startswith("FAIL ")]
-        assert failed == found["differences"], way
-        assert failed or found["printed"].startswith("ok  "), way
-        assert not found["names ampcheck"], way
-    statuses = {way: found["status"] for way, found in every.items()}
-    assert {way for way, status in statuses.items() if status == "pass"} == {"right", "right gradient", *UNSEEN}
-    for way in ("strides", "shape", "dtype", "values", "an exception", "large values"):
-        assert (statuses[f"{way} in a region"], statuses[f"{way} everywhere"]) == ("fail", "broken"), way
-        assert every[f"{way} in a region"]["lines"] <= 41, way  # one of them imports the backend
-    assert statuses["gradient: values everywhere"] == statuses["gradient: an exception everywhere"] == "broken"
-
-
-UNSEEN = {"gradient: values in a region"}
-"""The backward pass runs outside of the region, where the kernel is right."""
+        assert mutant in ALIKE or failed == found["differences"], mutant
+        assert failed or found["printed"].startswith("ok  "), mutant
+        assert not found["names ampcheck"], mutant
+        assert found["status"] == found["expected"], mutant
+    assert [mutant for mutant in SHORT if every[mutant]["lines"] > 41] == []
 
 
 @pytest.mark.parametrize(
