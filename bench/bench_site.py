@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.report.conftest import browser  # noqa: F401  # a fixture
-from tests.report.test_size import big_site  # noqa: F401  # a fixture
+from tests.report.test_pages import big_site  # noqa: F401  # a fixture
 
 OPEN, FILTER = 1000, 200
 """Milliseconds."""
