@@ -28,7 +28,7 @@ from _pytest.runner import runtestprotocol
 from ampcheck.checks import backward, comparisons, compiled, sweep
 from ampcheck.checks.scenario import DeviceAmp
 from ampcheck.errors import CheckFailure, HarnessError, Unsupported
-from ampcheck.programs.regions import explore
+from ampcheck.programs.regions import run
 from ampcheck.runner.collect import CASE
 from ampcheck.runner.deviations import KnownDeviations
 from ampcheck.runner.record import RED
@@ -139,7 +139,7 @@ SEEN: Mapping[Any, Mapping[str, int]] = {
     compiled: {"refusal": 0, "compare_programs": 0, "within": 1, "same_kernels": 0},
     backward: {"output_grads": 0, "gradient_dtypes": 1, "backward_kernels": 0},
     sweep: {"compare_cells": 0},
-    explore: {"compare": 0},
+    run: {"compare": 0},
     DeviceAmp: {
         "note_error": 2,
         "assert_equal": 2,

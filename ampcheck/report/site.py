@@ -15,7 +15,7 @@ from ampcheck.report.benchmarks import pages as bench_pages
 from ampcheck.report.benchmarks import run_groups
 from ampcheck.report.benchmarks import site as bench_site
 from ampcheck.report.benchmarks.run_groups import BenchHistory
-from ampcheck.report.conformance import badge, data, pages
+from ampcheck.report.conformance import data, pages
 from ampcheck.report.history import History, load
 from ampcheck.runner.deviations import Deviation, KnownDeviations
 from ampcheck.samples import op_database
@@ -141,4 +141,4 @@ def _data(history: History) -> dict[str, str]:
         "data.js": data.script("AMPCHECK_DATA", data.cases(history, {*catalogue, *written, *op_database.rows()})),
         "details.js": data.script("AMPCHECK_DETAILS", data.details(history)),
     }
-    return files | badge.files(history)
+    return files | pages.exports(history)

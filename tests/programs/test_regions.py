@@ -16,7 +16,7 @@ from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known
 from ampcheck.observe.isolation import reset
 from ampcheck.programs.regions.draw import program, programs, weight_programs
-from ampcheck.programs.regions.explore import RegionExplorer, second
+from ampcheck.programs.regions.run import RegionExplorer, second
 from ampcheck.programs.search import Search
 
 CPU = known()["cpu"]

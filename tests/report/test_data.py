@@ -11,7 +11,7 @@ import pytest
 
 from ampcheck.errors import UsageError
 from ampcheck.report import build
-from ampcheck.report.conformance import badge
+from ampcheck.report.conformance import pages
 from ampcheck.report.conformance.data import SHOWN, cases, device_modules, letters, number, script, union
 from ampcheck.report.history import load
 from ampcheck.runner.record import STATUSES, read
@@ -223,26 +223,26 @@ def contrast(one: str, other: str) -> float:
 def test_badge(statuses: list[str], footer: bool, text: str, color: str, tmp_path: Path) -> None:
     results = [make(f"op{number}", status) for number, status in enumerate(statuses)]
     run = read(write(tmp_path / "run.jsonl", results, footer=footer))
-    plain = badge.message(run)[0].replace("\N{NO-BREAK SPACE}", " ")
-    assert (plain, badge.message(run)[1]) == (text, color)
-    assert json.loads(badge.shields(run))["color"] == badge.COLORS[color]
-    assert json.loads(badge.shields(run))["schemaVersion"] == 1
-    root = ElementTree.fromstring(badge.svg(run))
-    assert root.attrib["aria-label"] == f"ampcheck: {badge.message(run)[0]}"
+    plain = pages.message(run)[0].replace("\N{NO-BREAK SPACE}", " ")
+    assert (plain, pages.message(run)[1]) == (text, color)
+    assert json.loads(pages.shields(run))["color"] == pages.COLORS[color]
+    assert json.loads(pages.shields(run))["schemaVersion"] == 1
+    root = ElementTree.fromstring(pages.svg(run))
+    assert root.attrib["aria-label"] == f"ampcheck: {pages.message(run)[0]}"
 
 
 def test_the_badge_names_virtual_cases(tmp_path: Path) -> None:
     run = read(write(tmp_path / "run.jsonl", [make("mm"), make("mm", device="virtual:cuda")]))
-    assert badge.message(run)[0] == "2 as promised (1 virtual)"
-    assert "virtual:cuda (virtual: dtypes and casts only) | 1 | 1 |" in badge.summary(run)
+    assert pages.message(run)[0] == "2 as promised (1 virtual)"
+    assert "virtual:cuda (virtual: dtypes and casts only) | 1 | 1 |" in pages.summary(run)
 
 
 def test_the_summary_leads_with_the_verdict_and_the_changes(tmp_path: Path) -> None:
     before = write(tmp_path / "1.jsonl", [make("mm"), make("dot")], started=run_group(19))
     after = write(tmp_path / "2.jsonl", [make("mm", "fail", message="got a|b"), make("dot")], started=run_group(20))
-    text = badge.files(load([before, after]))["summary.md"]
+    text = pages.exports(load([before, after]))["summary.md"]
     assert "**1 case needs a person.** 2 of 2 cases ran." in text
     assert text.index("1 regressed, 0 fixed") < text.index("| device |")
     assert r"`eager/promote/mm-bf16-bf16-cpu` pass → fail: got a\|b" in text
     cut = read(write(tmp_path / "3.jsonl", [make("mm")], footer=False, cases=9))
-    assert "**The run was interrupted.** the run was interrupted. 1 of 9 cases ran." in badge.summary(cut)
+    assert "**The run was interrupted.** the run was interrupted. 1 of 9 cases ran." in pages.summary(cut)

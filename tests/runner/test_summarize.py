@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ampcheck.errors import UsageError
-from ampcheck.report.conformance import badge
+from ampcheck.report.conformance import pages
 from ampcheck.runner.record import SCHEMA, STATUSES, Result, Run, read
 from ampcheck.runner.summarize import (
     ROWS,
@@ -239,6 +239,6 @@ def test_a_device_on_which_nothing_passed_is_named(status: str) -> None:
     assert f"\nNote: no case passed of all rules on mydevice (107 {status}).\n" in summary
     one = run(*results)
     (one.footer or {})["stale"] = []
-    assert badge.message(one)[0].endswith(" · none on mydevice")
-    assert badge.message(one)[1] == "grey"
-    assert f"\nNote: no case passed of all rules on mydevice (107 {status}).\n" in badge.summary(one)
+    assert pages.message(one)[0].endswith(" · none on mydevice")
+    assert pages.message(one)[1] == "grey"
+    assert f"\nNote: no case passed of all rules on mydevice (107 {status}).\n" in pages.summary(one)

@@ -1,4 +1,4 @@
-"""Random programs of regions, as text: a function `program(amp)` that calls the methods of `plain.Torch`."""
+"""Random programs of regions, as text: a function `program(amp)` that calls the methods of `Torch`."""
 
 from __future__ import annotations
 

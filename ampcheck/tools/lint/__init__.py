@@ -3,7 +3,7 @@
     lint_source(text, "model.py")             # reads only; `ampcheck lint model.py` on the command line
     ampcheck.check_scripted(model, x)         # compiles and runs, in each autocast state
 
-`rules` says what the linter looks for; `names`, `program` and `visits` read a file, `events` and `training`
+`rules` says what the linter looks for; `names` and `program` read a file, `events` and `training`
 its training loops, `static` joins them; `fix` rewrites deprecated names;
 `torchscript` has all that concerns TorchScript alone. `compare` compiles and runs. Importing this package imports no
 torch.

@@ -22,11 +22,10 @@ from ampcheck.errors import UsageError
 from ampcheck.observe.recorder import tensors
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.lint.names import Function, LintedRegion, Names, region
-from ampcheck.tools.lint.program import CompiledFunction, LintedProgram
+from ampcheck.tools.lint.program import CompiledFunction, LintedProgram, decorators, every_compiler
 from ampcheck.tools.lint.record import Place, Program, RecordedKernel, RecordedRun, as_python, record, same_values
 from ampcheck.tools.lint.rules import LINTED, RULES, Diagnostic
 from ampcheck.tools.lint.static import VISITS
-from ampcheck.tools.lint.visits import decorators, every_compiler
 
 _LOW = (torch.bfloat16, torch.float16)
 _UNKNOWN = "look at the region around this line; `ampcheck lint --rules` lists what compilers do to regions"

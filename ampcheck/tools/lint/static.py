@@ -16,13 +16,12 @@ from ampcheck.errors import UsageError
 from ampcheck.tools import catalogue
 from ampcheck.tools.lint.events import GRAD_SCALERS
 from ampcheck.tools.lint.names import Names, region
-from ampcheck.tools.lint.program import LintedProgram
+from ampcheck.tools.lint.program import VISITS as GENERAL_VISITS
+from ampcheck.tools.lint.program import Found, LintedProgram, every_compiler
 from ampcheck.tools.lint.rules import RULES, Diagnostic, TrainingReport
 from ampcheck.tools.lint.torchscript.visits import VISITS as SCRIPT_VISITS
 from ampcheck.tools.lint.torchscript.visits import traced_under
 from ampcheck.tools.lint.training import mistakes
-from ampcheck.tools.lint.visits import VISITS as GENERAL_VISITS
-from ampcheck.tools.lint.visits import Found, every_compiler
 
 VISITS = {**SCRIPT_VISITS, **GENERAL_VISITS}
 """The visit to a function for each compiler."""

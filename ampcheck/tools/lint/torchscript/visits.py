@@ -8,9 +8,8 @@ from functools import cache
 
 from ampcheck.spec.policies import table, versions
 from ampcheck.tools.lint.names import Function
-from ampcheck.tools.lint.program import LintedProgram
+from ampcheck.tools.lint.program import QUERIES, Found, LintedProgram, Visit, around, decorators, entered, regions_of
 from ampcheck.tools.lint.rules import LINTED
-from ampcheck.tools.lint.visits import QUERIES, Found, Visit, around, decorators, entered, regions_of
 
 
 def script(program: LintedProgram, function: Function) -> Iterator[Found]:
