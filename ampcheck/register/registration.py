@@ -198,7 +198,10 @@ def _copied_by_name(module: ModuleType, device: str) -> Callable[[], None]:
     if not isinstance(module, ModuleType) or own.__reduce__ is not ModuleType.__reduce__:
         return lambda: None
     found = {"__reduce__": lambda self: (torch.get_device_module, (device,)), "__module__": own.__module__}
-    module.__class__ = type(own.__name__, (own,), found)
+    try:
+        module.__class__ = type(own.__name__, (own,), found)
+    except TypeError:  # a class that no other can inherit or replace: regions stay as PyTorch has them
+        return lambda: None
     return lambda: setattr(module, "__class__", own)
 
 
