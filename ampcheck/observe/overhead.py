@@ -55,8 +55,15 @@ class _Contexts(threading.local):
         return kept
 
 
+def _unsaid(_: Any) -> Callable[[], None]:
+    """Replace the text of all settings of a compiler, which is for PyTorch's own metrics: it is absent."""
+    return lambda: None
+
+
+_SETTINGS = ("_get_dynamo_config", "_compiler_config", "_scrubbed_inductor_config", "_functorch_config")
 _REPLACED: dict[tuple[str, str], Made] = {
     ("torch._dynamo.guards", "profile_guard_manager"): _unmeasured,
+    **{("torch._dynamo.utils", f"{name}_for_logging"): _unsaid for name in _SETTINGS},
     ("torch.export.decomp_utils", "_collect_all_valid_cia_ops"): _listed_once,
     ("torch.export.exported_program", "_collect_all_valid_cia_ops"): _listed_once,
     ("jax._src.interpreters.mlir", "make_ir_context"): _Contexts().replace,

@@ -103,6 +103,14 @@ NAMES.optional(
 )
 NAMES.optional("torch._dynamo.guards", "profile_guard_manager", need="leaving a measurement out of each compilation")
 NAMES.optional(
+    "torch._dynamo.utils",
+    "_compiler_config_for_logging",
+    "_functorch_config_for_logging",
+    "_get_dynamo_config_for_logging",
+    "_scrubbed_inductor_config_for_logging",
+    need="leaving the text of all settings out of each compilation",
+)
+NAMES.optional(
     "torch._export.utils",
     "_collect_all_valid_cia_ops",
     "_materialize_cpp_cia_ops",

@@ -27,6 +27,8 @@ from ampcheck.samples.describe import TensorArg
 from ampcheck.spec.compilers import ANYWHERE
 from ampcheck.spec.torch_dtypes import DTYPES
 
+_LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
+
 
 class Virtual(Device):
     """Fake tensors of one device type."""
@@ -52,7 +54,8 @@ class Virtual(Device):
 
     def activate(self) -> AbstractContextManager[object]:
         # An op that refuses its arguments is an observation here; PyTorch would log a traceback for each.
-        logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+        if _LOGGER.level != logging.CRITICAL:  # setting it makes every logger forget what it is to say
+            _LOGGER.setLevel(logging.CRITICAL)
         return self._without_driver() if self.type == "cuda" else self._mode
 
     @contextmanager
