@@ -97,18 +97,6 @@ SCENARIOS = {
         "eager/errors/unsupported_dtype-single-bf16-cpu",
         "a region of torch.float32: warned of nothing; expected UserWarning saying 'torch.bfloat16, torch.float16'",
     ),
-    "unsupported-dtype-raises": (
-        "eager/errors/unsupported_dtype-single-bf16-cpu",
-        "RuntimeError: torch.float32 is not supported",
-    ),
-    "cache-never-used": (
-        "eager/cache/one_cast_for_many_uses-fp16-cpu",
-        "casts of a parameter used by five products: got 5; expected 1",
-    ),
-    "unscale-skips-last": (
-        "scaler/unscale/many-2-bf16-cpu",
-        "found_inf with an infinity in gradient 1 of 2: got 0.0; expected 1.0",
-    ),
     "second-entry-disabled": (
         "eager/programs/known-decorated_calls-fp16-cpu",
         "line 7: state of cpu inside the region is off in fp16 with the cache on, depth 2; expected on in fp16 with "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,6 @@ from ampcheck.spec.policies import KEYS, closest, minor, rows, table, versions
 HEADER = "key,overload,policy,builds,since,until,verified,source\n"
 GOOD = "AutocastCPU,mm,downcast,,9.0,,run,somewhere\n"
 
-# Per key of torch 2.13: how many overloads have which policy, as its dispatcher and its sources say.
-COUNTS = {
-    "AutocastCPU": {"downcast": 24, "upcast": 100, "promote": 3},
-    "AutocastCUDA": {"downcast": 35, "upcast": 59, "optdtype": 11, "append": 2, "promote": 11, "banned": 1},
-    "AutocastXPU": {"downcast": 33, "upcast": 59, "optdtype": 11, "append": 2, "promote": 11, "banned": 1},
-    "AutocastMPS": {"downcast": 26, "upcast": 59, "promote": 10},
-    "AutocastMTIA": {"downcast": 33, "upcast": 59, "optdtype": 11, "append": 2, "promote": 11, "banned": 1},
-    "AutocastMAIA": {"downcast": 33, "upcast": 59, "optdtype": 11, "append": 2, "promote": 11, "banned": 1},
-}
 # How many overloads each key registers, in the order of KEYS.
 REGISTERED = {
     "2.11": [129, 125, 123, 101, 123, 123],
@@ -44,14 +34,10 @@ def test_the_live_dispatcher_registers_what_the_table_lists(key: str) -> None:
     assert not differences, "\n".join(differences)
 
 
-def test_how_many_overloads_have_which_policy() -> None:
-    assert {key: Counter(table(key, "2.13").values()) for key in KEYS} == COUNTS
-    assert {version: [len(table(key, version)) for key in KEYS] for version in versions()} == REGISTERED
-
-
 @pytest.mark.parametrize("version", versions())
 def test_every_row_was_seen_in_the_dispatcher(version: str) -> None:
     """Only a library that no build here has is read or assumed."""
+    assert [len(table(key, version)) for key in KEYS] == REGISTERED[version]
     found = rows(version)
     assert {row.key for row in found} == set(KEYS)
     assert all(row.source for row in found)

@@ -111,25 +111,6 @@ def test_any_number_and_mixture_of_values() -> None:
     assert {t.dtype for t in many} == {torch.float32}
 
 
-@pytest.mark.parametrize(
-    ("dtypes", "widest"),
-    [
-        (["float16", "float16"], "float16"),
-        (["bfloat16", "float32"], "float32"),
-        (["float32", "bfloat16"], "float32"),
-        (["float16", "bfloat16"], "float32"),
-        (["float64", "float16"], "float16"),
-        (["float64", "int64"], None),
-    ],
-)
-def test_promotion(dtypes: list[str], widest: str | None) -> None:
-    given = [torch.ones(2, dtype=getattr(torch, name)) for name in dtypes]
-    for tensor, out in zip(given, program([TENSOR] * len(given), *given), strict=True):
-        eligible = tensor.dtype in (torch.float16, torch.bfloat16, torch.float32)
-        assert out.dtype == (getattr(torch, widest) if eligible and widest else tensor.dtype)
-        assert eligible or out is tensor or out.data_ptr() == tensor.data_ptr()
-
-
 _LISTING = """
 import torch, ampcheck.torchscript
 print(*(s for s in map(str, torch._C._jit_get_all_schemas()) if s.startswith("amp::")), sep="\\n")
