@@ -221,6 +221,9 @@ class KernelWatch:
             return f"the parameter or buffer {self.parameters.get(id(x)) or self._sources.name(x)}"
         return f"{name_of(x.dtype)}{list(x.shape)}, which no op of this step made: look at the data"
 
+    def _add(self, rule: str, seen: str) -> None:
+        self._findings.add(rule, self.place(), seen)
+
     # ---- precision
 
     def _forward(self, name: str, given: list[torch.Tensor], out: torch.Tensor) -> None:
@@ -237,7 +240,7 @@ class KernelWatch:
             loss = "loss" in name or name in _LOSSES
             if loss or name in _SENSITIVE:
                 rule = "loss-outside-region-in-low" if loss else "softmax-or-exp-in-low"
-                self._findings.add(rule, self.place(), f"{name} outside of every region was given {low}")
+                self._add(rule, f"{name} outside of every region was given {low}")
 
     def _cast(self, before: torch.Tensor, after: torch.Tensor, region: str) -> None:
         if after.dtype not in LOW or before.dtype == after.dtype:
@@ -257,9 +260,8 @@ class KernelWatch:
         whole = before if not before.is_floating_point() else before.round()
         lost = int((after.to(before.dtype) != before).sum())
         if lost and bool((whole == before).all()) and before.numel() > 1:
-            self._findings.add(
+            self._add(
                 "positions-in-product",
-                self.place(),
                 f"integers up to {max(-pair[0], pair[1]):.0f} were cast to {name_of(after.dtype)}, which holds each "
                 f"one up to {limit}: {lost} of {before.numel()} changed",
             )
@@ -272,9 +274,8 @@ class KernelWatch:
         slow = factor is not None and (0 < factor < 0.02 if "lerp" in name else 0.98 < factor < 1)
         same = float((before == after).float().mean()) if before.numel() else 0.0
         if slow and same > 0.5 and bool(before.any()):
-            self._findings.add(
+            self._add(
                 "low-average",
-                self.place(),
                 f"{name} by {factor} left {same:.0%} of {before.numel()} elements of {name_of(before.dtype)} unchanged",
             )
 

@@ -58,14 +58,16 @@ class Training:
         self._trained: dict[int, weakref.ref[torch.Tensor]] = {}
         kernels.clamped = self._clamped
 
+    def _add(self, rule: str, seen: str, instead: str = "") -> None:
+        self._findings.add(rule, self._kernels.place(), seen, instead)
+
     # ---- regions
 
     def region(self, made: torch.amp.autocast, device: str, dtype: torch.dtype | None, enabled: bool) -> None:
         """Look at a region that was made."""
         if enabled and dtype is torch.float32:
-            self._findings.add(
+            self._add(
                 "float32-region",
-                self._kernels.place(),
                 f'autocast("{device}", dtype=torch.float32) was made: it casts nothing and, on most devices, is off',
             )
         elif enabled and not made._enabled:
@@ -89,17 +91,15 @@ class Training:
             self._applied.append((kind, self._kernels.place(), self._low_products()))
             return
         if closure["device_type"] != device:
-            self._findings.add(
+            self._add(
                 "custom-fwd-of-one-device",
-                self._kernels.place(),
                 f'{kind.__name__} has custom_fwd(device_type="{closure["device_type"]}") and was given '
                 f"tensors of {device}",
             )
         constant = closure["cast_inputs"]
         if constant in LOW and constant is not region:
-            self._findings.add(
+            self._add(
                 "cast-inputs-constant",
-                self._kernels.place(),
                 f"{kind.__name__} casts its inputs to {name_of(constant)} in a region of {name_of(region)}",
             )
 
@@ -179,11 +179,7 @@ class Training:
                 continue
             scale = scaler.get_scale()
             if scale != 1.0:
-                self._findings.add(
-                    "clip-before-unscale",
-                    self._kernels.place(),
-                    f"gradients that are multiplied by the scale, {scale:g}, were clipped",
-                )
+                self._add("clip-before-unscale", f"gradients that are multiplied by the scale, {scale:g}, were clipped")
 
     def _clamped(self, x: torch.Tensor) -> None:
         """Look at a tensor that is clamped: it may be a gradient."""
@@ -196,9 +192,8 @@ class Training:
     def normalized(self, x: object, _: object, weight: object = None, *__: object, **___: object) -> None:
         """Look at a call of rms_norm, which is fused where input and weight have one dtype."""
         if isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor) and x.dtype != weight.dtype:
-            self._findings.add(
+            self._add(
                 "slow-fallback",
-                self._kernels.place(),
                 f"rms_norm was given an input in {name_of(x.dtype)} and a weight in {name_of(weight.dtype)}",
             )
 
@@ -208,9 +203,8 @@ class Training:
             return
         region = torch.get_autocast_dtype("cpu")
         if self.observing and x.dtype is not region:
-            self._findings.add(
+            self._add(
                 "slow-fallback",
-                self._kernels.place(),
                 f"LSTM was given {name_of(x.dtype)} in a region of {name_of(region)}",
                 f"cast its input: x.to({region})",
             )
@@ -219,9 +213,8 @@ class Training:
         """Look at a call of a transformer's layer: where nothing is trained, a region ends its fused path."""
         # As the layers ask themselves: for cuda.
         if not module.training and not torch.is_grad_enabled() and torch.is_autocast_enabled("cuda"):
-            self._findings.add(
+            self._add(
                 "slow-fallback",
-                self._kernels.place(),
                 f"{type(module).__name__} leaves its fused path in a region",
                 "cast the model once, model.to(torch.bfloat16), and leave the region out",
             )
@@ -232,9 +225,7 @@ class Training:
         self._half_model(_parameters(optimizer))  # PyTorch refuses gradients in fp16 now
         state = self._of(scaler)
         if mine <= state.unscaled and self._stepping is None and scaler.is_enabled():
-            self._findings.add(
-                "unscale-twice", self._kernels.place(), "unscale_ was called twice on one optimizer before update"
-            )
+            self._add("unscale-twice", "unscale_ was called twice on one optimizer before update")
         state.unscaled |= mine
 
     def steps(self, scaler: GradScaler, optimizer: HasGroups) -> None:
@@ -243,9 +234,8 @@ class Training:
         state = self._of(scaler)
         has_gradients = any(x.grad is not None for x in _parameters(optimizer))
         if scaler.is_enabled() and state.scaled is None and state.updates and has_gradients:
-            self._findings.add(
+            self._add(
                 "update-between-steps",
-                self._kernels.place(),
                 "update was called between the backward pass and this step: the gradients have an older scale",
             )
 
@@ -288,15 +278,14 @@ class Training:
         self._trained |= {id(x): weakref.ref(x) for x in parameters}
         device = parameters[0].device.type
         if _is_on(device):
-            self._findings.add("optimizer-in-region", self._kernels.place(), "the optimizer's step ran in a region")
+            self._add("optimizer-in-region", "the optimizer's step ran in a region")
         self._half_model(parameters)
         mine = {id(x) for x in parameters}
         if self._stepping is None:
             for scaler, state in self._scalers.items():
                 if scaler.is_enabled() and state.scaled and not mine & state.unscaled:
-                    self._findings.add(
+                    self._add(
                         "step-outside-scaler",
-                        self._kernels.place(),
                         f"the optimizer stepped with gradients multiplied by the scale, {scaler.get_scale():g}",
                     )
             if self.observing and (bad := next((x for x in parameters if not _finite(x.grad)), None)) is not None:
@@ -316,9 +305,8 @@ class Training:
         ran = {device for (device, region, _), count in self._seen.products.items() if region and count}
         low = next((x for x in parameters if x.dtype in LOW and x.device.type in ran), None)
         if low is not None:
-            self._findings.add(
+            self._add(
                 "half-model-in-region",
-                self._kernels.place(),
                 f"{self._name(low)} is trained in {name_of(low.dtype)}, and products ran in a region",
             )
 
@@ -332,9 +320,8 @@ class Training:
                 continue
             still = float((x.detach() == before)[asked].float().mean())
             if still > 0.5:
-                self._findings.add(
+                self._add(
                     "low-parameters",
-                    self._kernels.place(),
                     f"{still:.0%} of the elements of {self._name(x)} in "
                     f"{name_of(x.dtype)} did not move in a step: the update is below half a unit of their last place",
                 )
@@ -342,9 +329,8 @@ class Training:
             state = optimizer.state.get(x, {})
             low = [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.dtype in LOW]
             if "exp_avg_sq" in low:
-                self._findings.add(
+                self._add(
                     "low-moments",
-                    self._kernels.place(),
                     f"the optimizer keeps {', '.join(low)} in {name_of(x.dtype)}, where a decay of 0.999 "
                     "rounds to none",
                 )
@@ -356,9 +342,8 @@ class Training:
             self._scheduled_after_skip += 1
             self._skipped_since_schedule = False
             if self._scheduled_after_skip == 2:  # the first skip only finds the scale
-                self._findings.add(
+                self._add(
                     "scheduler-after-skip",
-                    self._kernels.place(),
                     "the scheduler stepped after steps that the scaler skipped, so the learning rate runs ahead",
                 )
 
