@@ -18,25 +18,15 @@ def add(commands: Subparsers) -> None:
         "those that cannot be, with the reasons, those that the cases of every run and of a nightly run reach, and the "
         "open ones.",
     )
-    parser.add_argument(
-        "runs", nargs="*", type=Path, metavar="RUN", help="run files: count the cells whose case passed"
-    )
+    add = parser.add_argument
+    add("runs", nargs="*", type=Path, metavar="RUN", help="run files: count the cells whose case passed")
     add_device(parser, "a device to count on, by default every one that this machine has")
-    parser.add_argument(
-        "--try",
-        dest="tries",
-        type=int,
-        metavar="CELLS",
-        help="plant faults into so many random cells and print which are noticed; counts nothing",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the random cells of --try, by default 0")
-    parser.add_argument("--open", action="store_true", help="list what is open, by overload and compiler")
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="write the counts to a file; ampcheck report shows REPORTS/coverage.json",
-    )
+    what = "plant faults into so many random cells and print which are noticed; counts nothing"
+    add("--try", dest="tries", type=int, metavar="CELLS", help=what)
+    add("--seed", type=int, default=0, help="of the random cells of --try, by default 0")
+    add("--open", action="store_true", help="list what is open, by overload and compiler")
+    what = "write the counts to a file; ampcheck report shows REPORTS/coverage.json"
+    add("--json", type=Path, metavar="FILE", help=what)
     parser.set_defaults(run=run)
 
 

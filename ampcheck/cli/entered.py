@@ -28,16 +28,11 @@ def run(args: argparse.Namespace) -> int:
     """
     from ampcheck.devices.registry import known, select, unusable  # noqa: PLC0415  # imports torch
     from ampcheck.spec.policies import KEYS  # noqa: PLC0415  # imports torch
-    from ampcheck.tools.coverage.kernels import (  # noqa: PLC0415  # imports torch
-        by_suite,
-        by_upstream_lists,  # imports torch
-        fields,
-        table,
-    )
+    from ampcheck.tools.coverage import kernels  # noqa: PLC0415  # imports torch
 
     names = args.device or [d.name for d in known(args.device_module).values() if d.key in KEYS and not unusable(d)]
     devices = select(names, args.device_module)
-    suite, lists = by_suite(devices, tell), by_upstream_lists(devices, tell)
+    suite, lists = kernels.by_suite(devices, tell), kernels.by_upstream_lists(devices, tell)
     rows = {device.name: (mine, theirs) for device, mine, theirs in zip(devices, suite, lists, strict=True)}
-    print(json.dumps(fields(rows), indent=2) if args.json else table(rows))
+    print(json.dumps(kernels.fields(rows), indent=2) if args.json else kernels.table(rows))
     return int(any(mine.missed for mine in suite))

@@ -26,29 +26,18 @@ def add(commands: Subparsers) -> None:
     """Declare the command."""
     parser = commands.add_parser("run", help="run the suites; exit code 1 where something is red")
     add_selection(parser)
+    add = parser.add_argument
     for name, option in JUDGING.items():
-        parser.add_argument(name, **option)
-    parser.add_argument("--max-red", type=_count, default=0, metavar="N", help="end the run when N cases are red")
-    parser.add_argument(
-        "-n",
-        dest="processes",
-        type=_processes,
-        default=0,
-        metavar="N",
-        help='processes; by default "auto": one per core, fewer where memory or the number of cases does not suffice',
-    )
-    parser.add_argument(
-        "--timeout", type=seconds, default=120.0, metavar="SECONDS", help="what a case may take; default: 120"
-    )
-    parser.add_argument("--reports", type=Path, default=Path("reports"), metavar="FOLDER", help="where run files go")
-    parser.add_argument(
-        "--run-file", type=Path, metavar="FILE", help="the run file; by default REPORTS/runs/TIME.jsonl"
-    )
-    parser.add_argument("--junit", type=Path, metavar="FILE", help="the JUnit file; by default beside the run file")
-    parser.add_argument(
-        "--resume", type=Path, metavar="RUN", help="go on with an interrupted run, whose results the new run file has"
-    )
-    parser.add_argument("--list", action="store_true", help="show the cases and run none")
+        add(name, **option)
+    add("--max-red", type=_count, default=0, metavar="N", help="end the run when N cases are red")
+    what = 'processes; by default "auto": one per core, fewer where memory or the number of cases does not suffice'
+    add("-n", dest="processes", type=_processes, default=0, metavar="N", help=what)
+    add("--timeout", type=seconds, default=120.0, metavar="SECONDS", help="what a case may take; default: 120")
+    add("--reports", type=Path, default=Path("reports"), metavar="FOLDER", help="where run files go")
+    add("--run-file", type=Path, metavar="FILE", help="the run file; by default REPORTS/runs/TIME.jsonl")
+    add("--junit", type=Path, metavar="FILE", help="the JUnit file; by default beside the run file")
+    add("--resume", type=Path, metavar="RUN", help="go on with an interrupted run, whose results the new run file has")
+    add("--list", action="store_true", help="show the cases and run none")
     parser.set_defaults(run=run)
 
 
