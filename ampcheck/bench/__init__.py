@@ -1,9 +1,9 @@
 """Benchmarks: float32 beside the lower precisions, timed in turns, their precision checked.
 
 What is measured: `model` (workloads, variants, results as plain data), `workloads/` (one file per family), `variants`
-(which variants a workload has where). How: `prepare` (a workload made ready in a variant), `clocks`, `timing`,
-`measure` (a group), `worker` (the process that measures), `run` (its parent). When it counts: `precision_check` with
-`kernels` and `dtype_rules`, `accuracy`, `memory`, `peaks` and `ceilings`. What comes of it: `statistics`, `summary`,
-`alerts`, `runfile`, `table`, `exports`, `readme`. Beside that: `tpu/` (estimates by the TPU's compiler), `advice` with
-`user_step`, `evidence` and `diagnosis` (a user's own step), `verify` (measures the measuring), `machine`.
+(which variants a workload has where). How: `prepare` (a workload made ready in a variant), `timing`,
+`measure` (a group), `worker` (the process that measures), `group` (its parent). When it counts: `precision_check` with
+`kernels` and `dtype_rules`, `accuracy`, `counting`, `peaks` and `ceilings`. What comes of it: `statistics`, `summary`,
+`outcome`, `alerts`, `runfile`, `table`, `exports`, `readme`. Beside that: `tpu/` (estimates by the TPU's compiler),
+`advice` with `user_step`, `evidence` and `diagnosis` (a user's own step), `verify` (measures the measuring), `machine`.
 """

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ampcheck.bench.core import machine
-from ampcheck.bench.core.model import COMPILERS, ESTIMATED, Group, Rounds, kind_of
+from ampcheck.bench.core.model import COMPILERS, ESTIMATED, Group, Rounds, key_of
 from ampcheck.bench.core.peaks import Peaks
 from ampcheck.bench.run import ceilings
 from ampcheck.bench.run.group import FULL, QUICK, RESERVE, Bench, Event, Mode, Task, expect
@@ -60,7 +60,7 @@ class Chosen:
     def keys(self) -> list[str]:
         """The key of each group."""
         every = {**self.measured, **self.estimated}
-        return [f"{name}/{compiler}/{workload}" for name, tasks in every.items() for workload, compiler in tasks]
+        return [key_of(name, compiler, workload) for name, tasks in every.items() for workload, compiler in tasks]
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ def choose(options: BenchOptions) -> Chosen:
         ]
         if chosen:
             measured[device.name] = chosen
-    programs = [w for w in select(options.filters, options.quick, True) if kind_of(w) != "overhead"]
+    programs = [w for w in select(options.filters, options.quick, True) if w.kind != "overhead"]
     estimated = {name: [(w.name, "jit") for w in programs] for name in estimates if programs}
     if not measured and not estimated:
         raise UsageError("no group was selected")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ampcheck.bench import session
 from ampcheck.bench.core.model import Rounds
 from ampcheck.bench.core.peaks import Peaks
 from ampcheck.bench.run import ceilings
@@ -187,7 +188,7 @@ def test_what_a_run_takes_is_expected_from_a_calibration() -> None:
 def test_a_quick_run_without_time_says_what_it_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(running, "QUICK", dataclasses.replace(QUICK, budget=RESERVE))
+    monkeypatch.setattr(session, "QUICK", dataclasses.replace(QUICK, budget=RESERVE))
     monkeypatch.setattr(ceilings, "find", lambda *arguments: None)
     monkeypatch.setattr(signal, "signal", lambda *arguments: None)
     assert (QUICK.budget, QUICK.rounds) == (180, 5), "three minutes, and the rounds that a verdict needs"

@@ -13,7 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from ampcheck.bench.core import graphs
+from ampcheck.bench.core import prepare
 from ampcheck.bench.core.model import BenchPlan, Rounds
 from ampcheck.bench.core.timing import Clock, CpuClock, Timed, calibrate, interleave
 from ampcheck.bench.run import measure
@@ -227,9 +227,9 @@ def counting(seconds: float, calls: list[int]) -> Callable[[], int]:
 
 @pytest.mark.usefixtures("_cuda")
 def test_the_graph_is_captured_once_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "LIMIT", 10.0)  # a busy machine takes its time
+    monkeypatch.setattr(prepare, "LIMIT", 10.0)  # a busy machine takes its time
     calls: list[int] = []
-    replay = graphs.graphed(counting(0, calls))
+    replay = prepare.graphed(counting(0, calls))
     assert not calls, "nothing runs before the first call"
     first = replay()
     captured = len(calls)
@@ -239,6 +239,6 @@ def test_the_graph_is_captured_once_and_replayed(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("_cuda")
 def test_an_op_that_is_not_bound_by_its_launch_has_no_graph() -> None:
-    with pytest.raises(graphs.TooLong, match="graphs are for those below 50 us"):
-        graphs.graphed(counting(2 * graphs.LIMIT, []))()
+    with pytest.raises(prepare.TooLong, match="graphs are for those below 50 us"):
+        prepare.graphed(counting(2 * prepare.LIMIT, []))()
     assert not Graph.replayed

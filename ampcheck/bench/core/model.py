@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, ClassVar, TypedDict
 
 import torch
 from msgspec import Meta
@@ -101,6 +101,8 @@ class Workload:
     nothing. `quick`: whether the quick mode has it. `heavy`: only for a GPU or TPU.
     """
 
+    kind: ClassVar[str]
+    """What it is: "op", "step" or "overhead"."""
     name: str
     family: str
     policy: str
@@ -130,6 +132,7 @@ class OpWorkload(Workload):
     `needed`: the share of the products of its attention that a kernel cannot leave out. `view`: it moves no data.
     """
 
+    kind: ClassVar[str] = "op"
     inputs: tuple[Spec, ...]
     call: Callable[..., torch.Tensor]
     module: Callable[[], nn.Module] | None = None
@@ -147,6 +150,7 @@ class StepWorkload(Workload):
     are infinite, so that the update is skipped.
     """
 
+    kind: ClassVar[str] = "step"
     model: Callable[[], nn.Module]
     inputs: tuple[Spec, ...]
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -159,7 +163,13 @@ class StepWorkload(Workload):
 class OverheadWorkload(Workload):
     """The overhead of autocast: variants of a call by name, the first the baseline. `make` gets the device type."""
 
+    kind: ClassVar[str] = "overhead"
     make: Callable[[str], Mapping[str, Callable[[], object]]]
+
+
+def key_of(device: str, compiler: str, workload: str) -> str:
+    """Return the name of a group across runs."""
+    return f"{device}/{compiler}/{workload}"
 
 
 @dataclass(slots=True)
@@ -244,7 +254,7 @@ class Group:
     @property
     def key(self) -> str:
         """Its name across runs: `device/compiler/workload`."""
-        return f"{self.device}/{self.compiler}/{self.workload}"
+        return key_of(self.device, self.compiler, self.workload)
 
     def variant(self, name: str) -> VariantResult | None:
         """Return the variant of that name."""
@@ -279,14 +289,8 @@ class Rounds:
 
     @property
     def key(self) -> str:
-        """The group's: `device/compiler/workload`."""
-        return f"{self.device}/{self.compiler}/{self.workload}"
-
-
-def kind_of(workload: Workload) -> str:
-    """Return "op", "step" or "overhead"."""
-    kinds: Sequence[tuple[type, str]] = ((OpWorkload, "op"), (StepWorkload, "step"), (OverheadWorkload, "overhead"))
-    return next(name for cls, name in kinds if isinstance(workload, cls))
+        """The group's."""
+        return key_of(self.device, self.compiler, self.workload)
 
 
 @dataclass(frozen=True, slots=True)

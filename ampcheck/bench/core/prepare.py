@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
@@ -11,7 +12,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ampcheck.bench.core.graphs import graphed
 from ampcheck.bench.core.model import OpWorkload, Precision, Spec, StepWorkload, Variant, Workload
 from ampcheck.observe.recorder import tensors
 
@@ -282,3 +282,55 @@ def _tensor(spec: Spec, device: str, convert: torch.dtype | None, generator: tor
     tensor = tensor.to(device)
     # On the device and not before, as a move to it may change the memory format.
     return tensor.contiguous(memory_format=_FORMATS[len(spec.shape)]) if spec.channels_last else tensor
+
+
+# ---- CUDA graphs: what a short op takes once launching it costs nothing
+
+
+LIMIT = 50e-6
+"""Seconds. An op that takes longer is not bound by its launch, and a graph of it shows nothing new."""
+
+_CALLS = 10
+
+
+class TooLong(RuntimeError):
+    """An op whose launch is not what it waits for."""
+
+
+def graphed(call: Callable[[], object]) -> Callable[[], object]:
+    """Return a call's kernels as a CUDA graph, captured at the first call; it returns the same tensors each time.
+
+    Raises TooLong at the first call where a launched one takes `LIMIT` or longer, RuntimeError where CUDA cannot
+    capture it.
+    """
+    held: list[tuple[Any, Any]] = []
+
+    def replay() -> Any:
+        if not held:
+            held.append(_capture(call))
+        graph, outputs = held[0]
+        graph.replay()
+        return outputs
+
+    return replay
+
+
+def _capture(call: Callable[[], object]) -> tuple[Any, Any]:
+    """Return a graph of the call and its outputs. What a first call makes, as a library's handle, must exist."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()
+        side.synchronize()
+        started = time.perf_counter()
+        for _ in range(_CALLS):
+            call()
+        side.synchronize()
+        seconds = (time.perf_counter() - started) / _CALLS
+    torch.cuda.current_stream().wait_stream(side)
+    if seconds >= LIMIT:
+        raise TooLong(f"a launched call takes {seconds * 1e6:.0f} us; graphs are for those below {LIMIT * 1e6:.0f} us")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = call()
+    return graph, outputs

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcheck.bench.core import table
-from ampcheck.bench.core.model import ESTIMATED, Group, OverheadWorkload, VariantResult
+from ampcheck.bench.core.model import ESTIMATED, Group, OverheadWorkload, VariantResult, key_of
 from ampcheck.bench.run.runfile import BenchRun, lines_of
 from ampcheck.bench.run.variants import select
 from ampcheck.errors import UsageError
@@ -36,7 +36,7 @@ def samples(path: Path) -> Samples:
     found: Samples = {}
     for _, line in lines_of(path).body:
         if line["kind"] == "rounds":
-            variants = found.setdefault(f"{line['device']}/{line['compiler']}/{line['workload']}", {})
+            variants = found.setdefault(key_of(line["device"], line["compiler"], line["workload"]), {})
             for variant, values in line.get("samples", {}).items():
                 if values:
                     variants.setdefault(variant, []).append([float(value) for value in values])

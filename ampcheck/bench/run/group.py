@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ampcheck.bench.core import counting
-from ampcheck.bench.core.model import AA, BenchPlan, OverheadWorkload, Rounds, Workload, kind_of
+from ampcheck.bench.core.model import AA, BenchPlan, OverheadWorkload, Rounds, Workload, key_of
 from ampcheck.bench.core.peaks import Peaks
 from ampcheck.bench.run.variants import COMPILED_AHEAD, variants
 from ampcheck.bench.run.worker import failed
@@ -215,7 +215,7 @@ class Bench:
 
 
 def _key(device: str, task: Task) -> str:
-    return f"{device}/{task[1]}/{task[0]}"
+    return key_of(device, task[1], task[0])
 
 
 _COMPILE = {"op": 0.03, "step": 0.4, "overhead": 0.0}
@@ -252,7 +252,7 @@ def _seconds(workload: Workload, compiler: str, device: str, mode: Mode, start: 
         rate = peaks.of(name.removesuffix(AA)) if peaks is not None else None
         call = counting.flops(workload) / rate if rate else 0.0
         whole = (_READY + mode.rounds) * call + mode.rounds * max(call, mode.target)
-        total += min(whole, 2 * mode.patience) + start * (_COMPILE[kind_of(workload)] if compiled else 0.01)
+        total += min(whole, 2 * mode.patience) + start * (_COMPILE[workload.kind] if compiled else 0.01)
     return total
 
 

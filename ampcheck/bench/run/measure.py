@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.bench.core import accuracy, memory, precision_check
+from ampcheck.bench.core import accuracy, precision_check
 from ampcheck.bench.core.model import AA, BenchPlan, OverheadWorkload, Rounds, Variant, Workload
 from ampcheck.bench.core.prepare import Prepared, prepare, reference
 from ampcheck.bench.core.timing import Clock, Timed, calibrate, clock, interleave, warm_up
@@ -123,7 +123,7 @@ class Measurer:
                     output = ready.output()
                     base = output if base is None else base
                     found.facts[variant.name] |= self._facts(workload, variant, compiler, ready, output, base, exact)
-                    if not hurried and (peak := memory.peak(ready, self.device, compiler)) is not None:
+                    if not hurried and (peak := peak_memory(ready, self.device, compiler)) is not None:
                         found.facts[variant.name]["memory"] = peak
             except Exception as error:  # a device may lack anything
                 found.failed[variant.name] = one_line(error)
@@ -188,3 +188,37 @@ class Blocked:
             late = [reason for reason in reasons if reason]
             if 2 * len(late) > len(reasons):
                 self._found.facts[variant]["invalid"] = late[-1]
+
+
+def peak_memory(ready: Prepared, device: Device, compiler: str) -> int | None:
+    """Bytes of tensors that a call holds at most beyond those it began with, or None where nobody counts them.
+
+    On the CPU from the profiler's allocations; on CUDA from the allocator; of a jitted program what XLA plans for its
+    temporaries and new outputs. It is found in a separate call, outside of any timing.
+    """
+    if compiler == "jit":
+        plan = ready.jitted.lower(*ready.arguments).compile().memory_analysis()
+        if plan is None:
+            return None
+        fresh = plan.output_size_in_bytes - plan.alias_size_in_bytes
+        return int(plan.temp_size_in_bytes + max(fresh, 0))
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        ready.call()
+        torch.cuda.synchronize()
+        return int(torch.cuda.max_memory_allocated() - before)
+    return _profiled(ready) if device.type == "cpu" else None
+
+
+def _profiled(ready: Prepared) -> int:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        ready.call()
+    held = most = 0
+    assert profiler.profiler is not None
+    results = profiler.profiler.kineto_results
+    events = [event for event in results.events() if event.name() == "[memory]"]
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return int(most)

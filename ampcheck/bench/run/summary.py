@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ampcheck.bench.core import counting, statistics, table
-from ampcheck.bench.core.model import AA, DEFAULT, PRECISIONS, Group, Rounds, VariantResult, Workload, kind_of
+from ampcheck.bench.core.model import AA, DEFAULT, PRECISIONS, Group, Rounds, VariantResult, Workload
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import first_line
 
@@ -79,15 +79,8 @@ def _group(processes: list[Rounds], workload: Workload | None, peaks: Peaks | No
 
 def group_of(workload: Workload, device: str, compiler: str) -> Group:
     """Return the group of a workload on a device through a compiler, without variants."""
-    same = {name: getattr(workload, name) for name in ("family", "policy", "base", "size", "samples")}
-    return Group(
-        workload.name,
-        kind=kind_of(workload),
-        device=device,
-        compiler=compiler,
-        flops=counting.flops(workload),
-        **same,
-    )
+    same = {name: getattr(workload, name) for name in ("family", "kind", "policy", "base", "size", "samples")}
+    return Group(workload.name, device=device, compiler=compiler, flops=counting.flops(workload), **same)
 
 
 def _names(processes: list[Rounds]) -> list[str]:

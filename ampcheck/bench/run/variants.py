@@ -78,7 +78,7 @@ def compilers(workload: Workload, device: str) -> list[str]:
     On jax a whole call is one program with "jit"; `torch.compile` makes a program of the forward and one of the
     backward pass there, which is the same for an op and worth a look for a step. A device of somebody else's runs op
     by op, as nothing is known of its compilers. Overhead is Python's cost, so it runs op by op as well.
-    On CUDA an op is replayed from a graph too, where launching may take longer than computing (`graphs.LIMIT`).
+    On CUDA an op is replayed from a graph too, where launching may take longer than computing (`prepare.LIMIT`).
     """
     if isinstance(workload, OverheadWorkload):
         return ["eager"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch.utils.benchmark
 
-from ampcheck.bench.core.model import PRECISIONS, Variant, Workload, kind_of
+from ampcheck.bench.core.model import PRECISIONS, Variant, Workload
 from ampcheck.bench.core.prepare import prepare
 from ampcheck.bench.core.statistics import BOUNDS
 from ampcheck.bench.core.timing import Timed, calibrate, clock, interleave, warm_up
@@ -67,7 +67,7 @@ def same_variant(device: str, compiler: str, name: str, runs: int, rounds: int, 
     """Check that the ratio of a variant to itself stays within the bound of its kind in 95 % of some runs."""
     (chosen,) = select([device])
     workload = catalogue()[name]
-    bound = BOUNDS[kind_of(workload)]
+    bound = BOUNDS[workload.kind]
     with chosen.activate():
         variants = {side: _timed(workload, "fp32", chosen, compiler, target) for side in "ab"}
         variants["b"].count = variants["a"].count
