@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ from ampcheck.checks.forward import ForwardCheck
 from ampcheck.devices.registry import known
 from ampcheck.spec.case import Case
 from tests.cli_support import python
-from tests.reproduce import programs as writer
 
 CHECK = ForwardCheck()
 ROOT = Path(__file__).parents[2]
@@ -90,38 +87,9 @@ def test_each_says_what_its_case_says(tmp_path: Path) -> None:
         assert sum(bool(given["differences"] or given["raised"]) for given in own) > reds
 
 
-def test_a_case_whose_op_torch_lacks_has_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    device, there = known()["cpu"], _case("exp", "bf16")
-    cases = [there, replace(there, op="exp_that_torch_lacks")]
-    items = [
-        SimpleNamespace(nodeid=c.id, callspec=SimpleNamespace(params={"case": c, "device": device})) for c in cases
-    ]
-    made = tmp_path / "made.json"
-    monkeypatch.setenv("REPRO_PROGRAMS", str(made))
-    monkeypatch.setenv("REPRO_NIGHTLY", "1")
-    writer.pytest_collection_finish(SimpleNamespace(items=items))
-    assert list(json.loads(made.read_text(encoding="utf-8"))) == [f"suites/eager/fallthrough/{there.id}"]
-
-
-def _case(overload: str, inputs: str, device: str = "cpu", amp: str = "bf16", sample: str = "", rule: str = "") -> Case:
-    own = known()[device]
-    rule = rule or own.policies().get(overload, "fallthrough")
-    every = (case for case in op_cases(own, rule, only=overload))
-    return next(c for c in every if (c.inputs, c.amp, c.sample) == (inputs, amp, sample))
-
-
-def test_a_refusal_and_a_known_deviation_are_shown(tmp_path: Path) -> None:
-    device, case = known()["virtual:cuda"], _case("dot", "bf16", "virtual:cuda", "fp16")
-    refused = CHECK.program(_case("binary_cross_entropy", "fp32", "virtual:cuda", "fp16"), device, "ran")
-    runs = refused.replace("with torch.autocast('cuda', dtype=torch.float16):", "with torch.no_grad():")
-    differences = CHECK.run(case, device)  # as a run tells it
-    assert differences
-    failing = CHECK.program(case, device, "\n".join(differences))
-    programs = {name: {"program": text} for name, text in (("refused", refused), ("runs", runs), ("failing", failing))}
-    printed = {name: got["printed"] for name, got in _run(programs, tmp_path).items()}
-    assert printed["refused"].startswith("ok  ")
-    assert printed["runs"].startswith("FAIL aten::binary_cross_entropy ran; expected a RuntimeError that names")
-    assert printed["failing"].splitlines() == [f"FAIL {text}" for text in differences]
+def _case(overload: str, inputs: str, sample: str = "") -> Case:
+    every = op_cases(known()["cpu"], "downcast", only=overload)
+    return next(case for case in every if (case.inputs, case.amp, case.sample) == (inputs, "bf16", sample))
 
 
 ALIKE = {"copies-change-bf16", "copies-lose-an-element"}
