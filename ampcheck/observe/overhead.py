@@ -60,9 +60,15 @@ def _unsaid(_: Any) -> Callable[[], None]:
     return lambda: None
 
 
+def _unnamed(_: Any) -> Callable[..., None]:
+    """Replace the name of the function that a line is in, for which a log has each file read by its tokens."""
+    return lambda *_: None
+
+
 _SETTINGS = ("_get_dynamo_config", "_compiler_config", "_scrubbed_inductor_config", "_functorch_config")
 _REPLACED: dict[tuple[str, str], Made] = {
     ("torch._dynamo.guards", "profile_guard_manager"): _unmeasured,
+    ("torch._dynamo.symbolic_convert", "get_funcname"): _unnamed,
     **{("torch._dynamo.utils", f"{name}_for_logging"): _unsaid for name in _SETTINGS},
     ("torch.export.decomp_utils", "_collect_all_valid_cia_ops"): _listed_once,
     ("torch.export.exported_program", "_collect_all_valid_cia_ops"): _listed_once,

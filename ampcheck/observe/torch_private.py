@@ -102,6 +102,7 @@ NAMES.optional(
     need="gradients on virtual devices",
 )
 NAMES.optional("torch._dynamo.guards", "profile_guard_manager", need="leaving a measurement out of each compilation")
+NAMES.optional("torch._dynamo.symbolic_convert", "get_funcname", need="reading no file by its tokens for a log")
 NAMES.optional(
     "torch._dynamo.utils",
     "_compiler_config_for_logging",
