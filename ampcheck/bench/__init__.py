@@ -3,7 +3,7 @@
 What is measured: `model` (workloads, variants, results as plain data), `workloads/` (one file per family), `variants`
 (which variants a workload has where). How: `prepare` (a workload made ready in a variant), `timing`,
 `measure` (a group), `worker` (the process that measures), `group` (its parent). When it counts: `precision_check` with
-`kernels` and `dtype_rules`, `accuracy`, `counting`, `peaks` and `ceilings`. What comes of it: `statistics`, `summary`,
+`kernels`, `accuracy`, `counting`, `peaks` and `ceilings`. What comes of it: `statistics`, `summary`,
 `outcome`, `alerts`, `runfile`, `table`, `exports`, `readme`. Beside that: `tpu/` (estimates by the TPU's compiler),
 `advice` with `user_step`, `evidence` and `diagnosis` (a user's own step), `verify` (measures the measuring), `machine`.
 """

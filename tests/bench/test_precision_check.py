@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ampcheck.bench.core import accuracy, dtype_rules, kernels
+from ampcheck.bench.core import accuracy, kernels
 from ampcheck.bench.core.kernels import BenchKernel
 from ampcheck.bench.core.model import PRECISIONS, OpWorkload, Spec, StepWorkload, Variant, Workload
-from ampcheck.bench.core.precision_check import PrecisionCheck, check_precision, differs, read_back
+from ampcheck.bench.core.precision_check import PrecisionCheck, check_precision, describe, differs, judge, read_back
 from ampcheck.bench.core.prepare import prepare, reference
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import UsageError
@@ -354,7 +354,7 @@ GIVEN_LOW, LOWERED = op("upcast", torch.exp, HALF), op("downcast", torch.exp, X)
 )
 def test_the_rules_for_programs(text: str, name: str, of: OpWorkload, promised: tuple[str, ...], words: str) -> None:
     read = kernels.program(HEAD + text)
-    found = dtype_rules.judge(kernels.computing(read.kernels), Variant(PRECISIONS[name]), of, promised, read)
+    found = judge(kernels.computing(read.kernels), Variant(PRECISIONS[name]), of, promised, read)
     assert words in found
     assert bool(found) == bool(words)
 
@@ -373,10 +373,10 @@ def test_a_program_s_text_is_what_is_judged() -> None:
 def test_words_for_kernels() -> None:
     single = [BenchKernel(name, ("fp32",)) for name in ("mse_loss", "softmax.int")]
     many = [BenchKernel("mm", ("bf16", "bf16"))] * 12 + single
-    assert dtype_rules.describe(many) == "12 of 14 kernels in bf16, 2 in fp32 (mse_loss, softmax)"
-    assert dtype_rules.describe([BenchKernel("exp", ("fp32",)), BenchKernel("exp", ("fp32",))]) == "2 exp in fp32"
-    assert dtype_rules.describe([BenchKernel(name, ("fp32",)) for name in "abcde"]) == "5 kernels in fp32"
-    assert dtype_rules.describe([BenchKernel("softmax.int", ("bf16",), "fp32")]) == "softmax in fp32"
+    assert describe(many) == "12 of 14 kernels in bf16, 2 in fp32 (mse_loss, softmax)"
+    assert describe([BenchKernel("exp", ("fp32",)), BenchKernel("exp", ("fp32",))]) == "2 exp in fp32"
+    assert describe([BenchKernel(name, ("fp32",)) for name in "abcde"]) == "5 kernels in fp32"
+    assert describe([BenchKernel("softmax.int", ("bf16",), "fp32")]) == "softmax in fp32"
 
 
 def test_an_optimizer_s_update_is_no_part_of_the_step() -> None:

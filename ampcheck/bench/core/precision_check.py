@@ -7,14 +7,14 @@ for its kernels' dtypes; its output is compared with float32's, its error with w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ampcheck.bench.core import accuracy
-from ampcheck.bench.core.dtype_rules import against_spec, describe, judge
 from ampcheck.bench.core.kernels import (
     BenchKernel,
     KernelProgram,
@@ -30,6 +30,8 @@ from ampcheck.bench.core.prepare import Prepared
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError, one_line
 from ampcheck.observe.recorder import tensors
+from ampcheck.spec.casting import expect
+from ampcheck.spec.dtypes import LOW, widest
 from ampcheck.spec.torch_dtypes import name_of
 
 LATE = 0.2
@@ -152,6 +154,143 @@ def differs(variant: Variant, workload: Workload, output: torch.Tensor, referenc
     if torch.equal(values.to(low).double(), values.double()) or not torch.equal(output, reference):
         return ""
     return f"the output is float32's bit for bit, so nothing was computed in {name_of(low)}"
+
+
+# ---- the rules for kernels, and their words
+
+
+_FLOAT32 = frozenset(("upcast", "optdtype", "append"))
+"""Policies that compute in float32."""
+_NAMED = 4
+"""A text names this many kernels at most."""
+
+
+def against_spec(kernels: Sequence[BenchKernel], policies: Mapping[str, str], amp: str) -> str:
+    """Return the first kernel that autocast did not give what its policy promises, in a sentence, or "".
+
+    `kernels`: with what was given and received. `policies`: by overload. `amp`: the region's dtype.
+    """
+    missed = []
+    for kernel in kernels:
+        policy = policies.get(kernel.name, "fallthrough")
+        if policy in ("downcast", "upcast", "promote"):
+            expected = expect(policy, kernel.name, kernel.given, amp).leaves
+            missed += [(kernel, got, want) for got, want in zip(kernel.received, expected, strict=True) if got != want]
+        elif policy == "optdtype" and kernel.given and kernel.given[0].eligible and kernel.dtype_kwarg is None:
+            missed.append((kernel, kernel.received[0], "dtype=fp32"))
+    if not missed:
+        return ""
+    kernel, got, want = missed[0]
+    if want == amp and not any(amp in one.received for one in computing(kernels)):
+        return f"autocast cast nothing: {kernel.short} received {got}"
+    return f"{kernel.short} received {got} where autocast promises {want}"
+
+
+def judge(
+    kernels: Sequence[BenchKernel],
+    variant: Variant,
+    workload: Workload,
+    promised: Collection[str],
+    read: KernelProgram | None = None,
+) -> str:
+    """Say why kernels are not those of a variant, "" where they are.
+
+    `kernels`: those that compute, at least one. `promised`: the policies of what the workload calls. `read`: the
+    program that they are of.
+    """
+    precision = variant.precision
+    if precision.low is None:
+        if accuracy.given_low(workload):
+            return ""
+        below = [(k, low) for k in kernels for low in LOW if low in (*k.got, *k.out)]
+        return f"{below[0][0].short} computes in {below[0][1]} in a variant named {variant.name}" if below else ""
+    low = name_of(precision.low)
+    products = [kernel for kernel in kernels if kernel.is_product]
+    if products:
+        return _products(products, low, precision.region is not None, read)
+    if precision.region is None:
+        taken = read.takes if read else tuple(dtype for kernel in kernels for dtype in kernel.got)
+        return "" if low in taken else f"nothing is in {low}: {kernels[0].short} received {kernels[0].dtype}"
+    return _without_products(kernels, workload, promised, low, read)
+
+
+def _products(products: Sequence[BenchKernel], low: str, region: bool, read: KernelProgram | None) -> str:
+    """Every product must be in the lower precision."""
+    rest = [kernel for kernel in products if low not in kernel.got]
+    if not rest:
+        return ""
+    who = f"{rest[0].short} received {rest[0].dtype}"
+    if read and low in read.dtypes:
+        return f"{len(rest)} of {len(products)} products compute in {rest[0].dtype}: what is {low} is widened for them"
+    if len(rest) < len(products):
+        return f"{len(rest)} of {len(products)} products are not in {low}: {who}"
+    return f"autocast cast nothing: {who}" if region else f"nothing is in {low}: {who}"
+
+
+def _without_products(
+    kernels: Sequence[BenchKernel], workload: Workload, promised: Collection[str], low: str, read: KernelProgram | None
+) -> str:
+    """Return the rules for autocast on a workload without products.
+
+    XLA has no kernels: a chain that begins and ends in lower precision may be computed in float32 in between.
+    """
+    some = kernels[0]
+    if workload.policy in ("downcast", "mixed"):
+        seen = low in read.dtypes if read else any(low in kernel.got for kernel in kernels)
+        return "" if seen else f"autocast cast nothing: {some.short} received {some.dtype}"
+    if workload.policy == "upcast" and _FLOAT32.intersection(promised):
+        if not any(kernel.dtype == "fp32" for kernel in kernels):
+            return f"{some.short} received {some.dtype} where autocast promises fp32"
+    elif workload.policy == "promote" and "promote" in promised and read and read.takes:
+        wide = widest(list(read.takes))
+        narrow = next((kernel for kernel in kernels if kernel.dtype != wide), None)
+        if narrow:
+            return f"{narrow.short} computes in {narrow.dtype} where autocast promises {wide}"
+    elif workload.policy == "fallthrough" and read:
+        other = next((kernel for kernel in kernels if not {*read.takes, "fp32"}.issuperset(kernel.got)), None)
+        if other:
+            return f"{other.short} computes in {other.dtype}, which none of its inputs is"
+    return ""
+
+
+def describe(kernels: Sequence[BenchKernel], read: KernelProgram | None = None) -> str:
+    """Kernels by dtype, in words: "mm in bf16", or "12 of 14 kernels in bf16, 2 in fp32 (mse_loss, softmax)".
+
+    `read`: the program that they are of. Of one with products these are told, as they are what takes the time; and
+    its inputs where it computes in another dtype: "exponential in fp32 on bf16 inputs".
+    """
+    if not read:
+        return _by_dtype(kernels)
+    products = [kernel for kernel in kernels if kernel.is_product]
+    text = _by_dtype(products or [kernel for kernel in kernels if kernel.dtype != "fp64"] or kernels)
+    taken = sorted({*read.takes}.intersection(LOW).difference(*(kernel.got for kernel in kernels)))
+    if taken:
+        text += f" on {'+'.join(taken)} inputs"
+    rest = len(kernels) - len(products)
+    return f"{text}; {rest} other instructions" if products and rest else text
+
+
+def _by_dtype(kernels: Sequence[BenchKernel]) -> str:
+    groups: dict[str, Counter[str]] = {}
+    for kernel in kernels:
+        label = kernel.dtype
+        if kernel.is_product and kernel.out and set(kernel.out) != set(kernel.got):
+            label += f" giving {'+'.join(sorted(set(kernel.out)))}"
+        groups.setdefault(label, Counter())[kernel.short] += 1
+    ordered = sorted(groups.items(), key=lambda group: -group[1].total())
+    first, names = ordered[0]
+    if len(ordered) == 1:
+        return f"{_listed(names) if len(names) <= _NAMED else f'{names.total()} kernels'} in {first}"
+    parts = [f"{names.total()} of {len(kernels)} kernels in {first}"]
+    return ", ".join(parts + [f"{names.total()} in {label} ({_listed(names)})" for label, names in ordered[1:]])
+
+
+def _listed(names: Counter[str]) -> str:
+    shown = [f"{count} {name}" if count > 1 else name for name, count in sorted(names.items())]
+    return ", ".join(shown[:_NAMED]) + (", …" if len(shown) > _NAMED else "")
+
+
+# ---- whether the work was over
 
 
 def read_back(
