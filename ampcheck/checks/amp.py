@@ -66,6 +66,11 @@ class Amp:
         """Return a region on the device, not yet entered; `options` are `enabled` and `cache_enabled`."""
         return torch.autocast(self.type, dtype=dtype, **options)
 
+    def supports(self, dtype: torch.dtype) -> bool:
+        """Return whether a region may have a dtype: PyTorch warns of any other one, and disables the region."""
+        listed = getattr(getattr(torch, self.type, None), "get_amp_supported_dtype", None)
+        return self.type == "cuda" or dtype in (listed() if listed else (torch.bfloat16, torch.float16))
+
     def region(self, dtype: torch.dtype | None = None, **options: Any) -> Any:
         """Return a region on the device, not yet entered; in the scenario's lower precision unless told otherwise."""
         return self.autocast(dtype or self.dtype, **options)

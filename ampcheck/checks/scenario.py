@@ -43,6 +43,7 @@ from ampcheck.observe.replay import Casting, casting
 from ampcheck.samples import op_database
 from ampcheck.samples.describe import TensorArg
 from ampcheck.spec.case import Case
+from ampcheck.spec.dtypes import LOW
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -139,7 +140,10 @@ class DeviceAmp(Amp):
         """The scenario that reproduces what was found, what it was given, and its parameters."""
 
     def autocast(self, dtype: torch.dtype | None = None, **options: Any) -> Any:
-        return self.device.autocast(name_of(dtype) if dtype else None, **options)
+        name = name_of(dtype) if dtype else None
+        if name in LOW and name not in self.device.amp_dtypes and options.get("enabled", True):
+            raise Unsupported(f"{self.name} declares no regions of {name}: its amp_dtypes are {self.device.amp_dtypes}")
+        return self.device.autocast(name, **options)
 
     def rand(self, *shape: int, dtype: torch.dtype = torch.float32, requires_grad: bool = False) -> torch.Tensor:
         self.made += 1

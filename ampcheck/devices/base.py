@@ -33,6 +33,10 @@ def _promised(key: str, torch_version: str) -> Mapping[str, str]:
     return {**{o: p for o, p in known.items() if o in live}, **dict.fromkeys(unlisted(key), UNKNOWN)}
 
 
+_OF_A_DTYPE = re.compile(r"not implemented for '(\w+)'|[Uu]nsupported ScalarType:? '?(\w+)")
+_FLOATS = {"Half": "fp16", "BFloat16": "bf16", "Double": "fp64"}
+
+
 class Device(ABC):
     """A device under test.
 
@@ -86,7 +90,10 @@ class Device(ABC):
     """What a program calls, with the device type and `dtype=`, for what `autocast` returns."""
 
     def refuses(self, error: BaseException) -> bool:
-        """Return whether an exception is one of the device's declared `refusals`."""
+        """Return whether an exception is one of the device's `refusals`, or PyTorch's of a dtype it does not claim."""
+        if found := _OF_A_DTYPE.search(str(error)):
+            if _FLOATS.get(found[1] or found[2], "fp32") not in ("fp32", *self.amp_dtypes):
+                return True
         return any(re.search(text, str(error)) for text in self.refusals)
 
     @abstractmethod

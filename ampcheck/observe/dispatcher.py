@@ -68,13 +68,24 @@ _LACKING = re.compile(r"Could not run 'aten::(?P<op>[\w.]+)' with arguments from
 _COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
 
+_UNWRITTEN = re.compile(r"(?P<op>\w+_overrideable) not implemented")
+_NO_HOOKS = "You should register `PrivateUse1HooksInterface`"
+
+
 def lacks_kernel(error: BaseException) -> bool:
-    """Return whether an exception is the dispatcher's word that an aten op has no kernel for a backend.
+    """Return whether an exception is PyTorch's word that a backend has no kernel for an aten op, or no such hook.
 
     A registered kernel that raises the same text is not missing.
     """
-    match = _LACKING.match(str(error))
-    if match is None or not isinstance(error, NotImplementedError):
+    text = str(error)
+    if not isinstance(error, NotImplementedError):
+        return False
+    if unwritten := _UNWRITTEN.match(text):
+        return not has_kernel(f"aten::{unwritten['op']}", "PrivateUse1")
+    if text.startswith(_NO_HOOKS):
+        return True
+    match = _LACKING.match(text)
+    if match is None:
         return False
     # The message has the name that the backend was given in the place of PrivateUse1, as in "Sparsejax".
     own = match["key"].replace(backend_name(), "PrivateUse1")

@@ -55,7 +55,6 @@ def _put(amp: Amp, setter: str, dtype: torch.dtype) -> Iterator[bool]:
     # Where CUDA is absent a region of it disables itself, whatever the dtype.
     here = patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
     modern = patch("torch.cuda.is_bf16_supported", lambda *args: True)
-    low = dtype in (torch.float16, torch.bfloat16)
     before = torch.get_autocast_dtype(amp.type)
     try:
         with warnings.catch_warnings(record=True) as seen, here, modern:
@@ -70,7 +69,7 @@ def _put(amp: Amp, setter: str, dtype: torch.dtype) -> Iterator[bool]:
             torch.set_autocast_enabled(amp.type, True)
             yield True
             return
-        supported = low or amp.type == "cuda"
+        supported = amp.supports(dtype)
         said = [str(warning.message) for warning in seen if "Disabling autocast" in str(warning.message)]
         want = int(not supported and setter != "region_off")
         amp.assert_equal("number of warnings that autocast is disabled", len(said), want)

@@ -68,7 +68,7 @@ def test_decorated_helper(amp: Amp, compiler: str) -> None:
     def first(x: torch.Tensor) -> torch.Tensor:
         return torch.mm(x, x)
 
-    @torch.autocast(amp.type, dtype=amp.other)
+    @amp.region(amp.other)
     def second(x: torch.Tensor) -> torch.Tensor:
         return torch.mm(x, x)
 
