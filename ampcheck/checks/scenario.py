@@ -16,6 +16,7 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -25,6 +26,8 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from torch.library import fallthrough_kernel
+from torch.overrides import TorchFunctionMode
 
 from ampcheck.checks.amp import Amp
 from ampcheck.checks.base import Check
@@ -38,12 +41,14 @@ from ampcheck.devices.registry import known
 from ampcheck.errors import Broken, CheckFailure, Difference, HarnessError, Unsupported, one_line
 from ampcheck.observe.dispatcher import lacks_kernel
 from ampcheck.observe.isolation import reset
+from ampcheck.observe.kernel_override import replaced
 from ampcheck.observe.recorder import Observation, tensors
 from ampcheck.observe.replay import Casting, casting
 from ampcheck.samples import op_database
 from ampcheck.samples.describe import TensorArg
 from ampcheck.spec.case import Case
 from ampcheck.spec.dtypes import LOW
+from ampcheck.spec.policies import closest, table
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -261,6 +266,22 @@ class DeviceAmp(Amp):
             raise HarnessError("the scenario compared nothing, so that it ended shows nothing")
 
 
+def _names(overloads: Iterable[str]) -> set[str]:
+    return {overload.partition(".")[0] for overload in overloads}
+
+
+class _Calls(TorchFunctionMode):
+    """Note the names of the functions and methods of torch that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(getattr(function, "__name__", "").strip("_"))
+        return function(*args, **(kwargs or {}))
+
+
 class ScenarioCheck(Check):
     """A scenario: a test function of a suite file, with the values of its parameters beside `amp`."""
 
@@ -292,7 +313,10 @@ class ScenarioCheck(Check):
                 stack.enter_context(quiet())
             try:
                 yield amp
-            except (CheckFailure, Unsupported, AssertionError):  # they say of themselves what they mean
+                amp.finish()
+            except (Unsupported, HarnessError, CheckFailure, AssertionError) as error:
+                if not isinstance(error, HarnessError) and (amp.differences or isinstance(error, AssertionError)):
+                    self._ask_for_promised_policies(case, device, error)
                 raise
             except Exception as error:
                 if case.suite in ("eager", "autograd") and amp.type != "cpu" and amp.has_values:
@@ -300,8 +324,44 @@ class ScenarioCheck(Check):
                     as_here = type(same) is type(error) and str(same) == str(error)
                     if as_here and self._outside(case, known()["cpu"]) is None:
                         amp.refused(error, "it")
+                self._ask_for_promised_policies(case, device, error)
                 raise
-        amp.finish()
+
+    def _ask_for_promised_policies(self, case: Case, device: Device, error: Exception) -> None:
+        """Raise Unsupported where the scenario needs policies of PyTorch's lists that the device does not promise.
+
+        It calls such ops, and either finds more on the CPU once the CPU's list is without them, or what it found names
+        one that the CPU never lists.
+        """
+        version = closest(torch.__version__)
+        promised, listed = _names(device.policies()), _names(table("AutocastCUDA", version))
+        off_cpu = [overload for overload in table("AutocastCPU", version) if _names([overload]).isdisjoint(promised)]
+        lacking = (listed | _names(off_cpu)) - promised
+        if device.key != "AutocastPrivateUse1" or not lacking:
+            return
+        calls = _Calls()
+        self._run_again(case, device, calls)
+        missing = sorted(calls.names & lacking)
+        named = set(re.findall(r"\w+", str(error))) & set(missing) - _names(off_cpu)
+        without = replaced(("AutocastCPU", overload, fallthrough_kernel) for overload in off_cpu)
+        cpu = known()["cpu"]
+        if named or (missing and self._run_again(case, cpu, without) - self._run_again(case, cpu)):
+            if self.amp:
+                self.amp.differences.clear()
+            raise Unsupported(
+                f"{device.name} does not promise policies that the case needs: {', '.join(missing)}"
+            ) from error
+
+    def _run_again(self, case: Case, device: Device, around: AbstractContextManager[object] | None = None) -> set[str]:
+        """Run the scenario once more in a context and return the differences that it notes or raises."""
+        reset({device.type: device.default_amp})
+        amp = DeviceAmp(device, case.amp)
+        try:
+            with device.activate(), around or nullcontext():
+                self.function(amp, **self.params, **self.fixtures)
+        except Exception as error:  # it may raise anything
+            return {*amp.differences, one_line(error)}
+        return set(amp.differences)
 
     def run(self, case: Case, device: Device) -> list[str]:
         reset({device.type: device.default_amp})
@@ -470,11 +530,11 @@ def _facts(source: PrintedSource, device: Device, compilers: Sequence[str], *, s
 def _data(source: PrintedSource, policies: Mapping[str, str], promises: Mapping[Any, object]) -> list[str]:
     """Return the lines with the policies and the promises that a scenario asked for."""
     lines = []
-    for name, table, what in (
+    for name, values, what in (
         ("policies", policies, "PyTorch documents for these ops"),
         ("promises", promises, "the specification says"),
     ):
         if name in source.attributes:
-            rows = "\n    ".join(["{", *(f"{key!r}: {value!r}," for key, value in table.items())])
+            rows = "\n    ".join(["{", *(f"{key!r}: {value!r}," for key, value in values.items())])
             lines.append(f"amp.{name} = {rows}\n}}  # what {what}")
     return lines

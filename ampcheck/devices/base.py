@@ -91,9 +91,9 @@ class Device(ABC):
 
     def refuses(self, error: BaseException) -> bool:
         """Return whether an exception is one of the device's `refusals`, or PyTorch's of a dtype it does not claim."""
-        if found := _OF_A_DTYPE.search(str(error)):
-            if _FLOATS.get(found[1] or found[2], "fp32") not in ("fp32", *self.amp_dtypes):
-                return True
+        found = _OF_A_DTYPE.search(str(error))
+        if found and _FLOATS.get(found[1] or found[2], "fp32") not in ("fp32", *self.amp_dtypes):
+            return True
         return any(re.search(text, str(error)) for text in self.refusals)
 
     @abstractmethod

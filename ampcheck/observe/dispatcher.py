@@ -68,7 +68,7 @@ _LACKING = re.compile(r"Could not run 'aten::(?P<op>[\w.]+)' with arguments from
 _COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
 
-_UNWRITTEN = re.compile(r"(?P<op>\w+_overrideable) not implemented")
+_UNWRITTEN = re.compile(r"(?P<op>convolution(_backward)?_overrideable) not implemented")
 _NO_HOOKS = "You should register `PrivateUse1HooksInterface`"
 
 
@@ -80,10 +80,10 @@ def lacks_kernel(error: BaseException) -> bool:
     text = str(error)
     if not isinstance(error, NotImplementedError):
         return False
-    if unwritten := _UNWRITTEN.match(text):
-        return not has_kernel(f"aten::{unwritten['op']}", "PrivateUse1")
     if text.startswith(_NO_HOOKS):
         return True
+    if unwritten := _UNWRITTEN.match(text):
+        return not has_kernel(f"aten::{unwritten['op']}", "PrivateUse1")
     match = _LACKING.match(text)
     if match is None:
         return False

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.library import Library, get_kernel
+from torch.library import Library, fallthrough_kernel, get_kernel
 
 from ampcheck.register.torch_private import DispatchKeySet
 from ampcheck.spec.torch_private import registered
@@ -38,14 +38,18 @@ def recording(keys: Iterable[str]) -> Iterator[set[tuple[str, str]]]:
 
 @contextmanager
 def replaced(kernels: Iterable[tuple[str, str, Kernel]]) -> Iterator[None]:
-    """Put other kernels in place of registered ones, each of a key and an overload; they are given the keyset, too."""
+    """Put other kernels in place of registered ones, each of a key and an overload; they are given the keyset, too.
+
+    `torch.library.fallthrough_kernel` takes an op off the key's list.
+    """
     library = Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
             # Replacing a kernel warns, once for each of them; here it is the purpose, and undone at the end.
             warnings.filterwarnings("ignore", message="(?s).*(overrid|Overrid)", category=UserWarning)
             for key, overload, replacement in kernels:
-                library.impl(overload, replacement, key, with_keyset=True, allow_override=True)
+                keyset = replacement is not fallthrough_kernel
+                library.impl(overload, replacement, key, with_keyset=keyset, allow_override=True)
         yield
     finally:
         library._destroy()

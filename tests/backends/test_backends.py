@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ampcheck.runner.record import RED
 from tests.backends.support import passed, red, run, start
 
 # ---- one that has autocast of its own
@@ -71,3 +72,23 @@ def test_one_call_gives_a_backend_its_autocast(tmp_path: Path, rules: tuple[str,
     assert red(results) == []
     assert {result.rule for result in passed(results)} == set(rules)
     assert len(passed(results)) > least
+
+
+# ---- one with few policies and one lower precision
+
+ASKED = " or ".join(("layer_in_two", "not_for_casts_to_float32", "dtype_order", "setter[region-brain"))
+
+
+@pytest.mark.parametrize(
+    ("lacks", "wrong"), [("", set()), pytest.param("mm", {"dtype_order"}, marks=pytest.mark.nightly)]
+)
+def test_a_scenario_needs_what_the_device_promises_alone(lacks: str, wrong: set[str], tmp_path: Path) -> None:
+    results = run(tmp_path, "small", "small", "-k", ASKED, LACKS=lacks).values()
+    by_op = {result.op: [one for one in results if one.op == result.op] for result in results}
+    assert {result.op for result in results if result.status in RED} == wrong
+    assert {result.status for result in by_op["setter"]} == {"pass"}
+    for op, policy in {"not_for_casts_to_float32": "mse_loss", "layer_in_two_dtypes": "linear"}.items():
+        told = f"small does not promise policies that the case needs: {policy}"
+        assert {result.message for result in by_op[op]} == {told}
+    two = "small declares no regions of bf16: its amp_dtypes are ('fp16',)"
+    assert any(result.message == two for result in by_op["dtype_order"])

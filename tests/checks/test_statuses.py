@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ampcheck.devices.base import Device
 from ampcheck.errors import Broken, CheckFailure, Unsupported
 from ampcheck.runner import judge
 from ampcheck.runner.record import Result, read
@@ -28,6 +29,11 @@ BACKENDS = Path(__file__).parents[1] / "backends"
         ("ampcheck", "setup", Broken(["x"]), "broken"),
         ("ampcheck", "call", CheckFailure(["x"]), "fail"),
         ("ampcheck", "call", Unsupported("x"), "unsupported"),
+        # what PyTorch says for a backend that lacks something
+        ("torch", "call", NotImplementedError("convolution_overrideable not implemented. You are"), "unsupported"),
+        ("torch", "call", NotImplementedError("You should register `PrivateUse1HooksInterface`by"), "unsupported"),
+        ("torch", "call", NotImplementedError("layer_overrideable not implemented"), "fail"),
+        ("torch", "call", RuntimeError("You should register `PrivateUse1HooksInterface`by"), "fail"),
     ],
 )
 def test_whose_an_exception_is(
@@ -37,6 +43,28 @@ def test_whose_an_exception_is(
     with pytest.raises(type(error)) as caught:
         raise error
     assert judge.status_of(caught.value, when)[0] == status
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("\"erfinv\" not implemented for 'BFloat16'", True),
+        ("\"erfinv\" not implemented for 'Half'", False),
+        ("\"erfinv\" not implemented for 'Float'", False),
+        ("\"erfinv\" not implemented for 'Long'", False),
+        ("mine: unsupported ScalarType BFloat16", True),
+        ("mine: Unsupported ScalarType: Double", True),
+        ("something else", False),
+    ],
+)
+def test_a_dtype_that_a_device_does_not_claim_may_be_refused(text: str, refused: bool) -> None:
+    class Half(Device):
+        amp_dtypes = ("fp16",)
+
+        def unavailable(self) -> None:
+            return None
+
+    assert Half().refuses(RuntimeError(text)) is refused
 
 
 @pytest.mark.parametrize(
