@@ -15,12 +15,11 @@ from ampcheck.bench.core.model import VERDICTS, Group, VariantResult
 from ampcheck.errors import UsageError
 from ampcheck.report import build
 from ampcheck.report.benchmarks import plots
-from ampcheck.report.benchmarks.changes import KINDS, changes
+from ampcheck.report.benchmarks.changes import KINDS, changes, conditions, listed, steps
 from ampcheck.report.benchmarks.data import color, extra_names, pack
+from ampcheck.report.benchmarks.pages import SHOWN
 from ampcheck.report.benchmarks.run_groups import BenchHistory, is_bench, load
 from ampcheck.report.benchmarks.scaling import Point, axes, crossing, crossover
-from ampcheck.report.benchmarks.steps import conditions, listed, steps
-from ampcheck.report.benchmarks.verdicts import SHOWN
 from tests.cli_support import refused
 from tests.report.made_bench import HEADER, day, made_group, two_run_groups, written
 from tests.report.made_runs import make, write

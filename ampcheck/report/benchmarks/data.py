@@ -13,9 +13,8 @@ from itertools import groupby
 from ampcheck.bench.core import statistics
 from ampcheck.bench.core.model import AA, PRECISIONS, VERDICTS, Group, VariantResult
 from ampcheck.bench.run import alerts
-from ampcheck.report.benchmarks.changes import SpeedChange
+from ampcheck.report.benchmarks.changes import SpeedChange, conditions, machine, steps
 from ampcheck.report.benchmarks.run_groups import BenchHistory, RunGroup
-from ampcheck.report.benchmarks.steps import conditions, machine, steps
 from ampcheck.report.conformance.data import Interner
 
 SCALE = 1000

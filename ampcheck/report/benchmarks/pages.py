@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
 from ampcheck.bench.core import table
 from ampcheck.bench.core.model import AA, Group, VariantResult
 from ampcheck.bench.run.exports import incomplete
-from ampcheck.report.benchmarks.changes import KINDS, SpeedChange
+from ampcheck.report.benchmarks.changes import KINDS, SpeedChange, listed
 from ampcheck.report.benchmarks.data import color, extra_names
 from ampcheck.report.benchmarks.run_groups import BenchHistory, RunGroup, order, valid
 from ampcheck.report.benchmarks.scaling import Axis
 from ampcheck.report.benchmarks.scaling import axes as scaling_axes
-from ampcheck.report.benchmarks.steps import listed
-from ampcheck.report.benchmarks.verdicts import SHOWN
 
 NAV = {
     "Results": "bench.html",
@@ -34,6 +33,39 @@ EXPORTS = {
     "bench_smaller_is_better.json": "github-action-benchmark",
 }
 """Files beside the pages; those of one run group that has several files are of its newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A verdict as readers see it. `mark` is shown beside the colour, so that none is told by colour alone.
+
+    `style`: the end of its CSS class.
+    """
+
+    name: str
+    mark: str
+    label: str
+    meaning: str
+
+    @property
+    def style(self) -> str:
+        """Its name as part of a CSS class."""
+        return self.name.replace(" ", "-")
+
+
+_ALL = (
+    Verdict("slower", "▼", "slower", "The whole interval lies below 1 ± the bound and that of the A/A baseline."),
+    Verdict("faster", "▲", "faster", "The whole interval lies above 1 ± the bound and that of the A/A baseline."),
+    Verdict("same", "=", "same", "The whole interval lies where two equal variants may lie."),
+    Verdict("ambiguous", "?", "ambiguous", "None of these, or the A/A baseline shows as much."),
+    Verdict("unstable", "~", "unstable", "The spread is too wide to say anything."),
+    Verdict("invalid", "✗", "invalid", "It was measured, but not in the precision it is named for, or not to its end."),
+    Verdict("not measured", "∅", "not measured", "It could not be measured; the reason says why."),
+    Verdict("first", "·", "baseline", "What the other variants of its group are compared with."),
+)
+
+SHOWN = {verdict.name: verdict for verdict in _ALL}
+"""Every verdict of `ampcheck.bench.core.model.VERDICTS`, and "first", by name."""
 
 Row = dict[str, Any]
 

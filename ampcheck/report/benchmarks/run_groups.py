@@ -28,7 +28,7 @@ _AMOUNTS = ("error", "memory", "flops_per_second", "bytes_per_second", "share", 
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """The benchmark files of one occasion: they start close to each otherand have no group in common.
+    """The benchmark files of one occasion: they start close to each other and have no group in common.
 
     `name`: its name in addresses. `groups` by key. `source`: the run that each group is of.
     """
@@ -132,7 +132,9 @@ def load(paths: Sequence[Path], cap: int = CAP) -> BenchHistory:
     for parts in reversed(kept):
         started = min(str(part.header.get("started", "")) for part in parts)
         names[started] = names.get(started, 0) + 1
-        made.append(_merged(started if names[started] == 1 else f"{started}~{names[started]}", parts))
+        name = started if names[started] == 1 else f"{started}~{names[started]}"
+        source = {key: run for run in parts for key in run.groups}
+        made.append(RunGroup(name, tuple(parts), {key: run.groups[key] for key, run in source.items()}, source))
     return BenchHistory(tuple(reversed(made)), sum(map(len, dropped)))
 
 
@@ -144,11 +146,6 @@ def valid(variant: VariantResult | None) -> bool:
 def order(group: Group) -> tuple[str, str, int, str, str, str]:
     """Return the place of a group among others: by family, along its sizes, then by device."""
     return (group.family, group.base, group.size, group.workload, group.device, group.compiler)
-
-
-def _merged(name: str, parts: Sequence[BenchRun]) -> RunGroup:
-    source = {key: run for run in parts for key in run.groups}
-    return RunGroup(name, tuple(parts), {key: run.groups[key] for key, run in source.items()}, source)
 
 
 def _same_run_group(parts: Sequence[BenchRun], run: BenchRun) -> bool:

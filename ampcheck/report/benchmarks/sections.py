@@ -9,8 +9,8 @@ from ampcheck.bench.core import table
 from ampcheck.bench.core.model import AA, Group, VariantResult
 from ampcheck.report.benchmarks import plots
 from ampcheck.report.benchmarks.data import color, extra_names
+from ampcheck.report.benchmarks.pages import SHOWN
 from ampcheck.report.benchmarks.run_groups import BenchHistory, RunGroup, order, valid
-from ampcheck.report.benchmarks.verdicts import SHOWN
 
 Row = dict[str, Any]
 Dots = Callable[[Sequence[Group], Sequence[str]], tuple[list[Row], int]]

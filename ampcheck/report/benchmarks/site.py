@@ -9,8 +9,8 @@ from ampcheck.report.benchmarks import data as bench_data
 from ampcheck.report.benchmarks import pages as bench_pages
 from ampcheck.report.benchmarks import sections
 from ampcheck.report.benchmarks.changes import KINDS, SpeedChange, changes
+from ampcheck.report.benchmarks.pages import SHOWN
 from ampcheck.report.benchmarks.run_groups import BenchHistory
-from ampcheck.report.benchmarks.verdicts import SHOWN
 from ampcheck.report.conformance import data
 
 _FILTER = ["page.js", "bench_filter.js"]
