@@ -141,7 +141,7 @@ def bound(
     real = output.to_real()
     eps = max(torch.finfo(real).eps, torch.finfo(kernel).eps)
     size = torch.where(want.isfinite(), want.abs(), torch.zeros_like(want.abs())).to(torch.float64)
-    largest = max(size.max().item() if size.numel() else 0.0, 1.0 if passes > 1 else 0.0)
+    largest = size.max().clamp(min=float(passes > 1)) if size.numel() else size
     rounded = eps * (0.75 * size + 0.25 * largest)
     return passes * FREEDOM[kernel] * (rounded + moved) + torch.finfo(real).smallest_normal
 

@@ -90,7 +90,7 @@ def test_figures_have_denominators_and_name_survivors(tmp_path: Path) -> None:
 
 
 def test_each_reason_not_to_count_holds_for_some_mutant_and_for_few() -> None:
-    mutants = [mutant for target in measure.TARGETS for mutant in generate(target)]
+    mutants = [each for target in (*measure.TARGETS, *measure.COMPARING) for each in generate(target)]
     reasons = {mutant: why_equivalent(mutant) for mutant in mutants}
     assert {why for _, _, why in EQUIVALENT} == set(reasons.values()) - {""}
     assert sum(bool(why) for why in reasons.values()) < 0.1 * len(mutants)

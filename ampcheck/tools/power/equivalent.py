@@ -96,6 +96,14 @@ EQUIVALENT: Sequence[tuple[str, str, str]] = (
         "^without ",
         "gradients have that dtype already, and a cast to it returns them as they are",
     ),
+    # ampcheck's own comparisons
+    (r"closeness:rounding_bound: ", "^`1` for `0`$", "`roundings` is at least 1 where the larger of the two counts"),
+    (r"closeness:mover: ", r"^`1 - signs \* ", "each sign is drawn at random"),
+    (
+        r"closeness:right: ",
+        r"^`got\.to\(want\.dtype\) / want\.sign\(\)` for",
+        "a sign of what is that large is 1 or -1",
+    ),
 )
 """Where a mutant is (`module:function: statement`), what it changes, both as searched, and why it is not counted."""
 

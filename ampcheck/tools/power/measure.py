@@ -232,33 +232,37 @@ class Power:
     def try_out(self, mutant: Mutant) -> MutantOutcome:
         """Try a mutant on its cases until one notices it."""
         cases = self.candidates(mutant)
-        number = 0
-        for number, (device, case) in enumerate(
-            chain((("", case) for case in cases), self._cases_elsewhere(mutant)), 1
-        ):
-            status = self._kill(mutant, case, device)
+        everywhere = chain((("", case) for case in cases), self._cases_elsewhere(mutant))
+        number, felt = 0, False
+        for number, (device, case) in enumerate(everywhere, 1):
+            status, changed = self._kill(mutant, case, device)
+            felt |= changed
             if status == UNAPPLIED:
                 why = "not applied: it runs only while its module is imported"
                 return MutantOutcome(mutant, "", "", "", number, why)
             if status:
                 return MutantOutcome(mutant, status, case, "/".join(case.split("/")[:2]), number)
+        why = "not applied: it changes no result of the op" if number and not felt else ""
         rule = "/".join(cases[0].split("/")[:2]) if cases else "none"
-        return MutantOutcome(mutant, "", "", rule, number, "" if number else "no case that was tried runs it")
+        return MutantOutcome(mutant, "", "", rule, number, why if number else "no case that was tried runs it")
 
-    def _kill(self, mutant: Mutant, case: str, device: str) -> str:
-        """Return the status of a case that is red under a mutant and green after it, in this process or a fresh one."""
+    def _kill(self, mutant: Mutant, case: str, device: str) -> tuple[str, bool]:
+        """Return the status of a case that is red under a mutant and green after it, in this process or a fresh one.
+
+        The status is "" for one that is not. The flag says whether the mutant changed anything.
+        """
         for _ in range(2):
             answer = self._ask({"do": "try", "mutant": asdict(mutant), "case": case}, LIMIT, device)
             if answer is None:
-                return "crash or timeout"
+                return "crash or timeout", True
             if answer["status"] not in RED:
-                return UNAPPLIED if answer["status"] == UNAPPLIED else ""
+                return (UNAPPLIED if answer["status"] == UNAPPLIED else ""), bool(answer["felt"])
             after = self._ask({"do": "try", "mutant": None, "case": case}, LIMIT, device)
             if after is not None and after["status"] not in RED:
-                return str(answer["status"])
+                return str(answer["status"]), True
             self._end(device)  # the case stays red: the mutant, or an earlier one, left something behind
             self._ask({"do": "cases"}, START, device)
-        return str(answer["status"])
+        return str(answer["status"]), True
 
 
 def _target(module: str) -> Target:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -78,13 +79,21 @@ class Suites:
         self._result = getattr(report, "ampcheck", None) or self._result
 
 
+_IMPORTS = re.compile(
+    r"^from ampcheck\.(checks|observe)(\.| import .*\b)"
+    r"(amp|backward|closeness|comparisons|compiled|forward|op_database|relations|scenario|sweep)\b",
+    re.MULTILINE,
+)
+
+
 class OwnTests(Suites):
-    """The tests of `ampcheck.checks` and `ampcheck.observe`, as cases of the suite "own", whose rules are the files."""
+    """The tests that import what compares, as cases of the suite "own", whose rules are the files."""
 
     def __init__(self) -> None:
         root = suites_folder().parent
-        folders = [str(root / "tests" / name) for name in ("checks", "observe")]
-        items = self._collected([*folders, "-c", str(root / "pyproject.toml"), f"--rootdir={root}", "--no-run-file"])
+        files = (file for name in ("checks", "observe") for file in sorted((root / "tests" / name).glob("test_*.py")))
+        chosen = [str(file) for file in files if _IMPORTS.search(file.read_text(encoding="utf-8"))]
+        items = self._collected([*chosen, "-c", str(root / "pyproject.toml"), f"--rootdir={root}", "--no-run-file"])
         self._items = {f"{OWN}/{item.path.stem}/{item.name}": item for item in items}
 
     def cases(self) -> dict[str, list[str]]:
@@ -186,13 +195,15 @@ def main(devices: Sequence[str]) -> None:
             channel.send({"status": status, "lines": lines})
         else:
             mutant = mutant_of(asked["mutant"]) if asked["mutant"] else None
+            felt: object = None
             try:
-                with _under(mutant, functions):
+                with _under(mutant, functions) as felt:
                     result = suites.run(asked["case"])
             except ValueError as error:
                 result = {"status": UNAPPLIED, "message": str(error)}
             _fresh()
-            channel.send({"status": result.get("status", ""), "message": result.get("message", "")})
+            told = {name: result.get(name, "") for name in ("status", "message")}
+            channel.send({**told, "felt": any(felt) if isinstance(felt, list) else True})
 
 
 if __name__ == "__main__":
