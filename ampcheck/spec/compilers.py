@@ -19,3 +19,9 @@ COMPILERS = {
 
 ANYWHERE = ("script", "traced", "dynamo", "aot", "export", "strict", "decomposed")
 """Those that take programs on every device type that PyTorch's compilers know, fake tensors included."""
+TRACEABLE = tuple(name for name in COMPILERS if name != "script")
+"""Those that take a function as it is written; TorchScript reads its source."""
+DYNAMO = ("dynamo", "aot", "inductor", "jaxcompile")
+"""The backends of torch.compile, which may break a graph."""
+GUARDED = (*DYNAMO, "jaxjit")
+"""Those whose programs are compiled anew where the state that they are called in is another one."""

@@ -12,13 +12,12 @@ import torch
 from torch.nn import functional
 
 from ampcheck.runner.suite import Amp, Product, scenario, where
+from ampcheck.spec.compilers import DYNAMO
 
 pytestmark = pytest.mark.rule("cache")
 
-_GUARDED = ("dynamo", "aot", "inductor", "jaxcompile")
 
-
-@scenario(compiler=_GUARDED, values=True)
+@scenario(compiler=DYNAMO, values=True)
 def test_new_values_of_a_weight(amp: Amp, compiler: str) -> None:
     """A compiled function sees a weight's new values in the next region, and in this one where its cast is cleared."""
     x, weight = amp.rand(2, 2), amp.rand(2, 2, requires_grad=True)
@@ -33,7 +32,7 @@ def test_new_values_of_a_weight(amp: Amp, compiler: str) -> None:
         amp.assert_close(f"the product doubled in turn {turn}", again.float(), amp.host(got.detach().float()) * 2, 0.02)
 
 
-@scenario(compiler=_GUARDED, values=True)
+@scenario(compiler=DYNAMO, values=True)
 def test_without_gradients_first(amp: Amp, compiler: str) -> None:
     """A weight cast without gradients in a region has a gradient in the same region afterwards (pytorch#158232)."""
     x, weight = amp.rand(2, 2), amp.rand(2, 2, requires_grad=True)

@@ -11,15 +11,12 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+from ampcheck.spec.compilers import DYNAMO, GUARDED, TRACEABLE
 
 pytestmark = pytest.mark.rule("context")
 
-_EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "packaged", "jaxcompile", "jaxjit")
-_GUARDED = ("dynamo", "aot", "inductor", "jaxcompile", "jaxjit")
-_BREAKING = ("dynamo", "aot", "inductor", "jaxcompile")
 
-
-@scenario(compiler=_EVERY)
+@scenario(compiler=TRACEABLE)
 def test_body_alone(amp: Amp, compiler: str) -> None:
     """A region inside a compiled function holds for its body and not for the code before and behind it."""
     kind, low = amp.type, amp.dtype
@@ -37,7 +34,7 @@ def test_body_alone(amp: Amp, compiler: str) -> None:
         amp.assert_equal(f"state after the {call} call", amp.state(), (False, amp.default, True))
 
 
-@scenario(compiler=_GUARDED)
+@scenario(compiler=GUARDED)
 def test_compiled_once_called_in_and_out(amp: Amp, compiler: str) -> None:
     """A compiled function acts in each region as in eager mode (upstream test_ambient_autocast_recompile)."""
     x = amp.rand(2, 2)
@@ -53,7 +50,7 @@ def test_compiled_once_called_in_and_out(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtype outside again", compiled(x, x).dtype, torch.float32)
 
 
-@scenario(compiler=_EVERY)
+@scenario(compiler=TRACEABLE)
 def test_parts_of_a_composite_op(amp: Amp, compiler: str) -> None:
     """An op made of others is cast inside a region, as itself or as its parts (upstream test_nonidempotent_amp)."""
     kind, low = amp.type, amp.dtype
@@ -98,7 +95,7 @@ def test_package_called_in_a_region(amp: Amp, compiler: str) -> None:
         amp.assert_identical(name, after, before)
 
 
-@scenario(compiler=_BREAKING, placed=["beginning", "behind_an_op"])
+@scenario(compiler=DYNAMO, placed=["beginning", "behind_an_op"])
 def test_graph_break_in_the_body(amp: Amp, compiler: str, placed: str) -> None:
     """A region goes on behind a graph break in its body (pytorch#93890, #95837)."""
     kind, low = amp.type, amp.dtype
@@ -121,7 +118,7 @@ def test_graph_break_in_the_body(amp: Amp, compiler: str, placed: str) -> None:
         amp.assert_equal(f"state after the {call} call", amp.state(), (False, amp.default, True))
 
 
-@scenario(compiler=_BREAKING)
+@scenario(compiler=DYNAMO)
 def test_graph_break_in_a_called_function(amp: Amp, compiler: str) -> None:
     """A region goes on behind a graph break in a function that its body calls (pytorch#102414)."""
     kind, low = amp.type, amp.dtype
@@ -142,7 +139,7 @@ def test_graph_break_in_a_called_function(amp: Amp, compiler: str) -> None:
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
-@scenario(compiler=_BREAKING)
+@scenario(compiler=DYNAMO)
 def test_graph_break_where_the_region_ends(amp: Amp, compiler: str) -> None:
     """A function left from inside a region, behind a graph break, leaves the region, too."""
     kind, low = amp.type, amp.dtype
@@ -158,7 +155,7 @@ def test_graph_break_where_the_region_ends(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtype of a product afterwards", torch.mm(x, x).dtype, torch.float32)
 
 
-@scenario(compiler=_BREAKING)
+@scenario(compiler=DYNAMO)
 def test_region_given_as_an_argument(amp: Amp, compiler: str) -> None:
     """A region made outside is entered inside, with a graph break if need be (pytorch#115520)."""
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+from ampcheck.spec.compilers import DYNAMO, TRACEABLE
 
 pytestmark = pytest.mark.rule("decorator")
 
@@ -33,10 +34,9 @@ def test_recursion_compiled(amp: Amp) -> None:
 
 
 # ---- through each compiler
-_EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "packaged", "jaxcompile", "jaxjit")
 
 
-@scenario(compiler=_EVERY)
+@scenario(compiler=TRACEABLE)
 def test_decorated_then_taken(amp: Amp, compiler: str) -> None:
     """A decorated function that is compiled runs in its region on every call (upstream test_autocast_decorator)."""
 
@@ -50,7 +50,7 @@ def test_decorated_then_taken(amp: Amp, compiler: str) -> None:
         amp.assert_equal(f"state after the {call} call", amp.state(), (False, amp.default, True))
 
 
-@scenario(compiler=[name for name in _EVERY if name != "packaged"])
+@scenario(compiler=[name for name in TRACEABLE if name != "packaged"])
 def test_taken_then_decorated(amp: Amp, compiler: str) -> None:
     """A compiled function that is decorated runs in the region on every call, as itself it does not."""
     x, taken = amp.compiled_with_matrix(compiler, lambda x: torch.mm(x, x))
@@ -60,7 +60,7 @@ def test_taken_then_decorated(amp: Amp, compiler: str) -> None:
         amp.assert_equal("dtype undecorated", taken(x).dtype, torch.float32)
 
 
-@scenario(compiler=_EVERY)
+@scenario(compiler=TRACEABLE)
 def test_decorated_helper(amp: Amp, compiler: str) -> None:
     """Decorated functions that a compiled one calls run in their own regions, and what is between them in none."""
 
@@ -76,7 +76,7 @@ def test_decorated_helper(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtypes", [y.dtype for y in taken(x)], [amp.dtype, torch.float32, amp.other, amp.dtype])
 
 
-@scenario(compiler=["dynamo", "aot", "inductor", "jaxcompile"])
+@scenario(compiler=DYNAMO)
 def test_decorated_method_with_a_break(amp: Amp, compiler: str) -> None:
     """A decorated method of a compiled module runs in its region behind a graph break, too."""
     kind, low = amp.type, amp.dtype
@@ -94,7 +94,7 @@ def test_decorated_method_with_a_break(amp: Amp, compiler: str) -> None:
         amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
-@scenario(compiler=["dynamo", "aot", "inductor", "jaxcompile"])
+@scenario(compiler=DYNAMO)
 def test_decorated_disabled(amp: Amp, compiler: str) -> None:
     """A function decorated with a disabled region is off in a region around the compiled function that calls it."""
 

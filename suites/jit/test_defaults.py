@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+from ampcheck.spec.compilers import GUARDED, TRACEABLE
 
 pytestmark = pytest.mark.rule("defaults")
 
-_EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "packaged", "jaxcompile", "jaxjit")
 
-
-@scenario(compiler=_EVERY, dtypes="default")
+@scenario(compiler=TRACEABLE, dtypes="default")
 def test_no_options(amp: Amp, compiler: str) -> None:
     """A region given nothing inside a compiled function takes the default dtype (upstream test_autocast_device)."""
     kind = amp.type
@@ -30,7 +29,7 @@ def test_no_options(amp: Amp, compiler: str) -> None:
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
-@scenario(compiler=["dynamo", "aot", "inductor", "jaxcompile", "jaxjit"])
+@scenario(compiler=GUARDED)
 def test_default_set_between_calls(amp: Amp, compiler: str) -> None:
     """A region given no dtype takes the one that is set when the compiled function is called."""
     kind = amp.type

@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+from ampcheck.spec.compilers import DYNAMO, GUARDED
 
 pytestmark = pytest.mark.rule("exceptions")
 
-_GUARDED = ("dynamo", "aot", "inductor", "jaxcompile")
 
-
-@scenario(compiler=[*_GUARDED, "jaxjit"])
+@scenario(compiler=GUARDED)
 def test_raised_in_the_body(amp: Amp, compiler: str) -> None:
     """An exception that leaves a region of a compiled function leaves no state behind."""
     kind, low = amp.type, amp.dtype
@@ -34,7 +33,7 @@ def test_raised_in_the_body(amp: Amp, compiler: str) -> None:
         amp.assert_equal("dtype of the call that does not fail", compiled(x, False).dtype, low)
 
 
-@scenario(compiler=_GUARDED)
+@scenario(compiler=DYNAMO)
 def test_caught_inside(amp: Amp, compiler: str) -> None:
     """An exception caught by the compiled function itself ends the region it leaves and no other."""
     kind, low, other = amp.type, amp.dtype, amp.other
@@ -54,7 +53,7 @@ def test_caught_inside(amp: Amp, compiler: str) -> None:
         amp.assert_equal("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
 
 
-@scenario(compiler=_GUARDED, values=True)
+@scenario(compiler=DYNAMO, values=True)
 def test_raised_by_an_op(amp: Amp, compiler: str) -> None:
     """An op that refuses its arguments in a region of a compiled function leaves no state behind."""
     kind, low = amp.type, amp.dtype
@@ -88,7 +87,7 @@ def test_raised_while_captured(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtype of a product outside", torch.mm(x, x).dtype, torch.float32)
 
 
-@scenario(compiler=_GUARDED)
+@scenario(compiler=DYNAMO)
 def test_raised_in_the_surroundings(amp: Amp, compiler: str) -> None:
     """A compiled function that raises in a region leaves that region as it was."""
 

@@ -10,14 +10,12 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+from ampcheck.spec.compilers import DYNAMO, GUARDED, TRACEABLE
 
 pytestmark = pytest.mark.rule("nesting")
 
-_EVERY = ("traced", "dynamo", "aot", "inductor", "export", "strict", "decomposed", "packaged", "jaxcompile", "jaxjit")
-_GUARDED = ("dynamo", "aot", "inductor", "jaxcompile", "jaxjit")
 
-
-@scenario(compiler=_EVERY)
+@scenario(compiler=TRACEABLE)
 def test_three_deep(amp: Amp, compiler: str) -> None:
     """Regions inside a compiled function nest: another dtype, disabled, and back again."""
     kind, low, other = amp.type, amp.dtype, amp.other
@@ -50,7 +48,7 @@ def _off_then_on(kind: str) -> Callable[[torch.Tensor], tuple[torch.Tensor, torc
     return program
 
 
-@scenario(compiler=_EVERY)
+@scenario(compiler=TRACEABLE)
 def test_disabled_inside_called_in_a_region(amp: Amp, compiler: str) -> None:
     """A disabled region inside a compiled function is off where the function is called in a region."""
     program, x = _off_then_on(amp.type), amp.rand(2, 2)
@@ -69,7 +67,7 @@ def test_disabled_captured_outside_called_in_a_region(amp: Amp, compiler: str) -
         amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [torch.float32, amp.dtype])
 
 
-@scenario(compiler=_EVERY)
+@scenario(compiler=TRACEABLE)
 def test_dtype_of_its_own_called_in_a_region(amp: Amp, compiler: str) -> None:
     """A region inside a compiled function decides alone where the function is called in a region of another dtype."""
     kind, other = amp.type, amp.other
@@ -107,7 +105,7 @@ def test_two_device_types(amp: Amp, compiler: str) -> None:
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
-@scenario(compiler=_GUARDED)
+@scenario(compiler=GUARDED)
 def test_dtype_from_an_argument(amp: Amp, compiler: str) -> None:
     """A region whose dtype and whether it is enabled are arguments follows them from call to call."""
     kind = amp.type
@@ -123,7 +121,7 @@ def test_dtype_from_an_argument(amp: Amp, compiler: str) -> None:
         amp.assert_equal("dtype in a disabled region", compiled(x, dtype, False).dtype, torch.float32)
 
 
-@scenario(compiler=_GUARDED)
+@scenario(compiler=GUARDED)
 def test_one_region_a_turn(amp: Amp, compiler: str) -> None:
     """Regions in a loop of a compiled function take their dtypes in turns."""
     kind, turns = amp.type, (amp.dtype, amp.other, amp.dtype)
@@ -141,7 +139,7 @@ def test_one_region_a_turn(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtypes turn by turn", [out.dtype for out in compiled(x)], want)
 
 
-@scenario(compiler=["dynamo", "aot", "inductor", "jaxcompile"])
+@scenario(compiler=DYNAMO)
 def test_compiled_calls_compiled(amp: Amp, compiler: str) -> None:
     """A compiled function in a region of another compiled one runs in that region (pytorch#166267)."""
     kind, low = amp.type, amp.dtype

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+from ampcheck.spec.compilers import DYNAMO
 
 pytestmark = pytest.mark.rule("programs")
-
-_GUARDED = ("dynamo", "aot", "inductor", "jaxcompile")
 
 
 def _losses_of_training(amp: Amp, step: Any, net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[float]:
@@ -31,7 +30,7 @@ def _losses_of_training(amp: Amp, step: Any, net: torch.nn.Module, x: torch.Tens
     return losses
 
 
-@scenario(compiler=_GUARDED, values=True)
+@scenario(compiler=DYNAMO, values=True)
 def test_training(amp: Amp, compiler: str) -> None:
     """A compiled network trains in a region as in eager mode, its weights and gradients in float32."""
     found, nn = [], torch.nn
@@ -51,7 +50,7 @@ def test_training(amp: Amp, compiler: str) -> None:
     amp.assert_equal("whether the loss falls", found[1][-1] < found[1][0], True)
 
 
-@scenario(compiler=_GUARDED, values=True)
+@scenario(compiler=DYNAMO, values=True)
 def test_dropout(amp: Amp, compiler: str) -> None:
     """Dropout in a region of a compiled function drops in the backward pass what it dropped in the forward one."""
     kind, low = amp.type, amp.dtype
@@ -112,7 +111,7 @@ def test_any_size(amp: Amp, compiler: str) -> None:
             amp.assert_close(f"sum for size {size}", total, program(x)[1], 0.02)
 
 
-@scenario(compiler=["dynamo", "aot", "inductor", "jaxcompile"])
+@scenario(compiler=DYNAMO)
 def test_other_input_dtypes(amp: Amp, compiler: str) -> None:
     """A compiled function called with inputs of other dtypes compiles anew and gives the promised dtypes."""
     kind, low = amp.type, amp.dtype
@@ -128,7 +127,7 @@ def test_other_input_dtypes(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtype of float64 by float64", compiled(x.double(), y.double()).dtype, torch.float64)
 
 
-@scenario(compiler=["dynamo", "aot", "inductor", "jaxcompile"])
+@scenario(compiler=DYNAMO)
 def test_compiled_generator(amp: Amp, compiler: str) -> None:
     """A generator that a compiled function runs to its end keeps its region while it is suspended, as in eager mode."""
     kind, low = amp.type, amp.dtype
@@ -150,7 +149,7 @@ def test_compiled_generator(amp: Amp, compiler: str) -> None:
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
-@scenario(compiler=_GUARDED, values=True)
+@scenario(compiler=DYNAMO, values=True)
 def test_backward_in_no_region(amp: Amp, compiler: str) -> None:
     """A backward pass that is called in no region runs in the regions that backward_pass_autocast documents.
 
@@ -190,7 +189,7 @@ def test_backward_in_no_region(amp: Amp, compiler: str) -> None:
         amp.assert_close(f"gradient, {setting}", got, want)
 
 
-@scenario(compiler=_GUARDED, values=True)
+@scenario(compiler=DYNAMO, values=True)
 def test_custom_fwd_and_bwd(amp: Amp, compiler: str) -> None:
     """A compiled custom function casts as custom_fwd and custom_bwd say (test_amp_custom_fwd_bwd; pytorch#143755).
 

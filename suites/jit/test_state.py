@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, Product, other_than, scenario, where
+from ampcheck.spec.compilers import DYNAMO, GUARDED
 
 pytestmark = pytest.mark.rule("state")
 
-_GUARDED = ("dynamo", "aot", "inductor", "jaxcompile", "jaxjit")
 
-
-@scenario(compiler=_GUARDED)
+@scenario(compiler=GUARDED)
 def test_enabled_asked_inside(amp: Amp, compiler: str) -> None:
     """`is_autocast_enabled` inside a compiled function answers for its place (test_is_autocast_cpu_enabled)."""
     kind, low = amp.type, amp.dtype
@@ -34,7 +33,7 @@ def test_enabled_asked_inside(amp: Amp, compiler: str) -> None:
     amp.assert_equal("branches taken", [out.dtype for out in compiled(x)], [torch.float32] * 4)
 
 
-@scenario(compiler=_GUARDED)
+@scenario(compiler=GUARDED)
 def test_surroundings_asked_inside(amp: Amp, compiler: str) -> None:
     """A compiled function that asks for the state around it gets that of each call (test_autocast_constant_fold)."""
     kind = amp.type
@@ -50,7 +49,7 @@ def test_surroundings_asked_inside(amp: Amp, compiler: str) -> None:
                 amp.assert_equal(f"dtype in a region of {dtype}", compiled(x).dtype, dtype)
 
 
-@scenario(compiler=_GUARDED)
+@scenario(compiler=GUARDED)
 def test_dtype_asked_inside(amp: Amp, compiler: str) -> None:
     """`get_autocast_dtype` inside a compiled function gives the dtype of the region around it."""
     kind, other = amp.type, amp.other
@@ -64,7 +63,7 @@ def test_dtype_asked_inside(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [other, amp.default])
 
 
-@scenario(compiler=["dynamo", "aot", "inductor", "jaxcompile", "jaxjit"])
+@scenario(compiler=GUARDED)
 def test_reuse_asked_inside(amp: Amp, compiler: str) -> None:
     """`is_autocast_cache_enabled` inside a compiled function tells the cache setting of the region around it."""
     kind, low = amp.type, amp.dtype
@@ -79,7 +78,7 @@ def test_reuse_asked_inside(amp: Amp, compiler: str) -> None:
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
 
-@scenario(compiler=["dynamo", "aot", "inductor", "jaxcompile"])
+@scenario(compiler=DYNAMO)
 def test_set_inside(amp: Amp, compiler: str) -> None:
     """A setting that a compiled function changes holds from there on, inside it and after it (pytorch#186530)."""
     kind, other = amp.type, amp.other
@@ -99,7 +98,7 @@ def test_set_inside(amp: Amp, compiler: str) -> None:
         torch.set_autocast_dtype(kind, amp.default)
 
 
-@scenario(compiler=["dynamo", "aot", "inductor", "jaxcompile", "jaxjit"])
+@scenario(compiler=GUARDED)
 def test_set_between_calls(amp: Amp, compiler: str) -> None:
     """A setting that changes between two calls holds at the second."""
     x = amp.rand(2, 2)
@@ -113,7 +112,7 @@ def test_set_between_calls(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtype after switching it off", compiled(x, x).dtype, torch.float32)
 
 
-@scenario(compiler=["dynamo", "aot", "inductor", "jaxcompile"])
+@scenario(compiler=DYNAMO)
 def test_compiling_leaves_state(amp: Amp, compiler: str) -> None:
     """Compiling in a region leaves the region's state, its depth included, as it was."""
     x = amp.rand(2, 2)

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
+from ampcheck.spec.compilers import DYNAMO
 
 pytestmark = pytest.mark.rule("threads")
 
-_GUARDED = ("dynamo", "aot", "inductor", "jaxcompile")
 
-
-@scenario(compiler=_GUARDED)
+@scenario(compiler=DYNAMO)
 def test_compiled_in_a_region_called_by_a_thread(amp: Amp, compiler: str) -> None:
     """A function that one thread compiled in a region runs outside of every region in a new thread."""
     x = amp.rand(2, 2)
@@ -26,7 +25,7 @@ def test_compiled_in_a_region_called_by_a_thread(amp: Amp, compiler: str) -> Non
         amp.assert_equal("dtype in the region again", compiled(x, x).dtype, amp.dtype)
 
 
-@scenario(compiler=_GUARDED)
+@scenario(compiler=DYNAMO)
 def test_two_threads_two_dtypes(amp: Amp, compiler: str) -> None:
     """Two threads call one compiled function in turns, in regions of different dtypes."""
     x = amp.rand(2, 2)
