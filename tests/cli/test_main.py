@@ -18,9 +18,10 @@ from ampcheck.devices import registry
 from ampcheck.devices.registry import known
 from ampcheck.errors import UsageError
 from ampcheck.runner.deviations import load, suggest
-from ampcheck.runner.record import Result, RunWriter, read
+from ampcheck.runner.record import read
 from ampcheck.spec.rules import RULES
 from tests.cli_support import MODULE, environment, python, refused
+from tests.report import made_runs
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
@@ -212,26 +213,16 @@ def test_torchscript_refuses_an_op_without_a_policy(capsys: pytest.CaptureFixtur
 # ---- compare, report
 
 
-def write(path: Path, statuses: dict[str, str], **fields: Any) -> Path:
+def write(path: Path, statuses: dict[str, str], second: int = 0, **fields: Any) -> Path:
     """A run file of cases `op-inputs-amp-token` with statuses; a status may carry a message behind a colon."""
-    header = {
-        "devices": [{"name": "cpu", "type": "cpu", "key": "AutocastCPU", "has_values": True}],
-        "cases": len(statuses),
-    }
-    header |= {
-        "started": f"2026-11-20T10:00:0{fields.pop('second', 0)}Z",
-        "versions": {"torch": "2.13.0"},
-        "command": ["ampcheck", "run"],
-    }
-    writer = RunWriter(path, header)
+    results = []
     for name, found in statuses.items():
         suite, rule, case = name.split("/")
         op, inputs, amp, _ = case.split("-")
         status, _, message = found.partition(": ")
-        more = {"suite": suite, "rule": rule, "op": op, "inputs": inputs, "amp": amp, "device": "cpu"}
-        writer.add(Result(id=case, status=status, seconds=0.1, message=message, **more, **fields))
-    writer.close({"seconds": 1.0, "stale": []})
-    return path
+        more = {"suite": suite, "rule": rule, "inputs": inputs, "amp": amp, "message": message}
+        results.append(made_runs.make(op, status, **more, **fields))
+    return made_runs.write(path, results, started=f"2026-11-20T10:00:0{second}Z")
 
 
 GOOD = {"eager/downcast/mm-fp32-bf16-cpu": "pass", "eager/downcast/bmm-fp32-bf16-cpu": "pass"}

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from ampcheck.cli.progress import RunProgress, earlier, forecast, remaining, spoken, usual_seconds, weights
+from ampcheck.cli.progress import RunProgress, earlier, forecast, spoken, usual_seconds, weights
 from ampcheck.runner.record import Result, Run, RunWriter
 from ampcheck.runner.run import RunPlan, fitting
 from ampcheck.runner.summarize import RunRecorder
@@ -68,12 +68,6 @@ def test_a_case_that_the_earlier_run_lacks_counts_as_the_mean_of_its_rule_on_its
 def test_cases_that_took_no_time_divide_nothing_by_zero() -> None:
     run = made({"a": 0.0, "b": 0.0}, wall=6.0)
     assert forecast(run, cases(*"ab"), 2) == pytest.approx(3)
-
-
-def test_what_is_left_goes_on_at_the_pace_so_far() -> None:
-    assert remaining(30.0, 10, 40) == pytest.approx(90)
-    assert remaining(30.0, 40, 40) == 0
-    assert remaining(30.0, 0, 40) is None
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from ampcheck.errors import UsageError
 from ampcheck.report import build
 from ampcheck.report.benchmarks import plots
 from ampcheck.report.benchmarks.changes import KINDS, changes, conditions, listed, steps
-from ampcheck.report.benchmarks.data import color, extra_names, pack
+from ampcheck.report.benchmarks.data import color, extra_names
 from ampcheck.report.benchmarks.pages import SHOWN
 from ampcheck.report.benchmarks.run_groups import BenchHistory, is_bench, load
 from ampcheck.report.benchmarks.scaling import Point, axes, crossing, crossover
@@ -331,12 +331,6 @@ def test_a_variant_has_one_colour_with_or_without_others(tmp_path: Path) -> None
     assert other == ["fresh", "reused"]
     assert color("bf16", other) == color("bf16", []) == color("bf16-aa", [])
     assert len({color(variant, other) for variant in ("fp32", "bf16", "fp16", "bf16-native", "fresh", "reused")}) == 6
-
-
-def test_packing_is_short_and_exact() -> None:
-    assert pack([0, 1, 0, -1, None, None, 5]) == "ACBB.CM"
-    assert pack([]) == ""
-    assert len(pack([1000 + (n % 7) for n in range(400)])) < 410
 
 
 def test_plots_are_the_same_bytes_in_the_pages_colours_and_named() -> None:

@@ -12,7 +12,7 @@ import pytest
 from ampcheck.errors import UsageError
 from ampcheck.report import build
 from ampcheck.report.conformance import pages
-from ampcheck.report.conformance.data import SHOWN, cases, device_modules, letters, number, script, union
+from ampcheck.report.conformance.data import SHOWN, cases, device_modules, number, script, union
 from ampcheck.report.history import load
 from ampcheck.runner.record import STATUSES, read
 from tests.report.made_runs import make, write
@@ -129,11 +129,6 @@ def test_a_short_or_interrupted_run_in_between_is_passed_over(tmp_path: Path) ->
         assert previous.path == want
     build([newest, whole, cut, short], tmp_path / "site")
     assert "2 runs in between passed over" in (tmp_path / "site/index.html").read_text()
-
-
-def test_letters_are_run_lengths() -> None:
-    assert letters(["pass", "pass", "fail", "", "", "", "missing"]) == "p2f.3m"
-    assert len(set(letters(STATUSES))) == len(STATUSES)
 
 
 def test_an_odd_id_and_an_alias_are_kept(tmp_path: Path) -> None:
