@@ -84,6 +84,8 @@ class Device(ABC):
     refusals: tuple[str, ...] = ()
     """Regular expressions: how its kernels say that they do not take a dtype. A call that raises such a text under
     autocast, and outside of it on the same dtypes, is unsupported; any other exception is red."""
+    known_preflight: Mapping[str, str] = {}
+    """Why steps of the preflight fail on it, by the step's name. A step that fails and is not here makes a run red."""
     setup: tuple[str, ...] = ()
     """The lines of Python that a program needs before it can use the device."""
     region: str = "torch.autocast"

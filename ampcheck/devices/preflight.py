@@ -109,7 +109,8 @@ def examine(
 
 
 def before_run(devices: Sequence[Device], begin: Callable[[Device, str], None]) -> list[str]:
-    """Take the steps of every device of a run and return the notes for its header.
+    """Take the steps of every device of a run and return the notes for its header; a note that begins with `FAILED`
+    makes the run red.
 
     Raises UsageError for a step that ends it.
     """
@@ -118,7 +119,9 @@ def before_run(devices: Sequence[Device], begin: Callable[[Device, str], None]) 
         text = f"preflight of device {device.name!r}: {finding.text}"
         if finding.ends:
             raise UsageError(f"{text}; ampcheck onboard {device.name} shows every step")
-        if finding.status != OK:
+        if why := device.known_preflight.get(finding.step, "") if finding.status == FAILED else "":
+            notes.append(f"known: {text}; {why}")
+        elif finding.status != OK:
             notes.append(f"{finding.status}: {text}")
     return notes
 

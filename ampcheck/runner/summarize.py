@@ -52,8 +52,11 @@ ROWS = 12
 """The lines of a table that has one for each rule; a longer one has the rules alone in which something is red."""
 
 
-def verdict(results: Collection[Result]) -> str:
-    """Return what a run found, in a sentence: what is red and where, or that nothing is, and on how many devices."""
+def verdict(results: Collection[Result], outside: Sequence[str] = ()) -> str:
+    """Return what a run found, in a sentence: what is red and where, or that nothing is, and on how many devices.
+
+    `outside`: what makes the run fail beside its cases.
+    """
     counts = Counter(result.status for result in results)
     red = [result for result in results if result.status in RED]
     others = [f"{counted(counts['pass'], 'case')} {'passes' if counts['pass'] == 1 else 'pass'}"]
@@ -67,6 +70,8 @@ def verdict(results: Collection[Result]) -> str:
         what = f"Nothing is red on {counted(len({result.device for result in results}), 'device')}"
         without = without_passes(results)
         what += f", but no case passed on {', '.join(without)}" if without else ""
+    if outside:
+        what = what.replace("Nothing", "No case") + f", but the run failed: {outside[0]}" if not red else what
     return f"{what}; {', '.join(others)}."
 
 
@@ -449,6 +454,7 @@ class RunRecorder:
     def begin(self, header: Mapping[str, Any], cases: Mapping[str, Mapping[str, str]]) -> None:
         """Make the run file, now that the cases are known. Raises UsageError where it cannot be written."""
         self._header = {**header, "command": self._command} if self._command else header
+        self.notes += [note for note in header.get("preflight", ()) if note.startswith("failed")]
         self.cases = cases
         self.nodes = {case["node"]: case for case in cases.values() if "node" in case}
         if cases and self.run_file is not None:
@@ -514,7 +520,7 @@ class RunRecorder:
     def closing(self) -> str:
         """Return what a terminal shows at the end: the verdict, causes, a table, and what the run itself met."""
         results = self.results.values()
-        parts = [verdict(results), ""]
+        parts = [verdict(results, [*self.stale, *self.notes]), ""]
         parts += [f"{causes(results, self.reproduced, str(self.summary_file or ''))}\n"] if self._red else []
         parts += [table(results), *filter(None, [nothing_passed(results)]), *warned(results)]
         parts += [*(f"stale: {line}" for line in self.stale), *(f"note: {line}" for line in self.notes)]

@@ -345,6 +345,20 @@ def test_a_run_ends_before_its_first_case_and_onboard_names_the_step(
     assert fault != "raise" or lines[at + 2] == f"         next: {ADVICE}"
 
 
+def test_a_failed_step_makes_a_run_red_unless_the_device_names_it(tmp_path: Path) -> None:
+    plant(tmp_path, "unseeded")
+    done = run(tmp_path, "run", *ONE_CASE)
+    failed = "preflight of device 'broken': generator: torch.rand gave other numbers after the same seed"
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"No case is red on 1 device, but the run failed: failed: {failed}" in done.stdout
+    with (tmp_path / "broken.py").open("a", encoding="utf-8") as file:
+        file.write("\nDEVICES[0].known_preflight = {'generator': 'it has none of its own'}\n")
+    done = run(tmp_path, "run", *ONE_CASE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"known: {failed}" in done.stdout
+    assert "Nothing is red on 1 device" in done.stdout
+
+
 def test_onboard_of_a_right_device(tmp_path: Path) -> None:
     done = run(tmp_path, "onboard", "cpu")
     assert done.returncode == 0, done.stdout + done.stderr
