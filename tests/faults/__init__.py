@@ -2,7 +2,8 @@
 
 `MUTANTS` is the table. A mutant belongs to a rule, whose cases must be red under it; `kills.csv` has, for each mutant,
 a case that is, and, for each scenario and rule of ops, a mutant under which it is. `python -m tests.faults matrix`
-measures which cases notice which mutants. To add one, add it to the module of its kind and measure it.
+measures which cases notice which mutants. To add one, add it to `edits.toml` if it changes a line of Python, else to
+the module of its kind, and measure it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from torch.distributed import fsdp
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.fx.experimental import proxy_tensor
 from torch.nn.parallel import DistributedDataParallel as Replicated
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrize
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_map
 
@@ -52,11 +52,7 @@ def _leaves(node: Any) -> list[Tensor]:
     return [node.variable] if hasattr(node, "variable") else [x for n, _ in node.next_functions for x in _leaves(n)]
 
 
-def inverted_in_low(own: Any, self: Any, weight: Tensor) -> Any:
-    return tree_map(in_regions_low, own(self, weight))
-
-
-_ANOMALY, _COMPUTED = torch.autograd.set_detect_anomaly, parametrize.ParametrizationList
+_COMPUTED = parametrize.ParametrizationList
 AUTODIFF = {
     "gradients-added-in-low-in-regions": wrap(Tensor, backward=adding_in_low(in_regions_alone=True)),
     "product-gradient-doubled": kernel("mm", passed(doubled, 1)),
@@ -72,7 +68,6 @@ AUTODIFF = {
     "weight-computed-outside": wrap(_COMPUTED, forward=outside),
     "weight-computed-in-low": wrap(_COMPUTED, forward=giving(in_regions_low)),
     "weight-computed-each-time": put(parametrize, cached=nullcontext),
-    "inverse-in-low": wrap(parametrizations._WeightNorm, right_inverse=inverted_in_low),
     "embedding-dense": wrap(
         torch.nn.functional, embedding=lambda own, index, table, *args, **kwargs: own(index, table)
     ),
@@ -219,12 +214,6 @@ TRANSFORMS = {
 _POWER_SGD = powerSGD_hook.powerSGD_hook
 
 
-def gradient_doubled(own: Any, *args: Any, **kwargs: Any) -> Any:
-    out = own(*args, **kwargs)
-    out.register_hook(doubled)
-    return out
-
-
 def policy(**fixed: Any) -> Inject:
     """Have every policy of fully_shard be made with some options fixed."""
     return wrap(fsdp, MixedPrecisionPolicy=lambda own, **options: own(**{**options, **fixed}))
@@ -249,7 +238,6 @@ def joined_low(own: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
 
 REPLICAS = {
     "reduced-outside": wrap(Replicated, forward=outside),
-    "reduced-twice": wrap(Replicated, forward=gradient_doubled),
     "shard-without-dtype": policy(param_dtype=None),
 }
 RANKS = {

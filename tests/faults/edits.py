@@ -1,8 +1,9 @@
-"""Mutants of the source of a function in Python: `edits.toml` has for each what stands there, and what is to be run.
+"""Mutants of the source of Python functions: `edits.toml` says which text of a function becomes which.
 
-A table is of a rule, with devices other than the CPU after it, and of a function, named `module:function`. One text is
-put before the first statement of the function; of two texts the second takes the place of the first, which occurs once;
-further pairs follow. A mutant may change several functions.
+The name of a table is a rule, followed by the devices unless that is the CPU alone, and a function, `module:function`.
+A mutant of one text puts it before the first statement of the function. A mutant of several replaces the first, which
+must occur once, by the second, the third by the fourth and so on. One that is in several tables changes several
+functions.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ FILE = Path(__file__).with_name("edits.toml")
 
 
 def edit(where: str, *texts: str) -> Inject:
-    """Run a function as if other text stood in its source."""
+    """Run a function with other text in its source."""
 
     @contextmanager
     def inject(device: str) -> Iterator[None]:
@@ -57,7 +58,7 @@ def _code(where: str, texts: tuple[str, ...]) -> CodeType:
     whole = file.read_text(encoding="utf-8").splitlines(keepends=True)
     lines, start = inspect.getsourcelines(function)
     end = start - 1 + len(lines)
-    text = _first(lines, texts[0]) if len(texts) == 1 else _replaced("".join(lines), texts)
+    text = _first(lines, texts[0]) if len(texts) == 1 else _replaced(where, "".join(lines), texts)
     made = compile("".join((*whole[: start - 1], text, *whole[end:])), str(file), "exec", dont_inherit=True)
     name, line = function.__code__.co_qualname, function.__code__.co_firstlineno
     return next(code for code in codes(made) if (code.co_qualname, code.co_firstlineno) == (name, line))
@@ -73,10 +74,12 @@ def _first(lines: list[str], added: str) -> str:
     return "".join((*lines[:place], textwrap.indent(added.strip("\n") + "\n", indent), *lines[place:]))
 
 
-def _replaced(text: str, texts: tuple[str, ...]) -> str:
+def _replaced(where: str, text: str, texts: tuple[str, ...]) -> str:
     for old, new in zip(texts[::2], texts[1::2], strict=True):
         if text.count(old) != 1:
-            raise ValueError(f"{old!r} occurs {text.count(old)} times, not once, in\n{text}")
+            raise ValueError(
+                f"{old!r} occurs {text.count(old)} times, not once, in {where}; adapt {FILE.name} to that source"
+            )
         text = text.replace(old, new)
     return text
 
