@@ -151,7 +151,8 @@ def test_facts_are_pooled() -> None:
 
 def reread(folder: Path, group: Group, **header: Any) -> Group:
     """A group as a file gives it back."""
-    return read(written(folder / "run.jsonl", [group], [], **header)).groups[group.key]
+    path = folder / f"{len(list(folder.iterdir()))}.jsonl"  # a file is never written over
+    return read(written(path, [group], [], **header)).groups[group.key]
 
 
 def test_files_of_the_first_schema_are_read_with_the_names_of_today(tmp_path: Path) -> None:
@@ -211,7 +212,6 @@ def test_a_share_above_one_of_an_earlier_version_is_none(tmp_path: Path) -> None
     again = reread(tmp_path, group)
     assert (variant(again, "bf16").share, variant(again, "bf16").ceiling) == (None, "above the measured ceiling")
     assert (variant(again, "fp16").share, variant(again, "fp16").ceiling) == (0.9, "")
-    (tmp_path / "run.jsonl").unlink()
     sheet = peaks.known("NVIDIA H200")
     assert sheet is not None
     again = reread(tmp_path, group, ceilings_source={"cpu": sheet.source})
@@ -230,10 +230,8 @@ def test_estimates_of_an_earlier_version_are_compared_with_the_default(tmp_path:
         "fp16": (pytest.approx(4.01 / 4), "same"),
         "bf16-native": (pytest.approx(2.0), "faster"),
     }
-    (tmp_path / "run.jsonl").unlink()
     variant(estimate, "fp32-default").verdict = "ambiguous"
     assert variant(reread(tmp_path, estimate), "bf16").default_verdict == "ambiguous"
-    (tmp_path / "run.jsonl").unlink()
     measured = reread(tmp_path, made_group(variants=speeds))
     assert not any(one.default_verdict for one in measured.variants), "a median does not show a difference"
 
