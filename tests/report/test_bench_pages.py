@@ -172,10 +172,14 @@ def long_site(long: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Pat
 # ---- history
 
 
+def place(name: str) -> str:
+    """The script that finds a series."""
+    return f"ampbench.data.series.findIndex((_, s) => ampbench.name(s) === {json.dumps(name)})"
+
+
 def decoded(browser: Any, name: str, column: str) -> list[float | None]:
     """A column of a series as the page decodes it."""
-    find = f"ampbench.data.series.findIndex((_, s) => ampbench.name(s) === {json.dumps(name)})"
-    return browser.evaluate(f"[...ampbench.columns({find}).{column}].map(v => Number.isNaN(v) ? null : v)")
+    return browser.evaluate(f"[...ampbench.columns({place(name)}).{column}].map(v => Number.isNaN(v) ? null : v)")
 
 
 def test_the_page_decodes_what_python_packed(long: list[Path], long_site: Path, browser: Any) -> None:
@@ -196,9 +200,9 @@ def test_absent_run_groups_and_reasons_come_back(site: Path, browser: Any) -> No
     browser.open(site / "bench_history.html")
     assert decoded(browser, "cpu/eager/gone-op/bf16", "seconds")[1] is None
     assert decoded(browser, "virtual:<b>x</b>/eager/new-op/bf16", "seconds")[0] is None
-    find = "ampbench.data.series.findIndex((_, s) => ampbench.name(s) === 'cpu/eager/mm-16/fp16')"
-    assert browser.evaluate(f"ampbench.columns({find}).reason(1)").startswith("no cast was seen")
-    assert browser.evaluate(f"ampbench.columns({find}).verdicts") == ["slower", "invalid"]
+    columns = f"ampbench.columns({place('cpu/eager/mm-16/fp16')})"
+    assert browser.evaluate(f"{columns}.reason(1)").startswith("no cast was seen")
+    assert browser.evaluate(f"{columns}.verdicts") == ["slower", "invalid"]
 
 
 def test_the_band_is_what_an_alert_must_exceed(tmp_path: Path, browser: Any) -> None:
@@ -209,8 +213,7 @@ def test_the_band_is_what_an_alert_must_exceed(tmp_path: Path, browser: Any) -> 
     ]
     build(paths, tmp_path / "site")
     browser.open(tmp_path / "site/bench_history.html")
-    find = "ampbench.data.series.findIndex((_, s) => ampbench.name(s) === 'cpu/eager/mm-512/fp32')"
-    run_group, low, high = browser.evaluate(f"ampband({find}, 0).at(-1)")
+    run_group, low, high = browser.evaluate(f"ampband({place('cpu/eager/mm-512/fp32')}, 0).at(-1)")
     before = times[run_group - alerts.BASELINE : run_group]
     move = alerts.moved([*before, 2e-3, 2e-3, 2e-3])
     assert run_group == 39
