@@ -299,6 +299,10 @@ class Amp:
         shown = [str(value) if isinstance(value, torch.dtype) else repr(value) for value in (got, want)]
         self.check(got == want, what, f"got {shown[0]}; expected {shown[1]}")
 
+    def assert_received(self, overload: str, call: Callable[[], Any], want: tuple[str, ...], of: str = "") -> None:
+        """Note where an overload's kernel receives other dtypes in a call in the current region, which is `of` what."""
+        self.assert_equal(f"dtypes {overload} receives{of}", self.received(overload, call), want)
+
     def assert_state(self, when: str, want: tuple[bool, torch.dtype, bool], depth: int | None = None) -> None:
         """Note where the state, the dtype in which it has a product run, or the nesting depth is another one."""
         self.assert_equal(f"state {when}", self.state(), want)

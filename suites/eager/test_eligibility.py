@@ -43,8 +43,8 @@ def test_never_cast(amp: Amp, kind: str) -> None:
     x = _tensor(amp, INELIGIBLE[kind], 3, 3)
     own = name_of(x.dtype)
     with amp.region():
-        amp.assert_equal("dtypes mm receives", amp.received("mm", lambda: torch.mm(x, x)), (own, own))
-        amp.assert_equal("dtypes mse_loss receives", amp.received("mse_loss", lambda: mse_loss(x, x)), (own, own))
+        amp.assert_received("mm", lambda: torch.mm(x, x), (own, own))
+        amp.assert_received("mse_loss", lambda: mse_loss(x, x), (own, own))
         got = amp.observe(lambda: torch.sum(x, 0), x)
         amp.assert_equal("casts made for sum", len(got.casts), 0)
         told = [kernel.dtype_kwarg for kernel in got.kernels if kernel.overload == "sum.dim_IntList"]
@@ -83,10 +83,8 @@ def test_eight_bits(amp: Amp) -> None:
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         x = _tensor(amp, dtype, 3, 3)
         with amp.region():
-            found = amp.received("mm", lambda x=x: torch.mm(x, x))
-            amp.assert_equal(f"dtypes mm receives of {dtype}", found, (low, low))
-            got = amp.received("mse_loss", lambda x=x: mse_loss(x, x))
-            amp.assert_equal(f"dtypes mse_loss receives of {dtype}", got, ("fp32", "fp32"))
+            amp.assert_received("mm", lambda x=x: torch.mm(x, x), (low, low), f" of {dtype}")
+            amp.assert_received("mse_loss", lambda x=x: mse_loss(x, x), ("fp32", "fp32"), f" of {dtype}")
 
 
 @scenario()
@@ -96,13 +94,10 @@ def test_other_device(amp: Amp) -> None:
     x, own = torch.empty(3, 3, device=elsewhere), amp.rand(3, 3)
     low = name_of(amp.dtype)
     with amp.region():
-        got = amp.received("mm", lambda: torch.mm(x, x))
-        amp.assert_equal(f"dtypes mm receives of {elsewhere} tensors", got, ("fp32", "fp32"))
+        amp.assert_received("mm", lambda: torch.mm(x, x), ("fp32", "fp32"), f" of {elsewhere} tensors")
         lower = x.to(amp.dtype)
-        got = amp.received("mse_loss", lambda: mse_loss(lower, lower))
-        amp.assert_equal(f"dtypes mse_loss receives of {elsewhere} tensors", got, (low, low))
-        got = amp.received("mm", lambda: torch.mm(own, x))
-        amp.assert_equal(f"dtypes mm receives of a {amp.type} and a {elsewhere} tensor", got, (low, "fp32"))
+        amp.assert_received("mse_loss", lambda: mse_loss(lower, lower), (low, low), f" of {elsewhere} tensors")
+        amp.assert_received("mm", lambda: torch.mm(own, x), (low, "fp32"), f" of a {amp.type} and a {elsewhere} tensor")
         amp.assert_equal(f"dtype of a product of {elsewhere} tensors", torch.mm(x, x).dtype, torch.float32)
 
 
@@ -129,9 +124,8 @@ def test_absent_tensors(amp: Amp) -> None:
     low = name_of(amp.dtype)
     linear = torch.nn.functional.linear
     with amp.region():
-        amp.assert_equal("dtypes linear receives", amp.received("linear", lambda: linear(x, weight)), (low, low))
-        got = amp.received("linear", lambda: linear(x, weight, bias))
-        amp.assert_equal("dtypes linear receives with a bias", got, (low, low, low))
+        amp.assert_received("linear", lambda: linear(x, weight), (low, low))
+        amp.assert_received("linear", lambda: linear(x, weight, bias), (low, low, low), " with a bias")
         amp.assert_equal("dtype of linear without a bias", linear(x, weight, None).dtype, amp.dtype)
 
 
@@ -141,8 +135,7 @@ def test_scalars(amp: Amp) -> None:
     low = name_of(amp.dtype)
     zero, matrix = amp.rand(dtype=amp.dtype), amp.rand(3, 3)
     with amp.region():
-        got = amp.received("mse_loss", lambda: mse_loss(zero, zero))
-        amp.assert_equal("dtypes mse_loss receives of 0-dimensional tensors", got, ("fp32", "fp32"))
+        amp.assert_received("mse_loss", lambda: mse_loss(zero, zero), ("fp32", "fp32"), " of 0-dimensional tensors")
         got = amp.received("addmm", lambda: torch.addmm(matrix, matrix, matrix, beta=0.5, alpha=2))
         amp.assert_equal("dtypes addmm receives with beta and alpha", got, (low, low, low))
         amp.assert_equal("dtype of a sum with a Python number", (matrix + 1.5).dtype, torch.float32)
@@ -154,19 +147,16 @@ def test_lists(amp: Amp) -> None:
     """Each eligible tensor of a list is cast, the others are not (autocast_mode.h, cached_cast of lists)."""
     single, lower, double = amp.rand(3, 3), amp.rand(3, 3, dtype=amp.dtype), _tensor(amp, torch.float64, 3, 3)
     low = name_of(amp.dtype)
-    policies = amp.policies
+    policies, multi_dot = amp.policies, torch.linalg.multi_dot
     with amp.region():
         if policies.get("linalg_multi_dot") == "downcast":
-            got = amp.received("linalg_multi_dot", lambda: torch.linalg.multi_dot([single, lower, single]))
-            amp.assert_equal("dtypes multi_dot receives", got, (low, low, low))
+            amp.assert_received("linalg_multi_dot", lambda: multi_dot([single, lower, single]), (low, low, low))
             got = amp.received("linalg_multi_dot", lambda: torch.linalg.multi_dot([single, double, lower]))
             amp.assert_equal("dtypes multi_dot receives with float64", got, (low, "fp64", low))
         if policies.get("cat") == "promote":
             for name, op in (("cat", torch.cat), ("stack", torch.stack)):
-                got = amp.received(name, lambda op=op: op([lower, single, lower]))
-                amp.assert_equal(f"dtypes {name} receives", got, ("fp32", "fp32", "fp32"))
-                got = amp.received(name, lambda op=op: op([lower, lower]))
-                amp.assert_equal(f"dtypes {name} receives of low tensors alone", got, (low, low))
+                amp.assert_received(name, lambda op=op: op([lower, single, lower]), ("fp32", "fp32", "fp32"))
+                amp.assert_received(name, lambda op=op: op([lower, lower]), (low, low), " of low tensors alone")
                 got = amp.received(name, lambda op=op: op([lower, double, single]))
                 amp.assert_equal(f"dtypes {name} receives with float64", got, ("fp32", "fp64", "fp32"))
         amp.assert_equal("dtype of cat of float32 and low", torch.cat([lower, single]).dtype, torch.float32)
@@ -190,8 +180,7 @@ def test_requires_grad_is_no_matter(amp: Amp) -> None:
     for needed in (False, True):
         x, lower = amp.rand(3, 3, requires_grad=needed), amp.rand(3, 3, dtype=amp.dtype, requires_grad=needed)
         with amp.region():
-            got = amp.received("mm", lambda x=x: torch.mm(x, x))
-            amp.assert_equal(f"dtypes mm receives, requires_grad={needed}", got, (low, low))
+            amp.assert_received("mm", lambda x=x: torch.mm(x, x), (low, low), f", requires_grad={needed}")
             got = amp.received("mse_loss", lambda x=lower: mse_loss(x, x))
             amp.assert_equal(f"dtypes mse_loss receives, requires_grad={needed}", got, ("fp32", "fp32"))
 
