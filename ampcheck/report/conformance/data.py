@@ -178,19 +178,23 @@ def letters(statuses: Iterable[str]) -> str:
     return "".join(out)
 
 
-def _run(run: Run, keys: Sequence[str]) -> dict[str, Any]:
-    found = run.results
+def facts(run: Run) -> dict[str, Any]:
+    """Return what pages and scripts say of a run: when and with which torch it ran, and how far."""
     return {
         "started": str(run.header.get("started", "")),
         "torch": str(run.header.get("versions", {}).get("torch", "")),
-        "file": ", ".join(part["file"] for part in run.header.get("parts", [{"file": run.path.name}])),
-        "devices": devices(run),
-        "expected": expected(run),
         "ran": ran(run),
+        "expected": expected(run),
         "interrupted": interrupted(run),
         "note": run.note,
-        "statuses": letters(found[key].status if key in found else "" for key in keys),
     }
+
+
+def _run(run: Run, keys: Sequence[str]) -> dict[str, Any]:
+    found = run.results
+    file = ", ".join(part["file"] for part in run.header.get("parts", [{"file": run.path.name}]))
+    statuses = letters(found[key].status if key in found else "" for key in keys)
+    return {**facts(run), "file": file, "devices": devices(run), "statuses": statuses}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote, urlencode
 
 from ampcheck.errors import UsageError
-from ampcheck.report.conformance.data import SHOWN, Status, number, run_names
+from ampcheck.report.conformance.data import SHOWN, Status, facts, number, run_names
 from ampcheck.report.history import History, expected, is_red, ran, reproduced, stale, virtual
 from ampcheck.runner import summarize as comparing
 from ampcheck.runner.deviations import Deviation
@@ -241,16 +241,7 @@ def used(counts: Counter[str]) -> list[Status]:
 
 
 def _summary(run: Run, name: str) -> dict[str, object]:
-    return {
-        "name": name,
-        "started": str(run.header.get("started", "")),
-        "torch": str(run.header.get("versions", {}).get("torch", "")),
-        "on": _on(run),
-        "ran": ran(run),
-        "expected": expected(run),
-        "interrupted": interrupted(run),
-        "note": run.note,
-    }
+    return {"name": name, "on": _on(run), **facts(run)}
 
 
 def _on(run: Run) -> str:
