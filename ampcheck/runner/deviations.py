@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from fnmatch import translate
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from glob import escape
 from heapq import heapify, heappop, heappush
 from importlib.metadata import PackageNotFoundError, distributions, version
@@ -251,17 +251,11 @@ def load(path: Path, names: Collection[str] | None = None, *, what: str = "devia
         what: "baseline" for a file that may be a plain list, as `ampcheck waivers baseline` wrote before.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        plain = what == "baseline" and not re.search(r"^\[\[", text, re.MULTILINE)
-        entries = {"deviation": _of_list(path, text)} if plain else tomllib.loads(text)
+        out = _entries(path, path.read_text(encoding="utf-8"), what)
     except OSError as error:
         raise UsageError(f"the {what} {path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"the {what} {path} is not valid TOML: {error}") from error
-    unknown = [key for key in entries if key != "deviation"]
-    if unknown or not isinstance(entries.get("deviation", []), list):
-        raise UsageError(f"{path}: expected [[deviation]] tables only, found {', '.join(unknown) or 'another form'}")
-    out = [_entry(path, number, raw) for number, raw in enumerate(entries.get("deviation", []), 1)]
     here = [deviation for deviation in out if deviation.applies()]
     ids = [deviation.id for deviation in here if deviation.kind != "baseline"]
     for deviation in out:
@@ -274,6 +268,17 @@ def load(path: Path, names: Collection[str] | None = None, *, what: str = "devia
     if repeated := [key for key, count in keys.items() if count > 1]:
         raise UsageError(f"{path}: {repeated[0]} occurs in the baseline more than once")
     return here
+
+
+@lru_cache(64)  # several devices share a file, and a command asks for each device
+def _entries(path: Path, text: str, what: str) -> tuple[Deviation, ...]:
+    """Return every entry of a file with a text, whether it applies here or not."""
+    plain = what == "baseline" and not re.search(r"^\[\[", text, re.MULTILINE)
+    entries = {"deviation": _of_list(path, text)} if plain else tomllib.loads(text)
+    unknown = [key for key in entries if key != "deviation"]
+    if unknown or not isinstance(entries.get("deviation", []), list):
+        raise UsageError(f"{path}: expected [[deviation]] tables only, found {', '.join(unknown) or 'another form'}")
+    return tuple(_entry(path, number, raw) for number, raw in enumerate(entries.get("deviation", []), 1))
 
 
 _HEAD = re.compile(rf"(?P<key>\S+): (?P<status>{'|'.join(EXCUSED_BY_BASELINE)})")

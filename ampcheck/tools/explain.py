@@ -225,10 +225,11 @@ def _comes_out(overload: str, sample: Sample | None, expected: Expectation) -> s
 def deviations(overload: str, policy: str, devices: Iterable[Device]) -> dict[Deviation, int]:
     """Return the known deviations that speak of cases of an overload on some devices, with how many cases."""
     out: dict[Deviation, int] = {}
+    devices = list(devices)
+    known = KnownDeviations(devices)
     for device in devices:
-        deviations = KnownDeviations([device])
         for case in op_cases(device, policy, only=overload):
-            for found in deviations.of(device.name, case.name):
+            for found in known.of(device.name, case.name):
                 out[found] = out.get(found, 0) + 1
     return out
 
