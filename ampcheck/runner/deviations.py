@@ -42,7 +42,7 @@ from packaging.utils import canonicalize_name
 from ampcheck import samples
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import lacks
-from ampcheck.devices.registry import OWN
+from ampcheck.devices.registry import OWN, known
 from ampcheck.errors import UsageError
 from ampcheck.observe.dispatcher import compiled
 from ampcheck.runner.record import BASELINE, RED, Result, Run, cause_of, counted, first_line, normalised, varying
@@ -261,7 +261,7 @@ def load(path: Path, names: Collection[str] | None = None, *, what: str = "devia
     for deviation in out:
         if ids.count(deviation.id) > 1:
             raise UsageError(f"{path}: deviation {deviation.id!r} is in the file more than once")
-        if names is not None and (unknown := [name for name in deviation.devices if name not in names]):
+        if names is not None and (unknown := [name for name in deviation.devices if name not in (*names, OTHERS)]):
             where = f"{path}: deviation {deviation.id!r}"
             raise UsageError(f"{where}: there is no device named {unknown[0]!r}; there are {', '.join(names)}")
     keys = Counter(key for deviation in out if deviation.kind == "baseline" for key in deviation.cases)
@@ -408,6 +408,10 @@ def shown_path(path: Path) -> str:
     return path.relative_to(_ROOT).as_posix() if path.is_relative_to(_ROOT) else str(path)
 
 
+OTHERS = "others"
+"""In `devices` of PyTorch's own files: no device of this package, so that those of other packages alone inherit it."""
+
+
 class KnownDeviations:
     """The deviations that apply to some devices, looked up by case.
 
@@ -480,7 +484,7 @@ class KnownDeviations:
             by_rule[name.partition("/")[0]].append(name)
         out: dict[str, list[str]] = {}
         for deviation in self.all():
-            if deviation.file in left_out:
+            if deviation.file in left_out or deviation.inherited:
                 continue
             unmatched = out.setdefault(f"{deviation.file}: deviation {deviation.id!r}", [])
             tokens = {d.token for d in self._devices.values() if d.name in deviation.devices}
@@ -511,8 +515,22 @@ def _on(device: Device, entries: Iterable[Deviation]) -> list[Deviation]:
     """Return PyTorch's own entries as they apply to a device.
 
     A device of another package inherits each of them. Its author can mend none, and may have kernels that are right.
+    So does CUDA what is said of the virtual device that stands for it, whose autocast and compilers are the same.
     """
-    return named(device, entries) if device.name in OWN else [replace(entry, inherited=True) for entry in entries]
+    entries = list(entries)
+    if device.name not in OWN:
+        return [replace(entry, inherited=True) for entry in entries]
+    twin = known().get(f"virtual:{device.name}")
+    if twin is None:
+        return named(device, entries)
+    found = []
+    for entry in entries:
+        cases = tuple(re.sub(f"-{twin.token}$", f"-{device.token}", glob) for glob in entry.cases)
+        if named(device, [entry]) and cases == entry.cases:
+            found.append(entry)
+        elif named(device, [entry]) or named(twin, [entry]):
+            found.append(replace(entry, inherited=True, devices=(), cases=cases))
+    return found
 
 
 # ---- entries for the failing cases of a run

@@ -420,6 +420,9 @@ class OnCpu(Theirs):
 
 HOOKS, CACHE = "autodiff/what_a_hook_sees-unkept-fp16-{}", "cache/changed_weight-data-fp16-{}"
 TWICE, MIXED = "nesting/one_object_inside_itself-fp16-{}", "promote/addcmul-bf16-fp16-{}"
+FAKE, LISTED = "jit/downcast/conv2d-fp32-traced-fp16-{}", "jit/downcast/einsum-fp32-script-fp16-{}"
+COPIED = "holders/overlap-as_class-with-nested-pickled-fp16-{}"
+SHARED = "unscale/one_gradient_tensor_for_two-default-fp16-{}"
 
 
 def inherited(device: Device, case: str) -> list[tuple[str, bool]]:
@@ -436,6 +439,8 @@ def test_a_third_partys_device_inherits_what_is_pytorchs(
     assert inherited(Theirs(), TWICE) == [("region-object-entered-twice", True)]
     assert inherited(Theirs(), CACHE) == ([("stale-cached-weight", True)] if made_of_helpers else [])
     assert inherited(Theirs(), MIXED) == ([("promote-mixed-low", True)] if made_of_helpers else [])
+    assert inherited(Theirs(), COPIED) == [("region-object-not-copied", True)]
+    assert inherited(Theirs(), SHARED) == [("shared-gradient-unscaled-twice", True)]
     assert inherited(OnCpu(), CACHE) == [("stale-cached-weight", True)]
     assert inherited(OnCpu(), HOOKS) == [("cache-setting-not-in-backward-threads", True)]
 
@@ -443,8 +448,12 @@ def test_a_third_partys_device_inherits_what_is_pytorchs(
 def test_on_this_packages_devices_pytorchs_entries_are_strict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deviations, "compiled", lambda key: True)
     assert inherited(known()["cpu"], HOOKS) == []  # it names CUDA and jax
+    assert inherited(known()["cpu"], SHARED) == [("shared-gradient-unscaled-twice", False)]
     assert inherited(known()["cpu"], CACHE) == [("stale-cached-weight", False)]
+    assert inherited(known()["cuda"], FAKE) == [("trace-of-fake-convolutions", True)]  # as the virtual one
+    assert inherited(known()["cuda"], LISTED) == [("script-lower-precision-list", True)]
     assert inherited(known()["jax"], HOOKS) == [("cache-setting-not-in-backward-threads", False)]
+    assert inherited(known()["jax"], COPIED) == []
     assert inherited(known()["jax"], CACHE) == []  # its kernels are Python's
     assert set(known()) >= OWN
     assert "theirs" not in OWN

@@ -18,6 +18,7 @@ class Cuda(Device):
     compilers = (*ANYWHERE, "inductor", "packaged")
     type = "cuda"
     key = "AutocastCUDA"
+    refusals = (r"not implemented for '\w+'",)  # the kernel has no instance for the dtype
     deviations = Path(__file__).parent / "deviations.toml"
 
     def unavailable(self) -> str | None:
