@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,8 +14,9 @@ from ampcheck.checks.amp import Amp
 from ampcheck.checks.scenario import DeviceAmp
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.registry import known
-from ampcheck.errors import CheckFailure, HarnessError, Unsupported
+from ampcheck.errors import Broken, CheckFailure, HarnessError, Unsupported
 from ampcheck.observe.isolation import reset
+from ampcheck.tools.power import kernels
 
 
 def test_depth_and_threads() -> None:
@@ -123,3 +126,134 @@ def test_what_raises_everywhere_is_unsupported(blind: DeviceAmp) -> None:
     assert blind.assert_cast("it", failing(outside=True)) == ([], False)
     with pytest.raises(Unsupported, match="ValueError: no"):
         blind.finish()
+
+
+def warning(text: str = "", kind: type[Warning] = UserWarning) -> Callable[[], int]:
+    """A call that gives a warning, if it has a text, and returns 3."""
+    return lambda: (warnings.warn(text, kind, stacklevel=1) if text else None, 3)[1]
+
+
+ONE, LOW = torch.ones(1), (True, torch.bfloat16, True)
+ASSERTED: dict[str, tuple[Callable[[Amp], object], str]] = {
+    "near": (lambda amp: amp.assert_close("it", ONE, ONE + 1e-6), ""),
+    "far": (lambda amp: amp.assert_close("it", ONE, ONE + 1e-3), "it: differs by 0.0005; at most 1e-05 is expected"),
+    "at the limit": (lambda amp: amp.assert_close("it", ONE, ONE * 3, 0.5), ""),
+    "absent": (lambda amp: amp.assert_close("it", None, ONE), "it: there is none"),
+    "other dtype": (lambda amp: amp.assert_close("it", ONE, ONE.double()), "it: got [1] torch.float32; expected [1]"),
+    "other shape": (lambda amp: amp.assert_close("it", ONE, ONE[None]), "it: got [1] torch.float32; expected [1, 1]"),
+    "wanted none": (lambda amp: amp.assert_identical("it", ONE, None), "whether there is a it: got True; expected Fal"),
+    "equal": (lambda amp: amp.assert_equal("it", "a", "a"), ""),
+    "unequal": (lambda amp: amp.assert_equal("it", "a", torch.half), "it: got 'a'; expected torch.float16"),
+    "state": (lambda amp: amp.assert_state("now", LOW, 1), ""),
+    "state outside": (lambda amp: amp.thread(lambda: amp.assert_state("now", (False, LOW[1], True), 0)), ""),
+    "other state": (lambda amp: amp.assert_state("now", (False, LOW[1], True)), "state now: got (True, "),
+    "other depth": (lambda amp: amp.assert_state("now", LOW, 0), "nesting depth now: got 1; expected 0"),
+    "raises": (lambda amp: amp.assert_raises("it", ValueError, "no", failing(outside=True)), ""),
+    "raises otherwise": (
+        lambda amp: amp.assert_raises("it", KeyError, "no", failing(outside=True)),
+        "it: raised ValueError 'no'; expected KeyError",
+    ),
+    "says otherwise": (
+        lambda amp: amp.assert_raises("it", ValueError, "yes", failing(outside=True)),
+        "it: raised ValueError 'no'; expected it to say 'yes'",
+    ),
+    "raises nothing": (
+        lambda amp: amp.assert_raises("it", ValueError, "no", lambda: 3),
+        "it: raised nothing; expected ValueError saying 'no'",
+    ),
+    "warns": (lambda amp: amp.assert_warns("it", UserWarning, "no", warning("so no")), ""),
+    "warns otherwise": (
+        lambda amp: amp.assert_warns("it", FutureWarning, "no", warning("no")),
+        "it: warned of UserWarning 'no'; expected FutureWarning saying 'no'",
+    ),
+    "warns in other words": (
+        lambda amp: amp.assert_warns("it", UserWarning, "yes", warning("no")),
+        "it: warned of UserWarning 'no'; expected UserWarning saying 'yes'",
+    ),
+    "warns of nothing": (
+        lambda amp: amp.assert_warns("it", UserWarning, "yes", warning()),
+        "it: warned of nothing; expected UserWarning saying 'yes'",
+    ),
+    "quiet": (lambda amp: amp.assert_no_warning("it", warning()), ""),
+    "not quiet": (
+        lambda amp: amp.assert_no_warning("it", warning("no")),
+        "it: warned of UserWarning 'no'; expected no warning",
+    ),
+    "noted": (lambda amp: amp.note("it", ["it is wrong", "so is this"]), "it is wrong"),
+    "nothing noted": (lambda amp: amp.note("it", []), ""),
+}
+"""By name, a comparison in a region of bfloat16, and how what it notes starts; "" where all is right."""
+
+
+@pytest.mark.parametrize("name", ASSERTED)
+def test_what_a_comparison_notes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    compare, said = ASSERTED[name]
+    run, program = DeviceAmp(known()["cpu"], "bf16"), Amp("cpu", torch.bfloat16, torch.bfloat16)
+    for amp in (run, program):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            compare(amp)
+    assert bool(run.differences) == bool(program.differences) == bool(said)
+    assert not said or str(run.differences[0]).startswith(said)
+    lines = capsys.readouterr().out.splitlines()
+    # The program of a case prints each comparison: ok or FAIL, what it is about, and what was found.
+    assert ("FAIL" in "".join(lines)) == bool(said)
+    assert all(line.startswith(("ok  ", "FAIL")) for line in lines)
+    assert "ok  " in "".join(lines) or said
+
+
+@pytest.mark.parametrize("depth", [None, 0])
+def test_a_depth_is_compared_where_one_is_given(depth: int | None) -> None:
+    amp = DeviceAmp(known()["cpu"], "bf16")
+    amp.assert_state("now", (False, torch.bfloat16, True), depth)
+    assert (amp.looked_at, amp.differences) == (2 if depth is None else 3, [])
+
+
+def product(device: str = "cpu") -> torch.Tensor:
+    return torch.mm(torch.ones(2, 2, device=device), torch.ones(2, 2, device=device))
+
+
+def raising_later() -> Callable[[], torch.Tensor]:
+    """A call that raises from the second time on, which is the first without explicit casts."""
+    calls: list[int] = []
+
+    def call() -> torch.Tensor:
+        calls.append(1)
+        if len(calls) > 1:
+            raise ValueError("no")
+        return torch.ones(1)
+
+    return call
+
+
+CAST: dict[str, tuple[str, Callable[[], object], str, bool, str]] = {
+    "right": ("cpu", product, "", True, ""),
+    "no policy": ("cpu", lambda: torch.relu(torch.ones(2)), "", False, ""),
+    "other value": ("cpu", product, kernels.QUARTER, True, "output 0 of it differs from the same op"),
+    "other dtype": ("cpu", product, "wrong dtype", True, "output 0 of it is fp64"),
+    "other casts": ("cpu", product, kernels.DROPPED, True, "ops with a policy in it, with the dtypes they received"),
+    "raises inside": ("cpu", raising_later(), "", False, "it raised ValueError: no; the same call on explicit"),
+    "raises anywhere": ("cpu", failing(outside=True), "", False, ""),
+    "right without values": ("virtual:cuda", lambda: product("cuda"), "", True, ""),
+    "appended": ("virtual:cuda", lambda: torch.norm(torch.ones(2, device="cuda")), "", True, ""),
+    "raises anywhere without values": ("virtual:cuda", failing(outside=True), "", False, "it ran no op with a policy"),
+}
+"""By name, a device, a call, how its kernel is changed, whether an op with a policy ran, and what is noted first."""
+
+
+@pytest.mark.parametrize("name", CAST)
+def test_a_call_in_a_region_is_compared_with_explicit_casts(name: str) -> None:
+    device, call, change, decided, said = CAST[name]
+    amp = DeviceAmp(known()[device], "bf16")
+    mutant = kernels.KernelMutant("cpu", "cpu", "AutocastCPU", "mm", "downcast", change)
+    with amp.activate(), kernels.injected(mutant) if change else nullcontext():
+        assert amp.assert_cast("it", call)[1] is decided
+    assert str(amp.differences[0] if amp.differences else "").startswith(said)
+    assert bool(amp.differences) == bool(said)
+
+
+def test_a_call_that_has_to_run_ends_the_scenario() -> None:
+    with pytest.raises(Broken, match="it raises that without autocast, too"):
+        DeviceAmp(known()["cpu"], "bf16").assert_cast("it", failing(outside=True), runs=True)
+    amp = DeviceAmp(known()["cpu"], "bf16")
+    amp.assert_cast("it", raising_later(), runs=True)
+    assert amp.differences

@@ -68,6 +68,11 @@ EQUIVALENT: Sequence[tuple[str, str, str]] = (
     (_SHARDED + r"update: torch\._amp_update_scale_", "", "it runs for a scale on a GPU alone"),
     # checkpoints
     (r"checkpoint:_get_autocast_kwargs: def ", "^`'cuda_'` for `'cuda'`$", _EVERY_CALLER),
+    (
+        r"checkpoint:_checkpoint_without_reentrant_generator: with torch\.random\.fork_rng",
+        r"^`torch\.random\.fork_rng\(devices=rng_devices, enabled=preserve_rng_state\)` for",
+        "there are no devices to keep a random state of, except on a GPU other than CUDA's",
+    ),
     # compilers
     (r"utils:_get_autocast_states: ", r"for `torch\.is_autocast_enabled\('cuda'\)`$", "no argument means 'cuda'"),
     (

@@ -280,6 +280,24 @@ def test_tensors_of_the_host(amp: Amp, reentrant: bool) -> None:
     amp.assert_equal("dtypes of gradients", [getattr(t.grad, "dtype", None) for t in (x, weight)], [torch.float32] * 2)
 
 
+@scenario(reentrant=BOTH, types=("cpu",), values=True)
+def test_tensors_without_autocast(amp: Amp, reentrant: bool) -> None:
+    """Where the tensors' type has no autocast, the CPU's state is replayed all the same (_get_autocast_kwargs)."""
+    seen: list[tuple[object, ...]] = []
+    x = torch.ones(3, 3, device="meta", requires_grad=True)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        seen.append((amp.state(), amp.probe(), amp.depth()))
+        return torch.sin(torch.mm(x, x))
+
+    with amp.region(cache_enabled=False):
+        out = checkpoint(function, x, use_reentrant=reentrant)
+    out.sum().backward()
+    amp.assert_equal("states and dtypes in both passes", [found[:2] for found in seen], [seen[0][:2]] * 2)
+    amp.assert_equal("state and dtype in the forward pass", seen[0], ((True, amp.dtype, False), amp.dtype, 1))
+    amp.assert_equal("device of the gradient", x.grad is not None and x.grad.is_meta, True)
+
+
 # ---- how often and how far a function runs
 def _require_safe_hook_exceptions(amp: Amp) -> None:
     """Raise Unsupported where an exception in a hook of the backward pass cannot be tried."""
