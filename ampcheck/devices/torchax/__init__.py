@@ -30,6 +30,10 @@ OLDEST = "0.0.14.dev20260814"
 """The first torchax that can be imported on torch 2.13, where named tensors are gone (google/torchax#102)."""
 
 
+STRIDES = {"strides": "JAX gives its arrays one memory layout, and torchax tells the strides of that"}
+REGION = {"region": "torchax answers for ops before PyTorch's autocast kernels do; docs/torchax.md has what follows"}
+
+
 class TorchTorchax(Device):
     """torchax's tensors under `torch.autocast("jax")`."""
 
@@ -42,6 +46,7 @@ class TorchTorchax(Device):
     backend = "torchax"
     observes_composite_ops = False
     refusals = (r"Operator with name \S+ has no lowering",)
+    known_preflight = STRIDES | REGION
     without_autograd = "torchax takes gradients with JAX; most of what it answers for is no node of autograd's graph"
     setup = ("import jax", "import torchax", 'jax.config.update("jax_enable_x64", True)', "torchax.enable_globally()")
 
@@ -127,6 +132,7 @@ class Torchax(TorchTorchax):
     default_amp = "bf16"
     deviations = Path(__file__).parent / "deviations.toml"
     region = "torchax.amp.autocast"
+    known_preflight = STRIDES
 
     def autocast(self, dtype: str | None = None, *, enabled: bool = True, cache_enabled: bool | None = None) -> Any:
         """Return a region of torchax's own. It takes no `enabled`: without a dtype it is off. It caches nothing."""
