@@ -9,7 +9,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from scripts.jax_coverage import driver, page, samples
+from scripts.jax_coverage import driver, page, records, samples
 from scripts.jax_coverage.records import WAYS, Book, Row
 
 _KEPT = Path("reports/jax_ops.json")
@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     if unknown := set(ways) - set(WAYS):
         sys.exit(f"--ways: no implementation is called {', '.join(sorted(unknown))}; known: {', '.join(WAYS)}")
     try:
-        book = Book.read(options.json)
+        book = records.read(options.json)
     except ValueError as error:
         sys.exit(str(error))
     jobs = _jobs(options, ways, book)
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         print("interrupted; what was measured is kept in", options.json, file=sys.stderr)
         return 130
     for way in WAYS:
-        run, agree, ops, whole = page.totals(book.rows(way))
+        run, agree, ops, whole = page.totals(records.measured(book, way))
         print(f"{way}: {agree} of {run} samples agree, all of {whole} of {ops} ops")
     if options.write:
         versions = {name: version(name).partition("+")[0] for name in ("torch", "jax", "torchax")}
@@ -49,8 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, default=_KEPT, metavar="FILE", help=f"where figures are kept ({_KEPT})")
     parser.add_argument("--ways", default=",".join(WAYS), help="what to measure: jax,torchax")
     parser.add_argument("--ops", help="only these OpInfos, as name or name.variant, separated by commas")
-    parser.add_argument("--only-failing", action="store_true", help="only ops that do not fully agree so far")
-    parser.add_argument("--only-new", action="store_true", help="only ops without figures kept")
+    parser.add_argument("--only-failing", action="store_true", help="only ops of which not all agreed so far")
     parser.add_argument("--no-run", action="store_true", help="measure nothing; write the page from the figures kept")
     parser.add_argument("--samples", type=int, default=6, help="at most so many samples an op (6)")
     parser.add_argument("--seconds", type=float, default=90.0, help="at most so long for one op (90)")
@@ -69,9 +68,7 @@ def _jobs(options: argparse.Namespace, ways: list[str], book: Book) -> list[tupl
         names = wanted
     jobs = [(way, name) for way in ways for name in names]
     if options.only_failing:
-        jobs = [(way, name) for way, name in jobs if (row := book.get(way, name)) is None or not row.whole]
-    if options.only_new:
-        jobs = [(way, name) for way, name in jobs if book.get(way, name) is None]
+        jobs = [(way, name) for way, name in jobs if (row := book.get((way, name))) is None or not row.whole]
     return jobs
 
 
@@ -81,17 +78,17 @@ def _measure(jobs: list[tuple[str, str]], settings: driver.Settings, book: Book,
     def took(row: Row) -> None:
         nonlocal done, saved
         done += 1
-        book.put(row)
+        book[row.way, row.op] = row
         if not row.whole:
             print(f"{done}/{len(jobs)} {row.way} {row.op}: {row.agreeing} of {row.run}: {row.reason[:160]}", flush=True)
         if time.monotonic() - saved > 10:
             saved = time.monotonic()
-            book.write(kept)
+            records.write(book, kept)
 
     try:
         driver.sweep(jobs, settings, took)
     finally:
-        book.write(kept)
+        records.write(book, kept)
 
 
 if __name__ == "__main__":

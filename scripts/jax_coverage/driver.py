@@ -1,4 +1,8 @@
-"""Runs workers side by side, so that an op that ends its process or hangs costs that one op."""
+"""Measures ops in processes side by side, so that an op that ends its process or hangs costs that one op.
+
+As a process it gets a way, a number of samples and the ops, and answers JSON objects in lines: {"reason":
+"…"} or {"refused": true} for each sample, and {"done": true} after each op.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from ampcheck.runner.worker import Worker
-from scripts.jax_coverage.records import Row, Sample
+from ampcheck.runner.worker import Channel, Worker
+from scripts.jax_coverage.records import Row
 
-COMMAND = (sys.executable, "-m", "scripts.jax_coverage.worker")
-_RENEWED = 100  # ops a worker measures before another takes its place: compiled programs take memory
-_STARTING_S = 180.0
+COMMAND = (sys.executable, "-m", "scripts.jax_coverage.driver")
+_RENEWED = 100  # ops a process measures before another takes its place: compiled programs take memory
+_STARTING_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,91 +31,70 @@ class Settings:
 
 
 def sweep(jobs: Sequence[tuple[str, str]], settings: Settings, done: Callable[[Row], None]) -> None:
-    """Measure (way, op) pairs; `done` is given each row, one at a time. Raises RuntimeError if a worker cannot start.
+    """Measure (way, op) pairs; `done` is given each row, one at a time."""
+    lock, stopping = threading.Lock(), threading.Event()
+    by_way: dict[str, list[str]] = {}
+    for way, op in jobs:
+        by_way.setdefault(way, []).append(op)
 
-    Each process takes the next pair, of one way first, so that none waits while work is left.
-    """
-    waiting, lock, stopping = iter(jobs), threading.Lock(), threading.Event()
-
-    def share() -> None:
-        """Take pairs and have this thread's worker measure them."""
-        worker: Worker | None = None
-        current, count = "", 0
-        try:
-            while not stopping.is_set():
-                with lock:
-                    job = next(waiting, None)
-                if job is None:
-                    return
-                way, op = job
-                if worker is not None and (way != current or count >= _RENEWED):
-                    worker.stop()
-                    worker = None
-                if worker is None:
-                    worker, current, count = _started(way, settings), way, 0
-                count += 1
-                row, alive = measured(worker, way, op, settings.seconds, stopping)
-                worker = worker if alive else None
-                if row is not None:
-                    with lock:
-                        done(row)
-        except BaseException:
-            stopping.set()
-            raise
-        finally:
-            if worker is not None:
-                worker.stop()
+    def share(way: str, left: list[str]) -> None:
+        """Have processes measure ops one after the other, a new one where the last ended or was ended."""
+        while left and not stopping.is_set():
+            with Worker([*settings.command, way, str(settings.samples), *left]) as worker:
+                late, alive = _STARTING_S, True
+                while left and alive:
+                    row = Row(left.pop(0), way)
+                    alive = _measured(worker, row, settings.seconds, late, stopping)
+                    late = 0.0
+                    if not stopping.is_set():
+                        with lock:
+                            done(row)
 
     with ThreadPoolExecutor(settings.processes) as pool:
+        parts = [(way, ops[i : i + _RENEWED]) for way, ops in by_way.items() for i in range(0, len(ops), _RENEWED)]
         try:
-            for future in [pool.submit(share) for _ in range(settings.processes)]:
+            for future in [pool.submit(share, *part) for part in parts]:
                 future.result()
         except BaseException:
             stopping.set()
             raise
 
 
-def _started(way: str, settings: Settings) -> Worker:
-    worker = Worker([*settings.command, way, str(settings.samples)])
-    try:
-        said = worker.hear(_STARTING_S)
-    except TimeoutError:
-        said = None
-    if said is None:
-        worker.stop()
-        raise RuntimeError(f"a worker that measures {way} did not start: {worker.last_line()}")
-    return worker
-
-
-def measured(worker: Worker, way: str, op: str, seconds: float, stopping: threading.Event) -> tuple[Row | None, bool]:
-    """Return the op's row and whether the worker lives on. None for the row where it was stopped in the middle."""
-    row, left = Row(op, way), seconds
-    worker.tell(op)
-    while True:
+def _measured(worker: Worker, row: Row, seconds: float, late: float, stopping: threading.Event) -> bool:
+    """Add to the row what the process says of its op. Returns whether the process goes on to the next one."""
+    left, reason = seconds + late, ""
+    while not reason and not stopping.is_set():
         try:
-            said = worker.hear(min(left, 1.0))
+            said = worker.hear(1.0)
         except TimeoutError:
             left -= 1.0
-            if stopping.is_set():
-                worker.stop()
-                return None, False
-            if left > 0:
-                continue
-            worker.stop()
-            row.samples.append(Sample(_next(row), f"timeout: the op's samples took over {seconds:g} s"))
-            return row, False
+            if left <= 0:
+                reason = f"timeout: the op's samples took over {seconds:g} s"
+            continue
         if said is None:
-            code = worker.status()
-            worker.stop()
-            row.samples.append(Sample(_next(row), f"crash: the process ended with {code}: {worker.last_line()[:200]}"))
-            return row, False
-        if said.get("done"):
-            return row, True
-        if "sample" in said:
-            row.samples.append(Sample(*said["sample"]))
+            reason = f"crash: the process ended with {worker.status()}: {worker.last_line()[:200]}"
+        elif "done" in said:
+            return True
+        elif "reason" in said:
+            row.reasons.append(said["reason"])
         else:
             row.refused += 1
+    row.reasons.append(reason)
+    return False
 
 
-def _next(row: Row) -> int:
-    return max((s.index for s in row.samples), default=-1) + 1
+def main(arguments: list[str]) -> None:
+    """Answer for the ops that the arguments name, after the way and the number of samples."""
+    channel = Channel()
+    from scripts.jax_coverage import measure, samples, ways  # noqa: PLC0415  # import torch, after the channel is taken
+
+    way, limit, *names = arguments
+    implementation = ways.IMPLEMENTATIONS[way]()
+    for name in names:
+        for reason in measure.measure(samples.ops()[name], implementation, int(limit)):
+            channel.send({"refused": True} if reason is None else {"reason": reason})
+        channel.send({"done": True})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -13,7 +13,6 @@ import torch
 from ampcheck.observe.torch_private import TorchDispatchMode, pytree
 from scripts.jax_coverage import judge
 from scripts.jax_coverage.invariants import INVARIANTS, indices_as_values
-from scripts.jax_coverage.records import Row, Sample
 from scripts.jax_coverage.samples import HOST_ARGUMENTS, UNINITIALISED, name_of, samples, seed, tolerances
 from scripts.jax_coverage.ways import Way
 
@@ -39,10 +38,12 @@ def _called(op: Any, given: Any) -> Any:
     return op(given[0], *given[1], **given[2])
 
 
-def measure(op: Any, way: Way, limit: int) -> Iterator[Sample | None]:
-    """Yield the outcome of each of the op's samples, None for one that the CPU does not compute."""
-    rtol, atol = tolerances(op)
-    for index, sample in samples(op, limit):
+def measure(
+    op: Any, way: Way, limit: int, dtype: torch.dtype = torch.float32, kind: str = "plain"
+) -> Iterator[str | None]:
+    """Yield why each of the op's samples does not agree, "" where it does, None where the CPU does not compute it."""
+    rtol, atol = tolerances(op, dtype)
+    for sample in samples(op, limit, dtype, kind):
         given = (sample.input, sample.args, sample.kwargs)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -53,18 +54,7 @@ def measure(op: Any, way: Way, limit: int) -> Iterator[Sample | None]:
             except Exception:
                 yield None
                 continue
-            yield Sample(index, _reason(op, sample, way, expected, seeded.random, (rtol, atol)))
-
-
-def row(op: Any, name: str, way: Way, limit: int) -> Row:
-    """Return the op's row."""
-    out = Row(name_of(op), name)
-    for outcome in measure(op, way, limit):
-        if outcome is None:
-            out.refused += 1
-        else:
-            out.samples.append(outcome)
-    return out
+            yield _reason(op, sample, way, expected, seeded.random, (rtol, atol))
 
 
 def _reason(op: Any, sample: Any, way: Way, expected: Any, random: bool, bounds: tuple[float, float]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.jax_coverage.records import WAYS, Book, Row
+from scripts.jax_coverage.records import WAYS, Book, Row, measured
 
 _TITLES = {"jax": '`torch.device("jax")`', "torchax": "torchax"}
 
@@ -36,9 +36,9 @@ OTHERS = (Path(__file__).parent / "others.md").read_text(encoding="utf-8")
 
 def page(book: Book, *, versions: dict[str, str], limit: int, rtol: float, atol: float) -> str:
     """Return the page. `versions` has "torch", "jax" and "torchax"."""
-    refused = sum(row.refused for row in book.every("jax"))
+    refused = sum(row.refused for (way, _), row in book.items() if way == "jax")
     parts = [_HEAD.format(**versions, limit=limit, rtol=rtol, atol=atol, refused=refused), _totals(book)]
-    parts += [_failing(book.rows("jax")), OTHERS]
+    parts += [_failing(measured(book, "jax")), OTHERS]
     parts.append(_every(book))
     return "\n".join(parts)
 
@@ -53,7 +53,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def _totals(book: Book) -> str:
-    figures = [totals(book.rows(way)) for way in WAYS]
+    figures = [totals(measured(book, way)) for way in WAYS]
     lines = [
         "## Totals\n",
         "| | " + " | ".join(_TITLES[way] for way in WAYS) + " |",
@@ -91,8 +91,8 @@ def _every(book: Book) -> str:
         "| op | samples | agree on the device | agree with torchax | torchax's first reason |",
         "|---|---:|---:|---:|---|",
     ]
-    for row in book.rows("jax"):
-        other = book.get("torchax", row.op)
+    for row in measured(book, "jax"):
+        other = book.get(("torchax", row.op))
         theirs = f"{other.agreeing} of {other.run}" if other is not None and other.run else "not measured"
         reason = brief(other.reason) if other is not None else ""
         lines.append(f"| {cell(row.op)} | {row.run} | {row.agreeing} | {theirs} | {reason} |")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from functools import cache
 from typing import Any
@@ -29,11 +30,11 @@ def name_of(op: Any) -> str:
 def ops() -> dict[str, Any]:
     """Return the OpInfos that PyTorch declares for float32 on the CPU, by name."""
     op_db = internal("common_methods_invocations").op_db
-    _unseed()
+    unseed()
     return {name_of(op): op for op in op_db if torch.float32 in op.supported_dtypes("cpu")}
 
 
-def _unseed() -> None:
+def unseed() -> None:
     """Random OpInfos seed every call with the same number; let each call draw anew, so that draws can be compared."""
     for name, module in list(sys.modules.items()):
         if name.startswith("torch.testing._internal") and hasattr(module, "wrapper_set_seed"):
@@ -52,20 +53,40 @@ def spread(count: int, limit: int) -> list[int]:
     return sorted({round(i * (count - 1) / max(limit - 1, 1)) for i in range(limit)})
 
 
-def samples(op: Any, limit: int) -> list[tuple[int, Any]]:
-    """At most `limit` of the op's forward float32 samples, evenly spread, each with its number."""
+KINDS = ("plain", "reference", "edges")
+"""Samples of an op: those of its gradients' tests; PyTorch's longer list with broadcasting, other dtypes, Python
+numbers, strides and extreme values; and plain ones whose input is rounded, so that elements are equal, and has nan,
+both infinities and a negative zero among its elements."""
+_EDGES = (math.nan, math.inf, -math.inf, -0.0)
+
+
+def samples(op: Any, limit: int, dtype: torch.dtype = torch.float32, kind: str = "plain") -> list[Any]:
+    """At most `limit` of the op's forward samples, evenly spread."""
     seed(name_of(op))
-    every = list(op.sample_inputs("cpu", torch.float32, requires_grad=False))
-    return [(i, every[i]) for i in spread(len(every), limit)]
+    given = op.reference_inputs if kind == "reference" else op.sample_inputs
+    every = list(given("cpu", dtype, requires_grad=False))
+    if kind == "edges":
+        for sample in every:
+            sample.input = _with_edges(sample.input)
+    return [every[i] for i in spread(len(every), limit)]
 
 
-def tolerances(op: Any) -> tuple[float, float]:
-    """Relative and absolute tolerance for float32: ours, or the widest that the OpInfo itself allows in some test."""
+def _with_edges(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.is_contiguous():
+        return value
+    out = value.detach().round()
+    for i, edge in enumerate(_EDGES[: max(value.numel() - 1, 0)]):
+        out.view(-1)[(7 * i + 1) % value.numel()] = edge
+    return out
+
+
+def tolerances(op: Any, dtype: torch.dtype = torch.float32) -> tuple[float, float]:
+    """Relative and absolute tolerance: ours for float32, or the widest that the OpInfo itself allows in some test."""
     rtol, atol = RTOL, ATOL
     for info in op.decorators:
         for decorator in getattr(info, "decorators", [info]):
             given = getattr(decorator, "d", {})  # toleranceOverride holds pairs, precisionOverride absolute tolerances
-            allowed: Any = given.get(torch.float32) if isinstance(given, dict) else None
+            allowed: Any = given.get(dtype) if isinstance(given, dict) else None
             if allowed is not None:
                 rtol = max(rtol, getattr(allowed, "rtol", 0.0))
                 atol = max(atol, getattr(allowed, "atol", allowed))

@@ -31,7 +31,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "J
 # second call.
 FAULTS = """
 import itertools, os, sys, torch, ampcheck.jax_device
-from scripts.jax_coverage import worker
+from scripts.jax_coverage import driver
 
 calls = itertools.count()
 library = torch.library.Library("aten", "IMPL")
@@ -41,7 +41,7 @@ for name, kernel in {
     "trunc": lambda x: torch.sign(x) * torch.floor(torch.abs(x)) + (next(calls) > 0),
 }.items():
     library.impl(name, kernel, "PrivateUse1", allow_override=True)
-worker.main(sys.argv[1:])
+driver.main(sys.argv[1:])
 """
 
 

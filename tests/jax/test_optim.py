@@ -12,10 +12,9 @@ from typing import Any
 import jax
 import pytest
 import torch
-from torch.testing._internal.common_methods_invocations import foreach_unary_op_db
 from torch.testing._internal.common_optimizers import optim_db
 
-from tests.jax.agreement import close, some, train
+from tests.jax.agreement import some, train
 
 _COMPILED: list[str] = []
 
@@ -135,54 +134,6 @@ def _lists(device: str) -> list[list[torch.Tensor]]:
 
 
 _DTYPES = (torch.float32, torch.float64, torch.float32, torch.float32)
-_CALLS: dict[str, Any] = {
-    "add.List": lambda a, b, c: torch._foreach_add(a, b, alpha=2),
-    "add.Scalar": lambda a, b, c: torch._foreach_add(a, 3),
-    "add.ScalarList": lambda a, b, c: torch._foreach_add(a, [1.0, 2.0, 3.0, 4.0]),
-    "add.Tensor": lambda a, b, c: torch._foreach_add(a, b[1], alpha=2),
-    "sub.List": lambda a, b, c: torch._foreach_sub(a, b, alpha=0.5),
-    "mul.Tensor": lambda a, b, c: torch._foreach_mul(a, b[1]),
-    "div.ScalarList": lambda a, b, c: torch._foreach_div(a, [1, 2, 3, 4]),
-    "addcmul.Scalar": lambda a, b, c: torch._foreach_addcmul(a, b, c, 0.5),
-    "addcmul.Tensor": lambda a, b, c: torch._foreach_addcmul(a, b, c, torch.tensor([1.0, 2.0, 3.0, 4.0])),
-    "addcdiv.ScalarList": lambda a, b, c: torch._foreach_addcdiv(a, b, c, [1.0, 2.0, 3.0, 4.0]),
-    "lerp.Scalar": lambda a, b, c: torch._foreach_lerp(a, b, 0.7),
-    "lerp.List": lambda a, b, c: torch._foreach_lerp(a, b, c),
-    "maximum.List": lambda a, b, c: torch._foreach_maximum(a, b),
-    "minimum.Scalar": lambda a, b, c: torch._foreach_minimum(a, 0.9),
-    "clamp_min.ScalarList": lambda a, b, c: torch._foreach_clamp_min(a, [1.0, 0.0, 1.0, 0.8]),
-    "clamp_max.List": lambda a, b, c: torch._foreach_clamp_max(a, b),
-    "pow.List": lambda a, b, c: torch._foreach_pow(a, b),
-    "pow.Scalar": lambda a, b, c: torch._foreach_pow(a, 2),
-    "pow.ScalarList": lambda a, b, c: torch._foreach_pow(a, [1.0, 2.0, 3.0, 0.5]),
-    "pow.ScalarAndTensor": lambda a, b, c: torch._foreach_pow(0.9, a),
-    "norm": lambda a, b, c: torch._foreach_norm(a),
-    "norm.inf": lambda a, b, c: torch._foreach_norm([a[0], a[3]], float("inf")),
-    "norm.3": lambda a, b, c: torch._foreach_norm(a, 3),
-    "max": lambda a, b, c: torch._foreach_max([a[0], a[3]]),
-}
-if hasattr(torch, "_foreach_clone"):  # since torch 2.12
-    _CALLS["clone"] = lambda a, b, c: torch._foreach_clone(a)
-_UNARY = [op.name.removeprefix("_foreach_") for op in foreach_unary_op_db if op.name != "_foreach_zero"]
-
-
-@pytest.mark.parametrize("name", _CALLS)
-def test_foreach(name: str) -> None:
-    close(_CALLS[name](*_lists("jax")), _CALLS[name](*_lists("cpu")))
-
-
-@pytest.mark.parametrize("name", _UNARY)
-def test_foreach_unary(name: str) -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        x = [torch.tensor([0.25, 0.5, 0.75, -0.5]).to(dtype), torch.tensor(0.3).to(dtype)]
-        expected = getattr(torch, f"_foreach_{name}")(x)
-        device = [t.to("jax") for t in x]
-        seen = [getattr(torch, f"_foreach_{name}")(device)]
-        if in_place := getattr(torch, f"_foreach_{name}_", None):
-            in_place(device)
-            seen.append(device)
-        for found in seen:
-            close(found, expected)
 
 
 def test_foreach_in_place_writes_through_views_and_changes_versions() -> None:

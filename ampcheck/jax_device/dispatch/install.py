@@ -39,8 +39,9 @@ _META: dict[str, Kernel] = {
 
 
 KEY = "PrivateUse1"
-# PyTorch's own kernels take these apart: one checks and calls convolution_overrideable, one knows hermitian matrices.
-COMPOSITE = frozenset({"convolution", "linalg_pinv.atol_rtol_tensor"})
+# PyTorch's own kernels take these apart: one checks and calls convolution_overrideable, one knows hermitian matrices,
+# and through the view that the last one makes `torch.kron` writes to its `out=`.
+COMPOSITE = frozenset({"convolution", "linalg_pinv.atol_rtol_tensor", "_unsafe_view"})
 # Overloads that put a number into each element, and the place of the number.
 FILLS = {"full": 1, "fill_.Scalar": 1, "fill.Scalar": 1, "masked_fill_.Scalar": 2, "masked_fill.Scalar": 2}
 _SPARSE = "the jax device has no sparse tensors; use strided ones, and sparse=False in nn.Embedding and nn.EmbeddingBag"

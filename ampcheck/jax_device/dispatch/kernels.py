@@ -204,6 +204,8 @@ def out_kernel(op: OpOverload, compute: Kernel) -> Kernel:
         for out, values in zip(outs, results, strict=True):
             fit(out, values)
             assign(out, values)
+        if not op._schema.returns:
+            return None
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     return kernel

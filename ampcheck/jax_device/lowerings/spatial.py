@@ -173,7 +173,8 @@ def _avg_pool(
         covered = stops - starts if counted else np.minimum(stops, length) - np.maximum(starts, 0)
         sizes = sizes * covered.reshape([-1 if j == i else 1 for j in range(dims)])
     if jnp.issubdtype(out.dtype, jnp.integer):
-        return out // (sizes.astype(np.int64) if divisor is None else divisor)
+        by = jnp.asarray(sizes if divisor is None else divisor).astype(out.dtype)
+        return jax.lax.div(*jnp.broadcast_arrays(out, by))  # towards zero, as C++ divides
     return out / (sizes.astype(out.dtype) if divisor is None else divisor)
 
 
@@ -375,6 +376,8 @@ Dimension = Callable[[int, int, "float | None", bool], Taps]
 def _define(names: Sequence[str], taps: Dimension, *, aligned: bool) -> None:
 
     def resized(self: Array, output_size: Sequence[int], *rest: float | None) -> Array:
+        if jnp.issubdtype(self.dtype, jnp.integer):  # of an image of bytes, between which there are no weights
+            return jnp.clip(jnp.round(resized(self.astype(jnp.float32), output_size, *rest)), 0, 255)
         align, scales = (bool(rest[0]), rest[1:]) if aligned else (False, rest)
         first = self.ndim - len(output_size)
         given = (*scales, *((None,) * (len(output_size) - len(scales))))
