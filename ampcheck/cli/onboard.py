@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
 from textwrap import indent
 from typing import Any
 
@@ -19,7 +21,12 @@ from ampcheck.runner.worker import Channel, Worker
 def add(commands: Subparsers) -> None:
     """Declare the command."""
     parser = commands.add_parser("onboard", help="check step by step whether a device is ready for a run")
-    parser.add_argument("device", metavar="DEVICE", help="the device")
+    parser.add_argument("device", metavar="DEVICE", nargs="?", help="the device; with --package it is found")
+    parser.add_argument(
+        "--package",
+        metavar="PACKAGE",
+        help="write the device module of the backend that this package makes",
+    )
     add_device_module(parser)
     parser.add_argument(
         "--timeout", type=seconds, default=120.0, metavar="SECONDS", help="what a step may take; default: 120"
@@ -33,9 +40,13 @@ def run(args: argparse.Namespace) -> int:
     Returns 0 where no step failed, 1 where one did that a run goes on after, 2 where a run would end before its first
     case. Raises UsageError for a device that cannot be used.
     """
+    if args.package:
+        _write_module(args)
+    elif not args.device:
+        raise UsageError("onboard needs a DEVICE, or --package with what makes a PrivateUse1 backend")
     worst = 0
     step = "load"
-    for event in _events(args.device, args.device_module, args.timeout):
+    for event in _events(args.timeout, {"device": args.device, "modules": args.device_module}):
         kind = event["kind"]
         if kind == "refused":
             raise UsageError(event["message"])
@@ -61,6 +72,22 @@ def run(args: argparse.Namespace) -> int:
     return worst
 
 
+def _write_module(args: argparse.Namespace) -> None:
+    """Write the device module of the backend of a package, and go on with its device.
+
+    Raises UsageError where there is none, or the file is there.
+    """
+    (found,) = islice(_events(args.timeout, {"package": args.package}), 1)
+    if found["kind"] != "discovered":
+        raise UsageError(found.get("message") or f"importing {args.package}: {found['happened']}")
+    path = Path(f"{found['name']}_ampcheck.py")
+    if path.exists():
+        raise UsageError(f"{path} is there already: give --device-module {path.stem} in place of --package")
+    path.write_text(found["module"], encoding="utf-8")
+    args.device, args.device_module = found["name"], [path.stem]
+    print(f"{path} describes {found['name']}", *(f"note: {note}" for note in found["notes"]), sep="\n", end="\n\n")
+
+
 def _print(event: dict[str, Any]) -> int:
     """Print a step; returns what it makes of the exit code."""
     print(f"{event['status']:8} {event['step']}: {event['expected']}")
@@ -72,10 +99,10 @@ def _print(event: dict[str, Any]) -> int:
     return 2 if event["ends"] else int(event["status"] == "failed")
 
 
-def _events(device: str, modules: list[str], timeout: float) -> Iterator[dict[str, Any]]:
-    """Yield the events of a child that examines a device; the last one is `dead` where it ended or hung in a step."""
+def _events(timeout: float, task: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+    """Yield the events of a child that examines or finds a device; the last is `dead` where it ended or hung."""
     command = [sys.executable, "-m", "ampcheck.cli.onboard"]
-    with Worker(command, environment(1), {"device": device, "modules": modules}) as child:
+    with Worker(command, environment(1), task) as child:
         while True:
             try:
                 event = child.hear(timeout)
@@ -93,11 +120,17 @@ def _events(device: str, modules: list[str], timeout: float) -> Iterator[dict[st
 
 def examine_device() -> None:
     """Examine the device that standard input names, and answer with an event as each step begins and ends."""
-    from ampcheck.devices import preflight, registry  # noqa: PLC0415  # imports torch, which only the child needs
+    from ampcheck.devices import discovery, preflight, registry  # noqa: PLC0415  # imports torch: the child alone needs it
 
     task = json.loads(sys.stdin.readline())
-    name, modules = task["device"], task["modules"]
     channel = Channel()
+    if "package" in task:
+        try:
+            channel.send({"kind": "discovered", **asdict(discovery.discover(task["package"]))})
+        except UsageError as error:
+            channel.send({"kind": "refused", "message": str(error)})
+        return
+    name, modules = task["device"], task["modules"]
 
     def put(kind: str, **fields: object) -> None:
         channel.send({"kind": kind, **fields})

@@ -57,10 +57,10 @@ def known(modules: Sequence[str] = ()) -> dict[str, Device]:
     out: dict[str, Device] = {}
     _add(out, _OWN, "ampcheck")
     for point in entry_points(group=GROUP):
-        _add(out, _loaded(f"entry point {point.name}", point.load), f"entry point {point.name}")
+        _add(out, loaded(f"entry point {point.name}", point.load), f"entry point {point.name}")
     for module in modules:
         origin = f"device module {module}"
-        _add(out, _loaded(origin, partial(_devices_of, module)), origin)
+        _add(out, loaded(origin, partial(_devices_of, module)), origin)
     return out
 
 
@@ -246,7 +246,8 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}{': ' * bool(text)}{text}{f' ({where})' if where else ''}"
 
 
-def _loaded(origin: str, load: Callable[[], object]) -> object:
+def loaded(origin: str, load: Callable[[], object]) -> object:
+    """Return what code of a backend loads. Raises UsageError with what it raised."""
     try:
         with backend_code(origin):
             return load()
@@ -285,7 +286,7 @@ def _faults(device: Device) -> str:
 
 def _add(out: dict[str, Device], found: object, origin: str) -> None:
     if isinstance(found, type) and issubclass(found, Device):
-        found = _loaded(origin, found)
+        found = loaded(origin, found)
     items: Iterable[object] = found if isinstance(found, (tuple, list)) else (found,)
     for device in items:
         if not isinstance(device, Device):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -357,6 +358,42 @@ def test_a_failed_step_makes_a_run_red_unless_the_device_names_it(tmp_path: Path
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"known: {failed}" in done.stdout
     assert "Nothing is red on 1 device" in done.stdout
+
+
+def test_onboard_writes_the_module_of_a_backend(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "your_backend.md").read_text(encoding="utf-8")
+    (backend,) = re.findall(r"```python\n(# torch_mydevice\.py\n.*?)```", page, re.DOTALL)
+    (tmp_path / "torch_mydevice.py").write_text(backend, encoding="utf-8")
+    done = run(tmp_path, "onboard", "--package", "torch_mydevice")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (
+        "note: 1 of the 119 ops of AutocastCUDA's list have no autocast kernel: is it a smaller promise?" in done.stdout
+    )
+    assert done.stdout.endswith("is ready: ampcheck run --device mydevice --device-module mydevice_ampcheck\n")
+    written = (tmp_path / "mydevice_ampcheck.py").read_text(encoding="utf-8")
+    assert 'LACKS = (\n    "linear",\n)' in written
+    done = run(
+        tmp_path, "run", "--device=mydevice", "--device-module=mydevice_ampcheck", "--op=linear", "--rule=downcast"
+    )
+    assert done.returncode == 2, done.stdout + done.stderr  # it promises nothing of this op
+    done = run(tmp_path, "onboard", "--package", "torch_mydevice")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "mydevice_ampcheck.py is there already" in done.stderr
+    assert (tmp_path / "mydevice_ampcheck.py").read_text(encoding="utf-8") == written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--package", "numpy"], "importing numpy names no PrivateUse1 backend"),
+        (["--package", "absent"], "ModuleNotFoundError: No module named 'absent'"),
+        ([], "onboard needs a DEVICE"),
+    ],
+)
+def test_onboard_without_a_backend(arguments: list[str], said: str, tmp_path: Path) -> None:
+    done = run(tmp_path, "onboard", *arguments)
+    assert (done.returncode, done.stderr.count("\n"), list(tmp_path.iterdir())) == (2, 1, [])
+    assert said in done.stderr
 
 
 def test_onboard_of_a_right_device(tmp_path: Path) -> None:
