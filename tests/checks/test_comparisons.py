@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -157,6 +157,83 @@ def test_the_same_bits() -> None:
     assert comparisons.bitwise([x, x], [x, x + 0.5], "it") == [
         "output 1 of it differs from the same op on explicitly cast inputs by up to 0.5; expected the same bits"
     ]
+
+
+X, META = torch.arange(6.0).view(2, 3), torch.ones(2, 3, device="meta")
+SAID: dict[str, tuple[Callable[[], list[str]], str]] = {
+    "its own dtype": (lambda: comparisons.untouched_dtype(ran("sum", dtype="fp64"), "sum", "fp64", "r"), ""),
+    "no kernel": (lambda: comparisons.untouched_dtype(ran("sum", dtype="fp64"), "mm", "fp32", "r"), ""),
+    "another dtype": (
+        lambda: comparisons.untouched_dtype(ran("sum", dtype="fp64"), "sum", None, "r"),
+        "aten::sum ran with dtype",
+    ),
+    "refused": (lambda: comparisons.refused(RuntimeError("use this"), "bce", "this", "r"), ""),
+    "ran": (
+        lambda: comparisons.refused(None, "bce", "this", "r"),
+        "aten::bce ran; expected a RuntimeError that names this",
+    ),
+    "other error": (
+        lambda: comparisons.refused(ValueError("this"), "bce", "this", "r"),
+        "aten::bce raised ValueError: this",
+    ),
+    "other words": (
+        lambda: comparisons.refused(BOOM, "bce", "this", "r"),
+        "aten::bce raised RuntimeError: boom; expected",
+    ),
+    "dtypes": (lambda: comparisons.output_dtypes([X, X.half()], ["fp32", "fp16"], "it"), ""),
+    "fewer": (lambda: comparisons.output_dtypes([X], ["fp32", "fp16"], "it"), "it returned 1 tensors; expected 2"),
+    "wrong dtype": (lambda: comparisons.output_dtypes([X], ["fp16"], "it"), "output 0 of it is fp32; expected fp16"),
+    "right dtype": (lambda: comparisons.pytorch_dtype(X, [torch.float32, torch.half], "it"), ""),
+    "odd dtype": (lambda: comparisons.pytorch_dtype(X, [torch.half], "it"), "it is fp32; expected fp16, as"),
+    "beside": (lambda: comparisons.on_device(META, [X, META], "meta", "it"), ""),
+    "on the host": (lambda: comparisons.on_device(X, [META], "meta", "it"), ""),
+    "elsewhere": (
+        lambda: comparisons.on_device(META, [META, X], "cpu", "it"),
+        "it is on meta; expected cpu, where the inputs",
+    ),
+    "strides": (lambda: comparisons.strides(X, [(3, 1)], "it"), ""),
+    "odd strides": (
+        lambda: comparisons.strides(X.T, [(3, 1)], "it"),
+        "it has strides (1, 3) in its dimensions of several",
+    ),
+    "same": (lambda: comparisons.same_tensor(X, X, (X, X), "it"), ""),
+    "same without values": (lambda: comparisons.same_tensor(META, META, None, "it"), ""),
+    "other shape": (lambda: comparisons.same_tensor(X, X[:1], None, "it"), "it has shape (2, 3); expected (1, 3)"),
+    "other strides": (lambda: comparisons.same_tensor(X.T, X.T.contiguous(), None, "it"), "it has strides (1, 3)"),
+    "other bits": (
+        lambda: comparisons.same_tensor(X, X, (X, X + 1), "it"),
+        "it differs from the same op on explicitly",
+    ),
+    "own memory": (lambda: comparisons.own_memory(X.clone(), [X], [], "it"), ""),
+    "an alias": (lambda: comparisons.own_memory(X[0], [X], [0], "it"), ""),
+    "shared": (
+        lambda: comparisons.own_memory(X[0], [X.clone(), X], [0], "it"),
+        "it shares memory with argument 1; expected",
+    ),
+    "wrong anyway": (lambda: comparisons.wrong_anyway(["a"], ["b"]), "a; it is wrong without autocast, too"),
+    "wrong inside": (lambda: comparisons.wrong_anyway(["a"], []), "a"),
+}
+"""By name, what a comparison says, and how that starts; "" where it says nothing."""
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_a_comparison_says(name: str) -> None:
+    compare, start = SAID[name]
+    found = compare()
+    assert len(found) == bool(start)
+    assert not start or (found[0].startswith(start) if name != "wrong inside" else found == [start])
+
+
+def test_layouts_and_changes() -> None:
+    assert comparisons.layout(torch.ones(2, 1, 3)) == (3, 1)
+    assert comparisons.layout(torch.ones(0, 3)) == comparisons.layout(torch.eye(2).to_sparse()) == ()
+    assert comparisons.changed([X, X], [X, X + 1]) == [1]
+    for call in (
+        lambda: comparisons.changed([X], []),
+        lambda: comparisons.received(["fp32"], [], [], "it", "r"),
+    ):
+        with pytest.raises(ValueError, match="zip"):
+            call()
 
 
 def test_an_exception_in_one_line() -> None:
