@@ -136,16 +136,23 @@ def planned(case: Case, device: Device) -> CallPlan:
 def _require_gradient(todo: CallPlan, device: Device, want: Pass) -> None:
     """Judge a case whose op has no gradient without autocast either.
 
-    Raises Unsupported where PyTorch has none on the CPU in float64, the dispatcher has no kernel or the device declares
-    such texts as refusals; else Broken.
+    Raises Unsupported where PyTorch has none on the CPU in float64, the device declares such texts as refusals, or the
+    op has no kernel for its forward pass; else Broken. PyTorch's Meta kernels, which some ops lack for the backward
+    pass, are no part of a device without values.
     """
     if _reference(todo, device, want.dtypes()) in (None, {}):
         raise Unsupported(f"PyTorch has no gradient of {todo.name}, on the CPU in float64 neither")
     if want.error is None:
         raise Broken([NO_GRADIENT.format(name=todo.name, device=device.name)])
-    if lacks_kernel(want.error) or device.refuses(want.error):
+    if device.refuses(want.error):
         raise Unsupported(one_line(want.error))
-    raise Broken([raises_in_a_pass(want.error, todo.name)], want.error)
+    if not lacks_kernel(want.error):
+        raise Broken([raises_in_a_pass(want.error, todo.name)], want.error)
+    forward = run(todo, device, (), forward_only=True)
+    if not device.has_values or (forward.error is not None and lacks_kernel(forward.error)):
+        raise Unsupported(one_line(want.error))
+    raised = raises_in_a_pass(want.error, todo.name)
+    raise Broken([UNDECLARED.format(name=todo.name, device=device.name, raised=raised)], want.error)
 
 
 def differentiable(todo: CallPlan, device: Device) -> list[int]:
@@ -358,6 +365,10 @@ def raises_in_a_pass(error: Exception, name: str) -> str:
 SPOILED = (
     "output {place} of {name} holds other values after the backward pass, which only reads it; it does so without "
     "autocast, too"
+)
+UNDECLARED = (
+    "{name} runs on {device}, and its gradient has no kernel: write one, or match the error in the device's refusals, "
+    "or declare without_autograd for a device without any gradients; {raised}"
 )
 NO_GRADIENT = "{name} has no gradient on {device}, with and without autocast; the CPU has one"
 

@@ -76,7 +76,7 @@ class Backend:
     """A backend under the name PrivateUse1 has in this process.
 
     `missing`: the ops, by overload or by packet, that it has no kernels for. `fallback`: whether one kernel computes
-    every op, in the place of one for each op that the CPU has a kernel for.
+    every op, in the place of one for each op that the CPU has a kernel for. `more`: composite ops that have a kernel.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Backend:
         memory: Any,
         *,
         missing: Collection[str] = (),
+        more: Collection[str] = (),
         fallback: bool = False,
         functions: Mapping[str, Any] | None = None,
     ) -> None:
@@ -101,9 +102,10 @@ class Backend:
         if fallback:
             self._others.fallback(self.run, KEY)
         self._aten = Library("aten", "IMPL")
-        for overload, kernel in (({} if fallback else self._kernels()) | self._special()).items():
-            if overload not in missing and overload.partition(".")[0] not in missing:
-                self._aten.impl(overload, kernel, KEY)
+        found = ({} if fallback else self._kernels()) | self._special()
+        for name, kernel in (found | {name: _bound(self.run, overload(name)) for name in more}).items():
+            if name not in missing and name.partition(".")[0] not in missing:
+                self._aten.impl(name, kernel, KEY)
         for lazy in ("Conjugate", "Negative"):  # PyTorch would resolve the bit by a copy, and so for ever
             self._aten.impl("_copy_from", fallthrough_kernel, lazy)
 

@@ -82,7 +82,9 @@ class Opaque:
         _native.hold(tensor, held.as_strided(size, stride))
 
 
-BACKEND = Backend(NAME, Opaque())
+LACKS, HAS = (os.environ.get(name, "").split() for name in ("LACKS", "HAS"))
+"""Kernels to leave out, and composite ops to give a kernel of the backend's own."""
+BACKEND = Backend(NAME, Opaque(), missing=LACKS, more=HAS)
 
 
 def register(**overrides: str) -> Registration:

@@ -92,3 +92,33 @@ def test_a_scenario_needs_what_the_device_promises_alone(lacks: str, wrong: set[
         assert {result.message for result in by_op[op]} == {told}
     two = "small declares no regions of bf16: its amp_dtypes are ('fp16',)"
     assert any(result.message == two for result in by_op["dtype_order"])
+
+
+# ---- one that computes an op and has no kernel for its gradient
+
+
+@pytest.mark.parametrize(
+    ("op", "rule", "kernels", "status"),
+    [
+        ("linear", "downcast", {"HAS": "linear"}, "broken"),  # PyTorch then asks for linear_backward
+        ("softmax.int", "optdtype", {"LACKS": "_softmax_backward_data"}, "broken"),
+        ("softmax.int", "optdtype", {"LACKS": "_softmax"}, "unsupported"),
+    ],
+    ids=["linear", "softmax", "no softmax at all"],
+)
+def test_a_missing_gradient_is_red(op: str, rule: str, kernels: dict[str, str], status: str, tmp_path: Path) -> None:
+    code = f"""
+from ampcheck.checks.backward import BackwardCheck
+from ampcheck.checks.cases import op_cases
+from ampcheck.runner.judge import status_of
+from opaque import DEVICES
+for case in op_cases(DEVICES[0], "{rule}", "autograd", only="{op}"):
+    try:
+        print("pass", BackwardCheck().run(case, DEVICES[0]))
+    except Exception as error:
+        print(*status_of(error, "call"))
+"""
+    done = start(tmp_path, "-c", code, **kernels)
+    lines = done.stdout.splitlines()
+    assert {line.split()[0] for line in lines} == {status}, done.stdout + done.stderr
+    assert all(("its gradient has no kernel: write one" in line) == (status == "broken") for line in lines)
