@@ -384,7 +384,8 @@ def test_subclass(amp: Amp) -> None:
 # ---- the scaler of FSDP
 AS_PLAIN: dict[str, Callable[[Amp], None]] = {
     **{case: partial(test_out_of_turn, case=case) for case in REFUSED},
-    **{f"{call}_at_first": partial(test_nothing_scaled, call=call) for call in ("unscale_", "step", "update")},
+    "divided_at_first": partial(test_nothing_scaled, call="unscale_"),
+    **{f"{call}_at_first": partial(test_nothing_scaled, call=call) for call in ("step", "update")},
     **{f"new_scale_{form}": partial(test_new_scale, form=form) for form in ("float", "no_dimension", "one_element")},
     **{f"{form}": partial(test_no_new_scale, form=form) for form in ("two_elements", "requires_grad", "elsewhere")},
     **{f"scaled_{kind}": partial(test_containers, kind=kind) for kind in ("list", "tuple", "nested", "empty")},
