@@ -11,23 +11,19 @@ import threading
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 from unittest.mock import patch
 
-Made = Callable[[Any], Any]
-"""Makes the replacement of an attribute."""
 
-
-def _unmeasured(_: Any) -> Callable[..., float]:
+def _unmeasured(_: object) -> Callable[..., float]:
     """Replace the measurement of guards, for which Dynamo empties the processor's caches: its log says 0."""
     return lambda *_: 0.0
 
 
-def _listed_once(collect: Callable[[], set[Any]]) -> Callable[[], set[Any]]:
+def _listed_once(collect: Callable[[], set[object]]) -> Callable[[], set[object]]:
     """Look up the composite ops of the dispatcher once a call, and not again for each namespace."""
-    utils: Any = sys.modules["torch._export.utils"]
+    utils = sys.modules["torch._export.utils"]
 
-    def collected() -> set[Any]:
+    def collected() -> set[object]:
         utils._materialize_cpp_cia_ops()
         with patch.object(utils, "_materialize_cpp_cia_ops", lambda: None):
             return collect()
@@ -42,11 +38,11 @@ class _Contexts(threading.local):
     """So many programs have one context, in which the constants of all of them stay."""
 
     def __init__(self) -> None:
-        self.made: Any = None
+        self.made: object = None
         self.used = 0
 
-    def replace(self, make: Callable[[], Any]) -> Callable[[], Any]:
-        def kept() -> Any:
+    def replace(self, make: Callable[[], object]) -> Callable[[], object]:
+        def kept() -> object:
             if self.used % self.most == 0:
                 self.made = make()
             self.used += 1
@@ -55,18 +51,18 @@ class _Contexts(threading.local):
         return kept
 
 
-def _unsaid(_: Any) -> Callable[[], None]:
+def _unsaid(_: object) -> Callable[[], None]:
     """Replace the text of all settings of a compiler, which is for PyTorch's own metrics: it is absent."""
     return lambda: None
 
 
-def _unnamed(_: Any) -> Callable[..., None]:
+def _unnamed(_: object) -> Callable[..., None]:
     """Replace the name of the function that a line is in, for which a log has each file read by its tokens."""
     return lambda *_: None
 
 
 _SETTINGS = ("_get_dynamo_config", "_compiler_config", "_scrubbed_inductor_config", "_functorch_config")
-_REPLACED: dict[tuple[str, str], Made] = {
+_REPLACED: dict[tuple[str, str], Callable[..., object]] = {
     ("torch._dynamo.guards", "profile_guard_manager"): _unmeasured,
     ("torch._dynamo.symbolic_convert", "get_funcname"): _unnamed,
     **{("torch._dynamo.utils", f"{name}_for_logging"): _unsaid for name in _SETTINGS},
