@@ -22,9 +22,17 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ampcheck.cli.main import main
 from ampcheck.jax_device import from_jax, to_jax
 from ampcheck.jax_device.storage.arrays import storage_of
 from tests.jax.agreement import doubling
+
+
+def test_lists_show_what_the_process_registers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lists", "cuda", "jax"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^jax: \d+ \(.*\); the same$", out, re.MULTILINE)
+    assert re.search(r"^jax is what the device promises; \d+ registered under AutocastPrivateUse1 ", out, re.MULTILINE)
 
 
 def test_module() -> None:
