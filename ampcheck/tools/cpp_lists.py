@@ -19,6 +19,8 @@ _POLICIES = {
     "promote": "promote",
 }
 _POLICY = rf"(?:{'|'.join(_POLICIES)})"
+_DEPTH = 6
+"""How deep macros are expanded in one another; one that names itself would be expanded for ever."""
 _IGNORED = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/|^[ \t]*#[ \t]*if 0\b.*?^[ \t]*#[ \t]*e\w+', re.S | re.M)
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)\(([^)]*)\)(.*)$", re.M)
 _BLOCK = re.compile(r"TORCH_LIBRARY_IMPL\(\s*(\w+)\s*,\s*(\w+)\s*,\s*\w+\s*\)")
@@ -48,8 +50,8 @@ def read(path: Path) -> dict[str, dict[str, str]]:
             macros[name] = given, body
     call = re.compile(rf"\b({'|'.join(macros)})\(([^()]*)\)")
     text = _DEFINE.sub("", text)
-    while (expanded := call.sub(lambda found: _expanded(*macros[found[1]], found[2]), text)) != text:
-        text = expanded
+    for _ in range(_DEPTH):
+        text = call.sub(lambda found: _expanded(*macros[found[1]], found[2]), text)
     _, *parts = _BLOCK.split(text)
     out: dict[str, dict[str, str]] = {}
     for library, key, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
@@ -77,7 +79,10 @@ def _registered(body: str, path: Path) -> Iterator[tuple[str, str]]:
             own = "banned" if re.search(r"_(banned|not_supported)\b", found["kernel"]) else UNKNOWN
             yield found["impl"], _POLICIES[cast[1]] if cast else own
         elif found["macro"]:
-            raise UsageError(f"{path} registers by the macro {found['macro']}, which neither it nor torch defines so")
+            raise UsageError(
+                f"{path} registers by the macro {found['macro']}, which cannot be read; what can be is "
+                "m.impl, PyTorch's KERNEL_ macros and its AT_FORALL_ lists"
+            )
         else:
             name = found["name"] or ".".join(filter(None, (found["op"], found["overload"])))
             yield name, _POLICIES[found["policy"] or found["cast"]]

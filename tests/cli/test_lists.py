@@ -39,7 +39,8 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   m.impl("dot", &WrapFunction<CastPolicy::promote, DeviceType::CPU>::type::call);
   m.impl("mv", TORCH_FN(mv_autocast));
 }
-void check() { TORCH_CHECK(false, "after the block"); }
+#define AGAIN(x) AGAIN(x) AGAIN(x)
+void check() { AGAIN(1); TORCH_CHECK(false, "after the block"); }
 """
 OWN = {"mm": "downcast", "conv1d.padding": "downcast", "pow.Scalar": "upcast", "dot": "promote", "mv": "unknown"}
 
