@@ -12,13 +12,14 @@ from collections.abc import Callable
 from functools import partial
 from math import inf, nan
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch.amp import GradScaler
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from ampcheck.checks.scaling import step_and_update, trained
+from ampcheck.checks.scaling import one_process, step_and_update, trained
 from ampcheck.programs.scaler.run import ScalerExplorer
 from ampcheck.programs.search import Search
 from ampcheck.runner.suite import Amp, Product, named, scenario
@@ -294,6 +295,13 @@ def test_stays_below_infinity(amp: Amp) -> None:
     top = 2.0**126
     want = [(2.0**120, 1), (top, 0), (top, 1), (top, 0), (top, 1), (top, 0)]
     amp.assert_equal("scale and tracker after each iteration", seen, want)
+
+
+@scenario(values=True, dtypes="default", types=("cpu",))
+def test_sharded_stays_below_infinity(amp: Amp) -> None:
+    """So does that of FSDP's scaler, which updates it by code of its own (fsdp/sharded_grad_scaler.py)."""
+    with patch("torch.amp.GradScaler", ShardedGradScaler), one_process():
+        test_stays_below_infinity(amp)
 
 
 # ---- outputs of each kind
