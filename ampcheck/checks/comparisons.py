@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from ampcheck.errors import one_line
-from ampcheck.observe.closeness import bound, dense, distance, identical, right
+from ampcheck.observe.closeness import SHORTER, bound, dense, distance, identical, right
 from ampcheck.observe.recorder import Observation
 from ampcheck.observe.torch_private import is_alias_of
 from ampcheck.spec.torch_dtypes import name_of
@@ -127,7 +127,13 @@ def same_bits(got: torch.Tensor, reference: torch.Tensor, what: str) -> list[str
 
 
 def far(
-    got: torch.Tensor, want: torch.Tensor, moved: torch.Tensor, kernel: torch.dtype, what: str, passes: int = 1
+    got: torch.Tensor,
+    want: torch.Tensor,
+    moved: torch.Tensor,
+    kernel: torch.dtype,
+    what: str,
+    passes: int = 1,
+    products: str = "",
 ) -> list[str]:
     """Compare an output on the CPU, called `what`, with the exact one in shape and value.
 
@@ -140,19 +146,26 @@ def far(
     if got.shape != want.shape:
         return [f"{what} has shape {tuple(got.shape)}; expected {tuple(want.shape)}"]
     numbers = got.is_floating_point() or got.is_complex()
-    wrong = ~right(got, want, moved, kernel, passes) if numbers else got != want.to(got.dtype)
+    wrong = ~right(got, want, moved, kernel, passes, products) if numbers else got != want.to(got.dtype)
     if not bool(wrong.any()):
         return []
     told = "expected"
     if numbers:
         worst = distance(got, want)[wrong].max().item()
-        allowed = bound(want, moved, kernel, got.dtype, passes)[wrong].max().item()
+        allowed = bound(want, moved, kernel, got.dtype, passes, products)[wrong].max().item()
         kind = name_of(kernel)
         told = f"that is off by up to {worst:.3g}, and a right kernel in {kind} by at most {allowed:.3g}; expected"
     place = tuple(int(number) for number in wrong.nonzero()[0])
     where = f" at {list(place)}" if place else ""
     values = f"{got[place].item():.6g}{where}; {told} {want[place].item():.6g}"
-    return [f"{what} is {values}, the float64 result on the CPU"]
+    of = (got, want, moved, kernel, passes)
+    allowing = [name for name in SHORTER if products == "ieee" and bool(right(*of, name).all())]
+    told = "".join(
+        f"; products in {name} are as far off, which no setting in force allows, as torch.set_float32_matmul_precision "
+        f"or, for convolutions, torch.backends.fp32_precision = {name!r} would"
+        for name in allowing[:1]
+    )
+    return [f"{what} is {values}, the float64 result on the CPU{told}"]
 
 
 def pytorch_dtype(got: torch.Tensor, right: Collection[torch.dtype], what: str) -> list[str]:

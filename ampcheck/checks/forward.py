@@ -43,7 +43,7 @@ from ampcheck.observe.recorder import (
 )
 from ampcheck.observe.torch_private import AutoDispatchBelowAutograd
 from ampcheck.register.torch_private import DispatchKey, has_kernel
-from ampcheck.samples import catalogue
+from ampcheck.samples import catalogue, sums_products
 from ampcheck.samples.describe import FORMS, TensorArg, in_form
 from ampcheck.spec.case import Case
 from ampcheck.spec.casting import APPENDED, POLICIES, Leaf, expect
@@ -60,6 +60,11 @@ sees each mode with and without a cast, and each form in some mode and in none."
 
 _OF_DTYPES = re.compile(r"dtype|scalar ?type|same type|not implemented for", re.IGNORECASE)
 """How kernels refuse a mixture of dtypes."""
+
+_LOW_ONLY = re.compile(r"data ?type|fp16|bf16|half|bfloat16", re.IGNORECASE)
+"""How kernels that are written for the lower precisions alone refuse float32."""
+
+DISABLED = "in a disabled region"
 
 
 class ForwardCheck(OpCheck):
@@ -96,18 +101,18 @@ class ForwardCheck(OpCheck):
                 return _same_error(watched, outside, todo) or _same_dtypes(watched, outside, todo)
             if case.rule == "fallthrough" and _calls_a_policy(case, device, todo):
                 return []
-            return _results(case, device, todo) or _forms(case, device, todo)
+            return _results(case, device, todo) or _forms(case, device, todo) or _disabled(case, device)
 
     def write(self, case: Case, device: Device, message: str, modules: Sequence[str], *, ran: bool) -> str:
         return ForwardProgram(case, device, message).written(modules, ran=ran)
 
 
-def _results(case: Case, device: Device, todo: CallPlan) -> list[str]:
+def _results(case: Case, device: Device, todo: CallPlan, *, enabled: bool = True) -> list[str]:
     """Compare the outputs of a call in a region with those of the reference and with the exact ones.
 
     Raises Unsupported and Broken as `Check.run` does.
     """
-    native, outside = run(case, device, todo), run_reference(device, todo)
+    native, outside = run(case, device, todo, enabled=enabled), run_reference(device, todo)
     if differences := _same_error(native, outside, todo):
         return differences
     if native.error is not None:
@@ -155,6 +160,27 @@ def _forms(case: Case, device: Device, todo: CallPlan) -> list[str]:
         if places:
             raise Broken([comparisons.OVERWRITTEN.format(place=place, name=todo.name) for place in places])
     return []
+
+
+def _disabled(case: Case, device: Device) -> list[str]:
+    """Check an op of lower precision in a disabled region, where its kernel for float32 runs.
+
+    A kernel may exist for the lower precisions alone, and say so.
+    """
+    if case.sample or case.rule != "downcast" or case.inputs != "fp32":
+        return []
+    todo = plan(case, device, "fallthrough")
+    error = run_reference(device, todo).error
+    only_low = error is not None and (
+        _OF_DTYPES.search(str(error)) or _LOW_ONLY.search(str(error)) or lacks_kernel(error) or device.refuses(error)
+    )
+    if only_low or reference(todo).error is not None:
+        return []
+    try:
+        differences = _results(case, device, todo, enabled=False)
+    except Broken as broken:
+        raise Broken([f"{DISABLED}: {text}" for text in broken.differences], broken.error) from None
+    return [Difference(f"{DISABLED}: {text}", error_of(text)) for text in differences]
 
 
 def in_layout(todo: CallPlan, form: str) -> CallPlan | None:
@@ -314,14 +340,21 @@ def _wrong(device: Device, todo: CallPlan, seen: Observation) -> list[str]:
         return out
     if len(seen.outputs) != len(exact.outputs):
         return comparisons.output_dtypes(seen.outputs, [""] * len(exact.outputs), todo.name)
+    products = _products(device, todo)
     for place, got in enumerate(seen.outputs):
         what = f"output {place} of {todo.name}"
         out += placed(got, exact, place, seen.inputs, device.type, what)
         if not out and todo.op.values == "exact":
             values = seen.values[place], exact.outputs[place], exact.moved[place]
             with device.native_ops():
-                out += comparisons.far(*values, todo.narrowest, what, todo.op.passes)
+                out += comparisons.far(*values, todo.narrowest, what, todo.op.passes, products)
     return out or shared_when_written(device, exact, seen, todo)
+
+
+def _products(device: Device, todo: CallPlan) -> str:
+    """Return the `products` of `ampcheck.observe.closeness.bound` for a call."""
+    kind = sums_products(todo.op.overload)
+    return device.float32_products(kind) if kind in ("matmul", "conv") else kind
 
 
 def _fresh(device: Device, todo: CallPlan, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -371,11 +404,11 @@ def watch(case: Case, device: Device, todo: CallPlan, *, whole: bool = True) -> 
         return device.observe(lambda: todo.call(*given), recorded, given)
 
 
-def run(case: Case, device: Device, todo: CallPlan) -> Observation:
+def run(case: Case, device: Device, todo: CallPlan, *, enabled: bool = True) -> Observation:
     """Run a case as a user does, with nothing between it and PyTorch."""
     given = todo.inputs(device)
     device.seed()
-    return _plain(device, todo.call, given, device.autocast(case.amp))
+    return _plain(device, todo.call, given, device.autocast(case.amp, enabled=enabled))
 
 
 def _plain(
@@ -423,9 +456,11 @@ class ForwardProgram(PlainProgram):
         self.case, self.message = case, message
         found = re.search(rf"on ({'|'.join(FORMS)}) inputs(?:, in torch\.(\w+)\(\))?", message)
         self.where, self.form, mode = (found[0], found[1], found[2]) if found else ("", "", "")
-        planned = plan(case, device)
+        enabled = f"{DISABLED}: " not in message
+        planned = plan(case, device) if enabled else plan(case, device, "fallthrough")
+        self.where = self.where if enabled else DISABLED
         super().__init__(device, (in_layout(planned, self.form) if self.form else None) or planned, layout)
-        self.region = region(device, case.amp)
+        self.region = region(device, case.amp, enabled=enabled)
         if mode:
             self.blocks.append(f"mode = torch.{mode}()\nmode.__enter__()  # for all that follows")
 
@@ -741,7 +776,11 @@ def exact(draw=None):  # on the CPU in {wide}, of inputs that are half a roundin
         )
         place = len(self.blocks) - 1
         what = f'f"output {{place}} of {self.todo.name}"'
-        found = f"far(x.detach().cpu(), in_float64[place], moved[place], {kernel}, {what}, {self.todo.op.passes})"
+        products = _products(self.device, self.todo)
+        products = f", {products!r}" if products else ""
+        found = (
+            f"far(x.detach().cpu(), in_float64[place], moved[place], {kernel}, {what}, {self.todo.op.passes}{products})"
+        )
         self._wrong("the distance from the float64 result on the CPU", [], found)
         text = self.blocks.pop(place)
         self.blocks.insert(len(self.blocks) - 1, f"{text}\n\nin_float64 = exact()\nmoved = moved_by(exact, in_float64)")

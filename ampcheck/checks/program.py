@@ -71,9 +71,12 @@ def _backend(device: Device, modules: Sequence[str]) -> list[str]:
     return lines
 
 
-def region(device: Device, amp: str) -> str:
+def region(device: Device, amp: str, *, enabled: bool = True) -> str:
     """Return the expression of a region of a device, in a dtype of the specification."""
-    return f"{device.region}({device.type!r}, dtype={DTYPES[amp]})"
+    off = ", enabled=False"
+    if not enabled and device.region != "torch.autocast":  # torchax takes no `enabled`
+        return f"{device.region}({device.type!r}, dtype=None)"
+    return f"{device.region}({device.type!r}, dtype={DTYPES[amp]}{'' if enabled else off})"
 
 
 def dtypes_list(names: Iterable[str]) -> str:

@@ -98,6 +98,16 @@ class Device(ABC):
             return True
         return any(re.search(text, str(error)) for text in self.refusals)
 
+    def float32_products(self, kind: str) -> str:
+        """Return what the settings in force let float32 products round their factors to: "tf32", "bf16", or "ieee" for
+        nothing less than float32. `kind`: "matmul" or "conv".
+        """
+        names = {"cpu": "mkldnn", "xpu": "mkldnn", "cuda": "cudnn" if kind == "conv" else "cuda"}
+        module = getattr(torch.backends, names.get(self.type, self.type), None)
+        setting = getattr(getattr(module, kind, None), "fp32_precision", None)
+        chosen = setting or {"high": "tf32", "medium": "bf16"}.get(torch.get_float32_matmul_precision(), "ieee")
+        return chosen if chosen in ("tf32", "bf16") else "ieee"
+
     @abstractmethod
     def unavailable(self) -> str | None:
         """Return why the device cannot be used on this machine, in a sentence, or None where it can."""

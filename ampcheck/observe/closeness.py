@@ -19,6 +19,12 @@ FREEDOM = {torch.float16: 1.25, torch.bfloat16: 1.25, torch.float32: 384.0, torc
 """What `bound` is multiplied by. In float32 and float64 runs the linear algebra, whose algorithms differ in more than
 their roundings; the largest that PyTorch's CPU kernels need is 49 (pinverse), and 1.06 in a lower precision."""
 
+PRODUCTS = 32.0
+"""The same for sums of products in float32, whose kernels differ in the order of additions alone."""
+
+SHORTER = {"tf32": torch.float16, "bf16": torch.bfloat16}
+"""What settings let kernels round the factors of float32 products to, as a dtype with significands as long."""
+
 BACKWARD_PASSES = 2
 """The `passes` of a gradient: a backward pass takes what the forward pass rounded."""
 
@@ -123,7 +129,12 @@ def moved_by(run: Callable[[int], list[torch.Tensor]], exact: list[torch.Tensor]
 
 
 def bound(
-    want: torch.Tensor, moved: torch.Tensor, kernel: torch.dtype, output: torch.dtype, passes: int = 1
+    want: torch.Tensor,
+    moved: torch.Tensor,
+    kernel: torch.dtype,
+    output: torch.dtype,
+    passes: int = 1,
+    products: str = "",
 ) -> torch.Tensor:
     """Return how far each element of a right output of dtype `output` may be from the exact one.
 
@@ -137,20 +148,32 @@ def bound(
         output: the dtype of the output.
         passes: how many kernels in a row it went through. What went through several may be off by the roundings of
             values about 1 where the exact result is 0.
+        products: what a sum of products in float32 may round its factors to, one of `SHORTER`, or "ieee" for nothing;
+            "sum" for a sum alone; "" for any other call.
     """
+    free = FREEDOM[kernel]
+    if products and kernel is torch.float32:
+        short = SHORTER.get(products, kernel)
+        moved = moved * (torch.finfo(short).eps / torch.finfo(kernel).eps)
+        kernel, free = short, PRODUCTS if short is kernel else FREEDOM[short]
     real = output.to_real()
     eps = max(torch.finfo(real).eps, torch.finfo(kernel).eps)
     size = torch.where(want.isfinite(), want.abs(), torch.zeros_like(want.abs())).to(torch.float64)
     largest = size.max().clamp(min=float(passes > 1)) if size.numel() else size
     rounded = eps * (0.75 * size + 0.25 * largest)
-    return passes * FREEDOM[kernel] * (rounded + moved) + torch.finfo(real).smallest_normal
+    return passes * free * (rounded + moved) + torch.finfo(real).smallest_normal
 
 
 def right(
-    got: torch.Tensor, want: torch.Tensor, moved: torch.Tensor, kernel: torch.dtype, passes: int = 1
+    got: torch.Tensor,
+    want: torch.Tensor,
+    moved: torch.Tensor,
+    kernel: torch.dtype,
+    passes: int = 1,
+    products: str = "",
 ) -> torch.Tensor:
     """Return which elements of an output are within `bound`, whose arguments it takes, of the exact ones."""
-    limit = bound(want, moved, kernel, got.dtype, passes)
+    limit = bound(want, moved, kernel, got.dtype, passes, products)
     finite = want.isfinite()
     if got.is_complex() or want.is_complex():
         return torch.where(finite, got.isfinite() & (distance(got, want) <= limit), ~got.isfinite())

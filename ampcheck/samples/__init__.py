@@ -14,6 +14,23 @@ FAMILIES = (
 )
 
 
+SUMS = ("sum", "mean", "cumsum", "trace")
+
+
+@cache
+def _families() -> Mapping[str, str]:
+    """Return the kind of setting that concerns an op whose results are sums of products, by packet."""
+    kinds = {"matmul": "matmul", "convolution": "conv"}
+    ops = [(op, kind) for name, kind in kinds.items() for op in import_module(f"ampcheck.samples.{name}").OPS]
+    return {op.overload.partition(".")[0]: kind for op, kind in ops} | dict.fromkeys(SUMS, "sum")
+
+
+def sums_products(overload: str) -> str:
+    """Return "matmul", "conv" or "sum" for an op whose results are sums of products, after PyTorch's names of the
+    settings of their precision; "" for any other."""
+    return _families().get(overload.partition(".")[0].removesuffix("_"), "")
+
+
 @cache
 def catalogue() -> Mapping[str, Op]:
     """Return every op that has samples, by overload, in the order of the families' files.

@@ -113,6 +113,17 @@ def test_the_bound_of_a_right_kernel(want: list[float], moved: list[float], pass
 
 
 @pytest.mark.parametrize(
+    ("products", "factor"),
+    [("", 384.0), ("ieee", 32.0), ("sum", 32.0), ("tf32", 1.25 * 2**13), ("bf16", 1.25 * 2**16)],
+)
+def test_the_bound_of_float32_products(products: str, factor: float) -> None:
+    """A setting that allows shorter factors allows as much as a kernel in a dtype of such significands."""
+    far = bound(of(1.0, dtype=DOUBLE), of(2.0**-24, dtype=DOUBLE), SINGLE, SINGLE, products=products)
+    assert far.item() == pytest.approx(factor * (2.0**-23 + 2.0**-24), rel=1e-12)
+    assert torch.equal(bound(far, far, HALF, SINGLE, products=products), bound(far, far, HALF, SINGLE))
+
+
+@pytest.mark.parametrize(
     ("got", "want", "is_right"),
     [
         (1 + EPS, 1.0, True),

@@ -172,6 +172,19 @@ def column_major(out: Tensor) -> Tensor:
     return out.mT.contiguous().mT
 
 
+def rounding_to(bits: int) -> Kernel:
+    """Round the elements of float32 arguments to significands of so many bits, as TF32 (11) and bfloat16 (8) have."""
+
+    def cut(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dtype != torch.float32:
+            return value
+        spare = 24 - bits
+        whole = value.contiguous().view(torch.int32) + (1 << (spare - 1))
+        return whole.bitwise_and(-(1 << spare)).view(torch.float32)
+
+    return lambda op, *args, **kwargs: op(*tree_map(cut, args), **tree_map(cut, kwargs))
+
+
 def other_low(out: Tensor) -> Tensor:
     return out.to({torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}.get(out.dtype, out.dtype))
 
@@ -276,6 +289,9 @@ MM = {
     "column-major-mm-in-low": giving(column_major, low),
     "zeroes-its-input": before(lambda a, b: a.zero_()),
     "zeroes-its-second-input": before(lambda a, b: b.zero_()),
+    "float32-factors-in-tf32": rounding_to(11),
+    "float32-factors-in-bf16": rounding_to(8),
+    "float32-factors-of-16-bits": rounding_to(16),
 }
 MM_AUTOCAST = {
     "mm-not-cast": policies(mm="fallthrough"),
@@ -307,7 +323,10 @@ ADDMM = {
 SUM = {
     **of_kernel(
         "sum.dim_IntList",
-        {"wrong-for-integers": giving(lambda out: out + 1, lambda x, *args, **kwargs: x.dtype == torch.int64)},
+        {
+            "float32-terms-in-tf32": rounding_to(11),
+            "wrong-for-integers": giving(lambda out: out + 1, lambda x, *args, **kwargs: x.dtype == torch.int64),
+        },
     ),
     "sum-not-filled-in": policies(sum__dim_IntList="fallthrough"),
     "arguments-dropped": autocast("sum.dim_IntList", forgetful),
@@ -349,6 +368,7 @@ WARNINGS = made(
 """What a backend may do without a case being red."""
 _LAYER_NORM = {"layer-norm-without-weight": without_weight}
 _SECOND_OUTPUT = {"a-second-output-of-another-shape": giving(lambda out: out.flatten(), which=1)}
+_CONV = {"float32-convolved-in-tf32": kernels("convolution", rounding_to(11))}
 _NEGATED = {"gradient-negated-in-low": giving(torch.neg, low, which=1)}
 MUTANTS = made(
     (
@@ -359,6 +379,7 @@ MUTANTS = made(
         ("eager/upcast", "exp", {**of_kernel("exp", EXP), "copies-lose-an-element": copies(drops_the_last)}),
         ("eager/upcast", "layer_norm", of_kernel("native_layer_norm", _LAYER_NORM)),
         ("eager/upcast", "native_layer_norm", of_kernel("native_layer_norm", _SECOND_OUTPUT)),
+        ("eager/downcast", "conv2d", _CONV),
         ("eager/downcast", "addmm", {**of_kernel("addmm", ADDMM)}),
         ("eager/downcast", "bmm", of_kernel("bmm", {"bmm-nan-in-low": giving(lambda out: out * float("nan"), low)})),
         (

@@ -23,6 +23,16 @@ _PROGRAMS = 400
 """How many compiled ops stay in memory. Few cases share one, and each holds more than a megabyte."""
 
 
+def products_of_xla() -> str:
+    """Return what XLA rounds the factors of float32 products to, as `Device.float32_products` does."""
+    import jax  # noqa: PLC0415  # a device is imported where a case runs on it
+
+    chosen, platform = jax.config.read("jax_default_matmul_precision") or "default", jax.default_backend()
+    if platform == "cpu" or chosen in ("highest", "float32", "F32_F32_F32"):
+        return "ieee"
+    return "bf16" if platform == "tpu" and chosen in ("default", "bfloat16", "fastest") else "tf32"
+
+
 class Jax(Device):
     """`torch.device("jax")`, with CUDA's policies on AutocastPrivateUse1."""
 
@@ -69,6 +79,10 @@ class Jax(Device):
         from ampcheck.jax_device.interop.functions import j2t_autograd  # noqa: PLC0415  # a device is imported where a case runs on it
 
         return j2t_autograd(fn, cast_inputs=cast_inputs)
+
+    def float32_products(self, kind: str) -> str:
+        """Return what JAX rounds factors to, which its own setting decides, and on a CPU nothing."""
+        return products_of_xla()
 
     def synchronize(self) -> None:
         torch.jax.synchronize()  # type: ignore[attr-defined]  # the module exists once the device does

@@ -18,6 +18,7 @@ import torch
 from packaging.version import Version
 
 from ampcheck.devices.base import Device
+from ampcheck.devices.jax import products_of_xla
 from ampcheck.errors import Unsupported
 from ampcheck.observe.recorder import Observation, observe_by
 from ampcheck.observe.torch_private import DisableTorchFunction, no_dispatch
@@ -133,6 +134,10 @@ class Torchax(TorchTorchax):
     deviations = Path(__file__).parent / "deviations.toml"
     region = "torchax.amp.autocast"
     known_preflight = STRIDES
+
+    def float32_products(self, kind: str) -> str:
+        """Return what JAX rounds factors to, which its own setting decides, and on a CPU nothing."""
+        return products_of_xla()
 
     def autocast(self, dtype: str | None = None, *, enabled: bool = True, cache_enabled: bool | None = None) -> Any:
         """Return a region of torchax's own. It takes no `enabled`: without a dtype it is off. It caches nothing."""
