@@ -27,7 +27,8 @@ def products_of_xla() -> str:
     """Return what XLA rounds the factors of float32 products to, as `Device.float32_products` does."""
     import jax  # noqa: PLC0415  # a device is imported where a case runs on it
 
-    chosen, platform = jax.config.read("jax_default_matmul_precision") or "default", jax.default_backend()
+    chosen = jax.config.jax_default_matmul_precision or "default"  # type: ignore[attr-defined]  # jax makes it later
+    platform = jax.default_backend()
     if platform == "cpu" or chosen in ("highest", "float32", "F32_F32_F32"):
         return "ieee"
     return "bf16" if platform == "tpu" and chosen in ("default", "bfloat16", "fastest") else "tf32"
