@@ -191,7 +191,7 @@ def _numbered(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
 
 FORMS = ("large", "small", "positive", "strided")
 """What an op's main sample is run with besides its own values: normal ones made larger, smaller or positive (which sums
-without cancelling), and its floating tensors as views that are not contiguous."""
+without cancelling), positive ones made larger, and its floating tensors as views that are not contiguous."""
 
 
 def in_form(sample: Sample, form: str) -> Sample | None:
@@ -200,6 +200,8 @@ def in_form(sample: Sample, form: str) -> Sample | None:
     def changed(arg: TensorArg) -> TensorArg:
         if form == "strided":
             return replace(arg, strided=arg.dtype is None and bool(arg.shape))
+        if form == "large" and arg.dtype is None and arg.fill == "positive":
+            return replace(arg, fill="large_positive")
         return replace(arg, fill=form) if arg.dtype is None and arg.fill == "normal" else arg
 
     args = map_leaves(sample.args, changed)

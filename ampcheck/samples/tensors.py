@@ -40,8 +40,14 @@ def _positive(shape: Shape, generator: torch.Generator) -> torch.Tensor:
 
 
 def _large(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """Return values up to about 18: where float16 overflows in a power, an exponential or a product of a few."""
-    return 6 * _normal(shape, generator)
+    """Return values up to 18, one of which is there; float16 overflows in its power, or in a product of a few."""
+    values = _normal(shape, generator)
+    return values * (18 / values.abs().max()) if values.numel() else values
+
+
+def _large_positive(shape: Shape, generator: torch.Generator) -> torch.Tensor:
+    """Return values from 0.5 to 18, one of which is 18."""
+    return (_large(shape, generator).abs()).clamp(min=0.5)
 
 
 def _small(shape: Shape, generator: torch.Generator) -> torch.Tensor:
@@ -101,6 +107,7 @@ FILLS: dict[str, Callable[[Shape, torch.Generator], torch.Tensor]] = {
     "signed_unit": _signed_unit,
     "positive": _positive,
     "large": _large,
+    "large_positive": _large_positive,
     "small": _small,
     "sign": _sign,
     "spd": _spd,

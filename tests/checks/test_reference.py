@@ -147,6 +147,11 @@ def test_forms_change_normal_values_alone() -> None:
     assert [arg.fill for arg in large.args] == ["large", "large"]
     assert [arg.strided for arg in strided.args] == [True, True]
     assert in_form(replace(sample, args=(replace(sample.args[0], fill="unit"),)), "large") is None
+    positive = in_form(replace(sample, args=(replace(sample.args[0], fill="positive"),)), "large")
+    assert positive is not None
+    for made, least in ((large, -18), (positive, 0.5)):
+        values = own_values(made.args[0], 0)
+        assert (values.abs().max().item(), values.min().item() >= least) == (18, True)
 
 
 def test_a_virtual_device_leaves_no_fake_tensor_to_others() -> None:

@@ -377,6 +377,7 @@ MUTANTS = made(
         ("eager/fallthrough", "permute", {"copies-ignore-strides": copies(without_strides)}),
         ("eager/fallthrough", "tanh", {"an-op-without-a-policy-cast": policies(tanh="upcast")}),
         ("eager/upcast", "exp", {**of_kernel("exp", EXP), "copies-lose-an-element": copies(drops_the_last)}),
+        ("eager/upcast", "log", of_kernel("log", {"positive-inputs-saturate": lambda op, x: op(x.clamp(max=4))})),
         ("eager/upcast", "layer_norm", of_kernel("native_layer_norm", _LAYER_NORM)),
         ("eager/upcast", "native_layer_norm", of_kernel("native_layer_norm", _SECOND_OUTPUT)),
         ("eager/downcast", "conv2d", _CONV),
