@@ -492,7 +492,7 @@ class BackwardProgram(PlainProgram):
             [gradient_accuracy, wrong_anyway, mover, moved_by],
             f"""\
 def exact(draw=None):  # on the CPU in float64, of inputs that are half a rounding off if there is a draw
-    given = [x.to(torch.float64) if x.is_floating_point() else x for x in cast(x.cpu() for x in inputs())]
+    given = [x.to(torch.float64) if x.is_floating_point() else x for x in cast({self.cpu_inputs()})]
     given = given if draw is None else list(map(mover({self.todo.narrowest}, draw), given))
     return run_passes({call}, lambda: given, {self.places}, nullcontext(), weights=want.dtypes()).gradients()
 

@@ -764,7 +764,7 @@ def shared_with(got, given):
     def _far(self) -> None:
         exact = reference(self.todo)
         wide, kernel = DTYPES[exact.dtype], self.todo.narrowest
-        cpu = cast_expression(self.todo, "(x.cpu() for x in inputs())")
+        cpu = cast_expression(self.todo, self.cpu_inputs())
         filled = f", dtype={wide}" if self.todo.sample.call == "aten" and self.todo.expected.dtype_kwarg else ""
         self.add(
             [dense, mover, moved_by, comparisons.far],

@@ -223,6 +223,14 @@ class PlainProgram:
         self.needed += needed
         self.blocks += blocks
 
+    def cpu_inputs(self) -> str:
+        """Return the expression of the inputs as the CPU has them, before they are copied to the device."""
+        on = f".to({self.device.type!r}"
+        if on in self.blocks[0]:
+            self.blocks[0] = self.blocks[0].replace("inputs()", f"inputs(device={self.device.type!r})", 1)
+            self.blocks[0] = self.blocks[0].replace(on, ".to(device")
+        return 'inputs("cpu")' if ".to(device" in self.blocks[0] else "(x.cpu() for x in inputs())"
+
     def say(self, what: str, found: str) -> str:
         """Return the line that reports the differences which an expression gives."""
         return f"report({what!r}, {found})"

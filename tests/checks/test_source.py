@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
 
 import pytest
@@ -9,7 +10,15 @@ import pytest
 from ampcheck.checks.scenario import ScenarioCheck
 from ampcheck.checks.source import PrintedSource, Unreproducible
 from ampcheck.devices.registry import known
+from ampcheck.observe.isolation import reset
 from ampcheck.spec.case import Case
+
+
+@pytest.fixture(autouse=True)
+def _left_as_found() -> Iterator[None]:
+    """Put autocast's state back: a program may end inside a region, as its scenario does."""
+    yield
+    reset({})
 
 
 def _program(module: str, name: str, **params: object) -> str:

@@ -48,7 +48,10 @@ def _function(where: str) -> FunctionType:
     module, _, name = where.partition(":")
     found: Any = inspect.unwrap(attrgetter(name)(import_module(module)))
     function: FunctionType = getattr(found, "__func__", found)
-    return function
+    # Dynamo wraps methods of modules when it first compiles.
+    wrapped = [cell.cell_contents for cell in function.__closure__ or ()]
+    own = (one for one in wrapped if isinstance(one, FunctionType) and one.__name__ == name.rpartition(".")[2])
+    return function if function.__name__ == name.rpartition(".")[2] else next(own, function)
 
 
 @cache

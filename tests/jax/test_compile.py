@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from jaxlib.mlir import ir
 from ampcheck.jax_device import disk_cache, jax_private, jit
 from ampcheck.jax_device.disk_cache import DiskCache
 from ampcheck.jax_device.dispatch import program
+from ampcheck.observe.overhead import without_overhead
 from tests.cli_support import LIMIT, environment
 
 with warnings.catch_warnings():
@@ -331,3 +333,17 @@ def test_a_model_of_many_widths_with_some_batch_sizes_is_no_such_loop(
         for batch in (4, 3):  # the last one is smaller
             model(torch.ones(batch, 1, device="jax")).sum().backward()
     assert [w for w in seen if "different shapes" in str(w.message)] == [] if each else seen
+
+
+def test_programs_of_jax_are_the_same_in_a_context_that_is_kept() -> None:
+    def lowered() -> list[str]:
+        # Each is traced anew: a function of its own, so that JAX has no program of it.
+        return [
+            jax.jit(lambda x, y=y: x @ x.T + y).lower(jax.numpy.ones((2, n))).as_text() for n in (2, 3) for y in (1, 2)
+        ]
+
+    before = lowered()
+    with without_overhead():
+        assert lowered() == before
+        first, second = (jax.jit(lambda x, y=y: x + y).lower(1.0).compiler_ir().context for y in (1, 2))
+        assert first is second

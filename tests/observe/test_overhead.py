@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch._dynamo import guards
 from torch._export import utils
@@ -41,19 +40,3 @@ def test_what_is_left_out_is_put_back() -> None:
         decomp_utils._collect_all_valid_cia_ops()
         assert utils._materialize_cpp_cia_ops is looked_up
     assert guards.profile_guard_manager is measured
-
-
-def test_programs_of_jax_are_the_same_in_a_context_that_is_kept() -> None:
-    jax = pytest.importorskip("jax")
-
-    def lowered() -> list[str]:
-        # Each is traced anew: a function of its own, so that JAX has no program of it.
-        return [
-            jax.jit(lambda x, y=y: x @ x.T + y).lower(jax.numpy.ones((2, n))).as_text() for n in (2, 3) for y in (1, 2)
-        ]
-
-    before = lowered()
-    with without_overhead():
-        assert lowered() == before
-        first, second = (jax.jit(lambda x, y=y: x + y).lower(1.0).compiler_ir().context for y in (1, 2))
-        assert first is second

@@ -114,6 +114,9 @@ def test_the_summary_beside_the_run_file_has_each_cause_in_full(found: Found) ->
 def test_junit_groups_by_cause(found: Found) -> None:
     suite = xml.parse(found.folder / "run.xml").getroot()[0]
     failures = [case[0] for case in suite if len(case) and case[0].tag == "failure"]
+    steps = [note for note in found.run.header.get("preflight", ()) if note.startswith("failed")]
+    assert sum("type" not in failure.attrib for failure in failures) == len(steps)  # the preflight's, beside the cases
+    failures = [failure for failure in failures if "type" in failure.attrib]
     assert len(failures) == sum(result.status in RED for result in found.run.results.values())
     assert {failure.attrib["type"] for failure in failures} == {r.cause for r in found.run.results.values() if r.cause}
     assert all(len(failure.attrib["message"]) <= 200 for failure in failures)
