@@ -84,6 +84,8 @@ def _variants(device: Device, rule: str, sample: Sample, *, main: bool) -> Itera
         low = default
         yield default, "fp32"
         yield default, one_off(low, "fp32", 0, count) if count > 1 else low
+        if main and count > 1:
+            yield default, one_off(low, "fp32", count - 1, count)
         return
     for amp in device.amp_dtypes:
         seen = set()

@@ -72,9 +72,12 @@ def _computed(todo: CallPlan) -> Reference:
             continue
         made = {where: _made_by_pytorch(todo, len(outputs), where) for where in ("cpu", "meta")}
         made = {where: same for where, same in made.items() if same}
-        # The strides of a composite op, and what comes of a mixture of dtypes, PyTorch leaves to the backend.
+        # PyTorch leaves to the backend the strides of a composite op, and the dtypes of a mixture in which its own
+        # kernels differ.
         free = is_composite(todo.op.overload) or "meta" not in made  # LAPACK's layouts are the CPU's alone
         mixed = len({kind for kind in todo.expected.leaves if kind in ("fp16", "bf16", "fp32", "fp64")}) > 1
+        dtypes = tuple(frozenset(x.dtype for x in same) for same in zip(*made.values(), strict=True))
+        open_dtypes = mixed and (len(made) < 2 or any(len(known) > 1 for known in dtypes))
         places = [(out, place) for out, _ in enumerate(outputs) for place, _ in enumerate(inputs)]
         return Reference(
             tuple(outputs),
@@ -82,7 +85,7 @@ def _computed(todo: CallPlan) -> Reference:
             frozenset(changed(inputs, before)),
             frozenset((out, place) for out, place in places if is_alias_of(outputs[out], inputs[place])),
             () if free else tuple(frozenset(map(layout, same)) for same in zip(outputs, *made.values(), strict=True)),
-            () if mixed else tuple(frozenset(x.dtype for x in same) for same in zip(*made.values(), strict=True)),
+            () if open_dtypes else dtypes,
             dtype,
             tuple(made),
         )

@@ -167,6 +167,11 @@ def on_flat(op: Any, *args: Any, **kwargs: Any) -> Any:
     return op(*tree_map(lambda value: flat(value) if isinstance(value, Tensor) else value, args), **kwargs)
 
 
+def in_the_first_dtype(op: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Give what is right where the first of two tensors has the wider dtype."""
+    return op(x, *args, **kwargs).to(x.dtype)
+
+
 def column_major(out: Tensor) -> Tensor:
     """Give the same values the strides of the transposed."""
     return out.mT.contiguous().mT
@@ -374,6 +379,7 @@ MUTANTS = made(
     (
         ("eager/downcast", "mm", {**of_kernel("mm", MM), **MM_AUTOCAST}),
         ("eager/fallthrough", "tanh", of_kernel("tanh", TANH)),
+        ("eager/fallthrough", "mul.Tensor", of_kernel("mul.Tensor", {"mul-in-the-first-dtype": in_the_first_dtype})),
         ("eager/fallthrough", "permute", {"copies-ignore-strides": copies(without_strides)}),
         ("eager/fallthrough", "tanh", {"an-op-without-a-policy-cast": policies(tanh="upcast")}),
         ("eager/upcast", "exp", {**of_kernel("exp", EXP), "copies-lose-an-element": copies(drops_the_last)}),
