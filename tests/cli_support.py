@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import re
@@ -202,6 +203,8 @@ def pytest_here(folder: Path, *arguments: str) -> tuple[int, str]:
 
 def _forget_suites() -> dict[str, ModuleType]:
     """Take the modules of suites out of those that are imported, and return them."""
+    # Where `inspect` saw the file of one, it asks the next one of that name for its file, which a folder has not.
+    vars(inspect)["_filesbymodname"].pop("suites", None)
     return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "suites"}
 
 
