@@ -5,11 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from ampcheck.checks.amp import Amp
+from ampcheck.checks.scenario import ScenarioCheck
 from ampcheck.devices.base import Device
+from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import Broken, CheckFailure, Unsupported
 from ampcheck.runner import judge
 from ampcheck.runner.record import Result, read
+from ampcheck.spec.case import Case
+from ampcheck.spec.policies import closest, table
 from tests.cli_support import run_pytest
 
 BACKENDS = Path(__file__).parents[1] / "backends"
@@ -43,6 +49,27 @@ def test_whose_an_exception_is(
     with pytest.raises(type(error)) as caught:
         raise error
     assert judge.status_of(caught.value, when)[0] == status
+
+
+@pytest.mark.parametrize("promised", [("exp",), tuple(table("AutocastCUDA", closest(torch.__version__)))])
+def test_a_scenario_that_fails_is_excused_where_the_device_promises_less_than_a_list(promised: tuple[str, ...]) -> None:
+    class Promises(Cpu):
+        key = "AutocastPrivateUse1"
+
+        def policies(self) -> dict[str, str]:
+            return dict.fromkeys(promised, "downcast")
+
+    def wrong(amp: Amp) -> None:
+        with amp.region():
+            dtype = torch.nn.functional.linear(amp.rand(2, 2), amp.rand(2, 2)).dtype
+        amp.assert_equal("dtype", dtype, torch.float64)
+
+    check, case = ScenarioCheck(wrong, {}), Case("eager", "context", "wrong", "", "", "bf16", "cpu", "cpu")
+    if len(promised) > 1:
+        assert check.run(case, Promises()) == ["dtype: got torch.bfloat16; expected torch.float64"]
+    else:
+        with pytest.raises(Unsupported, match="cpu does not promise policies that the case needs: linear"):
+            check.run(case, Promises())
 
 
 @pytest.mark.parametrize(
