@@ -24,13 +24,14 @@ _begun = False
 
 def manual_seed(seed: int) -> None:
     """Start the random numbers of that seed."""
-    random.default.manual_seed(int(seed))
+    random.manual_seed(int(seed))
 
 
 def seed() -> int:
     """Start the random numbers of a seed from the operating system; returns it."""
-    random.default.manual_seed(secrets.randbits(63))
-    return random.default.seed
+    started = secrets.randbits(63)
+    random.manual_seed(started)
+    return started
 
 
 def initial_seed() -> int:
@@ -40,23 +41,23 @@ def initial_seed() -> int:
 
 def get_rng_state(device: Device = NAME) -> torch.Tensor:
     """Return where the default random numbers are: a CPU uint8 tensor of 16 elements."""
-    return random.default.get_state()
+    return random.get_state()
 
 
 def set_rng_state(new_state: torch.Tensor, device: Device = NAME) -> None:
     """Go on from where `get_rng_state` was called. Raises RuntimeError for what is no such state."""
-    random.default.set_state(new_state)
+    random.set_state(new_state)
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
     """Return `get_rng_state` of each device: there is one."""
-    return [random.default.get_state()]
+    return [random.get_state()]
 
 
 def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
     """Call `set_rng_state` for each device: there is one."""
     for state in new_states:
-        random.default.set_state(state)
+        random.set_state(state)
 
 
 _OF_DEVICES = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib.metadata import entry_points
+from operator import getitem
 
 import torch
 from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
@@ -52,8 +53,19 @@ def _compiler(graph: torch.fx.GraphModule, _: Sequence[object]) -> Function:
     return boxed
 
 
-# default_partition: nothing that forward computed is computed again in backward, so that random masks are the same.
-_aot = aot_autograd(fw_compiler=_compiler, bw_compiler=_compiler, partition_fn=default_partition)
+def _partition(joint: torch.fx.GraphModule, inputs: Tree, **kwargs: Tree) -> Tree:
+    """Split the joint graph: backward computes again what activation checkpointing says, and no random numbers.
+
+    PyTorch would save the state of its own generators instead, of which the device has none.
+    """
+    for node in joint.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            for drawn in (node, *(user for user in node.users if user.target is getitem)):
+                drawn.meta.pop("recompute", None)
+    return default_partition(joint, inputs, **kwargs)
+
+
+_aot = aot_autograd(fw_compiler=_compiler, bw_compiler=_compiler, partition_fn=_partition)
 
 
 def backend(graph: torch.fx.GraphModule, inputs: Sequence[object], **_: object) -> Function:

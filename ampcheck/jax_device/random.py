@@ -8,8 +8,11 @@ or this module's `Generator`, which says that it is the device's. PyTorch asks a
 from __future__ import annotations
 
 import contextlib
+import gc
+import secrets
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -106,8 +109,16 @@ def install() -> None:
 
 
 class _Traced(threading.local):
+    """The random numbers of a trace: keys derived from the program's, or those of a seed that was set inside."""
+
     base: RawKey | None = None
     drawn = 0
+    most = 0
+    """How far keys were ever derived."""
+    seeded: KeyStream | None = None
+    mark = 0
+    """Stands for the program's seed in a state that is asked for inside."""
+    states: Sequence[weakref.ref[torch.Tensor]] = ()
 
 
 _traced = _Traced()
@@ -116,30 +127,75 @@ _traced = _Traced()
 @contextlib.contextmanager
 def traced(base: RawKey) -> Iterator[None]:
     """Derive keys from `base`, a traced raw key, on this thread while inside."""
-    before = _traced.base, _traced.drawn
-    _traced.base, _traced.drawn = base, 0
+    before = dict(vars(_traced))
+    vars(_traced).update(base=base, drawn=0, most=0, seeded=None, mark=secrets.randbits(64), states=[])
     try:
         yield
     finally:
-        _traced.base, _traced.drawn = before
+        vars(_traced).clear()
+        vars(_traced).update(before)
 
 
 def drew() -> bool:
     """Return whether a key was derived inside of `traced` on this thread."""
-    return _traced.drawn > 0
+    return _traced.most > 0
+
+
+def kept() -> str:
+    """Return what the function traced on this thread leaves of random state, which a program would not; "" for nothing."""
+    if _traced.seeded is not None:
+        return "seeds the random numbers"
+    for collect in (lambda: 0, gc.collect):
+        collect()
+        if all(state() is None for state in _traced.states):
+            return ""
+    return "keeps the state of the random numbers"
+
+
+def get_state() -> torch.Tensor:
+    """Return where the default random numbers are; in a trace, those of the program."""
+    if _traced.base is None:
+        return default.get_state()
+    inside = _traced.seeded or KeyStream(_traced.mark)
+    if _traced.seeded is None:
+        inside.drawn = _traced.drawn
+    state = inside.get_state()
+    _traced.states = [*_traced.states, weakref.ref(state)]
+    return state
+
+
+def set_state(state: torch.Tensor) -> None:
+    """Go on from where `get_state` was called. A state from outside of a trace is a seed inside of it."""
+    if _traced.base is None:
+        return default.set_state(state)
+    inside = KeyStream()
+    inside.set_state(state)
+    if inside.seed == _traced.mark:
+        _traced.seeded, _traced.drawn = None, inside.drawn
+    else:
+        _traced.seeded = inside
+    return None
+
+
+def manual_seed(seed: int) -> None:
+    """Start the default random numbers of that seed; in a trace, from here on."""
+    stream = default
+    if _traced.base is not None:
+        stream = _traced.seeded = KeyStream()
+    stream.manual_seed(seed)
 
 
 def next_key(generator: torch.Generator | None) -> RawKey:
     """Return the raw key for one random op."""
     if generator is not None:
         if _traced.base is not None:
-            raise RuntimeError(
-                "an op inside of jit was given a generator, whose numbers would be the same at every call; "
-                "leave it out, so that the default generator's are new at each"
-            )
+            raise RuntimeError("an op inside of jit was given a generator, whose numbers would be the same at each call")
         drawn = torch.randint(2**32, (2,), generator=generator, dtype=torch.int64, device="cpu")
         return np.asarray(drawn.numpy(), np.uint32)
-    if _traced.base is not None:
-        _traced.drawn += 1
-        return jax.random.fold_in(_traced.base, _traced.drawn)
-    return default.key()
+    if _traced.base is None:
+        return default.key()
+    if _traced.seeded is not None:
+        return _traced.seeded.key()
+    _traced.drawn += 1
+    _traced.most = max(_traced.most, _traced.drawn)
+    return jax.random.fold_in(_traced.base, _traced.drawn)
