@@ -142,7 +142,7 @@ def drew() -> bool:
 
 
 def kept() -> str:
-    """Return what the function traced on this thread leaves of random state, which a program would not; "" for nothing."""
+    """Return what the function traced on this thread leaves of random state, as a program would not; else ""."""
     if _traced.seeded is not None:
         return "seeds the random numbers"
     for collect in (lambda: 0, gc.collect):
@@ -189,7 +189,9 @@ def next_key(generator: torch.Generator | None) -> RawKey:
     """Return the raw key for one random op."""
     if generator is not None:
         if _traced.base is not None:
-            raise RuntimeError("an op inside of jit was given a generator, whose numbers would be the same at each call")
+            raise RuntimeError(
+                "an op inside of jit was given a generator, whose numbers would be the same at each call"
+            )
         drawn = torch.randint(2**32, (2,), generator=generator, dtype=torch.int64, device="cpu")
         return np.asarray(drawn.numpy(), np.uint32)
     if _traced.base is None:

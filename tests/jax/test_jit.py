@@ -7,6 +7,7 @@ from collections import Counter
 from traceback import walk_stack
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -29,9 +30,9 @@ _scale = 2.0
 
 
 class _Hidden:
-    """An object that the walk does not see into."""
+    """An object without `__dict__`."""
 
-    __slots__ = ("optimizer", "total")
+    __slots__ = ("total",)
 
 
 _hidden = _Hidden()
@@ -44,7 +45,7 @@ def test_state_from_everywhere_is_input_and_output() -> None:
     def add(a: Tensor) -> Tensor:
         _counter.add_(1)
         listed[0].mul_(2).add_(1)
-        _hidden.total.add_(a)  # found by tracking
+        _hidden.total.add_(a)
         return _counter + listed[0] + _hidden.total
 
     jitted = jit(add)
@@ -199,13 +200,13 @@ def test_random_numbers() -> None:
     assert not torch.equal(first, second)
     assert drop.compiles == 1
     for draws, words in (
-        (lambda a: torch.manual_seed(1) and F.dropout(a), "seeded inside of a jitted function"),
-        (lambda a: a + torch.rand(64).to("jax"), "random numbers were drawn on the CPU"),
-        (lambda a: torch.rand(3, device="jax", generator=torch.Generator()), "generator"),
-        (lambda a: torch.poisson(a, generator=torch.Generator("jax")), "an op inside of jit was given a generator"),
+        (lambda a: torch.manual_seed(1) and F.dropout(a), "the function seeds the random numbers"),
+        (lambda a: a + torch.rand(64).to("jax"), "aten::rand draws random numbers on the CPU"),
+        (lambda a: torch.rand(3, device="jax", generator=torch.Generator()), "draws numbers of a generator"),
+        (lambda a: torch.poisson(a, generator=torch.Generator("jax")), "draws numbers of a generator"),
     ):
         with pytest.raises(RuntimeError, match=words):
-            jit(draws)(given)
+            jit(draws, fullgraph=True)(given)
 
 
 def test_gradients_that_stay() -> None:
@@ -392,12 +393,12 @@ def test_what_an_optimizer_cannot_do() -> None:
     weight = zeros(3).requires_grad_()
     schedule = torch.optim.lr_scheduler.ExponentialLR(torch.optim.SGD([weight], lr=1.0), 0.5)
     counts, scheduled = stepping(torch.optim.Adagrad([weight]), weight), stepping(schedule.optimizer, weight)
-    _hidden.optimizer = torch.optim.SGD([weight], lr=1.0)
+    hidden = np.array([torch.optim.SGD([weight], lr=1.0)], object)
     for step, words in (
         (counts, r"a CPU tensor of shape \[\] is written .*capturable=True"),
         (lambda: (scheduled(), schedule.step()), "lr of an optimizer was changed inside"),
         (
-            lambda: (weight.sum().backward(), _hidden.optimizer.step()),
+            lambda: (weight.sum().backward(), hidden[0].step()),
             r"of an optimizer \(SGD\) that it does not reach",
         ),
     ):

@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.sharding import NamedSharding
 from torch import Tensor
 from torch.autograd.graph import increment_version
+from torch.utils.hooks import RemovableHandle
 
 from ampcheck.jax_device import random
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
@@ -172,7 +173,7 @@ class Entry:
         for leaf, what in effects.grads:
             tensors[self.leaves[leaf]].grad = rebuild(what, outputs, tensors, made)
         for place, what in effects.places:
-            reached.holders[place][reached.keys[place]] = rebuild(what, outputs, tensors, made)
+            reached.put(place, rebuild(what, outputs, tensors, made))
         for optimizer, tensor, name, what in effects.state:
             reached.optimizers[optimizer].state[tensors[tensor]][name] = rebuild(what, outputs, tensors, made)
         leaves = [rebuild(what, outputs, tensors, made) for what in self.results.leaves]
@@ -276,13 +277,17 @@ class JitState:
         self.host = [t for t in self.tensors if t.device.type != "jax"]
         self.versions = [t._version for t in self.host]
         self.numbers = [(g, k) for o in reached.optimizers for g, k in hyperparameters(o)]
+        self.strides = [*map(Tensor.stride, self.tensors)]
+        self.hooks = RemovableHandle.next_id
 
     def holds(self) -> bool:
         """Return whether the same objects, storages and settings are there, and CPU tensors were not written."""
         return (
-            self.reached.unchanged()
+            self.hooks == RemovableHandle.next_id  # one that was registered may be anywhere
+            and self.reached.unchanged()
             and [*map(id, map(storage_of, self.tensors))] == self.places
             and [*map(_grad_flag, self.tensors)] == self.flags
+            and [*map(Tensor.stride, self.tensors)] == self.strides
             and (not self.host or [t._version for t in self.host] == self.versions)
             and all(g[k].__class__ is float for g, k in self.numbers)
         )

@@ -17,27 +17,33 @@ import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import getitem
-from typing import ClassVar
-from weakref import WeakSet
+from threading import local
+from types import MemberDescriptorType
+from weakref import WeakSet, ref
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
+import torch.nn.modules.module as module_hooks
+import torch.optim.optimizer as optimizer_hooks
 from torch import Tensor
+from torch.distributions import Distribution
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
+from ampcheck.jax_device.jit.reads import GENERATORS, Attributes, Measured, Place, Places, contents, foreign, names, put
 from ampcheck.jax_device.storage.arrays import storage_of
 
-Place = tuple[Kwargs, str]  # an optimizer's group and a key of it
+Hyperparameter = tuple[Kwargs, str]  # an optimizer's group and a key of it
 
 
 class Concretize(Exception):
     """A hyperparameter that was made an input is looked at by Python, so it must be part of the program."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Hyperparameter) -> None:
         super().__init__(place)
         self.place = place
 
@@ -52,7 +58,7 @@ class Traced:
     `traced` is JAX's number; `place` says which hyperparameter it comes from, for the error when Python looks at it.
     """
 
-    def __init__(self, traced: TracedNumber, place: Place) -> None:
+    def __init__(self, traced: TracedNumber, place: Hyperparameter) -> None:
         self.traced, self.place = traced, place
 
     def _with(self, traced: TracedNumber) -> Traced:
@@ -101,7 +107,7 @@ class Traced:
 _static: dict[tuple[int, str], Kwargs] = {}
 
 
-def make_static(place: Place) -> None:
+def make_static(place: Hyperparameter) -> None:
     """Make that hyperparameter a part of the program from now on, so that a change of it makes a new one."""
     _static[id(place[0]), place[1]] = place[0]  # the group is kept, so that its id stays its own
 
@@ -276,9 +282,10 @@ def traced_optimizers(
 
 
 PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
-_FOREIGN = ("torch", "jax", "jaxlib", "numpy", "builtins", "ampcheck.jax_device", "collections", "threading", "logging")
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
 _DEPTH = 5
+_BYTES = 1 << 16
+"""Up to which size an array of NumPy's is compared at each call."""
 _SCALER_TENSORS = ("_scale", "_growth_tracker")
 
 
@@ -295,23 +302,13 @@ class Cells:
         self.cells[index].cell_contents = value
 
 
-class Size:
-    """The length of a container, as a container: an object that is the same while the length is."""
-
-    _lengths: ClassVar[dict[int, int]] = {}
-
-    def __init__(self, container: Tree) -> None:
-        self.container = container
-
-    def __getitem__(self, key: Tree) -> int:
-        length = len(self.container)
-        return self._lengths.setdefault(length, length)
-
-
 class Reached:
     """What was reached, each with its place, in the order of the walk; the same order for the same structure."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: Places) -> None:
+        self.read = read
+        self.tracing = self.grew = False
+        """Whether it is walked in a trace, and whether tensors or optimizers were met there."""
         self.holders: list[Tree] = []
         self.keys: list[Tree] = []
         self.values: list[Tree] = []
@@ -320,10 +317,21 @@ class Reached:
         self.scalers: list[torch.amp.GradScaler] = []
         self.unguarded: list[Kwargs] = []
         """Attributes that may change without a new program."""
-        self._seen: dict[int, int] = {}
-        self._order: list[Tree] = []
+        self.iterators: list[Tree] = []
+        self.generators: list[Tree] = []
+        """Of random numbers, Python's and NumPy's."""
+        self.owners: dict[int, type] = {}
+        """The classes whose attributes some holders are."""
+        self.order: list[Tree] = []
+        """Every object that was met."""
+        self.seen: dict[int, int] = {}
+        self._placed: set[tuple[int, Tree]] = set()
 
     def add(self, holder: Tree, key: Tree, value: Tree) -> None:
+        place = (id(holder), id(key) if isinstance(key, Tensor) else key)
+        if place in self._placed:
+            return
+        self._placed.add(place)
         self.holders.append(holder)
         self.keys.append(key)
         self.values.append(value)
@@ -332,13 +340,17 @@ class Reached:
         """Return whether the very same objects are at every place."""
         try:
             now = [*map(id, map(getitem, self.holders, self.keys))]
-        except (KeyError, IndexError, ValueError):  # ValueError: an emptied cell
+        except (KeyError, IndexError, ValueError, RuntimeError):  # an emptied cell, a set that is being changed
             return False
         return now == self._ids
 
+    def put(self, place: int, value: Tree) -> None:
+        holder = self.holders[place]
+        put(holder, self.keys[place], value, self.owners.get(id(holder)))
+
     def containers(self) -> list[Tree]:
         """Return every list, dict, set and deque that was reached: objects' attributes too, no module's globals."""
-        sized = (h.container for h in self.holders if isinstance(h, Size))
+        sized = (h.of for h in self.holders if isinstance(h, Measured))
         found = {id(c): c for c in (*self.unguarded, *sized, *self.holders, *self.values) if type(c) in _CONTAINERS}
         return [c for c in found.values() if not (isinstance(c, dict) and "__builtins__" in c)]
 
@@ -349,10 +361,10 @@ class Reached:
 
     def first(self, value: Tree) -> int | None:
         """Return the object's number if it was met before; else None, and give it one."""
-        number = self._seen.get(id(value))
+        number = self.seen.get(id(value))
         if number is None:
-            self._seen[id(value)] = len(self._order)
-            self._order.append(value)  # kept, so that its id stays its own
+            self.seen[id(value)] = len(self.order)
+            self.order.append(value)  # kept, so that its id stays its own
         return number
 
     def signature(self) -> Args:
@@ -362,20 +374,62 @@ class Reached:
 
 def _sign(reached: Reached, value: Tree) -> Tree:
     if isinstance(value, Tensor):
-        return reached._seen[id(value)]
+        return reached.seen[id(value)]
     if isinstance(value, PLAIN):
         return (type(value), value)
     return type(value) if isinstance(value, (dict, list, tuple)) else id(value)  # these are walked into
 
 
-def reach(fn: Function, arguments: Args) -> Reached:
-    """Walk from a function and the arguments that are no tensors."""
-    found = Reached()
+def reach(fn: Function, arguments: Args, read: Places) -> Reached:
+    """Walk from a function, the arguments that are no tensors, and what the function was seen to read."""
+    found = Reached(read)
+    read.note = id
     _function(found, fn, 0)
     for argument in arguments:
         _visit(found, argument, 0)
+    for space in (module_hooks, optimizer_hooks):
+        for name, value in vars(space).items():
+            if name.startswith("_global_") and isinstance(value, dict) and value:
+                _items(found, value, list(value.items()), 0)
+    for place in list(read.places.values()):
+        _place(found, place)
+    _classes(found)
     found.close()
     return found
+
+
+@contextlib.contextmanager
+def extended(found: Reached) -> Iterator[None]:
+    """Walk to what a trace is seen to read, while inside."""
+    found.tracing, found.read.note = True, lambda place: _place(found, place)
+    try:
+        yield
+    finally:
+        _classes(found)
+        found.tracing, found.read.note = False, id
+        found.close()
+
+
+def _classes(found: Reached) -> None:
+    """Walk to the attributes of classes whose objects were met, where the code has their names."""
+    found.read.note = lambda place: _place(found, place)
+    for kind in dict.fromkeys(map(type, found.order)):
+        found.read.of_class(kind, sorted(found.read.names & {name for base in kind.__mro__ for name in vars(base)}))
+
+
+def _place(found: Reached, place: Place) -> None:
+    holder, key, owner = place
+    if owner is not None:
+        found.owners[id(holder)] = owner
+    try:
+        value = holder[key]
+    except KeyError:
+        return
+    found.add(holder, key, value)
+    if not isinstance(value, types.FunctionType):
+        _visit(found, value, 1)
+    elif any(code is value.__code__ for code, _ in found.read.codes):
+        _closure(found, value, 1)
 
 
 def _visit(found: Reached, value: Tree, depth: int) -> None:
@@ -386,8 +440,18 @@ def _visit(found: Reached, value: Tree, depth: int) -> None:
         _function(found, value, depth)
         return
     if isinstance(value, Tensor):
-        if found.first(value) is None:
+        if found.tracing:
+            found.grew |= id(value) not in found.seen
+        elif found.first(value) is None:
             found.tensors.append(value)
+            for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+                if hooks := getattr(value, name):
+                    _items(found, hooks, list(hooks.items()), depth)
+            if vars(value):
+                _items(found, vars(value), list(vars(value).items()), depth)
+        return
+    if found.tracing and isinstance(value, (Optimizer, LRScheduler, torch.amp.GradScaler)):
+        found.grew |= id(value) not in found.seen
         return
     if depth > _DEPTH or found.first(value) is not None:
         return
@@ -403,27 +467,37 @@ def _visit(found: Reached, value: Tree, depth: int) -> None:
         _items(found, value, enumerate(value), depth)
     elif isinstance(value, dict):
         _items(found, value, list(value.items()), depth)
+    elif isinstance(value, deque):
+        _items(found, value, enumerate(value), depth)
+    elif isinstance(value, (set, frozenset, np.ndarray)):
+        measured = Measured(value, contents if value.__class__ is not np.ndarray or value.nbytes <= _BYTES else len)
+        found.add(measured, None, measured[None])
+    elif isinstance(value, GENERATORS):
+        found.generators.append(value)
+    elif isinstance(value, Iterator):
+        found.iterators.append(value)
+    elif isinstance(value, ref):
+        _visit(found, value(), depth)
     elif isinstance(value, functools.partial):
         _visit(found, value.args, depth + 1)
         _visit(found, value.keywords, depth + 1)
         _function(found, value.func, depth + 1)
-    elif not _foreign(type(value)) and hasattr(value, "__dict__"):
-        _items(found, value.__dict__, list(value.__dict__.items()), depth)
-
-
-def _foreign(owner: object) -> bool:
-    module = getattr(owner, "__module__", None) or "builtins"
-    return any(module == name or module.startswith(f"{name}.") for name in _FOREIGN)
+    elif not foreign(type(value).__module__) or isinstance(value, (local, Distribution)):
+        if hasattr(value, "__dict__"):
+            _items(found, value.__dict__, list(value.__dict__.items()), depth)
+        slots = [n for n in dir(type(value)) if isinstance(getattr(type(value), n, None), MemberDescriptorType)]
+        if slots:
+            attributes = Attributes(value)
+            _items(found, attributes, [(name, attributes[name]) for name in slots], depth)
 
 
 def _items(found: Reached, holder: Tree, items: Iterable[tuple[Tree, Tree]], depth: int) -> None:
-    if isinstance(holder, (list, dict)):
-        size = Size(holder)
+    if isinstance(holder, (list, dict, deque)):
+        size = Measured(holder, len)
         found.add(size, None, size[None])
     for key, value in items:
-        if not isinstance(value, (type, types.ModuleType)):
-            found.add(holder, key, value)
-            _visit(found, value, depth + 1)
+        found.add(holder, key, value)
+        _visit(found, value, depth + 1)
 
 
 def _module(found: Reached, root: torch.nn.Module, depth: int) -> None:
@@ -440,7 +514,9 @@ def _module(found: Reached, root: torch.nn.Module, depth: int) -> None:
             if not _bookkeeping(name, value):
                 found.add(module.__dict__, name, value)
                 _visit(found, value, depth + 2)
-        if not _foreign(type(module)):
+        if not foreign(type(module).__module__):
+            size = Measured(module.__dict__, len)  # an attribute may come to hide one of the class
+            found.add(size, None, size[None])
             _function(found, type(module).forward, depth + 1)
 
 
@@ -455,12 +531,15 @@ def _optimizer(found: Reached, optimizer: Optimizer) -> None:
     """Walk parameters, their state and hyperparameters. Those that `hyperparameters` makes inputs are not guarded."""
     prepare(optimizer)
     found.optimizers.append(optimizer)
+    for name, value in vars(optimizer).items():
+        if name.endswith("_hooks") and value:
+            _visit(found, value, 1)
     found.unguarded.append(vars(optimizer))
     for attribute in ("param_groups", "state"):
         found.add(optimizer.__dict__, attribute, optimizer.__dict__[attribute])
-    groups, size = optimizer.param_groups, Size(optimizer.param_groups)
+    groups, size = optimizer.param_groups, Measured(optimizer.param_groups, len)
     found.add(size, None, size[None])
-    states = Size(optimizer.state)
+    states = Measured(optimizer.state, len)
     found.add(states, None, states[None])
     inputs = {(id(group), key) for group, key in hyperparameters(optimizer)}
     for group in groups:
@@ -494,13 +573,6 @@ def _scaler(found: Reached, scaler: torch.amp.GradScaler) -> None:
             _visit(found, value, 1)
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
-
-
 def _function(found: Reached, fn: Tree, depth: int) -> None:
     """Walk to what a function can see besides its arguments."""
     if isinstance(fn, types.MethodType):
@@ -508,21 +580,25 @@ def _function(found: Reached, fn: Tree, depth: int) -> None:
         fn = fn.__func__
     if not isinstance(fn, types.FunctionType):
         return _visit(found, fn, depth)
-    if _foreign(fn) or depth > _DEPTH or found.first(fn) is not None:
+    if foreign(fn.__module__ or "builtins") or depth > _DEPTH or found.first(fn) is not None:
         return None
+    _closure(found, fn, depth)
+    space = fn.__globals__
+    for name in dict.fromkeys(names(fn.__code__)):  # names in the code, so that globals nobody uses guard nothing
+        if name in space:
+            found.add(space, name, space[name])
+            _visit(found, space[name], depth + 1)
+    return None
+
+
+def _closure(found: Reached, fn: types.FunctionType, depth: int) -> None:
     if fn.__closure__:
         cells = Cells(fn.__closure__)
         filled = [i for i, cell in enumerate(fn.__closure__) if _filled(cell)]
         _items(found, cells, [(i, cells[i]) for i in filled], depth)
-    for holder in (fn.__defaults__, fn.__kwdefaults__, fn.__dict__.get("__wrapped__")):
-        if holder:
-            _visit(found, holder, depth + 1)
-    space = fn.__globals__
-    for name in dict.fromkeys(_names(fn.__code__)):  # names in the code, so that globals nobody uses guard nothing
-        if name in space and not isinstance(space[name], (type, types.ModuleType)):
-            found.add(space, name, space[name])
-            _visit(found, space[name], depth + 1)
-    return None
+    attributes = Attributes(fn)
+    given = ("__defaults__", "__kwdefaults__", "__dict__")
+    _items(found, attributes, [(name, value) for name in given if (value := attributes[name])], depth)
 
 
 def _filled(cell: types.CellType) -> bool:

@@ -21,11 +21,12 @@ from torch import Tensor
 
 from ampcheck.jax_device import random
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
+from ampcheck.jax_device.jit.reads import Measured, Reads
 from ampcheck.jax_device.jit.state import (
     Concretize,
     Reached,
-    Size,
     TracedNumber,
+    extended,
     hyperparameters,
     remembered,
     traced_optimizers,
@@ -175,7 +176,7 @@ class _Collector:
                 raise RuntimeError(f"{key!r} was there before a jitted function and is removed by it") from None
             if now is not value and not isinstance(now, Tensor):
                 self.attempt.watch.refuse_effects()
-            if now is not value and not isinstance(holder, Size):
+            if now is not value and not isinstance(holder, Measured):
                 effects.places.append((i, self._tensor(now)))
 
     def _states(self, effects: Effects) -> None:
@@ -286,6 +287,7 @@ class StepTrace:
     """The lines at which it did."""
     whole: bool
     """Whether the values that it was given are all that it asks for; else its program computes those, and no more."""
+    reads: Reads
 
 
 def unique(tensors: list[Tensor]) -> list[DeviceStorage]:
@@ -336,9 +338,11 @@ def trace(call: StepCall, assumed: tuple[Value, ...] | None = ()) -> StepTrace:
             except Poisoned:
                 reads_grads = True
                 continue
-            except (ValueNeededError, Concretize):
+            except (Restart, ValueNeededError, Concretize):
                 raise
             except Exception as error:
+                if call.reached.grew:
+                    raise Restart from None
                 if attempt.watch.first is None:
                     raise
                 raise attempt.watch.first from error
@@ -346,6 +350,10 @@ def trace(call: StepCall, assumed: tuple[Value, ...] | None = ()) -> StepTrace:
                 extra = [*extra, *(t for _, _, t in attempt.watch.unknown.values())]
                 continue
             return done
+
+
+class Restart(Exception):
+    """The function reads tensors or optimizers that the walk did not find; now they have a place."""
 
 
 class _Attempt:
@@ -367,6 +375,7 @@ class _Attempt:
         self.originals = [s.array for s in self.storages]
         self.homes = [(t, storage_of(t), t.detach()) for t in self.tensors if t.device.type == "jax"]
         self.random, self.whole = False, True
+        self.reads = Reads(call.reached.read, call.reached.iterators, call.reached.generators, self.watch.stop)
 
     def run(self) -> StepTrace:
         closed, numbers, host_tensors, done = self._traced_apart()
@@ -375,6 +384,7 @@ class _Attempt:
         return StepTrace(
             closed, self.tensors, self.leaves, self.extra, self.reads_grads, host_tensors, self.results, self.effects,
             self.random, numbers, len(self.watch.asked), [*self.watch.outcomes], self.whole,
+            self.reads,
         )  # fmt: skip
 
     def _traced_apart(self) -> tuple[ClosedJaxpr, int, list[Tensor], bool]:
@@ -390,8 +400,11 @@ class _Attempt:
         done = False
         try:
             closed = jax.make_jaxpr(self._body)(specs, numbers, np.zeros(2, np.uint32))
+            if self.reached.grew:
+                raise Restart
             if not self.watch.unknown and self.whole:
-                host.check(self.watch.host.values())
+                if not host.check(self.watch.host.values()):
+                    raise self.watch.stop("the function seeds the random numbers of the CPU", "some line")
                 self.watch.check_numbers()
                 if host.changed(self.reached.unguarded):
                     self.watch.refuse_effects()
@@ -418,7 +431,6 @@ class _Attempt:
             leaf.grad = grad
         for storage, array, original in zip(self.storages, arrays, self.originals, strict=True):
             storage.array = Bytes(array) if isinstance(original, Bytes) else array
-        before = (random.default.seed, random.default.drawn)
         with (
             torch.autograd.set_multithreading_enabled(False),
             _active(),
@@ -427,7 +439,9 @@ class _Attempt:
             self.watch,
         ):
             try:
-                out = self.call.fn(*self.call.args, **self.call.kwargs)
+                with extended(self.reached), self.reads:
+                    out = self.call.fn(*self.call.args, **self.call.kwargs)
+                kept = random.kept() if self.watch.needed is None else ""
             except Asking:
                 self.whole, self.results, self.effects = False, Results(None, []), Effects()
                 return self.watch.asked
@@ -435,11 +449,9 @@ class _Attempt:
                 self.random = random.drew()
         if self.watch.needed is not None:  # the function took the error for one of its own
             raise self.watch.needed
-        if before != (random.default.seed, random.default.drawn):
-            raise RuntimeError(
-                "the random generator was seeded inside of a jitted function, which would happen once, when it is "
-                "compiled; seed before the call"
-            )
+        if kept:
+            raise self.watch.stop(f"the function {kept}", "its end")
+        self.reads.check()
         if self.watch.poisoned:
             raise Poisoned
         for tensor, home, _ in self.homes:
@@ -465,10 +477,11 @@ class _Attempt:
         for tensor, home, same in self.homes:
             if storage_of(tensor) is not home:
                 tensor.data = same
-        for holder, key, value in zip(self.reached.holders, self.reached.keys, self.reached.values, strict=True):
-            with contextlib.suppress(TypeError, KeyError, IndexError):  # a tuple cannot have changed
+        places = zip(self.reached.holders, self.reached.keys, self.reached.values, strict=True)
+        for place, (holder, key, value) in enumerate(places):
+            with contextlib.suppress(AttributeError, TypeError, KeyError, IndexError):  # a tuple cannot have changed
                 if _at(holder, key) is not value:
-                    holder[key] = value
+                    self.reached.put(place, value)
         self.rewind()
 
     def _check_escapes(self) -> None:
@@ -548,8 +561,8 @@ class _Host:
         apart = {*map(id, unguarded)}
         return any(id(c) not in apart and not _alike(c, kept) for c, kept in self._containers)
 
-    def check(self, seen: Iterable[tuple[Tensor, int]]) -> None:
-        """Raise RuntimeError where something was written, or random numbers were drawn.
+    def check(self, seen: Iterable[tuple[Tensor, int]]) -> bool:
+        """Raise RuntimeError where something was written; return whether PyTorch's random state is as it was.
 
         `seen` are the tensors that the trace met, with the versions they had then.
         """
@@ -559,11 +572,7 @@ class _Host:
                     f"a CPU tensor of shape {list(tensor.shape)} is written in a jitted function, which would happen "
                     "once, when it is compiled; put it on the jax device (an optimizer's step count by capturable=True)"
                 )
-        if not torch.equal(self._random, torch.get_rng_state()):
-            raise RuntimeError(
-                "random numbers were drawn on the CPU in a jitted function, which would be the same at every call; "
-                "draw them on the jax device"
-            )
+        return torch.equal(self._random, torch.get_rng_state())
 
 
 def _alike(one: Tree, other: Tree) -> bool:

@@ -27,8 +27,9 @@ from ampcheck.jax_device.jit.entry import (
     observed,
     sharing,
 )
+from ampcheck.jax_device.jit.reads import Places
 from ampcheck.jax_device.jit.state import PLAIN, Concretize, make_static, reach
-from ampcheck.jax_device.jit.trace import StepCall, trace, tracing
+from ampcheck.jax_device.jit.trace import Restart, StepCall, trace, tracing
 from ampcheck.jax_device.jit.watch import Value, ValueNeededError
 from ampcheck.jax_device.storage.arrays import storage_of
 from ampcheck.jax_device.torch_private import pytree
@@ -204,6 +205,7 @@ class _Jitted:
         self.entries: dict[object, Entry] = {}
         self.recent: dict[object, Entry] = {}
         self.state: JitState | None = None
+        self.read = Places()
         self.fast: Function = _miss
         self.last: object = None
 
@@ -250,6 +252,8 @@ class _Jitted:
             return self.call(args, kwargs)
         if found is None:  # here, so that nothing keeps the frames of the trace
             return self.fn(*args, **kwargs)
+        for clock in found[0].trace.reads.clocks:
+            self._warn_once(clock, f"jit keeps what {clock} gave when {self.name} was traced; pass it as an argument")
         for place in found[0].trace.outcomes:
             self._warn_once(
                 place,
@@ -340,10 +344,13 @@ class _Jitted:
             if entry is None:
                 try:
                     entry = self._compile(call, (kind, key))
-                except Concretize as error:
-                    make_static(error.place)
+                except (Concretize, Restart) as error:
+                    if isinstance(error, Concretize):
+                        make_static(error.place)
                     self._forget()
                     return self.entry(args, kwargs)
+                key = (given, state.key())  # with what the trace was seen to read
+                entry.key = (kind, key)
                 self.entries[(key, grads) if entry.reads_grads else key] = entry
             self.recent[(given, grads) if entry.reads_grads else given] = entry
         if not kwargs:
@@ -360,7 +367,7 @@ class _Jitted:
         arguments = [o for o in objects if not isinstance(o, torch.Tensor)]
         if state is None or [*map(id, arguments)] != state.arguments or not state.holds():
             self._forget()
-            state = self.state = JitState(reach(self.fn, tuple(arguments)), arguments)
+            state = self.state = JitState(reach(self.fn, tuple(arguments), self.read), arguments)
         return state
 
     def _compile(self, call: StepCall, place: tuple[object, object]) -> Entry:
@@ -372,6 +379,7 @@ class _Jitted:
         try:
             entry = self._program(call)
         except ValueNeededError as error:
+            self._forget()
             if not self.fullgraph:
                 self.needed.setdefault(kind, {})[key] = str(error)
             raise

@@ -245,6 +245,10 @@ def value_needed(what: str, place: str) -> ValueNeededError:
     )
 
 
+def _line(place: Iterable[tuple[FrameType, int]] | str | None) -> str:
+    return place if isinstance(place, str) else caller(place)
+
+
 def tensors(values: Iterable[Tree]) -> Iterator[Tensor]:
     """Yield the tensors in an op's arguments or results."""
     for value in values:
@@ -327,6 +331,11 @@ class OpWatch:
         """Look at what an op is given, run it, and note what it made."""
         for tensor in tensors((*args, *kwargs.values())):
             self._see(tensor, func)
+        seeded = torch.Tag.nondeterministic_seeded in func.tags
+        if seeded and any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
+            raise self.stop(f"{func.name()} draws numbers of a generator", None)
+        profile = sys.getprofile()
+        sys.setprofile(None)  # what JAX does is no function of the user's
         try:
             out = func(*args, **kwargs)
         except VALUE_NEEDED as error:
@@ -335,9 +344,21 @@ class OpWatch:
             if self.assumed is None or (out := self._by_value(func, args, kwargs)) is NotImplemented:
                 self.needed = needed
                 raise needed from error
+        finally:
+            sys.setprofile(profile)
+        if seeded and any(t.device.type == "cpu" for t in tensors(out if isinstance(out, (list, tuple)) else (out,))):
+            raise self.stop(f"{func.name()} draws random numbers on the CPU", None)
         for tensor in tensors(out if isinstance(out, (list, tuple)) else (out,)):
             self._note(tensor, func)
         return out
+
+    def stop(self, what: str, place: Iterable[tuple[FrameType, int]] | str | None = None) -> ValueNeededError:
+        """Return the error that ends the trace, of what Python does that a program would not do again at each call."""
+        self.needed = ValueNeededError(
+            f"{what}, which a program would do once, when it is compiled, at {_line(place)}; do it outside of the "
+            "function and pass the result, or draw on the device (torch.rand)"
+        )
+        return self.needed
 
     def refuse_effects(self) -> None:
         """Raise ValueNeededError where Python asked for a value: what it did by it, a later call would not do."""
