@@ -16,7 +16,6 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -26,8 +25,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from torch.library import fallthrough_kernel
-from torch.overrides import TorchFunctionMode
 
 from ampcheck.checks.amp import Amp
 from ampcheck.checks.base import Check
@@ -41,7 +38,7 @@ from ampcheck.devices.registry import known
 from ampcheck.errors import Broken, CheckFailure, Difference, HarnessError, Unsupported, one_line
 from ampcheck.observe.dispatcher import lacks_kernel
 from ampcheck.observe.isolation import reset
-from ampcheck.observe.kernel_override import replaced
+from ampcheck.observe.kernel_override import added
 from ampcheck.observe.recorder import Observation, tensors
 from ampcheck.observe.replay import Casting, casting
 from ampcheck.samples import op_database
@@ -270,18 +267,6 @@ def _names(overloads: Iterable[str]) -> set[str]:
     return {overload.partition(".")[0] for overload in overloads}
 
 
-class _Calls(TorchFunctionMode):
-    """Note the names of the functions and methods of torch that are called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.add(getattr(function, "__name__", "").strip("_"))
-        return function(*args, **(kwargs or {}))
-
-
 class ScenarioCheck(Check):
     """A scenario: a test function of a suite file, with the values of its parameters beside `amp`."""
 
@@ -328,40 +313,42 @@ class ScenarioCheck(Check):
                 raise
 
     def _ask_for_promised_policies(self, case: Case, device: Device, error: Exception) -> None:
-        """Raise Unsupported where the scenario needs policies of PyTorch's lists that the device does not promise.
+        """Raise Unsupported where the scenario passes once the ops that the device does not promise have policies.
 
-        It calls such ops, and either finds more on the CPU once the CPU's list is without them, or what it found names
-        one that the CPU never lists.
+        A device that promises the whole of CUDA's or the CPU's list has all that PyTorch's scenarios ask for.
         """
-        promised, version = _names(device.policies()), closest(torch.__version__)
-        on_cpu, on_cuda = table("AutocastCPU", version), _names(table("AutocastCUDA", version))
-        if device.key != "AutocastPrivateUse1" or on_cuda <= promised or _names(on_cpu) <= promised:
-            return  # it promises all that PyTorch's scenarios ask for
-        off_cpu = [overload for overload in on_cpu if _names([overload]).isdisjoint(promised)]
-        lacking = (on_cuda | _names(off_cpu)) - promised
-        calls = _Calls()
-        self._run_again(case, device, calls)
-        missing = sorted(calls.names & lacking)
-        named = set(re.findall(r"\w+", str(error))) & set(missing) - _names(off_cpu)
-        without = replaced(("AutocastCPU", overload, fallthrough_kernel) for overload in off_cpu)
-        cpu = known()["cpu"]
-        if named or (missing and self._run_again(case, cpu, without) - self._run_again(case, cpu)):
+        promised, version = device.policies(), closest(torch.__version__)
+        on_cuda, on_cpu = (table(key, version) for key in ("AutocastCUDA", "AutocastCPU"))
+        whole = any(_names(listed) <= _names(promised) for listed in (on_cuda, on_cpu))
+        if whole or device.key != "AutocastPrivateUse1":
+            return
+        needed = self._passes_with(case, device, {o: policy for o, policy in on_cuda.items() if o not in promised})
+        for overload in sorted(needed):
+            if self._passes_with(case, device, rest := {o: on_cuda[o] for o in needed if o != overload}):
+                needed = set(rest)
+        if needed:
             if self.amp:
                 self.amp.differences.clear()
-            raise Unsupported(
-                f"{device.name} does not promise policies that the case needs: {', '.join(missing)}"
-            ) from error
+            told = f"{device.name} does not promise policies that the case needs: {', '.join(sorted(needed))}"
+            raise Unsupported(told) from error
 
-    def _run_again(self, case: Case, device: Device, around: AbstractContextManager[object] | None = None) -> set[str]:
-        """Run the scenario once more in a context and return the differences that it notes or raises."""
+    def _passes_with(self, case: Case, device: Device, policies: Mapping[str, str]) -> set[str]:
+        """Run the scenario with policies that the device lacks. Returns those that acted, none where it does not pass.
+
+        It passes as well where it is unsupported for another reason.
+        """
         reset({device.type: device.default_amp})
         amp = DeviceAmp(device, case.amp)
-        try:
-            with device.activate(), around or nullcontext():
-                self.function(amp, **self.params, **self.fixtures)
-        except Exception as error:  # it may raise anything
-            return {*amp.differences, one_line(error)}
-        return set(amp.differences)
+        with added(device.type, policies) as calls:
+            amp.policies.update({overload: policies[overload] for overload in calls})
+            try:
+                with quiet() if case.compiler else nullcontext():  # Dynamo keeps what it compiled without the kernels
+                    self.function(amp, **self.params, **self.fixtures)
+                amp.finish()
+            except Exception as raised:  # it may raise anything
+                if amp.differences or not isinstance(raised, Unsupported):
+                    return set()
+        return {overload for overload, count in calls.items() if count}
 
     def run(self, case: Case, device: Device) -> list[str]:
         reset({device.type: device.default_amp})

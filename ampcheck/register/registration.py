@@ -86,7 +86,7 @@ class Registration:
     def _register(self, made: PolicyPlan, dtypes: tuple[torch.dtype, ...]) -> None:
         self._undo.append(_state_supported(getattr(torch, self.device), self.device, dtypes))
         self._undo.append(_copied_by_name(getattr(torch, self.device), self.device))
-        self._undo.append(_clear_with_torch(self.cache))
+        self._undo.append(clear_with_torch(self.cache))
         self._undo.append(HigherOrder(getattr(DispatchKey, BASES[self.base])).unregister)
         casts = Casts(self.device, self.cache)
         libraries: dict[str, Library] = {}
@@ -205,7 +205,7 @@ def _copied_by_name(module: ModuleType, device: str) -> Callable[[], None]:
     return lambda: setattr(module, "__class__", own)
 
 
-def _clear_with_torch(cache: Cache) -> Callable[[], None]:
+def clear_with_torch(cache: Cache) -> Callable[[], None]:
     """Let `torch.clear_autocast_cache`, which ends every outermost region, clear this cache too."""
     before = torch.clear_autocast_cache
 

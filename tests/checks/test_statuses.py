@@ -5,17 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
-from ampcheck.checks.amp import Amp
-from ampcheck.checks.scenario import ScenarioCheck
 from ampcheck.devices.base import Device
-from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import Broken, CheckFailure, Unsupported
 from ampcheck.runner import judge
 from ampcheck.runner.record import Result, read
-from ampcheck.spec.case import Case
-from ampcheck.spec.policies import closest, table
 from tests.cli_support import run_pytest
 
 BACKENDS = Path(__file__).parents[1] / "backends"
@@ -49,27 +43,6 @@ def test_whose_an_exception_is(
     with pytest.raises(type(error)) as caught:
         raise error
     assert judge.status_of(caught.value, when)[0] == status
-
-
-@pytest.mark.parametrize("promised", [("exp",), tuple(table("AutocastCUDA", closest(torch.__version__)))])
-def test_a_scenario_that_fails_is_excused_where_the_device_promises_less_than_a_list(promised: tuple[str, ...]) -> None:
-    class Promises(Cpu):
-        key = "AutocastPrivateUse1"
-
-        def policies(self) -> dict[str, str]:
-            return dict.fromkeys(promised, "downcast")
-
-    def wrong(amp: Amp) -> None:
-        with amp.region():
-            dtype = torch.nn.functional.linear(amp.rand(2, 2), amp.rand(2, 2)).dtype
-        amp.assert_equal("dtype", dtype, torch.float64)
-
-    check, case = ScenarioCheck(wrong, {}), Case("eager", "context", "wrong", "", "", "bf16", "cpu", "cpu")
-    if len(promised) > 1:
-        assert check.run(case, Promises()) == ["dtype: got torch.bfloat16; expected torch.float64"]
-    else:
-        with pytest.raises(Unsupported, match="cpu does not promise policies that the case needs: linear"):
-            check.run(case, Promises())
 
 
 @pytest.mark.parametrize(
@@ -157,21 +130,54 @@ def test_noted_before(amp):
 def test_asserted(amp, that):
     if amp.type != "cpu":
         raise that("it is not so")
+
+@scenario(dtypes="default", then=["", "bmm", "cache"])
+def test_loss(amp, then):
+    with amp.region():
+        loss = torch.nn.functional.l1_loss(amp.rand(2, 2, dtype=amp.dtype), amp.rand(2, 2, dtype=amp.dtype))
+        product = torch.bmm(amp.rand(1, 2, 2), amp.rand(1, 2, 2))
+    amp.assert_equal("l1_loss", loss.dtype, torch.float32)
+    if then == "bmm":
+        amp.assert_equal("bmm beside l1_loss", product.dtype, amp.dtype)
+    if then == "cache":
+        amp.assert_equal("cache after l1_loss", torch.is_autocast_cache_enabled(), True)
+
+@scenario(dtypes="default")
+def test_raised(amp):
+    with amp.region():
+        if torch.nn.functional.l1_loss(*[amp.rand(2, dtype=amp.dtype)] * 2).dtype == amp.dtype:
+            raise TypeError("l1_loss")
+    amp.assert_equal("it", 1, 1)
+"""
+
+FAULTY = f"""
+import sys
+sys.path.insert(0, {str(BACKENDS)!r})
+import partial, torch
+
+class Region(torch.autocast):
+    def __exit__(self, *raised):
+        super().__exit__(*raised)
+        torch.set_autocast_cache_enabled(False)
+
+partial.register(bmm="upcast")
+(DEVICE,) = DEVICES = partial.DEVICES
+DEVICE.autocast = lambda dtype=None, **options: Region(DEVICE.type, dtype=getattr(torch, dtype or "", None), **options)
 """
 
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, str], Result]:
-    """The results of those scenarios, by suite, device and name."""
+    """The results of those scenarios, by suite, device, and name with parameter."""
     folder = tmp_path_factory.mktemp("scenarios")
     for suite in ("eager", "scaler"):
         (folder / "suites" / suite).mkdir(parents=True)
         (folder / "suites" / suite / "test_state.py").write_text(SCENARIOS, encoding="utf-8")
     (folder / "suites" / "__init__.py").touch()
     options = ("--import-mode=importlib", f"--rootdir={folder}", "--device=cpu", "-p", "ampcheck.runner.plugin")
-    (folder / "mine.py").write_text(f"import sys\nsys.path.insert(0, {str(BACKENDS)!r})\nfrom partial import DEVICES\n")
+    (folder / "mine.py").write_text(FAULTY, encoding="utf-8")
     run_pytest(folder, "suites", *options, "--device=partial", "--device-module=mine", "--run-file=run.jsonl")
-    return {(r.suite, r.device, r.op): r for r in read(folder / "run.jsonl").results.values()}
+    return {(r.suite, r.device, r.op + r.inputs): r for r in read(folder / "run.jsonl").results.values()}
 
 
 def test_a_scenario_that_raises_without_autocast_too_is_broken(judged: dict[tuple[str, str, str], Result]) -> None:
@@ -184,10 +190,16 @@ def test_a_scenario_that_raises_without_autocast_too_is_broken(judged: dict[tupl
         "in_a_region": "fail",
         "otherwise_in_a_region": "fail",
         "noted_before": "fail",
-        "asserted": "fail",
+        "assertedAssertionError": "fail",
+        "loss": "unsupported",
+        "lossbmm": "fail",
+        "losscache": "fail",
+        "raised": "unsupported",
     }
     said = judged["eager", "partial", "on_the_backend"].message
     assert said == "it raised ValueError: a bug; it raises that without autocast, too"
+    told = {judged["eager", "partial", name].message for name in ("loss", "raised")}
+    assert told == {"partial does not promise policies that the case needs: l1_loss"}
     # There is no autocast in what a scaler promises, and the CPU is PyTorch's own.
     assert judged["scaler", "partial", "on_the_backend"].status == "fail"
     assert judged["eager", "cpu", "on_the_cpu_too"].status == "fail"
