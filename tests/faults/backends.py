@@ -280,6 +280,7 @@ MM = {
     "raises-for-other-strides": raising(RuntimeError("injected"), uneven),
     "raises-for-no-elements": raising(RuntimeError("injected"), empty),
     "raises-in-regions-alone": raising(RuntimeError("injected"), in_region),
+    "mm-refuses-float32": raising(RuntimeError("injected: mm takes data type fp16 or bf16"), wide),
     "mm-wrong": giving(lambda out: out * 1.25),
     "mm-2-percent-off-in-bf16": giving(lambda out: out * 1.02, brain),
     "mm-a-fifth-of-a-percent-off-in-fp16": giving(lambda out: (out.float() * 1.002).to(out.dtype), half),
