@@ -1,4 +1,4 @@
-"""Lists the packages, and builds the TorchScript operators where a compiler and torch are there; see pyproject.toml.
+"""Lists the packages, and builds the TorchScript operators and the emulated device where torch and a compiler are.
 
 The suites ship inside the package, so that a backend's author needs no checkout.
 
@@ -16,7 +16,10 @@ from pathlib import Path
 from setuptools import Extension, find_namespace_packages, setup
 from setuptools.command.build_ext import build_ext
 
-NAME = "ampcheck.torchscript._operators"
+LIBRARIES = {
+    "ampcheck.torchscript._operators": "ampcheck/torchscript/csrc/autocast_ops.cpp",
+    "ampcheck.devices.emulated._emulated": "ampcheck/devices/emulated/csrc/emulated.cpp",
+}
 
 
 def torch_folder() -> Path | None:
@@ -38,30 +41,31 @@ def version(folder: Path) -> str:
 
 
 def extensions() -> list[Extension]:
-    """Return the library of operators; none where torch is not there."""
+    """Return the libraries; none where torch is not there."""
     folder = torch_folder()
     if folder is None or sys.platform != "linux":
         return []
     return [
         Extension(
-            NAME,
-            ["ampcheck/torchscript/csrc/autocast_ops.cpp"],
-            include_dirs=[str(folder / "include")],
+            name,
+            [source],
+            include_dirs=[str(folder / "include"), str(folder / "include/torch/csrc/api/include")],
             library_dirs=[str(folder / "lib")],
             libraries=["torch_cpu", "c10"],  # found among those that `import torch` has loaded
             extra_compile_args=["-std=c++20", "-O1", "-g0", "-w"],
             language="c++",
             optional=True,
         )
+        for name, source in LIBRARIES.items()
     ]
 
 
 class Build(build_ext):
-    """Puts the torch version it was built for into the library's file name, so that another torch does not load it."""
+    """Puts the torch version it was built for into a library's file name, so that another torch does not load it."""
 
     def get_ext_filename(self, fullname: str) -> str:
         folder = torch_folder()
-        if not NAME.endswith(fullname) or folder is None:
+        if not any(name.endswith(fullname) for name in LIBRARIES) or folder is None:
             return super().get_ext_filename(fullname)
         return f"{fullname.replace('.', '/')}-torch{version(folder)}.so"
 

@@ -311,6 +311,8 @@ def assert_relations(amp: Amp, name: str, given: str) -> None:
     for number in places:
         one = _Relations(amp, op, number, samples[number])
         one.forms()
+        if "unsafe to autocast" in str(_run(amp, one.inside(op.op), one.on)):
+            continue
         one.memory()
         # A result hardly depends on small arguments, and outside a low one is less exact.
         if given in ("wide", "large"):

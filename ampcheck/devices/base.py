@@ -24,8 +24,9 @@ from ampcheck.spec.torch_dtypes import DTYPES
 
 
 @cache  # finding the closest table looks through a folder, and every case asks more than once
-def _promised(key: str, torch_version: str) -> Mapping[str, str]:
-    known = table(key, closest(torch_version))
+def promised(key: str, torch_version: str, libraries: tuple[str, ...] = ()) -> Mapping[str, str]:
+    """Return the policies of a key in a version of torch, with those of ops of some libraries."""
+    known = table(key, closest(torch_version), libraries)
     if covered(torch_version) or key not in KEYS:
         return known
     # A torch that no table covers is taken at its word on what is registered; what is new has rule drift.
@@ -66,6 +67,8 @@ class Device(ABC):
     database: bool = True
     """Whether every run has the cases of PyTorch's op database. False where they take longer than all others together:
     only a nightly run has them then. Such a device has gradient cases of each op's main sample alone."""
+    share: int = 1
+    """A run that neither names the device nor is nightly has those of a smoke run and one of so many of its cases."""
     deviations: Path | None = None
     """Its `deviations.toml`."""
     on_request: str = ""
@@ -123,7 +126,7 @@ class Device(ABC):
 
     def policies(self) -> Mapping[str, str]:
         """Return the policy promised for each overload; by default, that of PyTorch's table for the key and torch."""
-        return _promised(self.key, torch.__version__)
+        return promised(self.key, torch.__version__)
 
     def tensor(self, arg: TensorArg, dtype: str, position: int) -> torch.Tensor:
         """Return a fresh tensor for an argument; on the CPU where the description says so."""
@@ -163,6 +166,13 @@ class Device(ABC):
         """Return the context, inside `activate`, of work on results of `host`; for devices that answer for every op."""
         return contextlib.nullcontext()
 
+    def repeatable(self) -> AbstractContextManager[object]:
+        """Return the context in which equal calls give equal bits, as far as the device can.
+
+        It may run other kernels, so only calls whose bits differ are repeated in it.
+        """
+        return contextlib.nullcontext()
+
     def j2t(self, fn: Callable[..., Any], cast_inputs: torch.dtype | None = None) -> Callable[..., Any]:
         """Make a differentiable PyTorch function of a JAX one (rule j2t); `cast_inputs` as in `torch.amp.custom_fwd`.
 
@@ -192,7 +202,7 @@ class Device(ABC):
                 return
 
     def synchronize(self) -> None:  # noqa: B027  # a device that works at once has nothing to wait for
-        """Wait until all work given to the device is done."""
+        """Wait until all work given to the device is done; raise where it takes no more."""
 
     def describe(self) -> dict[str, str]:
         """Return what a reader of a run file should know of the device: model, driver, versions."""

@@ -19,6 +19,7 @@ import torch
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.cuda import Cuda
+from ampcheck.devices.emulated import DEVICES as EMULATED
 from ampcheck.devices.jax import Jax
 from ampcheck.devices.torchax import DEVICES as TORCHAX
 from ampcheck.devices.virtual import DEVICES as VIRTUAL
@@ -43,7 +44,7 @@ _T = TypeVar("_T")
 _warned: dict[str, None] = {}
 
 
-_OWN = (Cpu(), Cuda(), Jax(), *VIRTUAL, *TORCHAX)
+_OWN = (Cpu(), Cuda(), Jax(), *EMULATED, *VIRTUAL, *TORCHAX)
 OWN = frozenset(device.name for device in _OWN)
 """The names of the devices that this package brings."""
 

@@ -17,6 +17,7 @@ NAMES = PrivateNames("ampcheck.observe", without="no device can be checked witho
 
 if TYPE_CHECKING:
     from torch._C import DisableTorchFunction as DisableTorchFunction
+    from torch._C import StorageBase as StorageBase
     from torch._C._autograd import DeviceType as DeviceType
     from torch._ops import OpOverloadPacket as OpOverloadPacket
     from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     AutoDispatchBelowAutograd = torch._C._AutoDispatchBelowAutograd
 else:
+    StorageBase = NAMES.take("torch._C.StorageBase", "storages of emulated devices")
     DisableTorchFunction = NAMES.take("torch._C.DisableTorchFunction", "calls unseen by function modes")
     AutoDispatchBelowAutograd = NAMES.take(
         "torch._C._AutoDispatchBelowAutograd", "seeing an op whole, before autograd takes it apart"

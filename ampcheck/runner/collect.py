@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
@@ -210,15 +211,25 @@ class Collector:
         ]
 
     def choose(self, items: list[pytest.Item]) -> list[pytest.Item]:
-        """Take the cases that a smoke run leaves out of `items` and return them; none in another run."""
-        if not self._smoke:
+        """Take the cases that a smoke run leaves out of `items` and return them; in another run, those of devices of
+        which a share runs.
+        """
+        cases = [item for item in items if CASE in item.stash and (self._smoke or self._share(item.stash[CASE]) > 1)]
+        if not cases:
             return []
-        cases = [item for item in items if CASE in item.stash]
         chosen = smoke([item.stash[CASE] for item in cases])
-        out = {item for item, keep in zip(cases, chosen, strict=True) if not keep}
+        out = {item for item, keep in zip(cases, chosen, strict=True) if not keep and not self._in_share(item)}
         items[:] = [item for item in items if item not in out]
-        self.chosen = len(cases) - len(out), len(cases)
+        if self._smoke:
+            self.chosen = len(cases) - len(out), len(cases)
         return [item for item in cases if item in out]
+
+    def _share(self, case: Case) -> int:
+        return 1 if self._device_option or self._nightly else self.devices[case.device].share
+
+    def _in_share(self, item: pytest.Item) -> bool:
+        case = item.stash[CASE]
+        return not self._smoke and crc32(case.key.encode()) % self._share(case) == 0
 
     def left_out(self, items: list[pytest.Item]) -> list[pytest.Item]:
         """Return the cases among some items that another shard runs, or that were not red."""

@@ -515,21 +515,27 @@ def _on(device: Device, entries: Iterable[Deviation]) -> list[Deviation]:
     """Return PyTorch's own entries as they apply to a device.
 
     A device of another package inherits each of them. Its author can mend none, and may have kernels that are right.
-    So does CUDA what is said of the virtual device that stands for it, whose autocast and compilers are the same.
+    So does CUDA what is said of the virtual and the emulated device for it, whose autocast and compilers are the same.
     """
     entries = list(entries)
     if device.name not in OWN:
         return [replace(entry, inherited=True) for entry in entries]
-    twin = known().get(f"virtual:{device.name}")
-    if twin is None:
+    devices = known()
+    names = [name for name in (device.type, f"virtual:{device.type}", f"emulated:{device.type}") if name != device.name]
+    twins = [] if device.name.startswith("virtual:") else [devices[name] for name in names if name in devices]
+    if not twins:
         return named(device, entries)
+    tokens = "|".join(re.escape(twin.token) for twin in twins)
     found = []
     for entry in entries:
-        cases = tuple(re.sub(f"-{twin.token}$", f"-{device.token}", glob) for glob in entry.cases)
+        cases, but = (
+            tuple(re.sub(f"-({tokens})$", f"-{device.token}", glob) for glob in globs)
+            for globs in (entry.cases, entry.but)
+        )
         if named(device, [entry]) and cases == entry.cases:
-            found.append(entry)
-        elif named(device, [entry]) or named(twin, [entry]):
-            found.append(replace(entry, inherited=True, devices=(), cases=cases))
+            found.append(replace(entry, but=but))
+        elif any(named(one, [entry]) for one in (device, *twins)):
+            found.append(replace(entry, inherited=True, devices=(), cases=cases, but=but))
     return found
 
 

@@ -6,6 +6,8 @@ A result has the status after known deviations, its cause, and how to reproduce 
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -42,6 +44,8 @@ _OP_WARNINGS = (
     "ComplexHalf support is experimental",
     # layer_norm on the CPU warns where weight and input differ in dtype, which the mixed inputs of a case do.
     "(?s).*mixed d?type",
+    # What a device does to repeat its results, as far as it can.
+    "(?s).*does not have a deterministic implementation",
     # The backward pass of a loss resizes its output where the arguments were broadcast.
     "(?s)An output with one or more elements was resized",
 )
@@ -59,6 +63,7 @@ class Judge:
         self._defaults = {device.type: device.default_amp for device in devices.values()}
         self._to_load: list[Device] = []
         self._without_deviations = bool(config.option.no_deviations)
+        self._supervised = bool(config.option.supervised)
         self._modules = tuple(config.option.device_module)
         self._further = _further(config.option)
 
@@ -95,6 +100,21 @@ class Judge:
                 yield
         finally:
             reset(self._defaults)
+            self._end_if_lost(device)
+
+    def _end_if_lost(self, device: Device) -> None:
+        """End the process where a device takes no more work, as CUDA after an assertion in a kernel.
+
+        Every case after this one would fail; a supervisor gives this one the blame, and the others a fresh process.
+        """
+        try:
+            device.synchronize()
+        except Exception as error:
+            text = f"the device takes no more work: {one_line(error)}"
+            if not self._supervised:
+                pytest.exit(text, returncode=3)
+            print(f"what(): {text}", file=sys.__stderr__, flush=True)
+            os.abort()
 
     # ---- judging it
 

@@ -23,9 +23,9 @@ def newer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cpu]:
     """The CPU of a torch without a table, whose dispatcher has policies for three overloads the closest table lacks."""
     monkeypatch.setattr(base, "covered", lambda version: False)
     monkeypatch.setattr(base, "unlisted", lambda key: ["mm", "cat", "glu_backward"])
-    base._promised.cache_clear()
+    base.promised.cache_clear()
     yield Cpu()
-    base._promised.cache_clear()
+    base.promised.cache_clear()
 
 
 def case_of(device: Cpu, op: str) -> Case:

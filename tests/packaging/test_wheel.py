@@ -133,10 +133,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 OPERATORS = 'python -P -W error -c "import ampcheck.torchscript as t; print(t.OPERATORS)"'
+EMULATED = "ampcheck run --device emulated:cuda --op mm --suite eager --smoke --run-file emulated.jsonl"
 
 
-def test_a_wheel_built_with_a_compiler_has_its_operators(installed: Installed) -> None:
+def test_a_wheel_built_with_a_compiler_has_its_libraries(installed: Installed) -> None:
     assert installed.run(OPERATORS).stdout.startswith("the library of operators built for torch ")
+    done = installed.run(EMULATED)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.nightly
@@ -147,6 +150,9 @@ def test_without_a_compiler_the_operators_are_in_python(tmp_path_factory: pytest
     done = installed.run("pip install ampcheck")
     assert done.returncode == 0, done.stdout + done.stderr
     assert installed.run(OPERATORS).stdout.startswith("operators written in Python: no library was built")
+    refused = installed.run(EMULATED)
+    assert refused.returncode == 2
+    assert "install a C++ compiler and torch, then ampcheck again with pip's --no-cache-dir" in refused.stderr
     variables = " ".join(f"{name}={value}" for name, value in absent.items() if name != "PATH")
     programs = f"{installed.programs}:{nowhere}"
     done = installed.run(f"env PATH={programs} {variables} ampcheck run --device cpu --smoke --run-file smoke.jsonl")

@@ -40,7 +40,7 @@ OF_EVERY_TORCH = [
     for entry in tomllib.loads(path.read_text(encoding="utf-8"))["deviation"]
 ]
 
-_LINK = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+|unreported")
+_LINK = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+|unreported|.*/docs/using\.md#[\w-]+")
 _CASE = re.compile(r"\*\*Case\.\*\*\s(?P<text>.*?)(?=\*\*Upstream\.\*\*|\Z)", re.DOTALL)
 
 

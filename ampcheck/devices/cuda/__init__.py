@@ -1,13 +1,16 @@
 """A CUDA device: real, used where present."""
 
-from collections.abc import Mapping
-from pathlib import Path
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
 
 import torch
 
-from ampcheck.devices.base import Device
+from ampcheck.devices.base import Device, promised
 from ampcheck.spec.compilers import ANYWHERE
-from ampcheck.spec.policies import closest, table
+
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 class Cuda(Device):
@@ -15,11 +18,10 @@ class Cuda(Device):
 
     name = "cuda"
     token = "cuda"
-    compilers = (*ANYWHERE, "inductor", "packaged")
+    compilers: tuple[str, ...] = (*ANYWHERE, "inductor", "packaged")
     type = "cuda"
     key = "AutocastCUDA"
-    refusals = (r"not implemented for '\w+'",)  # the kernel has no instance for the dtype
-    deviations = Path(__file__).parent / "deviations.toml"
+    refusals: tuple[str, ...] = (r"not implemented for '\w+'",)  # the kernel has no instance for the dtype
 
     def unavailable(self) -> str | None:
         if not torch.backends.cuda.is_built():
@@ -30,7 +32,21 @@ class Cuda(Device):
 
     def policies(self) -> Mapping[str, str]:
         library = "miopen" if torch.version.hip else "cudnn"
-        return table(self.key, closest(torch.__version__), (library,) if torch.backends.cudnn.is_available() else ())
+        return promised(self.key, torch.__version__, (library,) if torch.backends.cudnn.is_available() else ())
+
+    @cached_property
+    def amp_dtypes(self) -> tuple[str, ...]:  # type: ignore[override]  # a chip's, where others have a class's
+        return ("fp16", "bf16") if not torch.cuda.is_available() or torch.cuda.is_bf16_supported(False) else ("fp16",)
+
+    @contextmanager
+    def repeatable(self) -> Iterator[None]:
+        os.environ.setdefault(_WORKSPACE, ":4096:8")  # read when cuBLAS is first used
+        before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
