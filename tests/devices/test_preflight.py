@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,13 +14,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ampcheck.devices import discovery
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.preflight import PreflightFinding, before_run, examine
 from ampcheck.devices.registry import known
 from ampcheck.devices.virtual import Virtual
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import read
-from ampcheck.spec.policies import closest, rows, versions
+from ampcheck.spec.policies import closest, rows, table, versions
 from tests.cli_support import ROOT, run, run_pytest
 
 BACKENDS = ROOT / "tests" / "backends"
@@ -380,6 +381,36 @@ def test_onboard_writes_the_module_of_a_backend(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "mydevice_ampcheck.py is there already" in done.stderr
     assert (tmp_path / "mydevice_ampcheck.py").read_text(encoding="utf-8") == written
+
+
+CUDA, CPU = (table(key, closest(torch.__version__)) for key in ("AutocastCUDA", "AutocastCPU"))
+
+
+@pytest.mark.parametrize(
+    ("kernels", "nearest", "constant", "note"),
+    [
+        ((), CUDA, "", "no autocast kernel is registered: ampcheck.register.register_autocast makes them"),
+        (("mm", "exp", "cumsum"), CUDA, "PROMISED", "116 of the 119 ops of AutocastCUDA's list have no autocast kernel"),
+        (("mm", "relu"), CUDA, "PROMISED", "1 ops have an autocast kernel and are not on AutocastCUDA's list: relu"),
+        (("relu",), CUDA, "PROMISED", "119 of the 119 ops of AutocastCUDA's list have no autocast kernel"),
+        (sorted(CUDA)[:59], CUDA, "PROMISED", "60 of the 119 ops of AutocastCUDA's list have no autocast kernel"),
+        (sorted(CUDA)[:60], CUDA, "LACKS", "59 of the 119 ops of AutocastCUDA's list have no autocast kernel"),
+        (CUDA, CUDA, "", ""),
+        (CPU, CPU, "", ""),
+    ],
+    ids=["none", "few", "one off the list", "only off the list", "under half", "over half", "all", "those of the CPU"],
+)
+def test_a_written_module_promises_the_kernels_of_its_backend(
+    kernels: Collection[str], nearest: Mapping[str, str], constant: str, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "backend_name", lambda: "cpu")
+    monkeypatch.setattr(discovery, "registered", lambda _: set(kernels))
+    found = discovery.discover("math")
+    module: dict[str, Any] = {}
+    exec(found.module, module)
+    assert module["DEVICES"][0].policies() == {op: nearest[op] for op in kernels or nearest if op in nearest}
+    assert [name for name in ("LACKS", "PROMISED") if name in module] == [constant] * bool(constant)
+    assert any(note in line for line in found.notes) if note else not constant
 
 
 @pytest.mark.parametrize(
