@@ -152,6 +152,25 @@ def test_dropout(amp: Amp, reentrant: bool) -> None:
     amp.assert_close("gradient", x.grad, want, 8 * torch.finfo(amp.dtype).eps)
 
 
+@scenario(reentrant=BOTH, values=True)
+def test_random_numbers_anew(amp: Amp, reentrant: bool) -> None:
+    """Without preserve_rng_state the second run draws on from where the generator is (preserve_rng_state)."""
+    x, weight = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    drawn: list[float] = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        drawn.append(float(torch.rand(())))
+        return torch.mm(x, weight).square()
+
+    with amp.region():
+        out = checkpoint(function, x, use_reentrant=reentrant, preserve_rng_state=False)
+    torch.manual_seed(7)
+    expected = [float(torch.rand(())) for _ in range(2)]
+    torch.manual_seed(7)
+    out.float().sum().backward()
+    amp.assert_equal("numbers drawn in the second run and after it", [*drawn[1:], float(torch.rand(()))], expected)
+
+
 @scenario(values=True)
 def test_double_backward(amp: Amp) -> None:
     """create_graph=True through a checkpoint gives the second derivative of the function (use_reentrant=False)."""
