@@ -363,9 +363,9 @@ class CompiledOpProgram(PlainProgram):
         modes = {"no_grad": "torch.no_grad()", "inference": "torch.inference_mode()"}
         entered = f"{modes.get(mode, 'nullcontext()')}, {self.around}, {device.type!r}"
         self.unregioned = f"{modes.get(mode, 'nullcontext()')}, nullcontext(), {device.type!r}"
-        self.strides = mode and f" or same_strides(got, [want, *plain], {self.name!r})"
+        self.strides = mode and f" or same_strides(got, [want, *compiled_without_region()], {self.name!r})"
         self.refused_by_hand = bool(mode) and not self.todo.expected.error
-        self.leaves = f"{self.grads or mode == 'no_grad'}"
+        self.leaves = "True" if mode == "no_grad" else "grads"
         how, expression = source_of_making(case.compiler, "program", "inputs()")
         self.without_region = source_of_making(case.compiler, "without_region", "cast(inputs())")[1] if mode else ""
         self.make = f"with {self.around}:\n        compiled = {expression}"
@@ -382,7 +382,7 @@ class CompiledOpProgram(PlainProgram):
             self.add([], f"if True:\n    {self.make}\nprint(run(compiled.call, {self.grads}))")
             return self.text(modules)
         first = '    report("the backward pass", beside(want))\n' * self.refused_by_hand
-        again = f"if want.error:\n{first}    want = run({self.eager}, False)\n" * self.grads
+        again = f"if want.error:\n{first}    grads = False\n    want = run({self.eager}, grads)\n" * self.grads
         self.add(
             [refusal, compare_programs, run_program, leaves_of, *([same_strides] if self.strides else [])],
             *cast_blocks(self.todo, self.case.rule),
@@ -390,31 +390,35 @@ class CompiledOpProgram(PlainProgram):
             *self._plain(),
             f"""\
 by_hand = lambda *given: {self.reference}(*cast(given))
-def beside(got):
-    want = run_program(by_hand, lambda: leaves_of(inputs(), {self.leaves}), {self.unregioned}, {self.grads})
-    if got.error{" and want.error" * self.refused_by_hand}:
-        return []
-    found = compare_programs(got, want, {self.name!r}){self.strides}
+def compared(got, want):
+    found = compare_programs(got, want, {self.name!r})
 {self._values()}    return found
 
-want = run({self.eager}, {self.grads})
+def beside(got):
+    want = run_program(by_hand, lambda: leaves_of(inputs(), {self.leaves}), {self.unregioned}, grads)
+    if got.error{" and want.error" * self.refused_by_hand}:
+        return []
+    return compared(got, want){self.strides}
+
+grads = {self.grads}
+want = run({self.eager}, grads)
 {again}try:
     {self.make}
 except Exception as error:
+    compiled = None
     report("compiling", refusal(error, want.error, {self.name!r}) or beside(ProgramOutcome(error=error)))
-    raise SystemExit
-for turn in ("first", "second"):
-    got = run(compiled.call, {self.grads}{" and not want.error" * self.grads})
-    found = compare_programs(got, want, {self.name!r})
-{self._values()}    report(f"the {{turn}} call", found)
-report("the call beside explicit casts", beside(got))""",
+else:
+    for turn in ("first", "second"):
+        got = run(compiled.call, grads)
+        report(f"the {{turn}} call", compared(got, want))
+    report("the call beside explicit casts", beside(got))""",
         )
         if not message or "the kernel of" in message or "ran with dtype=" in message:
             found = f"same_kernels(seen, eagerly, {self.todo.expected.overload!r}, {self.name!r})"
             self.add(
                 [observe, same_kernels, Everything],
                 f"""\
-if compiled.observe and not want.error:
+if compiled and compiled.observe and not want.error:
     watch = lambda call, inputs: observe(call, {self.device.type!r}, Everything(), inputs)
     given = inputs()
     with {self.around}:
@@ -428,16 +432,14 @@ if compiled.observe and not want.error:
         if not self.strides:
             return []
         text = source.text(replace(self.case, sample=AROUND), self.device, self.todo.sample)
-        run = f"run_program(call, lambda: leaves_of(inputs(), {self.leaves}), {self.unregioned}, {self.grads})"
+        run = f"run_program(call, lambda: leaves_of(inputs(), {self.leaves}), {self.unregioned}, grads)"
         return [
             text.replace("def program", "def without_region").rstrip(),
             f"""\
 def compiled_without_region():
     compiled = {self.without_region}
     call = lambda *given: compiled.call(*cast(given))
-    return [one for one in ({run} for _ in range(2)) if not one.error]
-
-plain = compiled_without_region()""",
+    return [one for one in ({run} for _ in range(2)) if not one.error]""",
         ]
 
     def _values(self) -> str:
