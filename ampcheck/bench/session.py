@@ -103,7 +103,7 @@ def choose(options: BenchOptions) -> Chosen:
     for device in devices:
         if not device.has_values:
             continue
-        heavy = device.describe().get("platform", device.type) != "cpu"
+        heavy = device.describe().get("platform", device.type) not in ("cpu", "emulated")
         chosen = [
             (workload.name, compiler)
             for workload in select(options.filters, options.quick, heavy)
@@ -149,6 +149,9 @@ def measure(
         starts[device] = max(time.monotonic() - asked - spent, 0.0)
     known = registry.known(options.modules)
     described = {n: known[n].describe() if n in known else {} for n in (*chosen.measured, *chosen.estimated)}
+    for name, about in described.items():
+        if int(about.get("programs", 0)) > 1:
+            warn(f"{about['programs']} programs use the GPU of {name}, this one among them: expect wide intervals")
     header = {**_header(options, warn), "devices": described, "groups": chosen.keys, **ceilings.header(limits)}
     writer = BenchWriter(path or _new_file(options.reports), header)
     expected = expect(chosen.measured, mode, starts, limits) if options.quick else None

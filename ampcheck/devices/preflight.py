@@ -191,6 +191,10 @@ def _steps(device: Device) -> Iterator[_Step]:
         f"in a region of {' or '.join(device.amp_dtypes)}, aten::mm of fp32 tensors gives that dtype",
         lambda: _region(device),
     )
+    count = getattr(getattr(torch, device.type, None), "device_count", int)()
+    if device.type != "cpu" and count > 1:
+        expected = f"aten::mm of tensors on any of the {count} devices is cast in a region, and stays there"
+        yield _Step("every device", expected, partial(_on_every_device, device, count))
     if device.has_values:
         yield _Step("scaler", "the kernels of torch.amp.GradScaler unscale and update", lambda: _scaler(device))
     yield _Step(
@@ -289,9 +293,16 @@ def _region(device: Device) -> None:
     )
 
 
-def _in_region(device: Device, dtype: str) -> str:
-    """Return what a region does instead of casting; "" where it casts."""
-    a, b = _on(device, _floats()), _on(device, _floats().t())
+def _on_every_device(device: Device, count: int) -> None:
+    for index in range(count):
+        for dtype in device.amp_dtypes:
+            if found := _in_region(device, dtype, f"{device.type}:{index}"):
+                raise _Unlike(f"on {device.type}:{index} in {dtype} {found}")
+
+
+def _in_region(device: Device, dtype: str, place: str = "") -> str:
+    """Return what a region does instead of casting; "" where it casts. `place`: a device of several."""
+    a, b = (_on(device, host, *filter(None, [place])) for host in (_floats(), _floats().t()))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
@@ -303,6 +314,8 @@ def _in_region(device: Device, dtype: str) -> str:
     if not enabled:
         reason = f": {str(said[0].message).strip().partition(chr(10))[0]}" if said else ""
         return f"{_OFF}{reason}"
+    if out.device != a.device:
+        return f"it gives a tensor on {out.device}"
     return "" if out.dtype == DTYPES[dtype] else f"it gives {name_of(out.dtype)}"
 
 

@@ -23,6 +23,7 @@ from typing import Any
 from zlib import crc32
 
 from ampcheck.errors import HarnessError, UsageError, unknown
+from ampcheck.observe.driver import asked
 from ampcheck.runner.record import RED, Result, Run, cause_text, manifest_hash, seed_of_programs, unmeasured
 from ampcheck.runner.summarize import RunRecorder, choice_lines, stale_lines
 from ampcheck.runner.worker import Worker
@@ -33,6 +34,7 @@ from ampcheck.spec.ids import Shard
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 _NEEDED = 2 * 2**30
+_NEEDED_ON_GPU = 3 * 2**29
 """Bytes of memory that a process may need, with torch and JAX loaded."""
 
 
@@ -135,13 +137,15 @@ def environment(processes: int) -> dict[str, str]:
 def fitting(cores: int | None = None, memory: int | None = None) -> int:
     """Return how many processes the machine can run side by side: one per core, as far as memory suffices.
 
-    `cores`, `memory` in bytes: what is free to use, by default what this machine says.
+    `cores`, `memory` in bytes: what is free to use, by default what this machine says. Each has a context on the GPU.
     """
     if cores is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if memory is None:
         memory = _free_memory()
-    return max(1, cores if memory is None else min(cores, memory // _NEEDED))
+    free = [int(row[0]) * 2**20 for row in asked("memory.free") if row[0].isdecimal()]
+    most = [min(free) // _NEEDED_ON_GPU] if free else []
+    return max(1, min([cores, *most, *([] if memory is None else [memory // _NEEDED])]))
 
 
 def _free_memory() -> int | None:

@@ -2,7 +2,7 @@
 
 from ampcheck.samples.describe import Op, TensorArg, at, f, op
 
-_MKLDNN_LSTM = 2
+_MKLDNN_LSTM = _CUDNN_LSTM = 2
 
 # Batch 2, inputs 3, hidden 4.
 _RNN = (f(4, 3), f(4, 4), f(4), f(4))
@@ -30,6 +30,16 @@ OPS = (
         "_thnn_fused_lstm_cell",
         at("biases", f(2, 16), f(2, 16), f(2, 4), f(16), f(16)),
         at("nobias", f(2, 16), f(2, 16), f(2, 4)),
+    ),
+    op(
+        "_cudnn_rnn",
+        at(
+            "lstm",
+            *(f(5, 2, 3), [*_LSTM], 4, None, f(1, 2, 4), f(1, 2, 4)),
+            *(_CUDNN_LSTM, 4, 0, 1, False, 0.0, True, False, [], None),
+        ),
+        values="none",
+        reason="the fourth output is cuDNN's scratch memory",
     ),
     _cell("gru_cell", f(2, 4), _GRU),
     _cell("lstm_cell", [f(2, 4), f(2, 4)], _LSTM),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import count
 from math import inf, nan
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from torch.nn import functional as F
 from ampcheck.bench.core import accuracy, kernels
 from ampcheck.bench.core.kernels import BenchKernel
 from ampcheck.bench.core.model import PRECISIONS, OpWorkload, Spec, StepWorkload, Variant, Workload
-from ampcheck.bench.core.precision_check import PrecisionCheck, check_precision, describe, differs, judge, read_back
+from ampcheck.bench.core.precision_check import PrecisionCheck, check_precision, describe, differs, judge
 from ampcheck.bench.core.prepare import prepare, reference
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import UsageError
@@ -259,31 +258,6 @@ def test_an_output_that_is_float32_s_is_found(
     name: str, workload: Workload, output: torch.Tensor, reference: torch.Tensor, reason: str
 ) -> None:
     assert differs(variant(name), workload, output.clone(), reference) == reason
-
-
-# ---- whether the work was over
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "sample", "late"),
-    [
-        (1e-4, 1e-6, 1e-6, False),  # a tiny call: reading has its own costs
-        (5e-4, 1e-6, 1e-6, True),
-        (0.15, 0.01, 1.0, False),  # less than a fifth of the sample
-        (0.35, 0.1, 1.0, True),
-        (3.0, 3.0, 0.01, False),  # reading is slow, the second time as well
-    ],
-)
-def test_how_late_is_late(first: float, second: float, sample: float, late: bool) -> None:
-    times = iter([0.0, first, first + second])
-    reason = read_back({"out": torch.ones(1)}, torch.clone, sample, lambda: next(times))
-    assert bool(reason) is late
-
-
-def test_every_output_is_read_twice() -> None:
-    read, ticks = [], count()
-    read_back([torch.ones(1), (torch.zeros(2),)], lambda t: read.append(t.numel()) or t, 1.0, lambda: next(ticks))
-    assert read == [1, 2, 1, 2]
 
 
 # ---- programs and graphs

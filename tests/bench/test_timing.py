@@ -1,19 +1,16 @@
-"""Rounds, calibration, clocks, graphs: what is timed, how often, and that a clock which does not wait is found out."""
+"""Rounds, calibration, clocks: what is timed, how often, and that a clock which does not wait is found out."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import torch
 
-from ampcheck.bench.core import prepare
 from ampcheck.bench.core.model import BenchPlan, Rounds
 from ampcheck.bench.core.timing import Clock, CpuClock, Timed, calibrate, interleave
 from ampcheck.bench.run import measure
@@ -182,7 +179,7 @@ def test_a_synchronize_that_does_nothing_makes_every_result_invalid(waits: bool)
     device = Asynchronous(waits)
     timer = Clock(device)
     found = Rounds("w", "cpu", "eager", 0, facts={"a": {}, "b": {}})
-    blocked = measure.Blocked(timer, device, found)
+    blocked = measure.Blocked(timer, found)
     variants = {name: Timed(device.compute) for name in "ab"}
     found.samples, _ = interleave(timer, variants, 3, 0, blocked.check)
     blocked.conclude()
@@ -193,52 +190,24 @@ def test_a_synchronize_that_does_nothing_makes_every_result_invalid(waits: bool)
         assert all("work was still running when the clock stopped" in found.facts[v]["invalid"] for v in "ab")
 
 
-# ---- an op replayed from a CUDA graph
-
-
-class Graph:
-    """Take the place of `torch.cuda.CUDAGraph`."""
-
-    replayed = 0
-
-    def replay(self) -> None:
-        Graph.replayed += 1
-
-
-@pytest.fixture
-def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without a GPU has none of these; what they do is CUDA's, in which order they are called is ours."""
-    Graph.replayed = 0
-    for name in ("Stream", "current_stream"):
-        monkeypatch.setattr(torch.cuda, name, MagicMock())
-    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "graph", lambda _: contextlib.nullcontext())
-
-
-def counting(seconds: float, calls: list[int]) -> Callable[[], int]:
-    def call() -> int:
-        time.sleep(seconds)
-        calls.append(1)
-        return len(calls)
-
-    return call
-
-
-@pytest.mark.usefixtures("_cuda")
-def test_the_graph_is_captured_once_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "LIMIT", 10.0)  # a busy machine takes its time
-    calls: list[int] = []
-    replay = prepare.graphed(counting(0, calls))
-    assert not calls, "nothing runs before the first call"
-    first = replay()
-    captured = len(calls)
-    assert [replay(), replay()] == [first, first]
-    assert (len(calls), Graph.replayed) == (captured, 3)
-
-
-@pytest.mark.usefixtures("_cuda")
-def test_an_op_that_is_not_bound_by_its_launch_has_no_graph() -> None:
-    with pytest.raises(prepare.TooLong, match="graphs are for those below 50 us"):
-        prepare.graphed(counting(2 * prepare.LIMIT, []))()
-    assert not Graph.replayed
+@pytest.mark.parametrize(
+    ("first", "second", "sample", "late"),
+    [
+        (1e-4, 1e-6, 1e-6, False),  # a tiny call: reading has its own costs
+        (5e-4, 1e-6, 1e-6, True),
+        (0.15, 0.01, 1.0, False),  # less than a fifth of the sample
+        (0.35, 0.1, 1.0, True),
+        (3.0, 3.0, 0.01, False),  # reading is slow, the second time as well
+    ],
+)
+def test_how_late_is_late(
+    first: float, second: float, sample: float, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    timer = Clock(Cpu())
+    monkeypatch.setattr(timer.device, "host", lambda tensor: read.append(tensor.numel()))
+    timer.last = {"out": torch.ones(1), "more": (torch.zeros(2),)}
+    times = iter([0.0, first, first, first + second])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(times))
+    assert bool(timer.late(sample)) is late
+    assert read == [1, 2, 1, 2], "every output is read twice"

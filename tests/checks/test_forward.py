@@ -74,6 +74,7 @@ KERNELS: dict[str, tuple[Kernel, str, str]] = {  # further ones are injected by 
     ),
     "two outputs": (lambda x, y: (mm(x, y), mm(x, y)), "broken", "returned 2 tensors; expected 1"),
     "a write that shows later": (buffered, "broken", "changed when the op was called again"),
+    "sums in another order each time": (lambda x, y: mm(x, y) * (1 + 2**-8 * (next(calls) % 2)), "pass", ""),
     "other values each time": (lambda x, y: mm(x, y) * (1 + next(calls)), "broken", "does not repeat"),
 }
 

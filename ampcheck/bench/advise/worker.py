@@ -58,7 +58,7 @@ def main() -> None:
     """Measure what the plan on standard input says, and give what was found, or the sentence of a UsageError."""
     plan = BenchPlan(**json.load(sys.stdin))
     channel = Channel()
-    pin(plan.threads, plan.process)
+    pin(plan.threads, plan.process, plan.device)
     warnings.simplefilter("ignore")  # the user's program is judged elsewhere
     try:
         said: dict[str, Any] = {"found": asdict(measure(plan))}

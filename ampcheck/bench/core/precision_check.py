@@ -1,4 +1,4 @@
-"""Check a benchmark result: that the variant computed in its precision, and that its work was over when timed.
+"""Check a benchmark result: that the variant computed in its precision.
 
 An autocast that casts nothing is as fast as float32, and a benchmark of it would say "1.00×". So every variant is asked
 for its kernels' dtypes; its output is compared with float32's, its error with what its precision gives.
@@ -6,11 +6,9 @@ for its kernels' dtypes; its output is compared with float32's, its error with w
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -29,15 +27,9 @@ from ampcheck.bench.core.model import COMPILERS, StepWorkload, Variant, Workload
 from ampcheck.bench.core.prepare import Prepared
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError, one_line
-from ampcheck.observe.recorder import tensors
 from ampcheck.spec.casting import expect
 from ampcheck.spec.dtypes import LOW, widest
 from ampcheck.spec.torch_dtypes import name_of
-
-LATE = 0.2
-"""The share of a sample by which a first reading may take longer than a second one."""
-FLOOR = 2e-4
-"""Seconds by which it may in any case: allocating, and waking a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,35 +280,3 @@ def _by_dtype(kernels: Sequence[BenchKernel]) -> str:
 def _listed(names: Counter[str]) -> str:
     shown = [f"{count} {name}" if count > 1 else name for name, count in sorted(names.items())]
     return ", ".join(shown[:_NAMED]) + (", …" if len(shown) > _NAMED else "")
-
-
-# ---- whether the work was over
-
-
-def read_back(
-    outputs: Any,
-    host: Callable[[torch.Tensor], torch.Tensor],
-    sample: float,
-    clock: Callable[[], float] = time.perf_counter,
-) -> str:
-    """Say why a clock had stopped before its work was done, "" where it had not: outputs are read to the host twice.
-
-    To be called as soon as the clock has stopped. The first reading waits for what is still running, the second one
-    shows what reading alone takes. A single reason may be chance (the process was put aside); most of several is not.
-
-    Args:
-        outputs: tensors of the last call, nested or not.
-        host: gives a tensor's values on the CPU, e.g. `Device.host`.
-        sample: the seconds that the clock showed, for all calls together.
-    """
-    found = list(tensors(outputs))
-    began = clock()
-    for tensor in found:
-        host(tensor)
-    between = clock()
-    for tensor in found:
-        host(tensor)
-    late = (between - began) - (clock() - between)
-    if late <= max(LATE * sample, FLOOR):
-        return ""
-    return f"work was still running when the clock stopped: {late:.2g} s of it after {sample:.2g} s"

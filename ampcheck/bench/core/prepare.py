@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -22,19 +23,22 @@ FP64 = Variant(Precision("fp64", convert=torch.float64))
 class Prepared:
     """One variant of a workload on a device.
 
-    `call()` is what is timed: the autocast region is entered inside, as the weight cache would stay warm otherwise.
-    `eager()` computes the same op by op, for a recorder to see. `restore()` puts parameters and buffers back to where
-    they began. With compiler "jit", `jitted(*arguments)` is the call, and `jitted.lower(*arguments)` its program.
+    `call()` is what is timed, and makes `calls` of the workload: the autocast region is entered inside, as the weight
+    cache would stay warm otherwise. `eager()` computes one op by op, for a recorder to see. `restore()` puts
+    parameters, buffers and the process's setting of float32 products back to where they began. With compiler "jit",
+    `jitted(*arguments)` is the call, and `jitted.lower(*arguments)` its program.
     """
 
     call: Callable[[], object]
     eager: Callable[[], object]
+    calls: int = 1
     jitted: Any = None
     arguments: tuple[torch.Tensor, ...]
 
     def __init__(self, device: str, precision: Precision) -> None:
         self._device, self._precision = device, precision
         self._begun: dict[torch.Tensor, torch.Tensor] = {}
+        self.restore()
 
     def compiled_with(self, backend: Any) -> Callable[[], object]:
         """Return the same call through `torch.compile` with that backend."""
@@ -48,35 +52,37 @@ class Prepared:
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Put parameters and buffers back."""
+        """Put parameters, buffers and the setting of float32 products back."""
+        if self._device == "cuda":
+            _set_tf32(self._precision.matmul != "highest")
         with torch.no_grad():
             for tensor, value in self._begun.items():
                 tensor.copy_(value)
 
+    def _given(self, run: Callable[..., Any]) -> Callable[[], object]:
+        """Return a call of a function of the arguments."""
+        setting, arguments = _matmul(self._device, self._precision.matmul), self.arguments
+
+        def call() -> Any:
+            with setting():
+                return run(*arguments)
+
+        return call if setting is not contextlib.nullcontext else lambda: run(*arguments)
+
     def _executed(self, function: Callable[..., Any], compiler: str) -> None:
         """Set `call` and `eager` for a function of the arguments."""
-        setting = _matmul(self._device, self._precision.matmul)
-        arguments = self.arguments
-
-        def within(run: Callable[..., Any]) -> Callable[[], object]:
-            def call() -> Any:
-                with setting():
-                    return run(*arguments)
-
-            return call if setting is not contextlib.nullcontext else lambda: run(*arguments)
-
-        self.eager = within(function)
+        self.eager = self._given(function)
         if compiler == "eager":
             self.call = self.eager
         elif compiler == "graph":
-            self.call = graphed(self.eager)
+            self.call, self.calls = graphed(self.eager), _CALLS
         elif compiler == "compile":
             self.call = self.compiled_with(_backend(self._device))
         else:
             from ampcheck.jax_device import jit  # noqa: PLC0415  # jax only where it is measured
 
             self.jitted = jit(function, fullgraph=True)
-            self.call = within(self.jitted)
+            self.call = self._given(self.jitted)
 
 
 class _Op(Prepared):
@@ -92,11 +98,17 @@ class _Op(Prepared):
                 return call(*modules, *inputs)
 
         self._run = run
+        self._copies = copies(self.arguments) if device == "cuda" else []
         self._executed(run, compiler)
 
+    def _given(self, run: Callable[..., Any]) -> Callable[[], object]:
+        if not self._copies:
+            return super()._given(run)
+        turn = itertools.cycle([self.arguments, *self._copies])
+        return lambda: run(*next(turn))
+
     def compiled_with(self, backend: Any) -> Callable[[], object]:
-        compiled = torch.compile(self._run, backend=backend, dynamic=False)
-        return lambda: compiled(*self.arguments)
+        return self._given(torch.compile(self._run, backend=backend, dynamic=False))
 
     def output(self) -> torch.Tensor:
         return vector(tensors(self.call()))
@@ -181,9 +193,23 @@ def prepare(workload: Workload, variant: Variant, device: str, compiler: str) ->
     raise TypeError(f"{workload.name} measures overhead: its variants are made by `make`")
 
 
-def reference(workload: Workload) -> torch.Tensor:
-    """Return the workload's result in float64, as `Prepared.output` gives it."""
-    return prepare(workload, FP64, "cpu", "eager").output()
+def reference(workload: Workload, device: str = "cpu") -> torch.Tensor:
+    """Return the workload's result in float64, as `Prepared.output` gives it.
+
+    `device`: where it is computed; a GPU needs a second for what takes a core of the CPU a minute and a half.
+    """
+    return prepare(workload, FP64, device, "eager").output()
+
+
+def copies(arguments: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
+    """Return copies of what a call gets on CUDA, so many that no call in turns finds its own in the L2 cache.
+
+    There are as many as a graph has calls at most: what is smaller is bound by its launch.
+    """
+    size = sum(tensor.nbytes for tensor in arguments)
+    held = 2 * torch.cuda.get_device_properties().L2_cache_size
+    count = min(math.ceil(held / size), _CALLS) - 1 if size else 0
+    return [tuple(tensor.clone() for tensor in arguments) for _ in range(count)]
 
 
 def _backend(device: str) -> Any:
@@ -210,9 +236,7 @@ def vector(found: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def _matmul(device: str, setting: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Return a context that sets how float32 products may be shortened, for backends that shorten them."""
-    if device == "cuda":
-        return lambda: _tf32(setting != "highest")
+    """Return a context that sets how float32 products may be shortened, for backends that do so by call."""
     if device == "jax":
         import jax  # noqa: PLC0415  # jax only where it is measured
 
@@ -221,15 +245,11 @@ def _matmul(device: str, setting: str) -> Callable[[], AbstractContextManager[An
     return contextlib.nullcontext
 
 
-@contextlib.contextmanager
-def _tf32(allowed: bool) -> Iterator[None]:
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
+def _set_tf32(allowed: bool) -> None:
+    """Let CUDA shorten float32 products or not: outside of the clock, and never by the older names beside the new."""
+    cudnn: Any = torch.backends.cudnn  # mypy takes it for a plain module
+    for backend in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn):
+        backend.fp32_precision = "tf32" if allowed else "ieee"
 
 
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -288,9 +308,10 @@ def _tensor(spec: Spec, device: str, convert: torch.dtype | None, generator: tor
 
 
 LIMIT = 50e-6
-"""Seconds. An op that takes longer is not bound by its launch, and a graph of it shows nothing new."""
+"""Seconds. An op that keeps the GPU longer is not bound by its launch, and a graph of it shows nothing new."""
 
-_CALLS = 10
+_CALLS = 50
+"""The calls in a graph: launching one costs microseconds, too."""
 
 
 class TooLong(RuntimeError):
@@ -298,9 +319,9 @@ class TooLong(RuntimeError):
 
 
 def graphed(call: Callable[[], object]) -> Callable[[], object]:
-    """Return a call's kernels as a CUDA graph, captured at the first call; it returns the same tensors each time.
+    """Return the kernels of `_CALLS` calls as a CUDA graph, captured at the first one; it returns the same tensors.
 
-    Raises TooLong at the first call where a launched one takes `LIMIT` or longer, RuntimeError where CUDA cannot
+    Raises TooLong at the first call where the kernels of a call take `LIMIT` or longer, RuntimeError where CUDA cannot
     capture it.
     """
     held: list[tuple[Any, Any]] = []
@@ -316,21 +337,24 @@ def graphed(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def _capture(call: Callable[[], object]) -> tuple[Any, Any]:
-    """Return a graph of the call and its outputs. What a first call makes, as a library's handle, must exist."""
+    """Return a graph of the calls and the last one's outputs. What a first call makes, as a handle, must exist."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         call()
-        side.synchronize()
-        started = time.perf_counter()
-        for _ in range(_CALLS):
-            call()
-        side.synchronize()
-        seconds = (time.perf_counter() - started) / _CALLS
     torch.cuda.current_stream().wait_stream(side)
-    if seconds >= LIMIT:
-        raise TooLong(f"a launched call takes {seconds * 1e6:.0f} us; graphs are for those below {LIMIT * 1e6:.0f} us")
-    graph = torch.cuda.CUDAGraph()
+    graph, outputs = torch.cuda.CUDAGraph(), None
     with torch.cuda.graph(graph):
-        outputs = call()
+        for _ in range(_CALLS):
+            outputs = None  # the memory of one result serves the next
+            outputs = call()
+    graph.replay()  # the first replay brings it to the GPU
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    seconds = begin.elapsed_time(end) / 1e3 / _CALLS
+    if seconds >= LIMIT:
+        raise TooLong(f"its kernels take {seconds * 1e6:.0f} us; graphs are for calls below {LIMIT * 1e6:.0f} us")
     return graph, outputs

@@ -14,6 +14,11 @@ import torch
 from ampcheck.devices.base import Device
 from ampcheck.observe.recorder import tensors
 
+LATE = 0.2
+"""The share of a sample by which a first reading may take longer than a second one."""
+FLOOR = 2e-4
+"""Seconds by which it may in any case: allocating, and waking a thread."""
+
 
 class Clock:
     """Wall time of calls on a device; the device has ended its work when the clock stops.
@@ -39,6 +44,24 @@ class Clock:
         """Return when the work is done that the outputs come from."""
         self.device.synchronize()
 
+    def late(self, sample: float) -> str:
+        """Say why the clock stopped before the work of the last sample was done, "" where it did not.
+
+        `sample`: its seconds, for all calls together. To be asked as soon as the clock has stopped: the first reading
+        of the outputs waits for what is still running, the second one shows what reading alone takes.
+        """
+        outputs = [tensor for tensor in tensors(self.last) if tensor.device.type == self.device.type]
+        first, second = (self._reading(outputs) for _ in range(2))
+        if first - second <= max(LATE * sample, FLOOR):
+            return ""
+        return f"work was still running when the clock stopped: {first - second:.2g} s of it after {sample:.2g} s"
+
+    def _reading(self, outputs: list[torch.Tensor]) -> float:
+        began = time.perf_counter()
+        for tensor in outputs:
+            self.device.host(tensor)
+        return time.perf_counter() - began
+
 
 class CpuClock(Clock):
     """For a device that has done its work when a call returns."""
@@ -63,35 +86,40 @@ class JaxClock(Clock):
 
 
 class CudaClock(Clock):
-    """For CUDA: a pair of events around each call, read after one synchronization.
+    """For CUDA: one event before the calls of a sample and one behind them, as events jitter by microseconds.
 
-    `cold`: the L2 cache is overwritten before each call, so that no call finds the inputs of the one before.
+    `host`: the host's clock instead, for the overhead of calls that give the GPU little or nothing.
     """
 
-    def __init__(self, device: Device, cold: bool = False) -> None:
+    def __init__(self, device: Device, host: bool = False) -> None:
         super().__init__(device)
-        size = torch.cuda.get_device_properties().L2_cache_size if cold else 0
-        self._flush = torch.empty(2 * size, dtype=torch.int8, device="cuda") if size else None
+        self._host = host
+        self._end: Any = None
 
     def sample(self, call: Callable[[], object], count: int) -> tuple[float, float]:
-        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
+        begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.device.synchronize()
-        cpu = time.process_time()
-        for begin, end in events:
-            if self._flush is not None:
-                self._flush.zero_()
-            begin.record()
+        cpu, started = time.process_time(), time.perf_counter()
+        begin.record()
+        for _ in range(count):
             self.last = None
             self.last = call()
-            end.record()
+        self._end.record()
+        launched = time.perf_counter() - started
         self.device.synchronize()
-        milliseconds = sum(begin.elapsed_time(end) for begin, end in events)
-        return milliseconds / count / 1e3, (time.process_time() - cpu) / count
+        seconds = launched if self._host else begin.elapsed_time(self._end) / 1e3
+        return seconds / count, (time.process_time() - cpu) / count
+
+    def late(self, sample: float) -> str:
+        """Ask whether the event behind the last calls has come; reading a large result would take longer than it."""
+        return "" if self._end.query() else f"work was still running when the clock stopped after {sample:.2g} s"
 
 
-def clock(device: Device) -> Clock:
-    """Return the clock for a device."""
-    kinds: dict[str, type[Clock]] = {"cpu": CpuClock, "cuda": CudaClock, "jax": JaxClock}
+def clock(device: Device, overhead: bool = False) -> Clock:
+    """Return the clock for a device. `overhead`: for workloads that measure what the host does."""
+    if device.type == "cuda":
+        return CudaClock(device, host=overhead)
+    kinds: dict[str, type[Clock]] = {"cpu": CpuClock, "jax": JaxClock}
     return kinds.get(device.type, Clock)(device)
 
 
@@ -101,11 +129,12 @@ _MOST = 20_000
 
 @dataclass(slots=True)
 class Timed:
-    """Something to time: a call, and what to do before each sample (outside of the clock)."""
+    """Something to time: a call that makes `calls` of the workload, and what to do before each sample (unclocked)."""
 
     call: Callable[[], object]
     before: Callable[[], None] | None = None
     count: int = 1
+    calls: int = 1
 
 
 def warm_up(clock: Clock, call: Callable[[], object], times: int = _WARM) -> float:
@@ -141,7 +170,7 @@ def interleave(
     Args:
         check: called after each sample with the variant's name and the sample's seconds; `clock.last` is its output.
 
-    Returns wall seconds of one call, and CPU seconds, by variant in the order of the rounds.
+    Returns wall seconds of one call of the workload, and CPU seconds, by variant in the order of the rounds.
     """
     order, shuffled = list(variants), random.Random(seed)
     wall: dict[str, list[float]] = {name: [] for name in order}
@@ -156,6 +185,6 @@ def interleave(
             seconds, busy = clock.sample(variant.call, variant.count)
             if check is not None:
                 check(name, seconds * variant.count)
-            wall[name].append(seconds)
-            cpu[name].append(busy)
+            wall[name].append(seconds / variant.calls)
+            cpu[name].append(busy / variant.calls)
     return wall, cpu

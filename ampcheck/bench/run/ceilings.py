@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> None:
 
     name, threads, seconds, *modules = arguments
     channel = Channel()
-    pin(int(threads), 0)
+    pin(int(threads), 0, name)
     (device,) = select([name], modules)
     with device.activate():
         model = device.describe().get("model", "")

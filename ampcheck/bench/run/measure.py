@@ -17,7 +17,6 @@ from ampcheck.bench.workloads import catalogue
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import select
 from ampcheck.errors import one_line
-from ampcheck.observe.recorder import tensors
 from ampcheck.observe.torch_private import reset_dynamo
 
 _CALLS = 12
@@ -37,6 +36,7 @@ class Measurer:
         self.plan = plan
         (self.device,) = select([plan.device], plan.modules)
         self.timer = clock(self.device)
+        self._float64: tuple[str, torch.Tensor] | None = None
         self.timed: dict[str, Timed] = {}
         """The variants of the group that was measured last, ready to be called."""
 
@@ -52,12 +52,15 @@ class Measurer:
         `given_up`: variants that are not tried, as in `BenchPlan`.
         """
         found = Rounds(name, self.plan.device, compiler, self.plan.process)
-        timer = self.timer
+        overhead = isinstance(catalogue().get(name), OverheadWorkload)
+        timer = clock(self.device, overhead) if overhead else self.timer
         torch.manual_seed(0)
         calls = self._ready(found, say, given_up or {})
         timed = self.timed = {}
         for variant, timing in calls.items():
             try:
+                if timing.before is not None:
+                    timing.before()
                 first = warm_up(timer, timing.call)
                 timing.count = calibrate(timer, timing.call, self.plan.target)
             except Exception as error:  # a device may lack anything; the others are measured all the same
@@ -67,7 +70,7 @@ class Measurer:
             timed[variant] = timing
         if timed:
             say("", "rounds")
-            blocked = Blocked(timer, self.device, found)
+            blocked = Blocked(timer, found)
             seed = 1000 * self.plan.process + sum(map(ord, name))
             found.samples, found.cpu = interleave(timer, timed, self.plan.rounds, seed, blocked.check)
             blocked.conclude()
@@ -94,7 +97,7 @@ class Measurer:
         compiles = compiler != "eager" or self.device.type not in COMPILED_AHEAD
         chosen, without = variants(workload, self.device.name, compiler, self.platform)
         found.failed |= without
-        exact = reference(workload) if self.plan.facts else None
+        exact = self._reference(workload) if self.plan.facts else None
         base: torch.Tensor | None = None
         out: dict[str, Timed] = {}
         for variant in chosen:
@@ -129,8 +132,19 @@ class Measurer:
                 found.failed[variant.name] = one_line(error)
                 continue
             if not hurried:
-                out[variant.name] = Timed(ready.call, ready.restore)
+                out[variant.name] = Timed(ready.call, ready.restore, calls=ready.calls)
         return out
+
+    def _reference(self, workload: Workload) -> torch.Tensor:
+        """Return the result in float64, kept for the next compiler; on the CPU where a GPU lacks room."""
+        if self._float64 is None or self._float64[0] != workload.name:
+            self._float64 = None
+            try:
+                exact = reference(workload, "cuda" if self.device.type == "cuda" else "cpu")
+            except torch.OutOfMemoryError:
+                exact = reference(workload)
+            self._float64 = workload.name, exact
+        return self._float64[1]
 
     def _hurried(self, variant: str, seconds: float, found: Rounds) -> bool:
         """Return whether a variant's calls are too slow for its rounds, and note it."""
@@ -169,18 +183,15 @@ def _of_overhead(workload: OverheadWorkload, device: Device) -> dict[str, Timed]
 
 
 class Blocked:
-    """Check whether the device had ended when the clock stopped, by reading its outputs at once."""
+    """Check whether the device had ended when the clock stopped, by asking it at once."""
 
-    def __init__(self, timer: Clock, device: Device, found: Rounds) -> None:
-        self._timer, self._device, self._found = timer, device, found
+    def __init__(self, timer: Clock, found: Rounds) -> None:
+        self._timer, self._found = timer, found
         self._late: dict[str, list[str]] = {}
 
     def check(self, variant: str, seconds: float) -> None:
         """Check a sample that was just taken."""
-        outputs = [t for t in tensors(self._timer.last) if t.device.type == self._device.type]
-        if outputs:
-            reason = precision_check.read_back(outputs, self._device.host, seconds)
-            self._late.setdefault(variant, []).append(reason)
+        self._late.setdefault(variant, []).append(self._timer.late(seconds))
 
     def conclude(self) -> None:
         """Make variants invalid that were not waited for in most rounds; one slow read may be anything."""
@@ -205,7 +216,7 @@ def peak_memory(ready: Prepared, device: Device, compiler: str) -> int | None:
     if device.type == "cuda":
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        ready.call()
+        ready.eager() if compiler == "graph" else ready.call()  # a graph has its memory before it is replayed
         torch.cuda.synchronize()
         return int(torch.cuda.max_memory_allocated() - before)
     return _profiled(ready) if device.type == "cpu" else None

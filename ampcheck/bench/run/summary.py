@@ -17,8 +17,10 @@ from ampcheck.runner.record import first_line
 Peaks = Callable[[str, str], float | None]
 """From a device and a precision's name to the device's peak in flop/s, None where nobody knows it."""
 
-TOO_FAST = 1.02
-"""Above this share of the peak a speed is wrong: clocks boost by less, so the call had not ended."""
+TOO_FAST = 1.25
+"""Above this share of a published peak a speed is wrong: clocks boost by less, so the call had not ended."""
+WINOGRAD = 4
+"""A convolution's algorithm multiplies this many times less often than its operations are counted."""
 
 
 BAND = 0.02
@@ -46,7 +48,7 @@ def summarize(
     Args:
         catalogue: workloads by name, those of this version unless given. A workload that is not among them is
             summarized without its family, flops and bytes, and with the bounds of an op.
-        peaks: with it, each variant gets its share of the device's peak, and one above 102 % of it is invalid. A share
+        peaks: with it, each variant gets its share of the device's peak, and one above 125 % of it is invalid. A share
             above 1 is never given; `VariantResult.ceiling` says that the variant is above the published ceiling.
 
     Raises UsageError where the rounds hold something that is not a measurement.
@@ -150,7 +152,7 @@ def _rates(variant: VariantResult, seconds: float, group: Group, workload: Workl
     if not peak:
         return ""
     share(variant, variant.flops_per_second / peak, "published")
-    if variant.flops_per_second <= TOO_FAST * peak:
+    if variant.flops_per_second <= TOO_FAST * peak * (WINOGRAD if "conv" in group.workload else 1):
         return ""
     return (
         f"{table.count(variant.flops_per_second, 'FLOP/s')} where the device can do "

@@ -50,7 +50,7 @@ def variants(
 
 def _shortened(device: str, platform: str) -> list[str]:
     """Return the precisions that shorten float32 products on a device."""
-    if device == "cuda":
+    if device.endswith("cuda"):
         return ["tf32"]
     return ["fp32-default"] if device == "jax" and platform not in ("", "cpu") else []
 

@@ -23,15 +23,17 @@ from ampcheck.bench.run.group import FULL
 from ampcheck.bench.run.worker import pin
 from ampcheck.bench.workloads import catalogue
 from ampcheck.devices.base import Device
-from ampcheck.devices.registry import select
+from ampcheck.devices.registry import known, select
 
 WORKLOADS = (
     ("cpu", "eager", "mm-512"),
     ("cpu", "eager", "mlp-step"),
     ("jax", "jit", "mm-512"),
     ("jax", "jit", "mlp-step"),
+    ("cuda", "eager", "mm-4096"),
+    ("cuda", "eager", "mlp-step"),
 )
-"""Device, compiler and workload of what is measured: an op and a step on each device that every machine has."""
+"""Device, compiler and workload of what is measured: an op and a step on each device that this machine has."""
 
 _ROUNDS = FULL.processes * FULL.rounds
 """As many rounds as a full run has of each group."""
@@ -56,7 +58,7 @@ def _timed(workload: Workload, precision: str, device: Device, compiler: str, ta
     """Return a variant ready to be timed: it is compiled, and a sample takes about `target` seconds."""
     ready, timer = prepare(workload, Variant(PRECISIONS[precision]), device.type, compiler), clock(device)
     warm_up(timer, ready.call)
-    return Timed(ready.call, ready.restore, calibrate(timer, ready.call, target))
+    return Timed(ready.call, ready.restore, calibrate(timer, ready.call, target), ready.calls)
 
 
 def _median_ratio(one: Sequence[float], other: Sequence[float]) -> float:
@@ -112,12 +114,14 @@ def main(chosen: Sequence[str]) -> int:
     """
     if not chosen:
         codes = [
-            subprocess.run([sys.executable, "-m", __spec__.name, *one], check=False).returncode for one in WORKLOADS
+            subprocess.run([sys.executable, "-m", __spec__.name, *one], check=False).returncode
+            for one in WORKLOADS
+            if known()[one[0]].unavailable() is None
         ]
         return max(codes)
-    pin(1, 0)
     held = True
     device, compiler, name = chosen
+    pin(1, 0, device)
     for found in (
         same_variant(device, compiler, name, 20, _ROUNDS, _TARGET),
         other_tool(device, compiler, name, _ROUNDS, _TARGET),

@@ -24,7 +24,7 @@ def main() -> None:
     """Measure what the plan on standard input says."""
     plan = BenchPlan(**json.load(sys.stdin))
     channel = Channel()
-    pin(plan.threads, plan.process)
+    pin(plan.threads, plan.process, plan.device)
     warnings.simplefilter("ignore")  # a compiler's advice does not matter here
     from ampcheck.bench.run.measure import Measurer  # noqa: PLC0415  # loads torch
 
@@ -43,9 +43,13 @@ def main() -> None:
             gc.collect()
 
 
-def pin(threads: int, process: int) -> None:
-    """Keep the process on as many cores as it has threads, and torch to as many threads."""
-    if hasattr(os, "sched_getaffinity"):
+def pin(threads: int, process: int, device: str) -> None:
+    """Keep the process on as many cores as it has threads, and torch to as many threads.
+
+    Not for CUDA: there the GPU computes, and compilers' processes and the backward pass's thread would be kept
+    on the core that launches.
+    """
+    if hasattr(os, "sched_getaffinity") and not device.endswith("cuda"):
         cores = sorted(os.sched_getaffinity(0))
         if threads < len(cores):
             os.sched_setaffinity(0, {cores[(process + i) % len(cores)] for i in range(threads)})

@@ -49,6 +49,6 @@ WORKLOADS: tuple[Workload, ...] = (
     _sdpa("sdpa", _SMALL, quick=True),
     _sdpa("sdpa-causal", _SMALL, "causal"),
     _sdpa("sdpa-masked", _SMALL, "masked"),
-    _sdpa("sdpa-long", _LONG, heavy=True),
+    _sdpa("sdpa-long", _LONG, heavy=True, quick=True),
     _sdpa("sdpa-long-causal", _LONG, "causal", heavy=True),
 )

@@ -49,7 +49,7 @@ WORKLOADS: tuple[Workload, ...] = (
     _conv("conv2d", F.conv2d, *_2D, quick=True),
     _conv("conv2d-nhwc", F.conv2d, *_2D, channels_last=True),
     _conv("conv2d-wide", F.conv2d, *_WIDE, heavy=True),
-    _conv("conv2d-wide-nhwc", F.conv2d, *_WIDE, channels_last=True, heavy=True),
+    _conv("conv2d-wide-nhwc", F.conv2d, *_WIDE, channels_last=True, heavy=True, quick=True),
     _conv("conv3d", F.conv3d, *_3D),
     _conv("conv3d-ndhwc", F.conv3d, *_3D, channels_last=True),
     _conv("conv-transpose2d", F.conv_transpose2d, *_UP, stride=2),

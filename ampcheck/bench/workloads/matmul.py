@@ -13,7 +13,7 @@ from ampcheck.bench.core.model import OpWorkload, Spec, Workload, WorkloadOption
 FP16_ON_CPU = 128
 """The largest matrix that torch multiplies in float16 on a CPU within reason."""
 
-QUICK = (64, 512, 1024)
+QUICK = (64, 512, 1024, 4096)
 HEAVY = (4096, 8192)
 
 
@@ -60,7 +60,7 @@ WORKLOADS: tuple[Workload, ...] = (
     *(_mm(size) for size in (16, 32, 64, 128, 256, 512, 1001, 1024, 2048, *HEAVY)),
     _linear("linear-64", 64, 64),
     _linear("linear", 256, 1024, quick=True),
-    _linear("linear-4096", 8192, 4096, heavy=True),
+    _linear("linear-4096", 8192, 4096, heavy=True, quick=True),
     _product("addmm", torch.addmm, (512,), (512, 512), (512, 512)),
     _product("bmm", torch.bmm, (8, 256, 256), (8, 256, 256)),
 )

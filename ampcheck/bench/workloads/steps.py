@@ -123,7 +123,7 @@ _OVERFLOWING = ("mlp-step", "tiny-mlp-step")
 
 WORKLOADS: tuple[Workload, ...] = (
     *_PLAIN,
-    _mlp_step("mlp-step-4096", 8192, 4096, 4, heavy=True),
+    _mlp_step("mlp-step-4096", 8192, 4096, 4, heavy=True, quick=True),
     _transformer_step("transformer-step-1024", 16, 512, 1024, 16, heavy=True),
     _resnet_step("resnet-step-256-nhwc", 64, 256, 56, channels_last=True, heavy=True),
     *(replace(w, name=f"{w.name}-scaler", scaler=True, quick=False) for w in _PLAIN if w.name in _SCALED),

@@ -3,11 +3,12 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 
 from ampcheck.devices.base import Device, promised
+from ampcheck.observe.driver import asked
 from ampcheck.spec.compilers import ANYWHERE
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -58,4 +59,18 @@ class Cuda(Device):
             "capability": f"{major}.{minor}",
             "cuda": str(torch.version.cuda),
             "cudnn": str(torch.backends.cudnn.version()),
+            **_hardware(str(getattr(torch.cuda.get_device_properties(), "uuid", ""))),
         }
+
+
+_ASKED = ("driver_version", "clocks.sm", "clocks.max.sm", "power.limit")
+
+
+@cache  # the driver takes its time, and a benchmark describes its device often
+def _hardware(uuid: str) -> dict[str, str]:
+    """Return what decides a GPU's speed as its driver tells it, and how many programs use it, this one among them."""
+    gpu = f"GPU-{uuid}" if uuid else ""
+    rows = asked(",".join(_ASKED), gpu=gpu)
+    if not rows:
+        return {}
+    return {**dict(zip(_ASKED, rows[0], strict=True)), "programs": str(len(asked("pid", of="compute-apps", gpu=gpu)))}

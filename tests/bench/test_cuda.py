@@ -1,0 +1,258 @@
+"""Benchmarks on CUDA, emulated or with a false `torch.cuda`: settings, clocks, caches, graphs, what is recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from ampcheck.bench import session
+from ampcheck.bench.core import prepare
+from ampcheck.bench.core.model import PRECISIONS, BenchPlan, Rounds, Variant
+from ampcheck.bench.core.timing import CudaClock, Timed, clock, interleave
+from ampcheck.bench.run import group, measure, verify, worker
+from ampcheck.bench.run.measure import Measurer
+from ampcheck.bench.run.summary import summarize
+from ampcheck.bench.workloads import catalogue
+from ampcheck.devices.cuda import Cuda, _hardware
+from ampcheck.devices.registry import known
+from tests.bench.test_workloads import OP
+
+DEVICE = known()["emulated:cuda"]
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # importing Inductor
+emulated = pytest.mark.skipif(DEVICE.unavailable() is not None, reason=str(DEVICE.unavailable()))
+
+
+def ready(name: str, compiler: str = "eager") -> prepare.Prepared:
+    return prepare.prepare(OP, Variant(PRECISIONS[name]), "cuda", compiler)
+
+
+@pytest.fixture
+def cuda() -> Iterator[None]:
+    """The emulated device, entered; the settings of float32 products are put back behind it."""
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn  # type: ignore[attr-defined]
+    before = [one.fp32_precision for one in backends]
+    with DEVICE.activate():
+        yield
+    for one, value in zip(backends, before, strict=True):
+        one.fp32_precision = value
+
+
+@emulated
+def test_every_kind_of_workload_is_measured() -> None:
+    measurer = Measurer(BenchPlan(DEVICE.name, [], 0, 5, 1e-4, True, 1, []))
+    with DEVICE.activate():
+        found = [measurer.measure(name, "eager") for name in ("mm-64", "gru-cell", "tiny-mlp-step", "weight-cache")]
+    for rounds, one in zip(found, summarize(found), strict=True):
+        assert {variant.name: variant.reason for variant in one.variants if variant.verdict == "invalid"} == {}
+        assert set(rounds.failed) <= {"fp16-native"}
+        assert {len(samples) for samples in rounds.samples.values()} == {5}
+    assert {"fp32", "tf32", "bf16"} <= set(found[0].samples)
+    assert found[0].facts["bf16"]["precision_check"] == "mm in bf16"
+    assert found[0].facts["fp32"]["memory"] == 64 * 64 * 4
+
+
+@emulated
+def test_tf32_is_set_before_a_sample_and_never_by_the_older_names(cuda: None) -> None:
+    """Reading an older name once the newer was set raises, and a context within the call is part of its time."""
+    matmul = torch.backends.cuda.matmul
+    matmul.fp32_precision = "tf32"
+    variants = {name: ready(name) for name in ("fp32", "tf32")}
+    seen: list[tuple[str, str]] = []
+    for name, one in variants.items():
+        one.call = lambda name=name: seen.append((name, matmul.fp32_precision))  # type: ignore[misc]
+    interleave(clock(DEVICE), {name: Timed(one.call, one.restore) for name, one in variants.items()}, 3, 0)
+    assert set(seen) == {("fp32", "ieee"), ("tf32", "tf32")}
+
+
+@emulated
+def test_the_reference_is_computed_on_the_gpu_once_for_all_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def reference(workload: prepare.Workload, device: str = "cpu") -> torch.Tensor:
+        asked.append((workload.name, device))
+        if workload.name == "mm-16" and device == "cuda":
+            raise torch.OutOfMemoryError
+        return prepare.reference(workload, device)
+
+    monkeypatch.setattr(measure, "reference", reference)
+    measurer = Measurer(BenchPlan(DEVICE.name, [], 0, 5, 1e-5, True, 1, []))
+    with DEVICE.activate():
+        for name in ("mm-32", "mm-32", "mm-16"):
+            measurer.measure(name, "eager")
+    assert asked == [("mm-32", "cuda"), ("mm-16", "cuda"), ("mm-16", "cpu")]
+
+
+def test_compilers_of_a_workload_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[BenchPlan] = []
+    monkeypatch.setattr(group.Bench, "_process", lambda self, plan, end: plans.append(plan))
+    tasks = [(name, compiler) for compiler in ("eager", "graph", "compile") for name in ("a", "b", "c")]
+    group.Bench({"cuda": tasks}, group.FULL, threads=1, take=lambda rounds: None).run()
+    for plan in plans:
+        names = [name for name, _ in plan.tasks]
+        assert sorted(plan.tasks) == sorted(tasks)
+        assert names == [name for name in dict.fromkeys(names) for _ in range(3)]
+
+
+@emulated
+def test_calls_in_turns_have_more_inputs_than_the_cache_holds(cuda: None) -> None:
+    seen: list[int] = []
+    workload = replace(OP, call=lambda x, y: seen.append(x.data_ptr()) or torch.mm(x, y))  # type: ignore[func-returns-value]
+    one = prepare.prepare(workload, Variant(PRECISIONS["fp32"]), "cuda", "eager")
+    for _ in range(100):
+        one.call()
+    assert (len(set(seen)), seen[:50]) == (50, seen[50:])
+    large = torch.empty(2**19, device="cuda")  # twice as large as the cache of the emulated device
+    assert [len(prepare.copies([one])) for one in (large, large[: 2**17])] == [0, 3]
+
+
+class Event:
+    """Take the place of `torch.cuda.Event`: every one comes after 2 ms of the GPU, or never."""
+
+    made = 0
+    comes = True
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        Event.made += 1
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, other: Event) -> float:
+        return 2.0
+
+    def query(self) -> bool:
+        return Event.comes
+
+
+class Graph:
+    """Take the place of `torch.cuda.CUDAGraph`."""
+
+    replayed = 0
+
+    def replay(self) -> None:
+        Graph.replayed += 1
+
+
+@pytest.fixture
+def false_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a GPU has none of these; what they do is CUDA's, in which order they are called is ours."""
+    Graph.replayed, Event.made, Event.comes = 0, 0, True
+    for name in ("Stream", "current_stream", "synchronize", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "graph", lambda _: contextlib.nullcontext())
+
+
+def counted(calls: list[int]) -> Callable[[], int]:
+    return lambda: calls.append(1) or len(calls)
+
+
+@pytest.mark.usefixtures("false_cuda")
+def test_a_graph_holds_many_calls_is_captured_once_and_gives_the_time_of_one() -> None:
+    calls: list[int] = []
+    replay = prepare.graphed(counted(calls))
+    assert not calls, "nothing runs before the first call"
+    first, captured = replay(), len(calls)
+    assert [replay(), replay()] == [first, first]
+    assert (len(calls), captured, first) == (51, 51, 51)
+    wall, _ = interleave(CudaClock(Cuda()), {"graph": Timed(replay, calls=50)}, 1, 0)
+    assert wall == {"graph": [2e-3 / 50]}
+
+
+@pytest.mark.usefixtures("false_cuda")
+def test_an_op_whose_kernels_are_not_short_has_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 ms of 50 calls are 40 us each; how long the host took to launch them does not matter."""
+    monkeypatch.setattr(prepare, "LIMIT", 30e-6)
+    with pytest.raises(prepare.TooLong, match="its kernels take 40 us; graphs are for calls below 30 us"):
+        prepare.graphed(int)()
+
+
+@pytest.mark.usefixtures("false_cuda")
+def test_the_memory_of_a_graph_is_that_of_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = [0]
+    for name in ("memory_allocated", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda: held[0])
+    one = MagicMock(eager=lambda: held.__setitem__(0, 1000))
+    assert measure.peak_memory(one, Cuda(), "graph") == 1000
+
+
+@pytest.mark.usefixtures("false_cuda")
+def test_a_sample_has_two_events_and_overhead_the_clock_of_the_host() -> None:
+    seconds, _ = clock(Cuda()).sample(int, 100)
+    assert (seconds, Event.made) == (2e-3 / 100, 2)
+    assert clock(Cuda(), overhead=True).sample(int, 100)[0] < 1e-5
+
+
+@pytest.mark.usefixtures("false_cuda")
+@pytest.mark.parametrize("comes", [True, False])
+def test_an_event_that_has_not_come_makes_a_result_invalid_and_no_output_is_read(comes: bool) -> None:
+    timer, found = CudaClock(Cuda()), Rounds("w", "cuda", "eager", 0, facts={"a": {}})
+    blocked = measure.Blocked(timer, found)
+    Event.comes = comes
+    large = MagicMock(spec=torch.Tensor, device=torch.device("cuda"))
+    interleave(timer, {"a": Timed(lambda: large)}, 3, 0, blocked.check)
+    blocked.conclude()
+    assert ("invalid" in found.facts["a"]) is not comes
+    assert not large.mock_calls
+
+
+# ---- the machine
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine whose driver answers."""
+    (tmp_path / "nvidia-smi").write_text(
+        "#!/bin/sh\ncase $1 in *pid) echo 7; echo 8;; *) echo 580.1, 1980, 1980, 700.00; esac"
+    )
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    _hardware.cache_clear()
+    yield
+    _hardware.cache_clear()
+
+
+def test_driver_clocks_power_and_other_programs_are_recorded(driver: None) -> None:
+    recorded = {"driver_version": "580.1", "clocks.sm": "1980", "clocks.max.sm": "1980", "power.limit": "700.00"}
+    assert _hardware("") == {**recorded, "programs": "2"}
+
+
+def test_without_a_driver_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    _hardware.cache_clear()
+    assert _hardware("") == {}
+
+
+def test_the_processes_that_compile_keep_every_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: pinned.append(cores))
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    for device in ("cuda", "cpu"):
+        worker.pin(1, 1, device)
+    assert pinned == [{1}]
+
+
+def test_verify_measures_cuda_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for available in (True, False):
+        begun: list[str] = []
+        monkeypatch.setattr(Cuda, "unavailable", lambda self: None if available else "no GPU")  # noqa: B023
+        monkeypatch.setattr(verify.subprocess, "run", lambda command, check: begun.append(command[-3]) or MagicMock())  # noqa: B023
+        with contextlib.suppress(TypeError):  # the results are mocks
+            verify.main([])
+        assert ("cuda" in begun) is available
+
+
+def test_the_quick_mode_fills_a_gpu() -> None:
+    assert {"mm-4096", "mlp-step-4096"} <= {workload.name for workload in session.select((), True, True)}
+    assert catalogue()["mm-4096"].heavy
