@@ -130,7 +130,9 @@ def environment() -> dict[str, str]:
     return {**env, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-def interrupted(folder: Path, *arguments: str, when: Callable[[], bool]) -> tuple[int, str]:
+def interrupted(
+    folder: Path, *arguments: str, when: Callable[[], bool], by: signal.Signals = signal.SIGINT
+) -> tuple[int, str]:
     """Run ampcheck until `when` is true and interrupt it as Ctrl-C does. Returns its exit code and what it printed."""
     # A shell's background job is born ignoring the interrupt, and its children with it.
     listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
@@ -147,7 +149,7 @@ def interrupted(folder: Path, *arguments: str, when: Callable[[], bool]) -> tupl
         deadline = time.monotonic() + LIMIT
         while not when() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(by)
         out, _ = process.communicate(timeout=LIMIT)
     return process.returncode, out
 

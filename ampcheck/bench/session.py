@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -15,14 +16,15 @@ from ampcheck.bench.core import machine
 from ampcheck.bench.core.model import COMPILERS, ESTIMATED, Group, Rounds, key_of
 from ampcheck.bench.core.peaks import Peaks
 from ampcheck.bench.run import ceilings
-from ampcheck.bench.run.group import FULL, QUICK, RESERVE, Bench, Event, Mode, Task, expect
+from ampcheck.bench.run.group import FULL, LEFT_OUT, QUICK, RESERVE, Bench, Event, Mode, Task, expect
 from ampcheck.bench.run.outcome import invalid
-from ampcheck.bench.run.runfile import BenchWriter
+from ampcheck.bench.run.runfile import BenchWriter, rounds_of
 from ampcheck.bench.run.summary import summarize
 from ampcheck.bench.run.variants import compilers, select
 from ampcheck.bench.tpu import estimate
 from ampcheck.bench.workloads import catalogue
 from ampcheck.devices import registry
+from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import versions
 
@@ -32,7 +34,11 @@ _CEILING_S = {QUICK.name: (0.5, 20.0), FULL.name: (2.0, 120.0)}
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """The options of a run; empty ones choose all there is. `run_file`: None for a name made of the time."""
+    """The options of a run; empty ones choose all there is. `run_file`: None for a name made of the time.
+
+    `resume`: an earlier file, whose groups are taken over as far as they were measured. `extent`: None for the mode
+    that `quick` says.
+    """
 
     devices: Sequence[str] = ()
     modules: Sequence[str] = ()
@@ -42,11 +48,13 @@ class BenchOptions:
     threads: int = 1
     reports: Path = Path("reports")
     run_file: Path | None = None
+    resume: Path | None = None
+    extent: Mode | None = None
 
     @property
     def mode(self) -> Mode:
         """The extent of the run."""
-        return QUICK if self.quick else FULL
+        return self.extent or (QUICK if self.quick else FULL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +111,9 @@ def choose(options: BenchOptions) -> Chosen:
     for device in devices:
         if not device.has_values:
             continue
-        heavy = device.describe().get("platform", device.type) not in ("cpu", "emulated")
         chosen = [
             (workload.name, compiler)
-            for workload in select(options.filters, options.quick, heavy)
+            for workload in select(options.filters, options.quick, _is_large(device))
             for compiler in compilers(workload, device.name)
             if _is_wanted(compiler, options)
         ]
@@ -117,6 +124,24 @@ def choose(options: BenchOptions) -> Chosen:
     if not measured and not estimated:
         raise UsageError("no group was selected")
     return Chosen(measured, estimated)
+
+
+def _is_large(device: Device) -> bool:
+    """Return whether a device is made for heavy workloads."""
+    return device.describe().get("platform", device.type) not in ("cpu", "emulated")
+
+
+def fitting(workloads: Sequence[str], name: str, modules: Sequence[str]) -> list[str]:
+    """Return those of some workloads that are not too heavy for a device."""
+    (device,) = registry.select([name], modules)
+    with device.activate():
+        large = _is_large(device)
+    return [one for one in workloads if large or not catalogue()[one].heavy]
+
+
+def measured_before(path: Path) -> list[Rounds]:
+    """Return what an earlier file measured, without groups that it left out or did not get to."""
+    return [one for one in rounds_of(path) if not any(why.startswith(LEFT_OUT) for why in one.failed.values())]
 
 
 def _is_wanted(compiler: str, options: BenchOptions) -> bool:
@@ -140,7 +165,8 @@ def measure(
     mode = options.mode
     limits: dict[str, Peaks] = {}
     starts: dict[str, float] = {}
-    spent, most = _CEILING_S[mode.name]
+    spent, most = _CEILING_S.get(mode.name, _CEILING_S[QUICK.name])
+    earlier = [one for one in measured_before(options.resume) if one.key in chosen.keys] if options.resume else []
     for device in chosen.measured:
         tell(f"what {device} can do at most")
         asked = time.monotonic()
@@ -154,7 +180,7 @@ def measure(
             warn(f"{about['programs']} programs use the GPU of {name}, this one among them: expect wide intervals")
     header = {**_header(options, warn), "devices": described, "groups": chosen.keys, **ceilings.header(limits)}
     writer = BenchWriter(path or _new_file(options.reports), header)
-    expected = expect(chosen.measured, mode, starts, limits) if options.quick else None
+    expected = expect(chosen.measured, mode, starts, limits) if math.isfinite(mode.budget) else None
     if expected is not None and chosen.measured:
         count = sum(map(len, chosen.measured.values()))
         tell(_forecast(expected.seconds(chosen.measured), count, mode, time.monotonic() - began))
@@ -164,6 +190,8 @@ def measure(
         writer.rounds(measured)
         rounds.append(measured)
 
+    for one in earlier:
+        take(one)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     outcome = BenchOutcome(writer.path)
     outcome.platforms = {name: about.get("platform", name) for name, about in described.items()}
@@ -176,6 +204,7 @@ def measure(
         tell=lambda event: _tell(event, tell),
         expected=expected,
         began=began,
+        before={(one.process, one.key) for one in earlier},
     )
     estimates: list[Group] = []
     try:

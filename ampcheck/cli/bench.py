@@ -23,6 +23,7 @@ def add(commands: Subparsers) -> None:
     option("--threads", type=int, default=1, metavar="N", help="threads of each library; default: 1")
     option("--reports", type=Path, default=Path("reports"), metavar="FOLDER", help="where files go; default: reports")
     option("--run-file", type=Path, metavar="FILE", help="the file; by default REPORTS/bench/TIME.jsonl")
+    option("--resume", type=Path, metavar="FILE", help="go on with an interrupted run, whose groups the new file has")
     option("--list", action="store_true", help="show the groups and measure none")
     parser.set_defaults(run=run)
     _add_actions(parser.add_subparsers(metavar="ACTION"))
@@ -47,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
         threads=args.threads,
         reports=args.reports,
         run_file=args.run_file,
+        resume=args.resume,
     )
     chosen = session.choose(options)
     if args.list:

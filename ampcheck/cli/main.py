@@ -16,6 +16,7 @@ from ampcheck.cli import (
     devices,
     entered,
     explain,
+    gpu,
     lint,
     lists,
     manifest,
@@ -44,6 +45,7 @@ _COMMANDS = (
     lint,
     torchscript,
     bench,
+    gpu,
 )
 
 _OF_PROGRAMS = {"doctor": "doctor.session", "trace": "trace"}

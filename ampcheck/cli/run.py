@@ -18,6 +18,7 @@ from ampcheck.runner.record import Run, counted, new_run_file, read
 from ampcheck.runner.run import JUDGING, SELECTION, Supervisor, environment, fitting, pytest_command, reproduce
 from ampcheck.runner.summarize import RunRecorder, examples
 
+INTERRUPTED = 130
 _LEAST = 200
 """Fewer cases than this are done before a further process has started."""
 
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         progress.end()
         print(f"interrupted: {recorder.ran()}" if recorder.begun else "interrupted before the first case")
         _print(recorder.write_files())
-        return 130
+        return INTERRUPTED
     except HarnessError as error:
         progress.end()
         print(f"ampcheck: {error}", file=sys.stderr)

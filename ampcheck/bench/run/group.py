@@ -7,7 +7,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -46,6 +46,8 @@ class Mode:
 QUICK = Mode("quick", 1, 5, 0.01, limit=45.0, patience=6.0, budget=180.0)
 FULL = Mode("full", 5, 9, 0.05)
 
+LEFT_OUT = "left out"
+"""Begins the reason of a group for which no time was left."""
 RESERVE = 20.0
 """Seconds of a budget that are kept for the start of the program, and for what comes after the last group."""
 
@@ -81,8 +83,8 @@ class Bench:
     """A run of some groups on some devices. `take` gets what each process measured of each group as it comes.
 
     With `expected`, the cheapest groups are measured first, those that do not fit into `mode.budget` are left out, and
-    each device has its part of it. `began`: when the run began, by `time.monotonic`. `left_out`: the keys of the groups
-    that were left out, after `run`.
+    each device has its part of it. `began`: when the run began, by `time.monotonic`. `before`: process and key of
+    groups that an earlier run measured. `left_out`: the keys of the groups that were left out, after `run`.
     """
 
     def __init__(
@@ -96,11 +98,13 @@ class Bench:
         tell: Callable[[Event], None] = lambda event: None,
         expected: Expected | None = None,
         began: float | None = None,
+        before: Collection[tuple[int, str]] = (),
     ) -> None:
         self._tasks, self._mode, self._threads, self._modules = tasks, mode, threads, modules
         self._take, self._tell, self._expected = take, tell, expected
+        self._before = before
         self._done = 0
-        self._total = mode.processes * sum(map(len, tasks.values()))
+        self._total = mode.processes * sum(map(len, tasks.values())) - len(before)
         now = time.monotonic()
         self._until = (now if began is None else began) + mode.budget - RESERVE
         self._started, self._foreseen = now, 0.0
@@ -111,7 +115,7 @@ class Bench:
         for process in range(self._mode.processes):
             later = list(self._tasks)
             for device, tasks in self._tasks.items():
-                order = list(tasks)
+                order = [task for task in tasks if (process, _key(device, task)) not in self._before]
                 random.Random(process).shuffle(order)
                 # The compilers of a workload one after the other, as float64's result serves them all.
                 first = {workload: place for place, (workload, _) in reversed([*enumerate(order)])}
@@ -178,7 +182,7 @@ class Bench:
                 given_up = {}
         for task in left:
             self.left_out.append(_key(plan.device, task))
-            self._ended(failed(task, plan, f"left out, as the run had to end within {self._mode.budget:.0f} s"))
+            self._ended(failed(task, plan, f"{LEFT_OUT}, as the run had to end within {self._mode.budget:.0f} s"))
         self._tell(self._event(""))
 
     def _given_up(self, doing: str) -> dict[str, Any]:

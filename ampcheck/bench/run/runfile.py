@@ -74,6 +74,12 @@ def lines_of(path: Path) -> records.Lines:
     return lines
 
 
+def rounds_of(path: Path) -> list[Rounds]:
+    """Return what each process measured. Raises UsageError as `read` does."""
+    lines = [line for _, line in lines_of(path).body if line["kind"] == "rounds"]
+    return [Rounds(**{name: value for name, value in line.items() if name != "kind"}) for line in lines]
+
+
 def read(path: Path) -> BenchRun:
     """Read a benchmark file. Raises UsageError for another file, another schema, or damage before its last line."""
     lines = lines_of(path)
