@@ -13,18 +13,18 @@ def _complex(*shape: int) -> Sample:
 
 OPS = (
     _fft("fft", f(3, 8), at("padded", f(8, 3), 10, 0, "ortho"), _complex(3, 8), at("single", f(8))),
-    _fft("fft2", f(2, 4, 6), at("cropped", f(4, 6), (3, 5), (0, 1), "forward"), _complex(4, 6)),
+    _fft("fft2", f(2, 4, 6), at("cropped", f(4, 6, 2), (3, 5), (0, 1), "forward"), _complex(4, 6)),
     _fft("fftn", f(2, 3, 4), at("cropped", f(2, 3, 4), (2, 2), (0, 2), "ortho"), _complex(2, 3, 4)),
-    _fft("hfft", f(3, 5), at("padded", f(5, 3), 8, 0, "ortho"), _complex(3, 5)),
+    _fft("hfft", f(3, 5), at("padded", f(5, 3), 9, 0, "ortho"), _complex(3, 5)),
     _fft("ifft", f(3, 8), at("padded", f(8, 3), 10, 0, "ortho"), _complex(3, 8)),
-    _fft("ifft2", f(2, 4, 6), at("cropped", f(4, 6), (3, 5), (0, 1), "forward"), _complex(4, 6)),
+    _fft("ifft2", f(2, 4, 6), at("cropped", f(4, 6, 2), (3, 5), (0, 1), "forward"), _complex(4, 6)),
     _fft("ifftn", f(2, 3, 4), at("cropped", f(2, 3, 4), (2, 2), (0, 2), "ortho"), _complex(2, 3, 4)),
     _fft("ihfft", f(3, 8), at("padded", f(8, 3), 10, 0, "ortho")),
     _fft("irfft", f(3, 5), at("padded", f(5, 3), 9, 0, "ortho"), _complex(3, 5)),
-    _fft("irfft2", f(2, 4, 5), at("cropped", f(4, 5), (3, 6), (0, 1), "forward"), _complex(4, 5)),
+    _fft("irfft2", f(2, 4, 5), at("cropped", f(4, 5, 2), (3, 6), (0, 1), "forward"), _complex(4, 5)),
     _fft("irfftn", f(2, 3, 5), at("cropped", f(2, 3, 5), (2, 6), (0, 2), "ortho"), _complex(2, 3, 5)),
     _fft("rfft", f(3, 8), at("padded", f(8, 3), 10, 0, "ortho")),
-    _fft("rfft2", f(2, 4, 6), at("cropped", f(4, 6), (3, 5), (0, 1), "forward")),
+    _fft("rfft2", f(2, 4, 6), at("cropped", f(4, 6, 2), (3, 5), (0, 1), "forward")),
     _fft("rfftn", f(2, 3, 4), at("cropped", f(2, 3, 4), (2, 2), (0, 2), "ortho")),
     op(
         "stft",
@@ -37,9 +37,9 @@ OPS = (
     ),
     op(
         "stft.center",
-        at("window", f(2, 16), 8, 4, 6, positive(6), True, "reflect", False, True, True),
+        at("window", f(2, 16), 8, 4, 6, positive(6), True, "constant", False, True, True),
         at("bare", f(16), 6, return_complex=True),
-        at("uncentred", f(16), 8, 4, 6, positive(6), False, "constant", True, False, True, True),
+        at("uncentred", f(16), 8, 4, 6, positive(6), False, "reflect", True, False, True, True),
     ),
     op(
         "view_as_complex",

@@ -43,7 +43,7 @@ OPS = (
     ),
     op(
         "cosine_embedding_loss",
-        at("floattarget", f(3, 5), f(3, 5), sign(3), 0.25),
+        at("floattarget", f(3, 5), f(3, 5), sign(3), -0.75),
         at("inttarget", f(3, 5), f(3, 5), i(3, fill="one"), 0.0, 0),
         at("single", f(5), f(5), sign()),
         via("torch.nn.functional.cosine_embedding_loss", f(3, 5), f(3, 5), sign(3), reduction="sum"),
@@ -62,7 +62,7 @@ OPS = (
     op(
         "ctc_loss.IntList",
         at("padded", log_probability(6, 2, 5), i(2, 3, high=4), [6, 5], [3, 2], 4),
-        at("joined", log_probability(6, 2, 5), i(5, high=4), [6, 5], [3, 2], 4, 0),
+        at("joined", log_probability(6, 2, 5), i(5, high=4), [6, 1], [3, 2], 4, 0, True),
         at("unbatched", log_probability(6, 5), i(2, high=4), [6], [2], 4, 2, True),
         via("torch.nn.functional.ctc_loss", log_probability(6, 2, 5), i(2, 3, high=4), [6, 5], [3, 2], blank=4),
         also=("torch.ctc_loss",),
@@ -70,7 +70,7 @@ OPS = (
     op(
         "ctc_loss.Tensor",
         at("padded", log_probability(4, 3, 5), i(3, 2, high=4), i(3, fill="pivots"), i(3, fill="arange"), 4),
-        at("sum", log_probability(4, 2, 5), i(2, 1, high=4), i(2, fill="pivots"), i(2, fill="one"), 4, 2),
+        at("sum", log_probability(4, 2, 5), i(2, 2, high=4), i(2, fill="one"), i(2, fill="pivots"), 4, 2, True),
         via(
             "torch.nn.functional.ctc_loss",
             log_probability(4, 3, 5),

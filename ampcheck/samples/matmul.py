@@ -127,7 +127,7 @@ OPS = (
     ),
     method(
         "cross",
-        at("last", f(4, 3), f(4, 3), 1),
+        at("last", f(3, 3), f(3, 3), 1),
         at("first", f(3, 4), f(3, 4), 0),
         at("broadcast", f(2, 1, 3), f(1, 5, 3), -1),
     ),

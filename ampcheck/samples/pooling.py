@@ -20,7 +20,7 @@ OPS = (
     op(
         "avg_pool3d",
         at("batched", f(1, 2, 3, 4, 5), (2, 3, 2)),
-        at("padded", f(2, 3, 4, 5), (2, 2, 3), (1, 2, 2), (1, 0, 1), True, False),
+        at("padded", f(2, 3, 5, 5), (2, 2, 3), (1, 2, 2), (1, 0, 1), True, False),
         at("divisor", f(1, 2, 3, 4, 5), (2, 2, 2), (1, 1, 1), (0, 0, 0), False, True, 5),
         also=("torch._C._nn.avg_pool3d", "torch.nn.functional.avg_pool3d"),
     ),
@@ -53,7 +53,7 @@ OPS = (
     op(
         "max_pool3d",
         at("batched", f(1, 2, 3, 4, 5), (2, 3, 2)),
-        at("padded", f(2, 3, 4, 5), (2, 2, 3), (1, 2, 2), (1, 0, 1), 1, True),
+        at("padded", f(2, 3, 5, 5), (2, 2, 3), (1, 2, 2), (1, 0, 1), 1, True),
         at("dilated", f(1, 2, 4, 5, 5), (2, 2, 2), (1, 1, 1), (0, 0, 0), (2, 1, 2)),
         also=("torch.max_pool3d", "torch.nn.functional.max_pool3d"),
     ),

@@ -27,8 +27,8 @@ def _nearest(name: str, mode: str) -> Iterator[Op]:
     """Yield the overloads of one, two and three dimensions."""
     for shape, size, factor, smaller in (
         ((1, 2, 3), (5,), (1.5,), at("smaller", f(2, 3, 7), (4,), 0.5)),
-        ((1, 2, 3, 4), (5, 6), (1.5, 2.0), at("smaller", f(1, 2, 6, 8), (3, 6), 0.5, 0.75)),
-        ((1, 2, 2, 3, 4), (3, 5, 6), (1.5, 1.5, 2.0), at("smaller", f(1, 1, 4, 6, 8), (2, 3, 6), 0.5, 0.5, 0.75)),
+        ((1, 2, 3, 4), (5, 6), (1.5, 2.0), at("smaller", f(1, 2, 6, 8), (3, 6), 0.6, 0.9)),
+        ((1, 2, 2, 3, 4), (3, 5, 6), (1.5, 1.5, 2.0), at("smaller", f(1, 1, 4, 6, 8), (2, 3, 6), 0.7, 0.6, 0.9)),
     ):
         overload = f"{name}{len(size)}d"
         resized = _to_size(mode, *shape, size=size), _by_factor(mode, *shape, factor=factor)
@@ -57,7 +57,7 @@ def _antialiased(mode: str) -> Op:
         overload,
         at("larger", f(1, 2, 3, 4), (5, 6), False),
         at("smaller", f(1, 2, 6, 8), (3, 5), True),
-        at("scaled", f(1, 2, 6, 8), (3, 5), False, 0.5, 0.75),
+        at("scaled", f(1, 2, 6, 8), (3, 5), False, 0.6, 0.75),
         _to_size(mode, 1, 2, 6, 8, size=(3, 5), antialias=True),
         _by_factor(mode, 1, 2, 6, 8, factor=(0.5, 0.75), antialias=True),
         also=(f"torch._C._nn.{overload}",),
@@ -68,7 +68,7 @@ _IMAGE = (1, 2, 3, 4), (5, 6), (1.5, 1.75), (1.5, 2.0), at("corners", f(1, 2, 6,
 _VOLUME = (
     (1, 2, 2, 3, 4),
     (3, 5, 6),
-    (1.75, 1.75, 1.5),
+    (1.75, 1.75, 1.75),
     (1.5, 1.5, 2.0),
     at("corners", f(1, 1, 4, 6, 8), (2, 3, 6), True),
 )

@@ -294,6 +294,30 @@ def test_explicit_dtype(amp: Amp, op: str) -> None:
                 amp.assert_equal(f"dtype of {op}({what}, dtype={dtype})", call(given, 0, dtype=dtype).dtype, dtype)
 
 
+@scenario(op=["linalg_cholesky_ex", "linalg_inv_ex"], types=("cpu",), values=True)
+def test_errors_on_request(amp: Amp, op: str) -> None:
+    """An op raises for errors in its result where it is told to, and only there, in a region, too (check_errors)."""
+    call, singular = getattr(torch.ops.aten, op), torch.zeros(2, 2, dtype=amp.dtype, device=amp.type)
+    with amp.region():
+        amp.assert_equal("whether it notes an error", bool(call(singular, check_errors=False)[-1].any()), True)
+        amp.assert_raises("told to raise", RuntimeError, "", lambda: call(singular, check_errors=True))
+
+
+@scenario(default=["double", "low"])
+def test_default_dtype(amp: Amp, default: str) -> None:
+    """What is cast, and to which dtype, is not for `torch.set_default_dtype` to say (amp.html#op-eligibility)."""
+    x, low, single, half = amp.rand(3, 3), amp.rand(3, 3, dtype=amp.dtype), "fp32", name_of(amp.dtype)
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64 if default == "double" else amp.dtype)
+        with amp.region():
+            amp.assert_received("mm", lambda: torch.mm(x, x), (half, half))
+            amp.assert_received("mse_loss", lambda: mse_loss(low, x), (single, single))
+            amp.assert_equal("dtype of a concatenation", torch.cat([low, x]).dtype, torch.float32)
+    finally:
+        torch.set_default_dtype(before)
+
+
 @scenario()
 def test_every_spelling(amp: Amp) -> None:
     """Functions, methods and operators of an op are autocast alike (amp.html#cuda-op-specific-behavior)."""
@@ -469,8 +493,10 @@ MADE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "jagged": lambda x: torch.nested.nested_tensor([x[:1], x[1:]], layout=torch.jagged),
     "expanded": lambda x: x[:1].expand(4, 4),
     "offset": lambda x: torch.cat([x, x])[1:, :].as_strided((4, 4), (4, 1)),
+    "negated": lambda x: torch._neg_view(-x),
+    "shared": lambda x: x.clone().share_memory_(),
 }
-"""What makes a tensor of another layout of a matrix of four rows and columns."""
+"""What makes a tensor of another layout, or in other memory, of a matrix of four rows and columns."""
 CALLED: dict[str, tuple[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
     "product": ("mm", torch.mm),
     "from_the_right": ("mm", lambda x, matrix: torch.mm(matrix, x)),

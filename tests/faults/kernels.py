@@ -428,6 +428,8 @@ ELIGIBILITY = {
         "linear-leaves-nested": ("linear", low_but(lambda t: t.is_nested)),
         "relu-downcast": ("relu", in_low),
         "add-downcast": ("add.Tensor", in_low),
+        "inverse-checks-nothing": ("linalg_inv_ex", lambda call: call.op(call.args[0].to(FP32))),
+        "loss-in-the-default-dtype": ("mse_loss", to(lambda call: torch.get_default_dtype())),
     },
     CUDA: {
         "mm-casts-other-devices": ("mm", other_devices_too),

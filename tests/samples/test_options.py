@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch.utils._pytree import tree_leaves
 
+from ampcheck.checks.call import floating_count
 from ampcheck.devices.registry import known
+from ampcheck.observe.closeness import identical
 from ampcheck.observe.recorder import exists, overload
 from ampcheck.samples import catalogue
 from ampcheck.samples.describe import Sample, TensorArg
+from ampcheck.samples.tensors import build
 
 LISTED = sorted({name for device in known().values() for name in device.policies()} & set(catalogue()))
 
@@ -63,3 +68,52 @@ def test_no_argument_has_one_value_alone(name: str) -> None:
             values += [value] * (isinstance(value, TensorArg) or value not in values)
         fixed |= {argument.name} if len(values) < 2 else set()
     assert fixed == {argument for op, argument in FIXED if op == name}, "name the exception and its reason in FIXED"
+
+
+_ERRORS = "eligibility/errors_on_request asks for them"
+SAME = {
+    ("_lu_with_info", "check_errors"): "torch.lu looks at it in Python",
+    ("group_norm", "cudnn_enabled"): "it chooses a kernel on CUDA",
+    ("layer_norm", "cudnn_enable"): "it chooses a kernel on CUDA",
+    ("linalg_cholesky_ex", "check_errors"): _ERRORS,
+    ("linalg_inv_ex", "check_errors"): _ERRORS,
+}
+"""Arguments without which each sample gives the same on the CPU, and why."""
+
+
+def _result(name: str, sample: Sample, without: Any = None) -> list[object]:
+    """Return what a sample gives on the CPU, or its exception; `without`: an argument that has its default instead."""
+    args, kwargs = build(sample, ["fp32"] * floating_count(sample), known()["cpu"])
+    given = dict(zip((argument.name for argument in overload(name)._schema.arguments), args, strict=False)) | kwargs
+    if without is not None:
+        given[without.name] = without.default_value
+    torch.manual_seed(0)
+    try:
+        return tree_leaves(overload(name)(**given))
+    except Exception as error:  # it may raise anything
+        return [repr(error)]
+
+
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and identical(one, other)
+    return type(one) is type(other) and one == other
+
+
+@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.filterwarnings("ignore")
+def test_each_option_changes_a_result(name: str) -> None:
+    if not exists(name):
+        pytest.skip(f"this torch has no aten::{name}")
+    samples = [sample for sample in catalogue()[name].samples if sample.call == "aten"]
+    whole = [_result(name, sample) for sample in samples]
+    if all(isinstance(parts[0], str) for parts in whole):
+        pytest.skip("the CPU has no kernel of it")
+    lost = set()
+    for argument in overload(name)._schema.arguments:
+        if argument.has_default_value() and (name, argument.name) not in FIXED:
+            without = [_result(name, sample, argument) for sample in samples]
+            pairs = zip(whole, without, strict=True)
+            same = all(len(a) == len(b) and all(map(_same, a, b)) for a, b in pairs)
+            lost |= {argument.name} if same else set()
+    assert lost == {argument for op, argument in SAME if op == name}, "vary it in a sample so that a result shows it"
