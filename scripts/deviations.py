@@ -25,7 +25,7 @@ import pytest
 import torch
 from _pytest.runner import runtestprotocol
 
-from ampcheck.checks import backward, comparisons, compiled, sweep
+from ampcheck.checks import backward, comparisons, compiled, relations, sweep
 from ampcheck.checks.scenario import DeviceAmp
 from ampcheck.errors import CheckFailure, HarnessError, Unsupported
 from ampcheck.programs.regions import run
@@ -139,6 +139,7 @@ SEEN: Mapping[Any, Mapping[str, int]] = {
     compiled: {"refusal": 0, "compare_programs": 0, "within": 1, "same_kernels": 0},
     backward: {"output_grads": 0, "gradient_dtypes": 1, "backward_kernels": 0},
     sweep: {"compare_cells": 0},
+    relations: {"_difference": 0, "_several": 0},
     run: {"compare": 0},
     DeviceAmp: {
         "note_error": 2,
@@ -239,6 +240,8 @@ class Changes:
         if name == "compare":  # a program has seen more than what deviates
             wanted = {(line, what): value for line, what, value in rest[0]}
             return [(*key, v if wanted.get((*key,)) == v else changed(v, self.kind)) for *key, v in seen]
+        if name == "_several":  # the shapes of calls are no result
+            return [(changed(dtypes, self.kind), shapes) for dtypes, shapes in seen]
         if name == "within":
             return [(changed(got, self.kind), want) for got, want in seen]
         return changed(seen, self.kind)

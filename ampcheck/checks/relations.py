@@ -258,7 +258,7 @@ def _is_real(x: object) -> bool:
 
 def _assert_dtypes(amp: Amp, op: Any, samples: list[Any]) -> None:
     """Note samples of the same dtypes, which give the same dtypes outside, that give several inside."""
-    seen: dict[str, dict[str, str]] = defaultdict(dict)
+    seen: dict[str, dict[tuple[torch.dtype, ...], str]] = defaultdict(dict)
     for number, sample in enumerate(samples):
         one = _Relations(amp, op, number, sample)
         inside, outside = (_run(amp, one.inside(op.op, outside=out), one.on) for out in (False, True))
@@ -267,10 +267,17 @@ def _assert_dtypes(amp: Amp, op: Any, samples: list[Any]) -> None:
         kinds = [getattr(x, "dtype", type(x).__name__) for x in pytree.tree_leaves((one.args, one.kwargs))]
         shapes = pytree.tree_map(lambda x: tuple(x.shape) if isinstance(x, torch.Tensor) else x, (one.args, one.kwargs))
         key = f"{kinds} {[x.dtype for x in outside]}"
-        seen[key].setdefault(", ".join(str(x.dtype) for x in inside), f"{shapes[0]} {shapes[1]}")
+        seen[key].setdefault(tuple(x.dtype for x in inside), f"{shapes[0]} {shapes[1]}")
     for found in seen.values():
-        said = "; ".join(f"{dtypes} for shapes {shapes}" for dtypes, shapes in sorted(found.items()))
-        amp.check(len(found) == 1, "dtypes of the results", f"gave {said}")
+        said = _several([*found.items()])
+        amp.check(not said, "dtypes of the results", said)
+
+
+def _several(found: list[tuple[tuple[torch.dtype, ...], str]]) -> str:
+    """Say which dtypes calls of some shapes gave; "" where all gave the same."""
+    said = {", ".join(map(str, dtypes)): shapes for dtypes, shapes in found}
+    told = "; ".join(f"{dtypes} for shapes {shapes}" for dtypes, shapes in sorted(said.items()))
+    return f"gave {told}" if len(said) > 1 else ""
 
 
 def _samples(amp: Amp, op: Any, given: str) -> list[Any]:
