@@ -21,7 +21,7 @@ def add(commands: Subparsers) -> None:
     add = parser.add_argument
     add("runs", nargs="*", type=Path, metavar="RUN", help="run files: count the cells whose case passed")
     add_device(parser, "a device to count on, by default every one that this machine has")
-    what = "plant faults into so many random cells and print which are noticed; counts nothing"
+    what = "plant each of five faults into so many random cells and print which are noticed; counts nothing"
     add("--try", dest="tries", type=int, metavar="CELLS", help=what)
     add("--seed", type=int, default=0, help="of the random cells of --try, by default 0")
     add("--open", action="store_true", help="list what is open, by overload and compiler")
@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
         statuses = {result.key: result.status for path in args.runs for result in read(path).results.values()}
     counted = [cells.count(device, statuses) for device in select(args.device, args.device_module)]
     if args.json is not None:
-        print_or_write(json.dumps(cells.fields(counted), indent=2) + "\n", args.json, "file of counts")
+        print_or_write(
+            json.dumps(cells.fields(counted, statuses is not None), indent=2) + "\n", args.json, "file of counts"
+        )
     print(cells.table(counted, args.open, statuses is not None))
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from ampcheck import samples
-from ampcheck.checks.sweep import Cell, SweepCheck, cells, parts, reached
+from ampcheck.checks.sweep import Cell, SweepCall, SweepCheck, cells, parts, reached
 from ampcheck.cli import main
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
@@ -131,12 +132,26 @@ def test_the_command_prints_and_writes_the_figure(tmp_path: Path, capsys: pytest
     assert row["nightly"] == row["reachable"]
 
 
-def test_faults_in_a_random_cell_are_noticed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["coverage", "--try", "1", "--seed", "0", "--device", "cpu"]) == 0
-    out = capsys.readouterr().out
-    assert "1 random cells, seed 0" in out
-    assert "wrong strides" in out
-    assert "not noticed:" not in out
+@pytest.mark.usefixtures("few_ops")
+def test_faults_in_random_cells_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Cpu, "compilers", ("script", "aot"))
+    assert main.main(["coverage", "--try", "2", "--seed", "0", "--device", "cpu"]) == 0
+    head, _, rows = capsys.readouterr().out.partition("\n\n")
+    assert re.match(r"25 of 25 faults in \d+ random cells, seed 0, were noticed:", head)
+    assert [row.split("  ")[0] for row in rows.splitlines()[2:]] == ["eager", "script", "aot"]
+    assert rows.count("2 of 2") == 10
+
+
+@pytest.mark.usefixtures("few_ops")
+def test_faults_that_a_blind_sweep_misses_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Cpu, "compilers", ())
+    monkeypatch.setattr(SweepCall, "differences", lambda _: [])
+    assert main.main(["coverage", "--try", "1", "--device", "cpu"]) == 0
+    assert "not noticed: wrong strides in Cell(" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

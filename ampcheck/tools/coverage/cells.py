@@ -115,10 +115,11 @@ def table(counted: Sequence[Coverage], list_open: bool, ran: bool) -> str:
     return "\n\n".join(parts)
 
 
-def fields(counted: Sequence[Coverage]) -> dict[str, object]:
-    """Return the counts as JSON data, which `ampcheck report` shows."""
+def fields(counted: Sequence[Coverage], ran: bool) -> dict[str, object]:
+    """Return the counts as JSON data, which `ampcheck report` shows. `ran`: as in `figure`."""
     return {
         "torch": torch.__version__,
+        "ran": ran,
         "devices": [
             {
                 "device": each.device,
