@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
-from ampcheck.checks import comparisons
-from ampcheck.checks.call import because
-from ampcheck.checks.forward import received_by_parts
+from ampcheck.checks import backward, comparisons, compiled
+from ampcheck.checks.backward import Pass
+from ampcheck.checks.call import because, plan
+from ampcheck.checks.compiled import ProgramOutcome
+from ampcheck.checks.forward import received, received_by_parts, shared_when_written
+from ampcheck.checks.reference import Reference
+from ampcheck.checks.relations import _difference
+from ampcheck.checks.sweep import compare_cells
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import MOST, CheckFailure, Difference, one_line
 from ampcheck.observe.closeness import identical, largest_distance
 from ampcheck.observe.recorder import Cast, KernelCall, Observation, SeenLeaf
+from ampcheck.spec.case import Case
 from ampcheck.spec.casting import Expectation
 
 MM = Expectation(("bf16", "bf16"), "mm")
@@ -160,6 +169,92 @@ def test_the_same_bits() -> None:
 
 
 X, META = torch.arange(6.0).view(2, 3), torch.ones(2, 3, device="meta")
+GRADIENT = "the gradient of argument 0 of it "
+GRADIENTS: list[tuple[str, tuple[Any, Any], str]] = [
+    ("the same", ({0: X}, {0: X}), ""),
+    ("none", ({}, {}), ""),
+    ("missing", ({}, {0: X}), GRADIENT + "is missing; expected it to be there r"),
+    ("too many", ({0: X}, {}), GRADIENT + "is there; expected it to be missing r"),
+    ("other dtype", ({0: X.half()}, {0: X}), GRADIENT + "is fp16 of shape (2, 3); expected fp32 (2, 3)"),
+    ("other shape", ({0: X[:1]}, {0: X}), GRADIENT + "is fp32 of shape (1, 3); expected fp32 (2, 3)"),
+]
+GRADIENT_BITS: list[tuple[str, tuple[Any, Any, Any], str]] = [
+    ("the same", ({0: X}, {0: X}, {}), ""),
+    ("others", ({0: X}, {0: X + 1}, {}), GRADIENT + "differs from"),
+    ("nearer", ({0: X}, {0: X + 1}, {0: X}), ""),
+    ("as near", ({0: X + 1}, {0: X - 1}, {0: X}), GRADIENT + "differs from"),
+    ("farther", ({0: X}, {0: X + 1}, {0: X + 1}), GRADIENT + "differs from"),
+    ("of another shape", ({0: X[:1]}, {0: X}, {0: X}), GRADIENT + "has shape (1, 3)"),
+    ("beside another shape", ({0: X}, {0: X + 1}, {0: X[:1]}), GRADIENT + "differs from"),
+    ("infinite", ({0: X / 0}, {0: X + 1}, {0: X}), GRADIENT + "differs from"),
+    ("beside an infinite one", ({0: X + 1}, {0: X / 0}, {0: X}), ""),
+]
+WITH_GRADIENTS: list[tuple[str, tuple[Any, Any], str]] = [
+    ("the same", ([X, X.half()], [X, X.half()]), ""),
+    ("none", ([], [X]), "the outputs of it that require grad are none; expected fp32 r"),
+    ("others", ([X, X.half()], []), "the outputs of it that require grad are fp32, fp16; expected none r"),
+]
+BACKWARD: list[tuple[str, tuple[Any, Any], str]] = [
+    ("the same", (["mm", "mm"], ["mm", "mm"]), ""),
+    ("others", (["mm low", "add"], ["mm wide", "add"]), "the backward pass of it ran mm low in the place of mm wide r"),
+    ("one more", (["mm", "mm"], ["mm"]), "the backward pass of it ran mm in the place of nothing r"),
+]
+PROGRAMS: list[tuple[str, tuple[ProgramOutcome, ProgramOutcome], str]] = [
+    ("the same", (ProgramOutcome([X], [X, None]), ProgramOutcome([X], [X, None])), ""),
+    (
+        "absent",
+        (ProgramOutcome(grads=[None]), ProgramOutcome(grads=[X])),
+        "gradient 0 of it is absent; eager mode gives",
+    ),
+    (
+        "present",
+        (ProgramOutcome(grads=[X]), ProgramOutcome(grads=[None])),
+        "gradient 0 of it is fp32; eager mode gives ab",
+    ),
+    ("fewer", (ProgramOutcome([X]), ProgramOutcome([X, X])), "it returned 1 tensors; expected 2"),
+    ("fewer gradients", (ProgramOutcome(grads=[X]), ProgramOutcome(grads=[X, X])), "it gave 1 gradients; eager mode 2"),
+]
+SAME_KERNELS: list[tuple[str, tuple[Observation, Observation], str]] = [
+    ("the same", (ran("mm", *TWO), ran("mm", *TWO)), ""),
+    ("of another op", (ran("exp", *TWO), ran("exp", seen("fp16"))), ""),
+    (
+        "other dtypes",
+        (ran("mm", *TWO), ran("mm", TWO[0], seen("fp16"))),
+        "the kernel of it received ['bf16', 'bf16']; in",
+    ),
+    (
+        "another dtype=",
+        (ran("mm", dtype="fp32"), ran("mm", dtype="fp64")),
+        "it ran with dtype=fp32; in eager mode dtype=",
+    ),
+    (
+        "in a second call",
+        (Observation(ran("mm").kernels + ran("mm", *TWO).kernels), Observation(ran("mm").kernels * 2)),
+        "the kernel of it received ['bf16', 'bf16']; in eager mode []",
+    ),
+]
+LONG = ValueError("w" * MOST)
+REFUSALS: list[tuple[str, tuple[Exception, Exception | None], str]] = [
+    ("the same", (RuntimeError("compiled: boom"), BOOM), ""),
+    ("of lines", (ValueError("a\nb\nc\nd"), BOOM), "it was not compiled: ValueError: a … b … d; eager mode raises"),
+    ("long", (LONG, None), f"it was not compiled: ValueError: {'w' * (MOST // 3)}; eager mode runs it"),
+]
+
+
+def passed(gradient: torch.Tensor | None, copy: torch.Tensor | None = None) -> Pass:
+    leaf = X.clone().requires_grad_()
+    leaf.grad = gradient
+    return Pass({0: leaf}, copies={} if copy is None else {0: copy})
+
+
+CELLS: list[tuple[str, tuple[Pass, Pass], str]] = [
+    ("no gradient", (passed(None), passed(None)), ""),
+    ("the same", (passed(X, X), passed(X, X)), ""),
+    ("missing", (passed(None), passed(X)), "gradient 0 of it is None"),
+    ("too many", (passed(X), passed(None)), "gradient 0 of it is tensor"),
+    ("other strides", (passed(X), passed(X.T.contiguous().T)), "gradient 0 of it has strides (3, 1)"),
+    ("other bits", (passed(X, X), passed(X, X + 1)), "gradient 0 of it differs from"),
+]
 SAID: dict[str, tuple[Callable[[], list[str]], str]] = {
     "its own dtype": (lambda: comparisons.untouched_dtype(ran("sum", dtype="fp64"), "sum", "fp64", "r"), ""),
     "no kernel": (lambda: comparisons.untouched_dtype(ran("sum", dtype="fp64"), "mm", "fp32", "r"), ""),
@@ -210,6 +305,16 @@ SAID: dict[str, tuple[Callable[[], list[str]], str]] = {
         lambda: comparisons.own_memory(X[0], [X.clone(), X], [0], "it"),
         "it shares memory with argument 1; expected",
     ),
+    **{f"gradients: {name}": (partial(backward.gradient_dtypes, {0: X}, *g, "it", "r"), s) for name, g, s in GRADIENTS},
+    **{f"gradient bits: {name}": (partial(backward.gradient_bits, *g, "it"), s) for name, g, s in GRADIENT_BITS},
+    **{f"outputs: {name}": (partial(backward.output_grads, *g, "it", "r"), s) for name, g, s in WITH_GRADIENTS},
+    **{f"backward pass: {name}": (partial(backward.backward_kernels, *g, "it", "r"), s) for name, g, s in BACKWARD},
+    **{f"programs: {name}": (partial(compiled.compare_programs, *g, "it"), s) for name, g, s in PROGRAMS},
+    **{f"kernels: {name}": (partial(compiled.same_kernels, *g, "mm", "it"), s) for name, g, s in SAME_KERNELS},
+    **{f"compiling: {name}": (partial(compiled.refusal, *g, "it"), s) for name, g, s in REFUSALS},
+    **{f"cells: {name}": (partial(compare_cells, *g, "it"), s) for name, g, s in CELLS},
+    "just near": (lambda: compiled.within("output", [(X, X + 1)], lambda _: 1.0, "it"), ""),
+    "too far": (lambda: compiled.within("output", [(X, X + 1)], lambda _: 0.5, "it"), "output 0 of it is 1 away from"),
     "wrong anyway": (lambda: comparisons.wrong_anyway(["a"], ["b"]), "a; it is wrong without autocast, too"),
     "wrong inside": (lambda: comparisons.wrong_anyway(["a"], []), "a"),
 }
@@ -224,6 +329,16 @@ def test_what_a_comparison_says(name: str) -> None:
     assert not start or (found[0].startswith(start) if name != "wrong inside" else found == [start])
 
 
+@pytest.mark.parametrize(
+    ("off", "named"), [(2**-20, []), (2**-12, ["tf32"]), (2**-8, ["bf16"]), (0.5, [])], ids=["right", *"abc"]
+)
+def test_products_that_are_as_far_off_are_named(off: float, named: list[str]) -> None:
+    want = torch.ones(4, dtype=torch.float64)
+    found = comparisons.far((want * (1 + off)).float(), want, want * 0, torch.float32, "it", 1, "ieee")
+    assert len(found) == (off > 2**-19)
+    assert re.findall("; products in (\\w+) are", "".join(found)) == named
+
+
 def test_layouts_and_changes() -> None:
     assert comparisons.layout(torch.ones(2, 1, 3)) == (3, 1)
     assert comparisons.layout(torch.ones(0, 3)) == comparisons.layout(torch.eye(2).to_sparse()) == ()
@@ -231,9 +346,101 @@ def test_layouts_and_changes() -> None:
     for call in (
         lambda: comparisons.changed([X], []),
         lambda: comparisons.received(["fp32"], [], [], "it", "r"),
+        lambda: comparisons.kernel(ran("mm", *TWO), "mm", ("fp32",), ("bf16", "bf16"), None, "r"),
+        lambda: compiled.same_strides(ProgramOutcome([X]), [ProgramOutcome()], "it"),
+        lambda: compiled.same_strides(ProgramOutcome([X]), [ProgramOutcome([X]), ProgramOutcome()], "it"),
     ):
         with pytest.raises(ValueError, match="zip"):
             call()
+
+
+ONES, COMPLEX = torch.ones(2), torch.tensor([3 + 4j])
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "tolerance", "says"),
+    [
+        (BOOM, ValueError("other"), 0.0, ""),
+        (BOOM, [X], 0.0, "raised RuntimeError: boom"),
+        ([X], BOOM, 0.0, "raised nothing; the other way raised RuntimeError: boom"),
+        ([X], [X.half()], 0.0, "gave torch.float32[2, 3]; the other way gave torch.float16[2, 3]"),
+        ([X], [X], 0.0, ""),
+        ([ONES], [ONES * 1.5], None, "is off by 0.33 of the largest value of output 0; at most 0 is expected"),
+        ([ONES * 3], [ONES * 2], 0.5, ""),
+        ([ONES * 3], [ONES * 2], 0.4, "is off by 0.5 of the largest value of output 0; at most 0.4 is expected"),
+        ([ONES * 0.3], [ONES * 0.2], 0.6, ""),
+        (
+            [X[:0], ONES],
+            [X[:0], ONES * 2],
+            0.0,
+            "is off by 0.5 of the largest value of output 1; at most 0 is expected",
+        ),
+        ([COMPLEX], [COMPLEX.conj()], 0.0, "is off by 1.6 of the largest value of output 0; at most 0 is expected"),
+        ([ONES / 0], [ONES], 0.0, "gave 0 finite values in output 0; the other way gave 2"),
+        ([ONES / 0, ONES], [-ONES / 0, ONES], 0.0, ""),
+        ([torch.tensor([INF, 1.0])], [torch.tensor([INF, 2.0])], 0.5, ""),
+        ([ONES], [ONES * 0], 0.5, "is off by inf of the largest value of output 0; at most 0.5 is expected"),
+    ],
+)
+def test_how_ways_to_call_an_op_differ(got: Any, want: Any, tolerance: float | None, says: str) -> None:
+    given = () if tolerance is None else (tolerance,)
+    assert _difference(got, want, *given) == says
+
+
+SOFTMAX, OWN = ("optdtype", "softmax.int", ""), seen("fp32")
+
+
+@pytest.mark.parametrize(
+    ("of", "watched", "says"),
+    [
+        (("downcast", "mm", ""), ran("mm", *TWO, casts=(0, 1)), []),
+        (("downcast", "mm", ""), ran("mm", *TWO, dtype="fp64", casts=(0, 1)), []),
+        (
+            ("downcast", "mm", ""),
+            Observation(error=BOOM),
+            ["aten::mm raised before its kernel ran: RuntimeError: boom"],
+        ),
+        (("downcast", "mm", ""), Observation(), ["the kernel of aten::mm never ran"]),
+        (("downcast", "mm", ""), Observation(ran("mm", *TWO).kernels, error=BOOM), ["autocast made 0 casts"]),
+        (SOFTMAX, ran("softmax.int", OWN, dtype="fp32"), []),
+        (SOFTMAX, Observation(error=BOOM), ["aten::softmax.int raised before its kernel ran: RuntimeError: boom"]),
+        ((*SOFTMAX[:2], "double"), ran("softmax.int", OWN, dtype="fp64"), []),
+        ((*SOFTMAX[:2], "double"), ran("softmax.int", OWN, dtype="fp32"), ["aten::softmax.int ran with dtype=fp32"]),
+    ],
+)
+def test_what_an_op_received(of: tuple[str, str, str], watched: Observation, says: list[str]) -> None:
+    case = Case("eager", *of, "fp32", "bf16", "cpu", "cpu")
+    found = received(case, plan(case, Cpu()), watched)
+    assert [text[: len(start)] for text, start in zip(found, says, strict=True)] == says
+
+
+class Elsewhere(Cpu):
+    type = "elsewhere"
+
+    def host(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+
+@pytest.mark.parametrize(
+    ("device", "outputs", "aliases", "says"),
+    [
+        (Elsewhere(), lambda x: [x.clone()], (), []),
+        (Elsewhere(), lambda x: [x.clone(), x[1]], (), ["argument 0 of"]),
+        (Elsewhere(), lambda x: [x.clone(), x[1]], ((1, 0),), []),
+        (Elsewhere(), lambda x: [x[1], x.clone()], ((1, 0),), ["argument 0 of"]),
+        (Elsewhere(), lambda x: [x[1], None], (), []),  # of which one cannot be written to
+        (Cpu(), lambda x: [x[1]], (), []),
+    ],
+)
+def test_writing_shows_shared_memory(
+    device: Cpu, outputs: Callable[[torch.Tensor], Any], aliases: Any, says: list[str]
+) -> None:
+    x, case = X + 1, Case("eager", "downcast", "mm", "", "fp32", "bf16", "cpu", "cpu")
+    watched = Observation(outputs=outputs(x), inputs=[x])
+    exact = Reference(aliases=frozenset(aliases))
+    found = shared_when_written(device, exact, watched, plan(case, Cpu()))
+    assert [text[: len(start)] for text, start in zip(found, says, strict=True)] == says
+    assert shared_when_written(device, exact, Observation(outputs=outputs(X.clone())), plan(case, Cpu())) == []
 
 
 def test_an_exception_in_one_line() -> None:
