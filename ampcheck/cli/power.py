@@ -25,6 +25,7 @@ def add(commands: Subparsers) -> None:
     add("--sample", type=int, default=200, metavar="N", help="how many mutants are drawn; default: 200")
     add("--seed", type=int, default=0, metavar="N", help="the seed they are drawn by; default: 0")
     add("--rule", action="append", default=[], metavar="RULE", help="try the cases of this rule alone; again for more")
+    add("--nightly", action="store_true", help="try mutants that no case of every run notices on nightly cases, too")
     add("--most", type=int, default=25, metavar="N", help="how many cases a mutant is tried on; default: 25")
     add(
         "--per-scenario",
@@ -80,12 +81,14 @@ def run(args: argparse.Namespace) -> int:
     if args.own:  # what is kept was measured on other code, or with other tests
         for kept in args.work.glob(f"power*-{OWN}-*"):
             kept.unlink()
-    power = measure.Power(devices, args.work, args.most, 1000 if args.own else args.per_scenario, args.rule)
-    of = "-".join([*devices, *sorted(args.rule), str(args.most), str(args.per_scenario)]).replace(":", "_")
+    most, of_row = (1000, 1000) if args.own else (args.most, args.per_scenario)
+    power = measure.Power(devices, args.work, most, of_row, args.rule, nightly=args.nightly)
+    of = [*devices, *sorted(args.rule), str(most), str(of_row), *["nightly"] * args.nightly]
+    results = args.work / f"power-{'-'.join(of).replace(':', '_')}.jsonl"
     outcomes = aside
     try:
         power.record(tell)
-        for outcome in measure.measure(power, drawn, args.work / f"power-{of}.jsonl", tell):
+        for outcome in measure.measure(power, drawn, results, tell):
             outcomes.append(outcome)
     except KeyboardInterrupt:
         print(measure.text(measure.fields(outcomes, len(mutants), devices)))

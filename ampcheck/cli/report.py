@@ -10,8 +10,8 @@ from ampcheck.errors import UsageError
 
 FOLDERS = ("runs", "published", "bench", "published/bench")
 """Where files lie below the folder of reports: those of conformance, then those of benchmarks."""
-COUNTS, POWER = "coverage.json", "power.json"
-"""What `ampcheck coverage --json` wrote, in that folder or below `published`."""
+FIGURES = ("coverage.json", "power.json", "power-own.json")
+"""What `ampcheck coverage`, `power` and `power --own` wrote with `--json`, in that folder or below `published`."""
 
 
 def add(commands: Subparsers) -> None:
@@ -35,9 +35,9 @@ def run(args: argparse.Namespace) -> int:
             f"there is no run file in {folders[0]} or {folders[1]}, and no benchmark file in {folders[2]} or"
             f" {folders[3]}; make one with ampcheck run or ampcheck bench"
         )
-    counts, figures = (
+    figures = (
         next((path for path in (args.reports / name, args.reports / "published" / name) if path.exists()), None)
-        for name in (COUNTS, POWER)
+        for name in FIGURES
     )
-    print(build(runs, args.out or args.reports / "site", counts, figures))
+    print(build(runs, args.out or args.reports / "site", *figures))
     return 0

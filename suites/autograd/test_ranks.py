@@ -435,6 +435,7 @@ def test_by_policy(amp: Amp, param: str, reduce: str, output: str, inputs: str, 
 def _by_policy(amp: Amp, policy: dict[str, Any], around: str, batches: list[torch.Tensor]) -> dict[str, Any]:
     """Run a sharded layer forward and backward on a rank."""
     layer = _Layer()
+    layer.spare = torch.nn.Parameter(torch.ones(3))  # without a gradient, which is accumulated all the same
     net = _sharded(layer, **policy)
     regions = {"same": amp.region, "other": lambda: amp.region(amp.other), "off": lambda: amp.region(enabled=False)}
     for place, batch in enumerate(batches):
@@ -447,7 +448,7 @@ def _by_policy(amp: Amp, policy: dict[str, Any], around: str, batches: list[torc
         "seen": layer.seen,
         "output": out.dtype,
         "dtypes": {tensor.dtype for one in held.values() for tensor in (one, one.grad) if tensor is not None},
-        "gradients": {name: _whole(one.grad) for name, one in held.items()},
+        "gradients": {name: _whole(one.grad) for name, one in held.items() if one.grad is not None},
         "state": (amp.state(), amp.depth()),
     }
 

@@ -390,7 +390,12 @@ CUDA, CPU = (table(key, closest(torch.__version__)) for key in ("AutocastCUDA", 
     ("kernels", "nearest", "constant", "note"),
     [
         ((), CUDA, "", "no autocast kernel is registered: ampcheck.register.register_autocast makes them"),
-        (("mm", "exp", "cumsum"), CUDA, "PROMISED", "116 of the 119 ops of AutocastCUDA's list have no autocast kernel"),
+        (
+            ("mm", "exp", "cumsum"),
+            CUDA,
+            "PROMISED",
+            "116 of the 119 ops of AutocastCUDA's list have no autocast kernel",
+        ),
         (("mm", "relu"), CUDA, "PROMISED", "1 ops have an autocast kernel and are not on AutocastCUDA's list: relu"),
         (("relu",), CUDA, "PROMISED", "119 of the 119 ops of AutocastCUDA's list have no autocast kernel"),
         (sorted(CUDA)[:59], CUDA, "PROMISED", "60 of the 119 ops of AutocastCUDA's list have no autocast kernel"),

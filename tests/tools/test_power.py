@@ -77,13 +77,15 @@ def test_a_seed_decides_what_is_drawn() -> None:
 def test_figures_have_denominators_and_name_survivors(tmp_path: Path) -> None:
     killed = measure.MutantOutcome(MUTANTS[0], "fail", "eager/context/a-cpu", "eager/context", 1)
     survived = measure.MutantOutcome(MUTANTS[1], "", "", "eager/state", 7)
-    figures = measure.fields([killed, survived], 500, ["cpu"])
+    nightly = measure.MutantOutcome(MUTANTS[2], "fail", "jit/ambient/a-cpu", "jit/ambient", 9, nightly=True)
+    assert "1 of 2 mutants (50.0%), drawn from 500;" in measure.text(measure.fields([killed, survived], 500, ["cpu"]))
+    figures = measure.fields([killed, survived, nightly], 500, ["cpu"])
     text = measure.text(figures)
-    assert "1 of 2 mutants (50.0%), drawn from 500" in text
+    assert "1 of 3 mutants (33.3%), drawn from 500, with those of nightly runs 2 (66.7%);" in text
     assert f"torch/amp/autocast_mode.py:{MUTANTS[1].line}" in text
     file = tmp_path / "power.json"
     file.write_text(json.dumps(figures), encoding="utf-8")
-    assert pages.power(file)["rows"] == [{"name": MODULE, "killed": 1, "mutants": 2}]
+    assert pages.power(file)["rows"] == [{"name": MODULE, "killed": 1, "nightly": 2, "mutants": 3}]
     file.write_text("{}", encoding="utf-8")
     with pytest.raises(UsageError, match="ampcheck power --json"):
         pages.power(file)

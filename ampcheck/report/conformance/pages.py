@@ -133,8 +133,10 @@ def states(path: Path) -> dict[str, object]:
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
         rows = [{name: row[name] for name in _COUNTED} for row in read["devices"]]
+        others = [sum(row.get("not_passed", {}).values()) for row in read["devices"]]
+        rows = [{**row, "others": other} for row, other in zip(rows, others, strict=True)]
         total = {name: sum(row[name] for row in rows) for name in _COUNTED[2:]}
-        return {"torch": read["torch"], "rows": rows, "total": total}
+        return {"torch": read["torch"], "ran": read.get("ran", False), "rows": rows, "total": total}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is no file of counts; write one with ampcheck coverage --json {path}") from error
 
@@ -143,8 +145,9 @@ def power(path: Path) -> dict[str, object]:
     """Read what `ampcheck power --json` wrote. Raises UsageError where it is no such file."""
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
-        rows = [{name: row[name] for name in ("name", "killed", "mutants")} for row in read["modules"]]
-        counts = {name: read[name] for name in ("torch", "killed", "mutants", "generated", "survivors")}
+        counted = ("killed", "nightly", "mutants")
+        rows = [{name: row[name] for name in ("name", *counted)} for row in read["modules"]]
+        counts = {name: read[name] for name in ("torch", "devices", *counted, "generated", "survivors")}
         return {**counts, "rows": rows}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is no file of figures; write one with ampcheck power --json {path}") from error

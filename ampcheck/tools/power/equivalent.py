@@ -66,6 +66,12 @@ EQUIVALENT: Sequence[tuple[str, str, str]] = (
     (_SHARDED + r"unscale_: .*found_inf_on_(cpus|device)", r"found_inf_on_(cpus\.append|device)", _WITH_GPU),
     (_SHARDED + r"unscale_: .*all_reduce\(found_inf_on_device", "^`False` for `True`$", _WITH_GPU),
     (_SHARDED + r"update: torch\._amp_update_scale_", "", "it runs for a scale on a GPU alone"),
+    # regions
+    (
+        r"autocast_mode:autocast\.__exit__: mode\.__torch_function__",
+        r"_exit_autocast, \(\)\)` for",
+        "the one class of modes that is called has these arguments as its default",
+    ),
     # checkpoints
     (r"checkpoint:_get_autocast_kwargs: def ", "^`'cuda_'` for `'cuda'`$", _EVERY_CALLER),
     (
@@ -92,8 +98,9 @@ EQUIVALENT: Sequence[tuple[str, str, str]] = (
     ),
     (r"ctx_manager:AutocastModeVariable\.create: raise ", "^without `raise ", "Dynamo calls it with those three alone"),
     (
-        r"ctx_manager:AutocastModeVariable\.create: var = ",
-        r"^`AutocastModeVariable\(target_values, (\*\*kwargs|initial_values=None)\)` for",
+        r"ctx_manager:AutocastModeVariable\.(create: var = |__init__: super)",
+        r"^`(AutocastModeVariable\(target_values, (\*\*kwargs|initial_values=None)\)|"
+        r"super\(\)\.__init__\(target_values=target_values, (\*\*kwargs|initial_values=initial_values)\))` for",
         "`None` is the default, and `kwargs` has been emptied",
     ),
     (

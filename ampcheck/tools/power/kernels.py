@@ -38,7 +38,7 @@ RESULTS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "wrong dtype": _of_numbers(lambda t: t.to(torch.complex128 if t.is_complex() else torch.float64)),
 }
 """By change, what becomes of each tensor that a kernel returns; the tensor itself where the change leaves it alone."""
-DROPPED, CHANGED = "policy dropped", "another policy"
+DROPPED, CHANGED, WITHOUT = "policy dropped", "another policy", "argument dropped: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,14 @@ def generate(devices: Sequence[Device]) -> Iterator[KernelMutant]:
             kernels = registered(device.key)
             for name, policy in table(device.key, closest(torch.__version__)).items():
                 if name in kernels:
-                    changes = [DROPPED, CHANGED, *(RESULTS if policy != "banned" else ())]
+                    changes = [DROPPED, CHANGED, *([*RESULTS, *_optional(name)] if policy != "banned" else ())]
                     for change in changes if device.has_values else [each for each in changes if each != QUARTER]:
                         yield KernelMutant(device.name, device.type, device.key, name, policy, change)
+
+
+def _optional(name: str) -> list[str]:
+    """Return the change that drops each argument of an op that has a default."""
+    return [WITHOUT + argument.name for argument in overload(name)._schema.arguments if argument.has_default_value()]
 
 
 @contextmanager
@@ -93,6 +98,12 @@ def _wrong(mutant: KernelMutant, felt: list[bool]) -> Callable[..., Any]:
                 return made
 
             return map_tensors(kernel.call_boxed(keyset, *args, **kwargs), changed)
+        if mutant.change.startswith(WITHOUT):
+            given = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False)) | kwargs
+            dropped = next(a for a in op._schema.arguments if WITHOUT + a.name == mutant.change)
+            value, default = given.get(dropped.name, dropped.default_value), dropped.default_value
+            felt.append(isinstance(value, torch.Tensor) or value != default)
+            return kernel.call_boxed(keyset, **given | {dropped.name: dropped.default_value})
         felt.append(True)
         with ExcludeDispatchKeyGuard(key):
             if mutant.change == DROPPED:

@@ -35,7 +35,12 @@ TARGETS = (
     Target("torch.amp.grad_scaler"),
     Target("torch.distributed.fsdp.sharded_grad_scaler"),
     Target("torch.utils.checkpoint", about="autocast", elsewhere=(("jax", ("autograd/checkpoint",)),)),
-    Target("torch._dynamo.variables.ctx_manager", ("AutocastModeVariable.*",), rules=_COMPILED),
+    Target(
+        "torch._dynamo.variables.ctx_manager",
+        ("AutocastModeVariable.*",),
+        rules=_COMPILED,
+        elsewhere=(("virtual:cuda", ("jit/defaults",)),),
+    ),
     Target("torch._functorch._aot_autograd.graph_compile", about=_AMP, rules=_COMPILED),
     Target("torch._functorch._aot_autograd.collect_metadata_analysis", about=_AMP, rules=_COMPILED),
     Target("torch._functorch._aot_autograd.utils", about=_AMP, rules=_COMPILED),
@@ -65,6 +70,8 @@ UNCOMPILED = 5
 """How many times more cases are recorded of a scenario that compiles nothing, and so takes a hundredth of the time."""
 LIMIT = 120.0
 """Seconds that a case may take under a mutant; one that takes longer notices it."""
+NIGHTLY = "--nightly"
+"""Names, where a device is expected, the devices of a measurement with the cases of nightly runs."""
 START = 900.0
 """Seconds that collecting the cases may take."""
 
@@ -74,7 +81,7 @@ Mutant = SourceMutant | KernelMutant
 
 def group(mutant: Mutant) -> str:
     """Return the class of a mutant: the module that it changes, or how it changes kernels."""
-    return mutant.module if isinstance(mutant, SourceMutant) else f"kernels: {mutant.change}"
+    return mutant.module if isinstance(mutant, SourceMutant) else f"kernels: {mutant.change.partition(':')[0]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +90,7 @@ class MutantOutcome:
 
     `killed`: the status of the case `by`, which is green without it; "" for a survivor. `rule`: of that case, or of the
     first one tried. `tried`: how many cases ran under it. `why`: of a survivor, the reason as far as it is known.
+    `nightly`: whether `by` is a case of nightly runs alone.
     """
 
     mutant: Mutant
@@ -91,6 +99,7 @@ class MutantOutcome:
     rule: str
     tried: int
     why: str = ""
+    nightly: bool = False
 
 
 def draw(mutants: Sequence[Mutant], sample: int, seed: int) -> list[Mutant]:
@@ -119,10 +128,20 @@ class Power:
         most: how many cases a mutant is tried on at most.
         of_row: how many cases of a scenario that compiles, or of such a rule of ops, are recorded.
         rules: the rules whose cases are tried; empty for all.
+        nightly: whether a mutant that no case of every run notices is tried on those of nightly runs, too.
     """
 
-    def __init__(self, devices: Sequence[str], folder: Path, most: int, of_row: int, rules: Sequence[str]) -> None:
-        self._devices, self._most, self._of_row = list(devices), most, of_row
+    def __init__(
+        self,
+        devices: Sequence[str],
+        folder: Path,
+        most: int,
+        of_row: int,
+        rules: Sequence[str],
+        *,
+        nightly: bool = False,
+    ) -> None:
+        self._devices, self._most, self._of_row, self._nightly = list(devices), most, of_row, nightly
         self._workers: dict[str, Worker] = {}
         self._files = [str(path_of(target.module)) for target in (COMPARING if self._devices == [OWN] else TARGETS)]
         try:
@@ -132,10 +151,10 @@ class Power:
         except OSError as error:
             raise UsageError(f"the folder {folder} cannot be written: {error.strerror}") from error
         self._rules = rules
+        self._elsewhere: dict[str, tuple[dict[str, list[str]], dict[tuple[str, str], list[str]]]] = {}
         self._rows, self._of_op = self._collected("")
         self._row_of = {case: row for row, cases in self._rows.items() for case in cases}
         self._lines: dict[str, dict[str, set[int]]] = {}
-        self._elsewhere: dict[str, dict[str, list[str]]] = {}
 
     def close(self) -> None:
         """End the children."""
@@ -149,11 +168,11 @@ class Power:
     def _ask(self, what: object, limit: float, device: str = "") -> Any:
         """Return what the child answers; None where it ended or was silent for so long, and a new one comes next.
 
-        `device`: a further one, which has a child of its own.
+        `device`: a further one, or `NIGHTLY`, which has a child of its own.
         """
         if device not in self._workers:
-            names = [device] if device else self._devices
-            command = [sys.executable, "-m", "ampcheck.tools.power.process", *names]
+            names = [*self._devices, device] if device in ("", NIGHTLY) else [device]
+            command = [sys.executable, "-m", "ampcheck.tools.power.process", *filter(None, names)]
             limits = {**environment(1), "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
             self._workers[device] = Worker(command, limits)
         self._workers[device].tell(json.dumps(what))
@@ -166,13 +185,16 @@ class Power:
         return answer
 
     def _collected(self, device: str) -> tuple[dict[str, list[str]], dict[tuple[str, str], list[str]]]:
-        """Return the cases by row, and by op and device."""
+        """Return the cases by row, and by op and device; they are asked for once."""
+        if device in self._elsewhere:
+            return self._elsewhere[device]
         rows: dict[str, list[str]] = defaultdict(list)
         of_op: dict[tuple[str, str], list[str]] = defaultdict(list)
         for key, (row, op, name) in self._ask({"do": "cases"}, START, device)["cases"].items():
             if not self._rules or key.split("/")[1] in self._rules:
                 rows[row].append(key)
                 of_op[op, name].append(key)
+        self._elsewhere[device] = rows, of_op
         return rows, of_op
 
     def record(self, tell: Callable[[str], None]) -> None:
@@ -195,13 +217,17 @@ class Power:
                     tell(f"{number} of {len(wanted)} cases recorded")
         for case in wanted:
             status, lines = done[case]
-            if status == "pass":
+            if status in ("pass", "deviation"):
                 self._lines[case] = {file: set(numbers) for file, numbers in lines.items()}
 
     def candidates(self, mutant: Mutant) -> list[str]:
         """Return the cases that run a mutant's line, those first that run little else of its file, a scenario each."""
         if isinstance(mutant, KernelMutant):
-            cases = self._of_op[mutant.overload, mutant.device]
+            about = [case for case in self._row_of if f"-{mutant.overload}-" in case.rpartition("/")[2]]
+            cases = [
+                *about,
+                *self._of_op[mutant.overload, mutant.device],
+            ]  # scenarios first that have it as a parameter
             eager = [case for case in cases if case.startswith("eager/")]
             return [*_spread(eager, self._most // 2), *_spread([c for c in cases if c not in eager], self._most // 2)]
         file = str(path_of(mutant.module))
@@ -223,16 +249,29 @@ class Power:
     def _cases_elsewhere(self, mutant: Mutant) -> Iterator[tuple[str, str]]:
         """Yield further devices and their cases on which a mutant is tried."""
         for device, rules in _target(mutant.module).elsewhere if isinstance(mutant, SourceMutant) else ():
-            if device not in self._elsewhere:
-                self._elsewhere[device] = self._collected(device)[0]
-            rows = [cases for cases in self._elsewhere[device].values() if _matches(cases[0], rules)]
+            rows = [cases for cases in self._collected(device)[0].values() if _matches(cases[0], rules)]
             for case in _in_turns(_spread(cases, self._of_row) for cases in rows):
                 yield device, case
+
+    def _cases_nightly(self, mutant: Mutant, tried: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Yield cases that nightly runs alone have: of the op, or of rules whose cases run the mutant's line."""
+        if not self._nightly:
+            return
+        rows, of_op = self._collected(NIGHTLY)
+        if isinstance(mutant, KernelMutant):
+            found = [of_op[mutant.overload, mutant.device]]
+        else:
+            rules = [*dict.fromkeys(case.rpartition("/")[0] for case in tried), *_target(mutant.module).rules]
+            found = [cases for cases in rows.values() if _matches(cases[0], rules)]
+        new = ([case for case in cases if case not in self._row_of] for cases in found)
+        for case in _in_turns(_spread(cases, self._most) for cases in new)[: self._most]:
+            yield NIGHTLY, case
 
     def try_out(self, mutant: Mutant) -> MutantOutcome:
         """Try a mutant on its cases until one notices it."""
         cases = self.candidates(mutant)
-        everywhere = chain((("", case) for case in cases), self._cases_elsewhere(mutant))
+        of_every_run = chain((("", case) for case in cases), self._cases_elsewhere(mutant))
+        everywhere = chain(of_every_run, self._cases_nightly(mutant, cases))
         number, felt = 0, False
         for number, (device, case) in enumerate(everywhere, 1):
             status, changed = self._kill(mutant, case, device)
@@ -241,7 +280,8 @@ class Power:
                 why = "not applied: it runs only while its module is imported"
                 return MutantOutcome(mutant, "", "", "", number, why)
             if status:
-                return MutantOutcome(mutant, status, case, "/".join(case.split("/")[:2]), number)
+                rule = "/".join(case.split("/")[:2])
+                return MutantOutcome(mutant, status, case, rule, number, nightly=device == NIGHTLY)
         why = "not applied: it changes no result of the op" if number and not felt else ""
         rule = "/".join(cases[0].split("/")[:2]) if cases else "none"
         return MutantOutcome(mutant, "", "", rule, number, why if number else "no case that was tried runs it")
@@ -322,7 +362,7 @@ def measure(
 
 
 def fields(outcomes: Sequence[MutantOutcome], total: int, devices: Sequence[str]) -> dict[str, object]:
-    """Return the figures as JSON data, which `ampcheck report` shows."""
+    """Return the figures as JSON data, which `ampcheck report` shows. `nightly`: killed by some case of either run."""
     aside = [each for each in outcomes if each.why.startswith(("equivalent", "not applied"))]
     counted = [each for each in outcomes if each not in aside]
     return {
@@ -330,7 +370,7 @@ def fields(outcomes: Sequence[MutantOutcome], total: int, devices: Sequence[str]
         "devices": list(devices),
         "generated": total,
         "mutants": len(counted),
-        "killed": sum(bool(each.killed) for each in counted),
+        **_killed(counted),
         "equivalent": len(aside),
         "modules": _tally(counted, lambda each: group(each.mutant)),
         "rules": _tally(counted, lambda each: each.rule),
@@ -343,10 +383,12 @@ def _tally(outcomes: Iterable[MutantOutcome], name: Callable[[MutantOutcome], st
     groups: dict[str, list[MutantOutcome]] = defaultdict(list)
     for each in outcomes:
         groups[name(each)].append(each)
-    return [
-        {"name": group, "killed": sum(bool(each.killed) for each in found), "mutants": len(found)}
-        for group, found in sorted(groups.items())
-    ]
+    return [{"name": group, **_killed(found), "mutants": len(found)} for group, found in sorted(groups.items())]
+
+
+def _killed(outcomes: Sequence[MutantOutcome]) -> dict[str, int]:
+    killed = [each for each in outcomes if each.killed]
+    return {"killed": sum(not each.nightly for each in killed), "nightly": len(killed)}
 
 
 def _survivor(outcome: MutantOutcome) -> str:
@@ -359,16 +401,18 @@ def _survivor(outcome: MutantOutcome) -> str:
 
 def text(figures: Mapping[str, Any]) -> str:
     """Write the figures as text."""
-    killed, mutants = figures["killed"], figures["mutants"]
+    killed, nightly, mutants = figures["killed"], figures["nightly"], figures["mutants"]
     head = (
         f"The cases of every run kill {killed} of {mutants} mutants"
-        f"{f' ({killed / mutants:.1%})' if mutants else ''}, drawn from {figures['generated']}; "
+        f"{f' ({killed / mutants:.1%})' if mutants else ''}, drawn from {figures['generated']}"
+        f"{f', with those of nightly runs {nightly} ({nightly / mutants:.1%})' if nightly > killed else ''}; "
         f"{figures['equivalent']} more behave as what they change, or are seen on other hardware alone."
     )
+    counts = ("name", "killed", "nightly", "mutants")
     tables = [
         tabulate(
-            [[row["name"], row["killed"], row["mutants"] - row["killed"], row["mutants"]] for row in figures[name]],
-            headers=[title, "killed", "survived", "mutants"],
+            [[*(row[count] for count in counts), row["mutants"] - row["nightly"]] for row in figures[name]],
+            headers=[title, "killed", "with nightly cases", "mutants", "survived"],
         )
         for name, title in (("modules", "class of mutants"), ("rules", "rule that notices them"))
     ]

@@ -1,7 +1,7 @@
 """Run cases under mutants in a process of its own: collected once, they run in any order and again.
 
-`python -m ampcheck.tools.power.process DEVICE...` reads lines of JSON and answers each: `cases`, `touched`, `try`.
-With `own` in place of devices the cases are ampcheck's own tests of what compares.
+`python -m ampcheck.tools.power.process DEVICE... [--nightly]` reads lines of JSON and answers each: `cases`, `touched`,
+`try`. With `own` in place of devices the cases are ampcheck's own tests of what compares.
 """
 
 from __future__ import annotations
@@ -184,7 +184,8 @@ def mutant_of(fields: Mapping[str, Any]) -> SourceMutant | KernelMutant:
 def main(devices: Sequence[str]) -> None:
     """Answer until there is nothing more to read."""
     channel = Channel()
-    suites = OwnTests() if list(devices) == [OWN] else Suites(devices)
+    names = [name for name in devices if not name.startswith("--")]
+    suites = OwnTests() if names == [OWN] else Suites(names, [name for name in devices if name not in names])
     functions: dict[str, list[FunctionType]] = {}
     for line in sys.stdin:
         asked = json.loads(line)
