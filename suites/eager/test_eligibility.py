@@ -295,7 +295,7 @@ def test_explicit_dtype(amp: Amp, op: str) -> None:
 
 
 @scenario(op=["linalg_cholesky_ex", "linalg_inv_ex"], types=("cpu",), values=True)
-def test_errors_on_request(amp: Amp, op: str) -> None:
+def test_checks_on_request(amp: Amp, op: str) -> None:
     """An op raises for errors in its result where it is told to, and only there, in a region, too (check_errors)."""
     call, singular = getattr(torch.ops.aten, op), torch.zeros(2, 2, dtype=amp.dtype, device=amp.type)
     with amp.region():

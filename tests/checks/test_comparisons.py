@@ -20,7 +20,7 @@ from ampcheck.checks.relations import _difference
 from ampcheck.checks.sweep import compare_cells
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import MOST, CheckFailure, Difference, one_line
-from ampcheck.observe.closeness import identical, largest_distance
+from ampcheck.observe.closeness import bound, identical, largest_distance
 from ampcheck.observe.recorder import Cast, KernelCall, Observation, SeenLeaf
 from ampcheck.spec.case import Case
 from ampcheck.spec.casting import Expectation
@@ -339,6 +339,15 @@ def test_products_that_are_as_far_off_are_named(off: float, named: list[str]) ->
     assert re.findall("; products in (\\w+) are", "".join(found)) == named
 
 
+def test_a_result_went_through_one_kernel_unless_it_is_told() -> None:
+    small = torch.full((4,), 1e-6, dtype=torch.float64)
+    given = small, small * 0, torch.float32
+    assert torch.equal(bound(*given, torch.float32), bound(*given, torch.float32, 1))
+    assert (bound(*given, torch.float32, 2) > 1e-5).all()
+    assert comparisons.far((small * 1.05).float(), *given, "it")
+    assert not comparisons.far((small * 1.05).float(), *given, "it", 2)
+
+
 def test_layouts_and_changes() -> None:
     assert comparisons.layout(torch.ones(2, 1, 3)) == (3, 1)
     assert comparisons.layout(torch.ones(0, 3)) == comparisons.layout(torch.eye(2).to_sparse()) == ()
@@ -406,6 +415,11 @@ SOFTMAX, OWN = ("optdtype", "softmax.int", ""), seen("fp32")
         (SOFTMAX, Observation(error=BOOM), ["aten::softmax.int raised before its kernel ran: RuntimeError: boom"]),
         ((*SOFTMAX[:2], "double"), ran("softmax.int", OWN, dtype="fp64"), []),
         ((*SOFTMAX[:2], "double"), ran("softmax.int", OWN, dtype="fp32"), ["aten::softmax.int ran with dtype=fp32"]),
+        (
+            (*SOFTMAX[:2], "double"),
+            Observation(ran("softmax.int", OWN, dtype="fp32").kernels, error=BOOM),
+            ["aten::softmax.int ran with dtype=fp32"],
+        ),
     ],
 )
 def test_what_an_op_received(of: tuple[str, str, str], watched: Observation, says: list[str]) -> None:

@@ -70,7 +70,7 @@ def test_no_argument_has_one_value_alone(name: str) -> None:
     assert fixed == {argument for op, argument in FIXED if op == name}, "name the exception and its reason in FIXED"
 
 
-_ERRORS = "eligibility/errors_on_request asks for them"
+_ERRORS = "eligibility/checks_on_request asks for them"
 SAME = {
     ("_lu_with_info", "check_errors"): "torch.lu looks at it in Python",
     ("group_norm", "cudnn_enabled"): "it chooses a kernel on CUDA",

@@ -109,6 +109,11 @@ EQUIVALENT: Sequence[tuple[str, str, str]] = (
         "gradients have that dtype already, and a cast to it returns them as they are",
     ),
     # ampcheck's own comparisons
+    (
+        r"(comparisons:(output_dtypes|bitwise|layout)|compare_cells|compare_outcomes): .*strict=True",
+        "^`False` for `True`$",
+        "the lengths are the same, which is compared before",
+    ),
     (r"closeness:rounding_bound: ", "^`1` for `0`$", "`roundings` is at least 1 where the larger of the two counts"),
     (r"closeness:mover: ", r"^`1 - signs \* ", "each sign is drawn at random"),
     (
