@@ -19,7 +19,7 @@ from ampcheck.checks.reference import Reference
 from ampcheck.checks.relations import _difference
 from ampcheck.checks.sweep import compare_cells
 from ampcheck.devices.cpu import Cpu
-from ampcheck.errors import MOST, CheckFailure, Difference, one_line
+from ampcheck.errors import MOST, CheckFailure, Difference, error_of, one_line
 from ampcheck.observe.closeness import bound, identical, largest_distance
 from ampcheck.observe.recorder import Cast, KernelCall, Observation, SeenLeaf
 from ampcheck.spec.case import Case
@@ -426,6 +426,7 @@ def test_what_an_op_received(of: tuple[str, str, str], watched: Observation, say
     case = Case("eager", *of, "fp32", "bf16", "cpu", "cpu")
     found = received(case, plan(case, Cpu()), watched)
     assert [text[: len(start)] for text, start in zip(found, says, strict=True)] == says
+    assert {error_of(text) for text in found} <= {None if watched.kernels else watched.error}
 
 
 class Elsewhere(Cpu):

@@ -110,11 +110,16 @@ EQUIVALENT: Sequence[tuple[str, str, str]] = (
     ),
     # ampcheck's own comparisons
     (
-        r"(comparisons:(output_dtypes|bitwise|layout)|compare_cells|compare_outcomes): .*strict=True",
+        r"(comparisons:(output_dtypes|bitwise|layout)|compare_cells|compare_outcomes|_difference): .*strict=True",
         "^`False` for `True`$",
         "the lengths are the same, which is compared before",
     ),
     (r"closeness:rounding_bound: ", "^`1` for `0`$", "`roundings` is at least 1 where the larger of the two counts"),
+    (
+        r"relations:_difference: finite",
+        r"^`x\.isfinite\(\) \| ",
+        "the same elements of both are finite, else it has returned",
+    ),
     (r"closeness:mover: ", r"^`1 - signs \* ", "each sign is drawn at random"),
     (
         r"closeness:right: ",
