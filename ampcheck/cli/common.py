@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
 from ampcheck.errors import UsageError
+from ampcheck.runner.record import versions
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -41,6 +49,49 @@ def print_or_write(text: str, out: Path | None, what: str) -> None:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"the {what} {out} cannot be written: {error.strerror}") from error
+
+
+_ANSWERS = 1000
+"""How many answers are kept; then all are forgotten."""
+
+
+def remembered(
+    question: Sequence[str], ask: Callable[[], Iterable[str]], lasts: Callable[[], bool] = lambda: True
+) -> list[str]:
+    """Return what `ask` returns, without the second that torch takes to load where an earlier process has asked.
+
+    An answer is forgotten when a file of ampcheck, torch, or a version of what decides results changes. Devices of
+    other packages can say something else any time, so that nothing is remembered where there are some.
+
+    Args:
+        question: the command and its options.
+        ask: loads torch.
+        lasts: whether the answer can be remembered, asked after `ask`.
+    """
+    torch = find_spec("torch")
+    if "torch" in sys.modules or torch is None or torch.origin is None or entry_points(group="ampcheck.devices"):
+        return list(ask())
+    file = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "ampcheck" / "answers.json"
+    own = [path for path in Path(__file__).parents[1].rglob("*") if path.suffix in (".py", ".csv", ".toml")]
+    files = [(str(path), path.stat().st_mtime_ns) for path in (*sorted(own), Path(torch.origin))]
+    stamp = sha256(repr([files, versions(), sys.path[1:]]).encode()).hexdigest()
+    key = json.dumps(question)
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        answers: dict[str, list[str]] = kept["answers"] if kept["stamp"] == stamp else {}
+        if key in answers:
+            return answers[key]
+    except (OSError, ValueError, KeyError, TypeError):  # none was kept, or the file is damaged
+        answers = {}
+    lines = list(ask())
+    if lasts():
+        answers = {**(answers if len(answers) < _ANSWERS else {}), key: lines}
+        with suppress(OSError):  # a disk that is full, or a home that cannot be written
+            file.parent.mkdir(parents=True, exist_ok=True)
+            part = file.with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps({"stamp": stamp, "answers": answers}), encoding="utf-8")
+            part.replace(file)
+    return lines
 
 
 def tell(line: str) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ampcheck.cli.common import Subparsers, add_device_module
+from ampcheck.cli.common import Subparsers, add_device_module, remembered
 from ampcheck.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,6 +22,19 @@ def add(commands: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table. Raises UsageError for a device that cannot be used, or a malformed deviations file."""
+    for line in _lines(args) if args.device_module else remembered(["devices"], lambda: _lines(args), _lasts):
+        print(line)
+    return 0
+
+
+def _lasts() -> bool:
+    """Return whether another process would find the same devices: a driver may come and go."""
+    import torch  # noqa: PLC0415  # takes a second
+
+    return not torch.backends.cuda.is_built()
+
+
+def _lines(args: argparse.Namespace) -> Iterator[str]:
     from tabulate import tabulate  # noqa: PLC0415  # only this command needs it
 
     from ampcheck.devices.registry import known, warned  # noqa: PLC0415  # imports torch
@@ -29,13 +43,11 @@ def run(args: argparse.Namespace) -> int:
     devices = known(args.device_module)
     rows = [_row(device, list(devices)) for device in devices.values()]
     headers = ["device", "type", "dispatch key", "here", "amp dtypes", "checked", "policies", "deviations", "faults"]
-    print(tabulate(rows, headers=headers, disable_numparse=True))
+    yield tabulate(rows, headers=headers, disable_numparse=True)
     everywhere = sum(len(load(path)) for path in (SHARED, JIT, KERNELS))
-    print(f"\nThe first amp dtype is the default. {everywhere} more deviations are PyTorch's own, on any device.")
-    print("A fault is a known one of the device itself, and is not among its deviations.")
-    for line in warned():
-        print(line)
-    return 0
+    yield f"\nThe first amp dtype is the default. {everywhere} more deviations are PyTorch's own, on any device."
+    yield "A fault is a known one of the device itself, and is not among its deviations."
+    yield from warned()
 
 
 def _row(device: Device, names: list[str]) -> list[str]:

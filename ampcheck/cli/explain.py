@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 
-from ampcheck.cli.common import Subparsers, add_device
+from ampcheck.cli.common import Subparsers, add_device, remembered
 
 
 def add(commands: Subparsers) -> None:
@@ -21,12 +22,17 @@ def add(commands: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print it. Raises UsageError for an unknown op, device or dtype, and for dtypes that no overload takes."""
+    question = ["explain", args.op, str(args.amp_dtype), str(args.inputs), *args.device]
+    for line in _lines(args) if args.device_module else remembered(question, lambda: _lines(args)):
+        print(line)
+    return 0
+
+
+def _lines(args: argparse.Namespace) -> Iterator[str]:
     from ampcheck.devices.registry import named, promised  # noqa: PLC0415  # imports torch
     from ampcheck.tools.explain import explain  # noqa: PLC0415  # imports torch
 
     devices = named(args.device, args.device_module)
     for device in devices:
         promised(device)
-    for line in explain(args.op, devices, args.amp_dtype, args.inputs):
-        print(line)
-    return 0
+    return explain(args.op, devices, args.amp_dtype, args.inputs)

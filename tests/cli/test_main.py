@@ -51,6 +51,23 @@ def test_importing_imports_neither_torch_nor_jax(statement: str) -> None:
     assert python("-c", code) == "[]\n"
 
 
+@pytest.mark.parametrize("arguments", [["devices"], ["explain", "mm", "--inputs", "fp16"]])
+def test_an_answer_is_remembered_until_a_file_or_a_version_changes(arguments: list[str], tmp_path: Path) -> None:
+    code = f"import sys; from ampcheck.cli.main import main; main({arguments}); print('torch' in sys.modules)"
+
+    def ask(before: str = "pass") -> tuple[str, bool]:
+        printed = python("-c", f"{before}; {code}", XDG_CACHE_HOME=str(tmp_path))
+        return printed.removesuffix("True\n").removesuffix("False\n"), printed.endswith("True\n")
+
+    said, loaded = ask()
+    assert loaded
+    assert ask() == (said, False)
+    changed = "import ampcheck.cli.common as c; c.versions = lambda: {'torch': '0'}"
+    assert ask(changed) == (said, True)
+    (tmp_path / "ampcheck" / "answers.json").write_text("{", encoding="utf-8")
+    assert ask() == (said, True)
+
+
 def test_the_door_opens_when_asked() -> None:
     import ampcheck
 
@@ -101,8 +118,8 @@ def test_devices_counts_the_entries_of_each_device_and_its_faults_apart(
     monkeypatch.setattr(registry, "_OWN", [jax if device.name == "jax" else device for device in registry._OWN])
     rows = {line.split()[0]: line.split() for line in said(capsys, "devices").splitlines() if line}
     for name, device in known().items():
-        assert device.deviations is not None
-        own = [d for d in load(device.deviations) if not d.devices or name in d.devices]
+        entries_of = load(device.deviations) if device.deviations else []
+        own = [d for d in entries_of if not d.devices or name in d.devices]
         faults = int(name == "jax")
         assert rows[name][-2:] == [str(len(own) - faults), str(faults)], name
     assert rows["virtual:xpu"][-2:] != rows["virtual:mps"][-2:]  # one file, of which each entry names a device
