@@ -88,6 +88,24 @@ def test_another_placement_is_another_program() -> None:
     assert run.compiles == 3
 
 
+@pytest.mark.parametrize("write", ["load", "copy_", "ones_", "normal_", "zero_", "mul_", "row", "fill_"])
+def test_a_write_in_place_keeps_the_placement(write: str) -> None:
+    model, data = torch.nn.Linear(4, 32).to("jax"), torch.ones(32, 4)
+    shard(model, make_mesh({"data": 2}), [("weight", ("data",))])
+    weight = model.weight.data
+    {
+        "load": lambda: model.load_state_dict({"weight": data, "bias": data[:, 0]}),
+        "copy_": lambda: weight.copy_(data),
+        "ones_": lambda: torch.nn.init.ones_(model.weight),
+        "normal_": lambda: torch.nn.init.normal_(model.weight),
+        "zero_": weight.zero_,
+        "mul_": lambda: weight.mul_(2),
+        "row": lambda: weight[3].fill_(1),
+        "fill_": lambda: weight.fill_(2),
+    }[write]()
+    assert axes_of(model.weight) == ("data",)
+
+
 def test_what_cannot_be_placed() -> None:
     mesh, linear = make_mesh({"data": 8}), torch.nn.Linear(8, 8).to("jax")
     with pytest.raises(ValueError, match="needs 16 devices; there are 8"):

@@ -33,8 +33,10 @@ from ampcheck.jax_device.storage.arrays import (
     contents,
     contiguous,
     from_bytes,
+    meshes,
     read,
     settled,
+    spread,
     storage_of,
     store,
     to_bytes,
@@ -74,7 +76,7 @@ def assign(target: Tree, values: Tree) -> Tree:
             and target.is_neg() is values.is_neg()
         ):
             # Arrays never change: the whole write is that the storage takes over the other one.
-            mine.array = theirs.array
+            mine.array = spread(mine.array, theirs.array) if meshes else theirs.array
             return target
     else:
         check_cast(values.dtype, target.dtype)

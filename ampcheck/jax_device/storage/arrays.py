@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax.sharding import NamedSharding
 from torch import Tensor
 
 from ampcheck.jax_device.annotations import DeviceStorage
@@ -220,9 +221,23 @@ def contents(tensor: Tensor) -> jax.Array:
     return from_bytes(found.array, dtype)
 
 
+meshes: set[object] = set()
+"""The meshes that tensors were placed on; while there is none, no write asks for a sharding."""
+
+
+def spread(before: jax.Array | Bytes, array: jax.Array) -> jax.Array:
+    """Return a storage's new array, spread over devices as the one before it, where that has its shape."""
+    if isinstance(before, (Bytes, jax.core.Tracer)) or isinstance(array, jax.core.Tracer):
+        return array
+    kept = isinstance(before.sharding, NamedSharding) and before.shape == array.shape
+    return jax.device_put(array, before.sharding) if kept and array.sharding != before.sharding else array
+
+
 def store(tensor: Tensor, array: jax.Array) -> None:
     """Make `array` the storage's values: as many elements of the tensor's dtype as the storage has."""
     storage = storage_of(tensor)
+    if meshes and hasattr(storage, "array"):
+        array = spread(storage.array, array)
     if isinstance(getattr(storage, "array", None), Bytes):
         storage.array = Bytes(to_bytes(array))
     else:
