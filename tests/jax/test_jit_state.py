@@ -7,6 +7,7 @@ For each way in which a program holds state or draws: a step, and what changes b
 from __future__ import annotations
 
 import contextvars
+import operator
 import os
 import random
 import sys
@@ -477,3 +478,12 @@ def test_a_clock_is_named() -> None:
     step = jit(lambda a: a * time.time())
     with pytest.warns(UserWarning, match=r"jit keeps what time\.time at .*test_jit_state\.py:\d+ gave"):
         step(ones(2))
+
+
+SECOND = operator.itemgetter(1)
+
+
+def test_members_that_are_read_only_are_left_alone() -> None:
+    run = jit(lambda x: SECOND(x) * 2, fullgraph=True)
+    x = torch.arange(2.0).to("jax")
+    assert [run(x).item(), run(x).item(), run.compiles] == [2.0, 2.0, 1]

@@ -485,7 +485,10 @@ def _visit(found: Reached, value: Tree, depth: int) -> None:
     elif not foreign(type(value).__module__) or isinstance(value, (local, Distribution)):
         if hasattr(value, "__dict__"):
             _items(found, value.__dict__, list(value.__dict__.items()), depth)
-        slots = [n for n in dir(type(value)) if isinstance(getattr(type(value), n, None), MemberDescriptorType)]
+        members = [(name, getattr(type(value), name, None)) for name in dir(type(value))]
+        slots = [  # the members of a type written in C can be read only, and change in no other way
+            name for name, m in members if isinstance(m, MemberDescriptorType) and "__slots__" in vars(m.__objclass__)
+        ]
         if slots:
             attributes = Attributes(value)
             _items(found, attributes, [(name, attributes[name]) for name in slots], depth)
