@@ -48,7 +48,7 @@ _COMMANDS = (
     gpu,
 )
 
-_OF_PROGRAMS = {"doctor": "doctor.session", "trace": "trace"}
+_OF_PROGRAMS = {"doctor": "doctor.session", "precision": "precision", "trace": "trace"}
 """Commands that run a program, and what has their function `command`. argparse would take the program's arguments for
 its own; the modules import torch."""
 
@@ -105,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         module.add(commands)
     for name, what in (
         ("doctor", "run some steps of a training program and say what is wrong with its mixed precision"),
+        ("precision", "run a program again and again, and say what of it has to be in float32"),
         ("trace", "run a program and show what autocast did to each of its ops"),
     ):
         commands.add_parser(name, help=what, add_help=False)

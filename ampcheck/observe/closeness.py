@@ -1,7 +1,8 @@
 """How close two tensors are, and how close they must be: every tolerance of ampcheck has its name and reason here.
 
 From the strictest to the widest: `identical` (the same bits), `bound` (what a right kernel may be off from the float64
-result), `rounding_bound` (another order of additions), `relative_distance` (a step of a training loop).
+result), `rounding_bound` (another order of additions), `relative_distance` (a step of a training loop),
+`relative_error` (a whole result, by its norm).
 
 Reproductions print the source of what they need from here, so nothing here needs more than torch.
 """
@@ -84,6 +85,29 @@ def largest_distance(a: torch.Tensor, b: torch.Tensor) -> float:
 def relative_distance(a: torch.Tensor, want: torch.Tensor) -> float:
     """Return the largest distance of two elements, as a part of 1 + |want|."""
     return float(((a - want).abs() / (1 + want.abs())).max()) if a.numel() else 0.0
+
+
+def relative_error(output: torch.Tensor, reference: torch.Tensor) -> float:
+    """Return the error of a vector beside a reference: the 2-norm of the difference over the reference's.
+
+    Infinite where one of them is finite and the other is not, or they are not finite in different ways; what is not
+    finite in the same way in both counts as right. Infinite, too, where the reference is all zeros and the output is
+    not. Raises ValueError for vectors of different shapes.
+    """
+    if output.shape != reference.shape:
+        raise ValueError(f"an output of shape {tuple(output.shape)} beside a reference of {tuple(reference.shape)}")
+    out, ref = output.double(), reference.double()
+    finite = ref.isfinite()
+    rest = ~finite
+    if not out[finite].isfinite().all() or not torch.equal(
+        out[rest].nan_to_num(nan=0.5), ref[rest].nan_to_num(nan=0.5)
+    ):
+        return float("inf")
+    distance = torch.linalg.vector_norm(out[finite] - ref[finite]).item()
+    size = torch.linalg.vector_norm(ref[finite]).item()
+    if distance == 0:
+        return 0.0
+    return distance / size if size else float("inf")
 
 
 def rounding_bound(want: torch.Tensor, dtypes: list[torch.dtype], roundings: int, in_float32: int = 0) -> float:

@@ -24,6 +24,10 @@ _RUNS = (str(Path(__file__).parents[1]) + os.sep, "<frozen runpy>", runpy.__file
 """Files whose frames are around a program, and between it and PyTorch."""
 
 
+class Enough(BaseException):
+    """Ends the program, which has run long enough. No `except Exception` of a training loop takes it."""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are UsageErrors. Everything after the program's name is the program's."""
 
@@ -56,6 +60,8 @@ def run(program: Callable[[], object], watching: AbstractContextManager[object])
     try:
         with watching:
             program()
+    except Enough:
+        return 0
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             return error.code or 0

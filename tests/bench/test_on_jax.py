@@ -13,7 +13,7 @@ from tests.cli_support import LIMIT, ROOT, environment
 ON_JAX = """
 import torch
 import ampcheck.jax_device
-from ampcheck.bench.core.accuracy import error
+from ampcheck.observe.closeness import relative_error
 from ampcheck.bench.core.model import OverheadWorkload
 from ampcheck.bench.core.prepare import make_inputs, make_module, prepare, reference
 from ampcheck.bench.workloads import catalogue
@@ -39,7 +39,7 @@ for workload in (OP, STEP):
         for compiler in ("eager", "jit"):
             ready = prepare(workload, variant(name), "jax", compiler)
             first = ready.output()
-            assert error(first, exact) < most, (workload.name, name, compiler)
+            assert relative_error(first, exact) < most, (workload.name, name, compiler)
             ready.call()
             assert torch.equal(ready.output(), first)
     assert "dot_general" in ready.jitted.lower(*ready.arguments).as_text()

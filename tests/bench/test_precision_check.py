@@ -21,6 +21,7 @@ from ampcheck.bench.core.precision_check import PrecisionCheck, check_precision,
 from ampcheck.bench.core.prepare import prepare, reference
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import UsageError
+from ampcheck.observe.closeness import relative_error
 
 X = Spec((16, 24))
 MM = OpWorkload(name="mm-test", family="matmul", policy="downcast", inputs=(X, Spec((24, 8))), call=torch.mm)
@@ -412,19 +413,19 @@ def vector(*values: float) -> torch.Tensor:
     ],
 )
 def test_error(output: tuple[float, ...], exact: tuple[float, ...], error: float) -> None:
-    assert accuracy.error(vector(*output), vector(*exact)) == pytest.approx(error)
+    assert relative_error(vector(*output), vector(*exact)) == pytest.approx(error)
 
 
 def test_vectors_of_other_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"an output of shape \(1,\) beside a reference of \(2,\)"):
-        accuracy.error(vector(1), vector(1, 1))  # would be broadcast
+        relative_error(vector(1), vector(1, 1))  # would be broadcast
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
 def test_real_arithmetic_is_within_its_limit_and_beyond_the_next(name: str) -> None:
     a, b = (torch.randn(64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
     low = PRECISIONS[name].low or torch.float32
-    found = accuracy.error((a.to(low) @ b.to(low)).double().flatten(), (a @ b).flatten())
+    found = relative_error((a.to(low) @ b.to(low)).double().flatten(), (a @ b).flatten())
     assert not accuracy.beyond(found, PRECISIONS[name], SQUARE)
     assert bool(accuracy.beyond(found, PRECISIONS["fp32"], SQUARE)) == (name != "fp32")
     assert accuracy.beyond(300 * found, PRECISIONS[name], SQUARE)
@@ -453,5 +454,5 @@ def test_the_reference_is_float64_with_the_same_values() -> None:
     exact = reference(GIVEN_LOW)
     assert exact.dtype == torch.float64
     rounded = torch.exp(exact.log().bfloat16().double())  # the inputs are bf16 numbers, the result is float64's
-    assert accuracy.error(rounded, exact) < 1e-14
-    assert accuracy.error(exact.bfloat16(), exact) > 1e-4
+    assert relative_error(rounded, exact) < 1e-14
+    assert relative_error(exact.bfloat16(), exact) > 1e-4

@@ -16,7 +16,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.bench.core import counting
-from ampcheck.bench.core.accuracy import error
 from ampcheck.bench.core.model import PRECISIONS, OpWorkload, OverheadWorkload, Spec, StepWorkload, Variant, Workload
 from ampcheck.bench.core.prepare import make_inputs, make_module, prepare, reference
 from ampcheck.bench.run.variants import FP16_GRADIENTS, NO_PRODUCT, NOT_FLOAT32, SLOW_FP16, compilers, select, variants
@@ -24,6 +23,7 @@ from ampcheck.bench.workloads import FAMILIES, catalogue
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.cuda import Cuda
 from ampcheck.errors import UsageError
+from ampcheck.observe.closeness import relative_error
 from ampcheck.observe.recorder import observe
 
 FOLDER = Path(__file__).parents[2] / "ampcheck" / "bench" / "workloads"
@@ -331,7 +331,9 @@ def test_an_op_computes_in_the_dtype_of_its_variant(name: str, dtype: torch.dtyp
 @pytest.mark.parametrize("workload", [OP, STEP], ids=["op", "step"])
 def test_errors_are_of_the_size_of_the_precision(workload: Workload) -> None:
     exact = reference(workload)
-    errors = {name: error(prepare(workload, variant(name), "cpu", "eager").output(), exact) for name in PRECISIONS}
+    errors = {
+        name: relative_error(prepare(workload, variant(name), "cpu", "eager").output(), exact) for name in PRECISIONS
+    }
     assert errors["fp32"] < 1e-6
     assert 1e-5 < errors["fp16"] < 2e-3
     assert 1e-4 < errors["bf16"] < 2e-2
@@ -360,7 +362,7 @@ def test_compile_gives_what_eager_gives() -> None:
     eager = prepare(STEP, variant("bf16"), "cpu", "eager")
     compiled = prepare(STEP, variant("bf16"), "cpu", "eager")
     compiled.call = compiled.compiled_with("aot_eager")
-    assert error(compiled.output(), eager.output()) < 1e-2
+    assert relative_error(compiled.output(), eager.output()) < 1e-2
     torch._dynamo.reset()
 
 

@@ -17,7 +17,6 @@ import torch
 
 from ampcheck.bench.advise import evidence
 from ampcheck.bench.advise.user_step import StepSpec, UserStep, load, reference
-from ampcheck.bench.core import accuracy
 from ampcheck.bench.core.model import AA, PRECISIONS, BenchPlan, Rounds, Variant
 from ampcheck.bench.core.timing import Timed
 from ampcheck.bench.run.measure import Measurer, Say
@@ -25,6 +24,7 @@ from ampcheck.bench.run.worker import pin
 from ampcheck.bench.torch_private import dynamo_config
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError, one_line
+from ampcheck.observe.closeness import relative_error
 from ampcheck.runner.worker import Channel
 
 STEP = "step"
@@ -108,7 +108,7 @@ class _StepMeasurer(Measurer):
     def values(self, first: UserStep) -> None:
         """Find what errors are measured against: float64, and float32 for gradients."""
         self._base, again = first.output(0), first.output(1)
-        if accuracy.error(again, self._base) > _SAME:
+        if relative_error(again, self._base) > _SAME:
             self._base = None
             self.advice.notes.append("the step draws random numbers, e.g. for dropout, so its errors are not known")
             return
@@ -164,7 +164,7 @@ class _StepMeasurer(Measurer):
         """Note a variant's error, and where it is float32's output though it is not where ops run one by one."""
         first = self._outputs.setdefault(compiler, output)
         if self._exact is not None:
-            facts["error"] = accuracy.error(output, self._exact)
+            facts["error"] = relative_error(output, self._exact)
         lowers = self.advice.seen.get(variant.name, {}).get("lowered") and compiler != "eager"
         if lowers and torch.equal(output, first):
             facts["invalid"] = "its output is float32's bit for bit, so that nothing was computed in lower precision"

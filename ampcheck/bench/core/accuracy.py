@@ -1,12 +1,10 @@
-"""The error of an output against float64, and the largest error that each precision may have.
+"""The largest error against float64 that each precision may have, by `relative_error`.
 
 The reference is `ampcheck.bench.core.prepare.reference`: the workload with the same values, computed in float64 on the
 CPU. Outputs are vectors as `Prepared.output` gives them, without integers and booleans.
 """
 
 from __future__ import annotations
-
-import torch
 
 from ampcheck.bench.core import counting
 from ampcheck.bench.core.model import Precision, StepWorkload, Workload
@@ -18,29 +16,6 @@ from ampcheck.spec.torch_dtypes import name_of
 # (products of bf16 numbers, kept in float32), 2.9e-3 (bf16), 4.2e-3 (exp and softmax in bf16). A step adds up layers.
 _OP = {"fp32": 3e-5, "tf32": 1e-3, "fp16": 8e-3, "bf16": 3e-2, "fp64": 1e-12}
 _STEP = {"fp32": 1e-4, "tf32": 5e-3, "fp16": 8e-2, "bf16": 3e-1, "fp64": 1e-11}
-
-
-def error(output: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return the error of a vector beside a reference: the 2-norm of the difference over the reference's.
-
-    Infinite where one of them is finite and the other is not, or they are not finite in different ways; what is not
-    finite in the same way in both counts as right. Infinite, too, where the reference is all zeros and the output is
-    not. Raises ValueError for vectors of different shapes.
-    """
-    if output.shape != reference.shape:
-        raise ValueError(f"an output of shape {tuple(output.shape)} beside a reference of {tuple(reference.shape)}")
-    out, ref = output.double(), reference.double()
-    finite = ref.isfinite()
-    rest = ~finite
-    if not out[finite].isfinite().all() or not torch.equal(
-        out[rest].nan_to_num(nan=0.5), ref[rest].nan_to_num(nan=0.5)
-    ):
-        return float("inf")
-    distance = torch.linalg.vector_norm(out[finite] - ref[finite]).item()
-    size = torch.linalg.vector_norm(ref[finite]).item()
-    if distance == 0:
-        return 0.0
-    return distance / size if size else float("inf")
 
 
 def limit(kind: str, workload: Workload) -> float:

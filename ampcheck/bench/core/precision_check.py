@@ -27,6 +27,7 @@ from ampcheck.bench.core.model import COMPILERS, StepWorkload, Variant, Workload
 from ampcheck.bench.core.prepare import Prepared
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError, one_line
+from ampcheck.observe.closeness import relative_error
 from ampcheck.spec.casting import expect
 from ampcheck.spec.dtypes import LOW, widest
 from ampcheck.spec.torch_dtypes import name_of
@@ -123,7 +124,7 @@ def _values(
     wrong = differs(variant, workload, output, reference) if reference is not None else ""
     if exact is None or not device.has_values:
         return "", wrong
-    found = accuracy.error(output, exact)
+    found = relative_error(output, exact)
     platform = device.describe().get("platform", device.type)
     kind = ""
     if variant.precision.low is None and variant.precision.matmul != "highest" and not accuracy.given_low(workload):

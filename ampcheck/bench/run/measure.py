@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ampcheck.bench.core import accuracy, precision_check
+from ampcheck.bench.core import precision_check
 from ampcheck.bench.core.model import AA, BenchPlan, OverheadWorkload, Rounds, Variant, Workload
 from ampcheck.bench.core.prepare import Prepared, prepare, reference
 from ampcheck.bench.core.timing import Clock, Timed, calibrate, clock, interleave, warm_up
@@ -17,6 +17,7 @@ from ampcheck.bench.workloads import catalogue
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import select
 from ampcheck.errors import one_line
+from ampcheck.observe.closeness import relative_error
 from ampcheck.observe.torch_private import reset_dynamo
 
 _CALLS = 12
@@ -169,7 +170,7 @@ class Measurer:
         exact: torch.Tensor,
     ) -> dict[str, Any]:
         shown = precision_check.check_precision(ready, variant, workload, self.device, compiler, base, output, exact)
-        facts: dict[str, Any] = {"error": accuracy.error(output, exact), "precision_check": shown.text}
+        facts: dict[str, Any] = {"error": relative_error(output, exact), "precision_check": shown.text}
         if shown.invalid:
             facts["invalid"] = shown.invalid
         return facts

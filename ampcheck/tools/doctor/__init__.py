@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from ampcheck.tools.doctor.findings import Finding
-from ampcheck.tools.doctor.session import Doctor, Enough, doctor
+from ampcheck.tools.doctor.session import Doctor, doctor
+from ampcheck.tools.user_program import Enough
 
 __all__ = ["Doctor", "Enough", "Finding", "doctor"]

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from types import TracebackType
@@ -32,10 +32,6 @@ from ampcheck.tools.trace.sources import Sources
 
 OBSERVED_FIRST = 5
 """How many steps are observed from the first one on. A scale needs a few steps to settle."""
-
-
-class Enough(BaseException):
-    """Ends the program after the steps that were asked for. No `except Exception` of a training loop takes it."""
 
 
 class Doctor(AbstractContextManager["Doctor"]):
@@ -129,7 +125,7 @@ class Doctor(AbstractContextManager["Doctor"]):
         self.steps += 1
         self._found.step = self.steps + 1
         if self._last and self.steps >= self._last:
-            raise Enough
+            raise user_program.Enough
         self._kernels.begin()
         self._observe(on=self.steps < OBSERVED_FIRST or self.steps % self._every == 0)
         self._began = time.perf_counter()
@@ -348,18 +344,10 @@ def command(argv: list[str]) -> int:
     options = parser().parse_args(argv)
     user_program.check_writable(options.json)
     watching = doctor(every=options.every, steps=options.steps)
-    code = user_program.run(_ending(user_program.find(options.target, options.args)), watching)
+    code = user_program.run(user_program.find(options.target, options.args), watching)
     sys.stdout.flush()
     print(watching.screen(everything=options.all))
     if options.json is not None:
         found = {"schema": 1, "steps": watching.steps, "findings": [one.fields() for one in watching.findings]}
         user_program.write(options.json, json.dumps(found, indent=1))
     return code or int(bool(watching.findings))
-
-
-def _ending(program: Callable[[], object]) -> Callable[[], object]:
-    def run() -> None:
-        with suppress(Enough):
-            program()
-
-    return run

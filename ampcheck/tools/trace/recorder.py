@@ -19,6 +19,7 @@ from ampcheck.observe.finite import CHOSEN, nonfinite
 from ampcheck.observe.recorder import CASTS, Recorder, overload_name, tensors
 from ampcheck.observe.torch_private import DisableTorchFunction
 from ampcheck.register.torch_private import DispatchKey, OpOverload, backend_name, has_kernel
+from ampcheck.samples.torch_private import disable_current_modes
 from ampcheck.spec.casting import Leaf, expect
 from ampcheck.spec.dtypes import is_floating
 from ampcheck.spec.torch_dtypes import name_of
@@ -141,7 +142,8 @@ class TraceRecorder:
             _note(record, signature.overload, given, results)
             plain = signature.overload.partition(".")[0] not in CHOSEN and all(map(_is_plain, results))
             if plain and not record.nonfinite and not any(type(x) is FakeTensor for x in results):
-                record.nonfinite = nonfinite(results)
+                with disable_current_modes():  # another mode would take what is asked here for the program's
+                    record.nonfinite = nonfinite(results)
         record.views = call.views
         if self._loose is call and call.node is None:
             # It has no public call, so its row names the kernel itself.

@@ -134,7 +134,8 @@ class PublicCalls(TorchFunctionMode):
         # Tensor methods in Python call the method of the base class, which comes back here under the same name.
         repeated = self._recorder.enter(call)
         try:
-            body = _body(func) if not repeated and _plain(types) else None
+            # Another function mode sees the call first, as it would without a trace.
+            body = python_body(func) if not repeated and not function_modes() and _plain(types) else None
             if body is None:
                 return func(*args, **kwargs)
             with self:
@@ -146,13 +147,12 @@ class PublicCalls(TorchFunctionMode):
             self._recorder.leave(call)
 
 
-def _body(func: Callable[..., object]) -> Callable[..., object] | None:
+def python_body(func: Callable[..., object]) -> Callable[..., object] | None:
     """Return a Python function of PyTorch without its check for overrides, so that the calls inside it are seen too.
 
-    None for a function that has none, and where another function mode runs: that one sees the call first, as it would
-    without a trace.
+    None for a function that has none.
     """
-    if not isinstance(func, FunctionType) or function_modes():
+    if not isinstance(func, FunctionType):
         return None
     checks = [name for name in _OVERRIDE_CHECKS if name in func.__code__.co_names and name in func.__globals__]
     if not checks:

@@ -17,6 +17,7 @@ from ampcheck.tools.trace.records import Kind
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_PACKAGES = "-packages" + os.sep  # site-packages, dist-packages
 _RECORDER = recorder.__file__  # calls each op for the trace
 _STARTERS = (threading.__file__, os.path.dirname(concurrent.futures.__file__) + os.sep)  # of threads
 
@@ -41,7 +42,23 @@ class Sources:
             elif not location and not self._in_library(code):
                 location = f"{_short(code.co_filename)}:{frame.f_lineno}"
             frame = frame.f_back
-        return (self._path(modules[-1], modules[0]) if modules else ""), location
+        return (self.path(modules[-1], modules[0]) if modules else ""), location
+
+    def unit(self) -> tuple[str, FrameType | None]:
+        """Return the part of the program that runs now, which can be told to run in float32.
+
+        A line of the program, with its frame; or the path of a module whose code is a library's, with None.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        modules: list[torch.nn.Module] = []
+        while frame is not None:
+            code = frame.f_code
+            if code is MODULE_CALL:
+                modules.append(frame.f_locals["self"])
+            elif not modules and not self._in_library(code) and _PACKAGES not in code.co_filename:
+                return f"{_short(code.co_filename)}:{frame.f_lineno}", frame
+            frame = frame.f_back
+        return (self.path(modules[-1], modules[0]) if modules else ""), None
 
     def name(self, tensor: torch.Tensor) -> str:
         """Return the parameter's or buffer's name in the outermost module seen, else dtype and shape."""
@@ -80,7 +97,8 @@ class Sources:
             self._library[code] = inside
         return inside
 
-    def _path(self, root: torch.nn.Module, module: torch.nn.Module) -> str:
+    def path(self, root: torch.nn.Module, module: torch.nn.Module) -> str:
+        """Return the path of a module below the class of its root."""
         known = self._modules.get(id(root))
         if known is None or id(module) not in known[1]:
             known = self._modules[id(root)] = (root, {id(part): name for name, part in root.named_modules()})

@@ -1,0 +1,11 @@
+"""Where a program loses accuracy to its regions, and the least of it to keep in float32: `ampcheck precision`.
+
+`shadow` computes each kernel beside the program in float64, `runs` repeats the program and looks for the least set,
+`code` writes it as code, `report` says what was found.
+"""
+
+from __future__ import annotations
+
+from ampcheck.tools.precision.report import command
+
+__all__ = ["command"]

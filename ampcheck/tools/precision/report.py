@@ -1,0 +1,304 @@
+"""`ampcheck precision`: its answer as text, as a picture and as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from math import inf, isfinite, log10
+from pathlib import Path
+from textwrap import dedent, indent, shorten, wrap
+
+import torch
+from tabulate import tabulate
+
+from ampcheck.errors import UsageError
+from ampcheck.observe.closeness import relative_error
+from ampcheck.tools import user_program
+from ampcheck.tools.precision import code
+from ampcheck.tools.precision.runs import Figures, Pair, Program, checked, least
+
+_SCREEN = 22
+"""Lines of the answer on a terminal of 24."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleError:
+    """How far a module's outputs, or its parameters' gradients, are from float64's, and the region's from float32's."""
+
+    module: str
+    backward: bool
+    region: float
+    float32: float
+    apart: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpError:
+    """An op's errors against float64: of what it was given and what it returned, and the latter of float32's run."""
+
+    name: str
+    unit: str
+    backward: bool
+    given: float
+    region: float
+    float32: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The result. `least`: the units to keep in float32, None where all of them are not enough; `reached`: with them.
+
+    `losses`: by step, of the region, float32, float64 and the least set. `step`: the one that was looked at.
+    """
+
+    program: str
+    training: bool
+    low: str
+    tolerance: float
+    distance: float
+    least: Sequence[str] | None
+    reached: float
+    step: int
+    runs: int
+    changes: Sequence[code.PastedCode]
+    ops: Sequence[OpError]
+    modules: Sequence[ModuleError]
+    losses: Sequence[tuple[float, ...]]
+
+
+def find(program: Program, tolerance: float, name: str) -> Answer:
+    """Run a program until it is known where it loses accuracy. Raises UsageError where it gives nothing to compare."""
+    region = checked(program.run("as it is", quiet=False), "as it is")
+    program.training = region.training
+    if region.scales and region.scales[-1] < region.scales[0]:
+        program.scale = region.scales[-1]  # no step is skipped from the start on, in no run
+        region = checked(program.run("from the scale where no step is skipped"), "at another scale")
+    wide = checked(program.run("in float32, with float64 beside it", None, exact=True), "in float32")
+    distance = region.distance(wide)
+    bad = (step for step, (a, b) in enumerate(zip(region.losses, wide.losses, strict=False), 1) if _breaks(a, b))
+    step = next(bad, 1)
+    seen = program.run(f"step {step}, op by op", look=step)
+    seen_wide = program.run(f"step {step} in float32, op by op", look=step, wide=True)
+    ops = _ops(seen, seen_wide)
+    units = list(dict.fromkeys(op.unit for op in ops if op.unit))
+    found: list[str] | None = []
+    if not distance <= tolerance:
+        found = least(units, lambda some: program.kept(some).distance(wide) <= tolerance)
+    kept = program.kept(found) if found else region
+    on = [record.region for record, _ in seen.ops if record.region.enabled]
+    device, low = (on[0].device, on[0].dtype) if on else ("cpu", "the region")
+    changes = code.changes(found or (), seen.lines | kept.lines, seen.variables, device)
+    sizes = [[float(x.norm()) for x in some] for some in (region.losses, wide.losses, wide.exact, kept.losses)]
+    losses = list(zip(*sizes, strict=False))
+    modules = _modules(seen, seen_wide)
+    reached = kept.distance(wide)
+    return Answer(name, region.training, low, tolerance, distance, found, reached, step, program.runs, changes, ops,
+                  modules, losses)  # fmt: skip
+
+
+def _breaks(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return not a.isfinite().all() and bool(b.isfinite().all())
+
+
+def _ops(seen: Figures, wide: Figures) -> list[OpError]:
+    """Return each op of the program once, those whose error grew most first, if not float32's grew as much."""
+    in_float32: dict[tuple[str, str, bool], float] = {}
+    for record, lost in wide.ops:
+        key = record.name, lost.unit, lost.backward
+        in_float32[key] = max(in_float32.get(key, 0.0), lost.out)
+    found: dict[tuple[str, str, bool], tuple[float, OpError]] = {}
+    for record, lost in seen.ops:
+        key = record.name, lost.unit, lost.backward
+        base = in_float32.get(key, 0.0)
+        weight = lost.growth if lost.out > 10 * base else 0.0
+        if key not in found or weight > found[key][0]:
+            found[key] = weight, OpError(record.name, lost.unit, lost.backward, lost.given, lost.out, base)
+    return [op for _, op in sorted(found.values(), key=lambda one: -one[0])]
+
+
+def _error(pairs: Sequence[Pair]) -> float:
+    return relative_error(torch.cat([x.flatten() for x, _ in pairs]), torch.cat([x.flatten() for _, x in pairs]))
+
+
+def _modules(seen: Figures, wide: Figures) -> list[ModuleError]:
+    """Return the errors by module, in the program's order, each once forward and once backward."""
+    out: dict[tuple[str, bool], ModuleError] = {}
+    for (path, region), (_, float32) in zip(seen.outputs, wide.outputs, strict=False):
+        if region and [x.shape for x, _ in region] == [x.shape for x, _ in float32]:
+            apart = _error([(a, b) for (a, _), (b, _) in zip(region, float32, strict=True)])
+            one = ModuleError(path, False, _error(region), _error(float32), apart)
+            out[path, False] = max(out.get((path, False), one), one, key=lambda x: x.region)
+    owners: dict[str, list[str]] = {}
+    for name in seen.gradients.keys() & wide.gradients.keys():
+        owners.setdefault(name.rpartition(".")[0], []).append(name)
+    for path, names in owners.items():
+        ours, theirs = [seen.gradients[name] for name in names], [wide.gradients[name] for name in names]
+        apart = _error([(a, b) for (a, _), (b, _) in zip(ours, theirs, strict=True)])
+        out[path, True] = ModuleError(path, True, _error(ours), _error(theirs), apart)
+    order = {path: place for place, path in enumerate(dict.fromkeys(path for path, _ in out))}
+    return sorted(out.values(), key=lambda x: (order[x.module], x.backward))
+
+
+def percent(error: float) -> str:
+    """Return an error for people: "0.03 %", "not finite"."""
+    return (
+        f"{100 * error:.2g} %"
+        if isfinite(error) and error < 1
+        else f"{error:.2g} times"
+        if isfinite(error)
+        else "not finite"
+    )
+
+
+def text(answer: Answer, *, everything: bool = False) -> str:
+    """Return the answer as text, cut to a screen unless everything is asked for."""
+    width = min(shutil.get_terminal_size((100, 24)).columns, 100)
+    what = "loss" if answer.training else "output"
+    far = "is not finite" if answer.distance == inf else f"is up to {percent(answer.distance)} from float32's"
+    head = f"In {answer.low} the {what} of {answer.program} {far} in {len(answer.losses)} steps"
+    if answer.least is None:
+        head += f"; with every op in float32 it is still more than {percent(answer.tolerance)} away, so that it "
+        head += "draws other random numbers, or lowers precision where no call shows it."
+    elif not answer.least:
+        head += f", within the tolerance of {percent(answer.tolerance)}: nothing has to be in float32."
+    else:
+        head += f". With {len(answer.least)} of its lines and modules in float32 it is up to "
+        head += f"{percent(answer.reached)} from it (tolerance {percent(answer.tolerance)}):"
+    lines = wrap(head, width)
+    pasted: list[str] = []
+    for change in answer.changes:
+        where = f"{change.file}:{change.first}" if change.file else "after the model is made"
+        pasted += [f"# {where}{', instead of what is there' if change.last >= change.first > 0 else ''}"]
+        pasted += dedent(change.text).splitlines()
+    if not everything and len(pasted) > 9:
+        pasted = [*pasted[:8], f"# … {len(pasted) - 8} more lines with --all"]
+    lines += [indent(line, "    ") for line in pasted]
+    kept = len(lines)
+    low = answer.low
+    rows = [
+        (f"{'↩ ' if op.backward else ''}{op.name}", op.unit, percent(op.given), percent(op.region), percent(op.float32))
+        for op in answer.ops
+        if everything or op.region > op.given or not isfinite(op.region)
+    ]
+    heads = ("op that loses most", "line or module", "error given", f"returned in {low}", "in float32")
+    ops = tabulate(rows[: None if everything else 4], heads, disable_numparse=True).splitlines()
+    steps = (
+        sorted({0, len(answer.losses) // 2, len(answer.losses) - 1}) if not everything else range(len(answer.losses))
+    )
+    heads = (f"{what} in step", low, "float32", "float64", "the least set")
+    told = [(str(step + 1), *(f"{x:.5g}" for x in answer.losses[step])) for step in steps if answer.losses]
+    losses = tabulate(told, heads, disable_numparse=True).splitlines()
+    room = None if everything else max(_SCREEN - len(lines) - len(ops) - len(losses) - 3, 1)
+    worst = sorted(answer.modules, key=lambda x: -x.region)[:room] if not everything else answer.modules
+    of = tabulate(
+        [
+            (f"{'↩ ' if x.backward else ''}{x.module}", percent(x.region), percent(x.float32), percent(x.apart))
+            for x in worst
+        ],
+        (f"module (↩ gradients), step {answer.step}", f"{low} from float64", "float32 from float64", "apart"),
+        disable_numparse=True,
+    ).splitlines()
+    lines += ["", *ops, "", *losses, *(["", *of] if worst else [])]
+    if everything:
+        return "\n".join(lines)
+    shown, height = lines[:kept], sum(1 + (len(line) - 1) // width for line in lines[:kept])
+    return "\n".join([*shown, *(shortened(line, width) for line in lines[kept:][: max(_SCREEN - height, 0)])])
+
+
+def shortened(line: str, width: int) -> str:
+    """Return a line that fits a width."""
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def picture(answer: Answer) -> str:
+    """Return an SVG: the error of each module against float64, forward and backward, in the region and in float32."""
+    rows = answer.modules
+    height, left, span = 60 + 18 * len(rows), 330, 400
+    x = lambda error: left + span * (min(max(log10(error), -9), 1) + 9) / 10 if error > 0 else left  # noqa: E731
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="780" height="{height}" '
+        'font-family="sans-serif" font-size="12">',
+        f"<title>{escape(answer.program)}: relative error against float64</title>",
+        f'<text x="10" y="18">{escape(answer.program)}: relative error against float64 in step {answer.step}</text>',
+        f'<text x="10" y="36"><tspan fill="#c0392b">● {escape(answer.low)}</tspan> '
+        '<tspan fill="#2471a3">● float32</tspan> ↩ gradients</text>',
+    ]
+    for power in range(-9, 2, 2):
+        at = x(10.0**power)
+        parts.append(
+            f'<path d="M{at:.0f} 44V{height - 14}" stroke="#ddd"/>'
+            f'<text x="{at - 14:.0f}" y="{height - 2}">1e{power}</text>'
+        )
+    for place, row in enumerate(rows):
+        y = 58 + 18 * place
+        label = f"{'↩ ' if row.backward else ''}{row.module}"
+        parts.append(f'<text x="10" y="{y}">{escape(shorten(label, 46))}</text>')
+        for error, colour, name in ((row.float32, "#2471a3", "float32"), (row.region, "#c0392b", answer.low)):
+            mark = f"<title>{escape(label)}, {escape(name)}: {percent(error)}</title>"
+            parts.append(f'<circle cx="{x(error):.1f}" cy="{y - 4}" r="5" fill="{colour}">{mark}</circle>')
+    return "\n".join([*parts, "</svg>"])
+
+
+def data(answer: Answer) -> dict[str, object]:
+    """Return the answer as JSON data; what is not finite is a string."""
+    return {"schema": 1} | json.loads(json.dumps(_plain(answer)))  # type: ignore[no-any-return]
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of `ampcheck precision`."""
+    out = user_program.Parser(
+        prog="ampcheck precision",
+        description="Run a program again and again, and say where it loses accuracy and what has to be in float32.",
+        usage="ampcheck precision [--steps N] [--tolerance T] [--all] [--svg FILE] [--json FILE] "
+        "SCRIPT.py [ARG ...] | MODULE:FUNCTION",
+        allow_abbrev=False,
+    )
+    out.add_argument("--steps", type=int, default=10, metavar="N", help="end each run after N steps (10)")
+    out.add_argument(
+        "--tolerance", type=float, default=0.02, metavar="T", help="how far the loss may be from float32's (0.02)"
+    )
+    out.add_argument("--all", action="store_true", help="show every op, module and step, not one screen")
+    out.add_argument("--svg", metavar="FILE", type=Path, help="write a picture of the modules there")
+    out.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
+    user_program.add_arguments(out)
+    return out
+
+
+def command(argv: list[str]) -> int:
+    """Run `ampcheck precision` with its arguments.
+
+    Returns the exit code: 0 where the program is within the tolerance, else 1. Raises UsageError for bad arguments, or
+    a program that cannot be found or called, fails, or gives nothing to compare.
+    """
+    options = parser().parse_args(argv)
+    if options.steps < 1:
+        raise UsageError(f"--steps must be 1 or more, not {options.steps}")
+    if not 0 < options.tolerance < inf:
+        raise UsageError(f"--tolerance must be more than 0, not {options.tolerance}")
+    for path in (options.svg, options.json):
+        user_program.check_writable(path)
+    program = Program(
+        options.target, options.args, options.steps, lambda line: print(line, file=sys.stderr, flush=True)
+    )
+    answer = find(program, options.tolerance, options.target)
+    print(text(answer, everything=options.all))
+    if options.svg is not None:
+        user_program.write(options.svg, picture(answer))
+    if options.json is not None:
+        user_program.write(options.json, json.dumps(data(answer), indent=1))
+    return int(answer.distance > options.tolerance)
