@@ -322,14 +322,6 @@ def test_a_step_on_jax_runs_op_by_op_and_as_one_program(scripts: Path) -> None:
         assert all(variant["rounds"] == 5 for variant in variants.values())
 
 
-@pytest.mark.nightly
-def test_a_step_that_raises_in_the_worker_ends_with_two_and_its_words(scripts: Path) -> None:
-    done = run(scripts, "bench", "advise", "steps.py:raises", "--quick")
-    assert (done.returncode, done.stdout) == (2, "")
-    said = "raises of steps.py raised LookupError: no such data at all (steps.py:9 in raises)"
-    assert done.stderr == f"ampcheck: {said}\n"
-
-
 # ---- the text
 
 

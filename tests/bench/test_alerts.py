@@ -88,15 +88,6 @@ def test_the_rule_meets_the_bar() -> None:
     assert meets_the_bar(moved)
 
 
-def test_a_drift_is_found_before_it_is_large() -> None:
-    """20 % in a month, for two months."""
-    found = 0
-    for seed in range(50):
-        values = noisy(seed, [1.0] * WINDOW + [1.2 ** (run / 30) for run in range(60)])
-        found += any(moved(values[:end]) for end in range(WINDOW, WINDOW + 30))
-    assert found >= 40
-
-
 def test_one_bad_run_group_or_a_burst_of_noise_is_no_alert_and_hides_none() -> None:
     for seed in range(50):
         values = noisy(seed, [1.0] * 40 + [3.0] + [1.0] * 10, noise=0.01)
@@ -232,13 +223,6 @@ def test_what_was_not_measured_is_never_fine() -> None:
     assert len(only(alerts(empty), "not measured").members) == 10, "a run group that measured nothing does not pass"
     history = history_of({**crowd(10, [1.0] * 43), "x": [None] * 43})
     assert only(alerts(history), "not measured").members == ("x",)
-
-
-def test_run_groups_without_a_figure_are_left_out_of_the_medians() -> None:
-    values: list[float | None] = list(noisy(1, [1.0] * 40 + [1.3] * 6))
-    values[41] = values[43] = values[20] = None
-    found = only(alerts(history_of({**crowd(9, [1.0] * 46), "x": values})))
-    assert (found.series, found.since) == ("x", day(40))
 
 
 def test_a_new_series_is_not_judged_until_it_has_a_baseline() -> None:

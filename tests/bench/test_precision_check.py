@@ -421,17 +421,6 @@ def test_vectors_of_other_shapes_are_refused() -> None:
         relative_error(vector(1), vector(1, 1))  # would be broadcast
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
-def test_real_arithmetic_is_within_its_limit_and_beyond_the_next(name: str) -> None:
-    a, b = (torch.randn(64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
-    low = PRECISIONS[name].low or torch.float32
-    found = relative_error((a.to(low) @ b.to(low)).double().flatten(), (a @ b).flatten())
-    assert not accuracy.beyond(found, PRECISIONS[name], SQUARE)
-    assert bool(accuracy.beyond(found, PRECISIONS["fp32"], SQUARE)) == (name != "fp32")
-    assert accuracy.beyond(300 * found, PRECISIONS[name], SQUARE)
-    assert accuracy.limit(name, STEP) > accuracy.limit(name, SQUARE)
-
-
 @pytest.mark.parametrize(
     ("found", "precision", "workload", "words"),
     [
