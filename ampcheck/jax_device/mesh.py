@@ -16,7 +16,7 @@ import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ampcheck.jax_device.storage import transfer
-from ampcheck.jax_device.storage.arrays import meshes, wrap
+from ampcheck.jax_device.storage.arrays import mesh_sharding, meshes, wrap
 
 Axes = Sequence["str | tuple[str, ...] | None"]
 """For each dimension of a tensor, the mesh axis (or axes) it is split over; None, or nothing, where it is not."""
@@ -92,8 +92,8 @@ def shard_batch(tensor: torch.Tensor, mesh: Mesh, axis: str | tuple[str, ...] = 
 
 def axes_of(tensor: torch.Tensor) -> tuple[str | tuple[str, ...] | None, ...] | None:
     """Return how a device tensor's array is spread: its `PartitionSpec` as a tuple; None on one device."""
-    sharding = transfer.values(tensor.detach()).sharding
-    return tuple(sharding.spec) if isinstance(sharding, NamedSharding) else None
+    sharding = mesh_sharding(transfer.values(tensor.detach()))
+    return None if sharding is None else tuple(sharding.spec)
 
 
 __all__ = ["Axes", "Mesh", "axes_of", "make_mesh", "place", "shard", "shard_batch"]

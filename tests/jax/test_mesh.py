@@ -75,6 +75,30 @@ def test_tensor_parallel() -> None:
     assert "all-reduce" in spread
 
 
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adamax, torch.optim.RMSprop, torch.optim.NAdam])
+def test_state_of_optimizers_follows_its_parameter(kind: type[torch.optim.Optimizer]) -> None:
+    """One weight of two is split, and a tensor on one device is written beside them."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.GELU(), torch.nn.Linear(32, 6)).to("jax")
+    mesh = make_mesh({"data": 2})
+    shard(model, mesh, [(r"0\.weight", ("data",))])
+    x, optimizer, total = shard_batch(torch.ones(8, 4), mesh), kind(model.parameters()), torch.zeros(4, device="jax")
+
+    def step(x: torch.Tensor, ones: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        (model(x).square().mean() + total.sum() + ones.add_(x[0]).sum()).backward()
+        optimizer.step()
+        total.add_(1)
+
+    run = jit(step)
+    for _ in range(3):
+        run(x, ones := torch.ones(4, device="jax"))
+    assert (run.compiles, total.tolist(), ones.tolist()) == (1, [3.0] * 4, [2.0] * 4)
+    for p in model.parameters():
+        state = [v for v in optimizer.state[p].values() if v.shape == p.shape]
+        assert state
+        assert {axes_of(p), *map(axes_of, state)} == {("data",) if p is model[0].weight else ()}
+
+
 def test_another_placement_is_another_program() -> None:
     linear = torch.nn.Linear(8, 8).to("jax")
     run = jit(lambda a: linear(a).detach())

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 import torch
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
-from jax.sharding import NamedSharding
 from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.utils.hooks import RemovableHandle
@@ -22,8 +21,8 @@ from ampcheck.jax_device import random
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
 from ampcheck.jax_device.jit.state import PLAIN, Reached, hyperparameters
 from ampcheck.jax_device.jit.trace import Constant, NewTensor, StepTrace, grad_leaves, rebuild
-from ampcheck.jax_device.jit.watch import Value, raw, value_of
-from ampcheck.jax_device.storage.arrays import Bytes, create, storage_of
+from ampcheck.jax_device.jit.watch import Value, value_of
+from ampcheck.jax_device.storage.arrays import Bytes, create, mesh_sharding, raw, storage_of
 from ampcheck.jax_device.torch_private import GlobalStateGuard, TensorGuards, function_modes, pytree, transform_level
 from ampcheck.register.torch_private import dispatch_modes, dynamo_skip
 
@@ -94,6 +93,9 @@ class Entry:
         outs = [v.aval for v in closed.jaxpr.outvars]
         kinds = [(v.aval.shape, v.aval.dtype) for v in invars]
         written = {s for s, out, _ in self.effects.written if kinds[s] == (outs[out].shape, outs[out].dtype)}
+        placed = [mesh_sharding(storage_of(self.trace.tensors[i]).array) for i in self.slots]
+        # An argument that lies on one device may come out of the program spread over the mesh of the others.
+        written = {s for s in written if placed[s] is not None or not any(placed)}
         self.donated = [k for k, slot in enumerate(self.used) if slot in written] if donate else []
         run, avals = jaxpr_as_fun(closed), [v.aval for v in invars]
 
@@ -109,16 +111,12 @@ class Entry:
             outputs = tuple(run(*values))
             return outputs[0] if self.bare else outputs
 
-        kept = {output: self._sharding(slot) for slot, output, _ in self.effects.written}
+        kept = {output: placed[slot] for slot, output, _ in self.effects.written}
         shardings = tuple(kept.get(i) for i in range(len(closed.jaxpr.outvars)))
         if any(s is not None for s in shardings):  # state stays spread over the mesh as it is
             self.jitted = jax.jit(program, donate_argnums=tuple(self.donated), out_shardings=shardings)
         else:
             self.jitted = jax.jit(program, donate_argnums=tuple(self.donated))
-
-    def _sharding(self, slot: int) -> NamedSharding | None:
-        found = raw(storage_of(self.trace.tensors[self.slots[slot]]).array).sharding
-        return found if isinstance(found, NamedSharding) else None
 
     def takes(self, known: tuple[Value, ...], grads: Tree) -> bool:
         """Return whether it may be the program of a call with these first values, and gradients of this kind."""
@@ -248,11 +246,10 @@ def _device(value: Tensor) -> tuple[object, ...]:
             "program cannot reach; pass tensor.detach()"
         )
     held = storage_of(value).array
-    spread = raw(held).sharding
     return (
         tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value.requires_grad, value.is_leaf,
         raw(held).shape, raw(held).dtype, isinstance(held, Bytes), value.is_conj(), value.is_neg(), type(value),
-        spread if isinstance(spread, NamedSharding) else None,
+        mesh_sharding(held),
     )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 import torch.nn.modules.module as module_hooks
 import torch.optim.optimizer as optimizer_hooks
+from jax.sharding import NamedSharding, PartitionSpec
 from torch import Tensor
 from torch.distributions import Distribution
 from torch.optim import Optimizer
@@ -35,7 +36,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
 from ampcheck.jax_device.jit.reads import GENERATORS, Attributes, Measured, Place, Places, contents, foreign, names, put
-from ampcheck.jax_device.storage.arrays import storage_of
+from ampcheck.jax_device.storage.arrays import Bytes, mesh_sharding, meshes, raw, storage_of
 
 Hyperparameter = tuple[Kwargs, str]  # an optimizer's group and a key of it
 
@@ -394,8 +395,30 @@ def reach(fn: Function, arguments: Args, read: Places) -> Reached:
     for place in list(read.places.values()):
         _place(found, place)
     _classes(found)
+    if meshes:
+        _spread(found)
     found.close()
     return found
+
+
+def _spread(found: Reached) -> None:
+    """Put what lies on one device onto the mesh of the other tensors, before a program is made for it.
+
+    An optimizer's state of its parameter's shape is split as the parameter is; all else is whole on each device.
+    """
+    arrays = {t: storage_of(t).array for t in found.tensors if t.device.type == "jax"}
+    kept = {t: sharding for t, array in arrays.items() if (sharding := mesh_sharding(array))}
+    if not kept:
+        return
+    whole = NamedSharding(next(iter(kept.values())).mesh, PartitionSpec())
+    for p, state in (item for optimizer in found.optimizers for item in optimizer.state.items()):
+        for t in (v for v in (state.values() if isinstance(state, dict) else ()) if isinstance(v, Tensor)):
+            if t in arrays and p in kept and raw(arrays[t]).shape == raw(arrays[p]).shape:
+                kept.setdefault(t, kept[p])
+    for t, array in arrays.items():
+        if mesh_sharding(array) is None:
+            spread = jax.device_put(raw(array), kept.get(t, whole))
+            storage_of(t).array = Bytes(spread) if isinstance(array, Bytes) else spread
 
 
 @contextlib.contextmanager

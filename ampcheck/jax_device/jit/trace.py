@@ -31,8 +31,8 @@ from ampcheck.jax_device.jit.state import (
     remembered,
     traced_optimizers,
 )
-from ampcheck.jax_device.jit.watch import Asking, OpWatch, Poisoned, Value, ValueNeededError, deferred, raw
-from ampcheck.jax_device.storage.arrays import Bytes, Layout, alias, create, storage_of
+from ampcheck.jax_device.jit.watch import Asking, OpWatch, Poisoned, Value, ValueNeededError, deferred
+from ampcheck.jax_device.storage.arrays import Bytes, Layout, alias, create, raw, storage_of
 from ampcheck.jax_device.torch_private import conj, neg_view, pytree
 
 

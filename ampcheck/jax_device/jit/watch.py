@@ -30,7 +30,7 @@ from ampcheck.jax_device.dispatch.program import VALUE_NEEDED
 from ampcheck.jax_device.dispatch.schema import is_view, overloads
 from ampcheck.jax_device.jit.state import Traced, TracedNumber
 from ampcheck.jax_device.storage import transfer
-from ampcheck.jax_device.storage.arrays import Bytes, Layout, alias, storage_of, wrap
+from ampcheck.jax_device.storage.arrays import Bytes, Layout, alias, raw, storage_of, wrap
 from ampcheck.jax_device.torch_private import (
     DisableTorchFunction,
     flex_attention_function,
@@ -258,11 +258,6 @@ def tensors(values: Iterable[Tree]) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from tensors(value)
-
-
-def raw(found: Tree) -> jax.Array:
-    """Return the array of what hangs on a storage."""
-    return found.array if isinstance(found, Bytes) else found
 
 
 _DECIDING = 4096  # elements of a tensor whose values may be part of a program

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -221,6 +221,17 @@ def contents(tensor: Tensor) -> jax.Array:
     return from_bytes(found.array, dtype)
 
 
+def raw(found: Any) -> Any:
+    """Return the array of what hangs on a storage."""
+    return found.array if isinstance(found, Bytes) else found
+
+
+def mesh_sharding(found: jax.Array | Bytes) -> NamedSharding | None:
+    """Return how what hangs on a storage is spread over a mesh; None on one device."""
+    sharding = raw(found).sharding
+    return sharding if isinstance(sharding, NamedSharding) else None
+
+
 meshes: set[object] = set()
 """The meshes that tensors were placed on; while there is none, no write asks for a sharding."""
 
@@ -229,7 +240,7 @@ def spread(before: jax.Array | Bytes, array: jax.Array) -> jax.Array:
     """Return a storage's new array, spread over devices as the one before it, where that has its shape."""
     if isinstance(before, (Bytes, jax.core.Tracer)) or isinstance(array, jax.core.Tracer):
         return array
-    kept = isinstance(before.sharding, NamedSharding) and before.shape == array.shape
+    kept = mesh_sharding(before) is not None and before.shape == array.shape
     return jax.device_put(array, before.sharding) if kept and array.sharding != before.sharding else array
 
 
