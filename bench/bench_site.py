@@ -1,8 +1,8 @@
-"""Time how the site opens and filters at 20 000 cases and 400 run groups of 300 benchmark series, in headless Chromium.
+"""Time how the site opens and filters at 43 000 cases and 400 run groups of 300 benchmark series, in headless Chromium.
 
     pytest bench/bench_site.py
 
-The limits are absolute, so they mean something on an idle machine alone: below a second to open, 0.2 s to filter.
+The limits are absolute, so they mean something on an idle machine alone: below 1.5 s to open, 0.2 s to filter.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from tests.report.conftest import browser  # noqa: F401  # a fixture
 from tests.report.test_pages import big_site  # noqa: F401  # a fixture
 
-OPEN, FILTER = 1000, 200
+OPEN, FILTER = 1500, 200
 """Milliseconds."""
 
 
@@ -25,10 +25,7 @@ def fastest(browser: Any, page: Path, script: str, query: str = "") -> float:  #
     for _ in range(3):
         browser.open(page)
         if query:
-            browser.evaluate(
-                f"const q = document.forms[0].elements.q; q.value = {query!r};"
-                "q.dispatchEvent(new Event('input', {bubbles: true}))"
-            )
+            browser.fill("q", query)
         found.append(browser.evaluate(script))
     assert browser.problems == []
     return min(found)
@@ -37,11 +34,12 @@ def fastest(browser: Any, page: Path, script: str, query: str = "") -> float:  #
 @pytest.mark.parametrize(
     ("page", "measure", "query"),
     [
+        ("ops", "filter", "mm"),
         ("matrix", "matrix", "operator_01 bf16"),
+        ("deviations", "filter", "promote"),
         ("bench", "filter", "mm 64"),
-        ("bench_devices", "filter", "mm 64"),
-        ("bench_history", "history", "mm 64"),
-        ("bench_compare", "compare", "mm 64"),
+        ("history", "history", "mm 64"),
+        ("compare", "compare", "mm 64"),
     ],
 )
 def test_a_page_with_a_filter(page: str, measure: str, query: str, big_site: Path, browser: Any) -> None:  # noqa: F811
@@ -52,7 +50,7 @@ def test_a_page_with_a_filter(page: str, measure: str, query: str, big_site: Pat
     assert fastest(browser, file, f"{last}.duration", query) < (OPEN if page == "matrix" else FILTER)
 
 
-@pytest.mark.parametrize("page", ["bench_accuracy", "bench_roofline", "bench_scaling", "index"])
+@pytest.mark.parametrize("page", ["index", "about"])
 def test_a_page_without_one(page: str, big_site: Path, browser: Any) -> None:  # noqa: F811
     loaded = "performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd"
     assert fastest(browser, big_site / f"{page}.html", loaded) < OPEN

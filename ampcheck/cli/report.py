@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from ampcheck.cli.common import Subparsers
@@ -26,6 +27,8 @@ def add(commands: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build the site and print its first page. Raises UsageError where there is no file, or one that cannot be read."""
+    # PyTorch's C++ warns on stderr of each deprecated op that the page of ops looks at; it reads the level at import.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from ampcheck.report import build  # noqa: PLC0415  # imports torch and jinja2
 
     folders = [args.reports / part for part in FOLDERS]

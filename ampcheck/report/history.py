@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcheck.errors import UsageError
-from ampcheck.runner.record import RED, Run, read
+from ampcheck.runner.record import Run, read
 from ampcheck.runner.summarize import devices, interrupted, merge
 
 CAP = 20
@@ -106,11 +106,6 @@ def stale(run: Run) -> list[str]:
 def reproduced(run: Run) -> dict[str, str]:
     """Return the outcome of running red cases' plain torch lines, in words behind "it", by the case's key."""
     return dict((run.footer or {}).get("reproduced", {}))
-
-
-def is_red(run: Run) -> bool:
-    """Return whether something in the run needs a person."""
-    return interrupted(run) or bool(stale(run)) or any(run.counts()[status] for status in RED)
 
 
 def header_of(path: Path) -> dict[str, object]:

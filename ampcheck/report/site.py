@@ -9,13 +9,16 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ampcheck import samples
+from ampcheck.bench.run import exports
 from ampcheck.devices.registry import known
 from ampcheck.errors import UsageError
+from ampcheck.report.benchmarks import data as bench_data
 from ampcheck.report.benchmarks import pages as bench_pages
 from ampcheck.report.benchmarks import run_groups
-from ampcheck.report.benchmarks import site as bench_site
+from ampcheck.report.benchmarks.changes import KINDS, SpeedChange, changes
 from ampcheck.report.benchmarks.run_groups import BenchHistory
 from ampcheck.report.conformance import data, pages
+from ampcheck.report.conformance.ops import ops
 from ampcheck.report.history import History, load
 from ampcheck.runner.deviations import Deviation, KnownDeviations
 from ampcheck.samples import op_database
@@ -24,7 +27,20 @@ from ampcheck.spec.ids import op_token
 TEMPLATES = Path(__file__).parent / "templates"
 OUT = Path("reports") / "site"
 
-_SHARED_SCRIPTS = ["page.js", "data.js", "app.js"]
+NAV = {
+    "Devices": "index.html",
+    "Ops": "ops.html",
+    "Benchmarks": "bench.html",
+    "Deviations": "deviations.html",
+    "Cases": "matrix.html",
+    "Compare": "compare.html",
+    "History": "history.html",
+    "About": "about.html",
+}
+"""The pages by their names, the three that answer a question first."""
+
+_CASES, _SPEEDS = ["data.js", "app.js"], ["bench_data.js", "bench_app.js"]
+_CHARTS = ["uPlot.iife.min.js", "chart.js"]
 
 
 def build(
@@ -90,55 +106,58 @@ def render(
     )
     environment.filters.update(pages.FILTERS)
     shared: dict[str, object] = {
-        "nav": pages.NAV.items(),
-        "bench_nav": bench_pages.NAV.items(),
+        "nav": NAV.items(),
         "bench": bench_pages.summary(bench),
         "run": None,
+        "left_out": 0,
         **(pages.common(history) if history else {}),
     }
-    fill = _filled(history, entries, {"states": states, "power": power}) if history else _empty()
-    changed = bench_site.changed(bench)
-    fill |= bench_site.pages(bench, changed)
-    files = {
-        file: environment.get_template(template).render(**shared, **values, title=title, scripts=scripts, file=file)
-        for file, (template, title, scripts, values) in fill.items()
-    }
-    plain = (path for path in TEMPLATES.iterdir() if path.suffix in (".js", ".css"))
+    before, after = bench.previous, bench.newest
+    changed = changes(before, after) if before and after else []
+    fill: dict[str, Page] = {"ops.html": ("Ops", ["filter.js"], ops(history))}
+    if history:
+        fill |= _of_cases(history, entries, {"states": states, "power": power})
+    if after:
+        scripts = ["filter.js", *_CHARTS, "scaling.js"]
+        fill["bench.html"] = ("Benchmarks", scripts, bench_pages.results(bench, changed))
+    both = [*(_CASES if history else ()), *(_SPEEDS if after else ())]
+    if both:
+        fill["compare.html"] = ("Compare", [*both, "compare.js"], {"kinds": KINDS})
+        charts = [*_SPEEDS, *_CHARTS, "history.js"] if after else []
+        fill["history.html"] = ("History", charts, pages.history_page(history) if history else {})
+    titles = {**{file: title for title, file in NAV.items()}, "case.html": "Case"}
+    files = {}
+    for file, title in titles.items():
+        here = file in fill
+        title, scripts, values = fill.get(file, (title, [], _missing(file)))
+        template = environment.get_template(file if here else "nothing.html")
+        files[file] = template.render(**shared, **values, title=title, scripts=["page.js", *scripts], file=file)
+    style = [(TEMPLATES / name).read_text(encoding="utf-8") for name in ("style.css", "uPlot.min.css")]
+    files["style.css"] = "".join(style)
+    plain = (path for path in TEMPLATES.iterdir() if path.suffix in (".js", ".txt"))
     files |= {path.name: path.read_text(encoding="utf-8") for path in sorted(plain)}
-    files |= bench_site.files(bench, changed)
-    return files | (_data(history) if history else {})
+    return files | (_data(history) if history else {}) | _bench_data(bench, changed)
 
 
-Page = tuple[str, str, list[str], dict[str, object]]
-"""A page's template, title, scripts and values."""
+Page = tuple[str, list[str], dict[str, object]]
+"""A page's title, scripts and values."""
 
 
-def _filled(history: History, entries: Sequence[Deviation], figures: dict[str, object]) -> dict[str, Page]:
+def _of_cases(history: History, entries: Sequence[Deviation], figures: dict[str, object]) -> dict[str, Page]:
     return {
-        "index.html": ("index.html", "Health", [], {**pages.health(history), **figures}),
-        "matrix.html": ("matrix.html", "Matrix", [*_SHARED_SCRIPTS, "matrix.js"], {}),
-        "case.html": ("case.html", "Case", ["page.js", "data.js", "details.js", "app.js", "case.js"], {}),
-        "deviations.html": ("deviations.html", "Deviations", [], pages.deviations(history, entries)),
-        "compare.html": (
-            "compare.html",
-            "Compare",
-            [*_SHARED_SCRIPTS, "compare.js"],
-            {"count": len(history.runs)},
-        ),
-        "about.html": ("about.html", "About", [], pages.about(history)),
+        "index.html": ("Devices", [], pages.devices_page(history)),
+        "matrix.html": ("Cases", [*_CASES, "matrix.js"], {}),
+        "case.html": ("Case", ["data.js", "details.js", "app.js", "case.js"], {}),
+        "deviations.html": ("Deviations", ["filter.js"], pages.deviations(history, entries)),
+        "about.html": ("About", [], {**pages.about(history), **figures}),
     }
 
 
-def _empty() -> dict[str, Page]:
-    """Return the pages of conformance where nothing of it is here."""
-    names = {**{file: title for title, file in pages.NAV.items()}, "case.html": "Case"}
-    values: dict[str, object] = {
-        "what": "conformance run",
-        "command": "ampcheck run",
-        "other": "bench.html",
-        "there": "benchmarks",
-    }
-    return {file: ("nothing.html", title, [], values) for file, title in names.items()}
+def _missing(file: str) -> dict[str, object]:
+    """Return the values of a page of which nothing is here."""
+    if file == "bench.html":
+        return {"what": "benchmark", "command": "ampcheck bench", "other": "index.html", "there": "conformance"}
+    return {"what": "conformance run", "command": "ampcheck run", "other": "bench.html", "there": "benchmarks"}
 
 
 def _data(history: History) -> dict[str, str]:
@@ -149,3 +168,19 @@ def _data(history: History) -> dict[str, str]:
         "details.js": data.script("AMPCHECK_DETAILS", data.details(history)),
     }
     return files | pages.exports(history)
+
+
+def _bench_data(history: BenchHistory, changed: Sequence[SpeedChange]) -> dict[str, str]:
+    """Return the data of the scripts, and the newest run group's exports."""
+    if history.newest is None:
+        return {}
+    run = history.newest.runs[0]
+    packed = bench_data.data(history, changed)
+    marks = {name: {"mark": v.mark, "label": v.label, "style": v.style} for name, v in bench_pages.SHOWN.items()}
+    return {
+        "bench_data.js": data.script("AMPCHECK_BENCH", {**packed, "shown": marks, "kinds": KINDS}),
+        "bench.csv": exports.as_csv(run),
+        "bench.md": exports.as_markdown(run),
+        "bench_pytest.json": exports.pytest_benchmark_json(run),
+        "bench_smaller_is_better.json": exports.smaller_is_better(run),
+    }

@@ -234,6 +234,20 @@ def deviations(overload: str, policy: str, devices: Iterable[Device]) -> dict[De
     return out
 
 
+def spellings() -> dict[str, list[str]]:
+    """Return the Python spellings that reach each overload, as the samples show."""
+    out: dict[str, list[str]] = {}
+    for path, overloads in _spellings().items():
+        for name in overloads:
+            out.setdefault(name, []).append(path)
+    return out
+
+
+def without_policy() -> frozenset[str]:
+    """Return the overloads of this torch that have no policy under any of PyTorch's dispatch keys."""
+    return frozenset(name for name in _aten() if not name.endswith("out")) - _with_policy()
+
+
 _ABBREVIATIONS = {"F.": "torch.nn.functional.", "Tensor.": "torch.Tensor.", "nn.functional.": "torch.nn.functional."}
 
 

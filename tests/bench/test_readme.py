@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from ampcheck.bench.run import readme
 from ampcheck.bench.run.runfile import BenchRun
 from ampcheck.bench.run.summary import estimated_beside_default
 from ampcheck.bench.run.variants import NO_PRODUCT
-from ampcheck.report.benchmarks import pages, run_groups, sections
+from ampcheck.report.benchmarks import pages, run_groups
 from ampcheck.report.benchmarks.run_groups import BenchHistory
 
 COLUMN = ("cpu", "eager")
@@ -89,8 +90,8 @@ def history() -> BenchHistory:
 
 
 def test_no_share_above_one_is_shown(history: BenchHistory) -> None:
-    shown = sections.roofline(history)["sections"]
-    shares = [row["share"] for section in shown for row in section["rows"]]
+    groups: Any = pages.results(history, [])["groups"]
+    shares = [variant["share"] for row in groups for variant in row["variants"]]
     assert shares.count("above the measured ceiling") >= 4
     assert all(int(share.split("%")[0]) <= 100 for share in shares if "%" in share)
     for run in readme.published():
@@ -102,9 +103,13 @@ def test_the_pages_have_the_speed_beside_the_default(history: BenchHistory) -> N
     variants = {variant["name"]: variant for variant in groups["tpu-v5e/jit/mm-1024"]["variants"]}
     assert (variants["bf16"]["ratio"], variants["bf16"]["default"]) == ("2.41×", "0.832× slower")
     assert variants["fp32"]["default"] == variants["fp32-default"]["default"] == ""
-    rows = [row for row in pages.devices(history)["rows"] if row["workload"] == "mm-1024" and row["variant"] == "bf16"]
-    cells = {device: cell["default"] for row in rows for device, cell in row["cells"].items()}
-    assert cells == {"cpu": "", "jax": "", "tpu-v5e": "0.832× slower", "tpu-v6e": "0.864× slower"}
+    defaults = {
+        row["group"].device: variant["default"]
+        for row in groups.values()
+        for variant in row["variants"]
+        if (row["group"].workload, variant["name"]) == ("mm-1024", "bf16")
+    }
+    assert defaults == {"cpu": "", "jax": "", "tpu-v5e": "0.832× slower", "tpu-v6e": "0.864× slower"}
 
 
 def test_estimates_are_not_marked_interrupted(history: BenchHistory) -> None:

@@ -123,7 +123,7 @@ class Browser:
 
     def press(self, key: str) -> None:
         """Press a key, as a keyboard does."""
-        codes = {"Tab": 9, "Enter": 13, " ": 32}
+        codes = {"Tab": 9, "Enter": 13, " ": 32, "ArrowLeft": 37}
         text = {"Enter": "\r", " ": " "}.get(key, "")
         for kind in ("keyDown", "keyUp"):
             self.send(

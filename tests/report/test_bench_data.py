@@ -1,11 +1,10 @@
-"""The run groups of benchmarks in a site, their changes, packing, sizes, colours and plots; no browser is needed."""
+"""The run groups of benchmarks in a site, their changes, packing, sizes and colours; no browser is needed."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from ampcheck.bench.core.model import VERDICTS, Group, VariantResult
 from ampcheck.errors import UsageError
 from ampcheck.report import build
-from ampcheck.report.benchmarks import plots
+from ampcheck.report.benchmarks import pages
 from ampcheck.report.benchmarks.changes import KINDS, changes, conditions, listed, steps
 from ampcheck.report.benchmarks.data import color, extra_names
 from ampcheck.report.benchmarks.pages import SHOWN
@@ -127,7 +126,8 @@ def test_the_command_takes_the_files_of_all_four_folders(tmp_path: Path, capsys:
     page = (tmp_path / "site/bench.html").read_text()
     assert "conv-64" in page
     assert "mm-512" in page
-    assert "2 workloads over 1 run group" in (tmp_path / "site/index.html").read_text()
+    whose = re.findall(r'<p class="note">(.*?) on EPYC', page)
+    assert whose == ["Your own run c.jsonl of 2026-11-20"], "two files of one run group: the newest says whose"
     assert "benchmark" not in (tmp_path / "site/summary.md").read_text()
 
 
@@ -137,10 +137,11 @@ def test_pages_without_data_say_so(tmp_path: Path) -> None:
         assert "There is no benchmark here." in page.read_text(), page.name
     assert "There is no" not in (tmp_path / "judged/index.html").read_text()
     build(two_run_groups(tmp_path / "run_groups"), tmp_path / "timed")
-    for name in ("index", "matrix", "case", "deviations", "compare", "about"):
+    for name in ("index", "matrix", "case", "deviations", "about"):
         assert "There is no conformance run here." in (tmp_path / f"timed/{name}.html").read_text()
     assert not (tmp_path / "timed/badge.svg").exists()
-    assert "There is no" not in (tmp_path / "timed/bench.html").read_text()
+    for name in ("bench", "ops", "compare", "history"):
+        assert "There is no" not in (tmp_path / f"timed/{name}.html").read_text()
 
 
 def test_what_a_file_is_says_its_header_and_else_its_folder(tmp_path: Path) -> None:
@@ -323,7 +324,7 @@ def test_sizes_without_a_valid_ratio_are_left_out(tmp_path: Path) -> None:
     assert [point.size for point in fp16.points] == [256, 1024]
 
 
-# ---- colours, packing, plots
+# ---- colours, figures
 
 
 def test_a_variant_has_one_colour_with_or_without_others(tmp_path: Path) -> None:
@@ -333,37 +334,20 @@ def test_a_variant_has_one_colour_with_or_without_others(tmp_path: Path) -> None
     assert len({color(variant, other) for variant in ("fp32", "bf16", "fp16", "bf16-native", "fresh", "reused")}) == 6
 
 
-def test_plots_are_the_same_bytes_in_the_pages_colours_and_named() -> None:
-    dots = [plots.Dot(1e-3 * n, 0.5 * n, n % 3, f"mm-{n} <b>", "op", n == 4) for n in range(1, 6)]
-    svg = plots.scatter("one", dots, "five & more")
-    assert svg == plots.scatter("one", dots, "five & more")
-    assert re.findall(r"#[0-9a-f]{6}", svg) == []
-    assert "var(--a0)" in svg
-    assert sorted(re.findall(r"<title>(.*?)</title>", svg)) == [f"mm-{n} &lt;b&gt;" for n in range(1, 6)]
-    assert 'aria-label="five &amp; more"' in svg
-    other = plots.roofline("two", dots, {"bf16": 1e12, "bandwidth": 1e11}, "roof")
-    assert not set(re.findall(r' id="([^"]+)"', svg)) & set(re.findall(r' id="([^"]+)"', other))
-    assert all(f'id="{name}"' in svg for name in re.findall(r'(?:url\(|href=")#([^")]+)', svg))
-
-
-def test_without_matplotlib_the_site_is_built_and_says_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = plots.importlib.util.find_spec
-    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None if name == "matplotlib" else found(name))
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # importing it raises
-    build(two_run_groups(tmp_path / "run_groups"), tmp_path / "site")
-    for name in ("bench_accuracy", "bench_roofline"):
-        page = (tmp_path / f"site/{name}.html").read_text()
-        assert "matplotlib is not installed here" in page
-        assert "<svg" not in page
-        assert "mm-1024" in page, "the table has the numbers all the same"
-
-
-def test_ceilings_and_estimates_are_on_the_roofline(tmp_path: Path) -> None:
-    build(two_run_groups(tmp_path / "run_groups"), tmp_path / "site")
-    page = (tmp_path / "site/bench_roofline.html").read_text()
-    assert "bf16 2.40 TFLOP/s" in page
-    assert "bandwidth 20.0 GB/s" in page
-    assert "The files name no ceilings of this device." in page
-    assert "mm-1024 (estimate) jit bf16" in page
+def test_the_charts_say_how_fast_how_exact_and_how_large_each_variant_is(tmp_path: Path) -> None:
+    run_group = load(two_run_groups(tmp_path)).newest
+    assert run_group
+    cpu, _, tpu = pages.boards(run_group, [])
+    assert (cpu["device"], cpu["estimate"], tpu["device"], tpu["estimate"]) == ("cpu", False, "tpu-v5e", True)
+    assert [row["workload"] for row in cpu["lead"]] == ["mlp-step", "mm-1024", "mm-256", "mm-64", "mm-16"]
+    said = {s["name"]: (s["middle"], s["text"]) for s in cpu["sentences"]}
+    assert said["bf16"] == ("0.6×", "faster in 2 of 5 workloads, slower in 3")
+    row = next(row for row in cpu["lead"] if row["workload"] == "mm-1024")
+    assert [dot["text"] for dot in row["speed"]] == ["bf16 4.10× [4.06, 4.14]", "fp16 0.500× [0.495, 0.505]"]
+    assert [dot["text"] for dot in row["memory"]] == ["bf16 1.00×", "fp16 1.00×"]
+    invalid = next(row for row in cpu["lead"] if row["workload"] == "mm-64")
+    assert [dot["text"].split()[0] for dot in invalid["speed"]] == ["bf16"], "what is not valid has no place"
+    ticks = dict((text, at) for at, text in cpu["ticks"]["speed"])
+    assert "1" in ticks
+    assert all(0 <= dot["from"] < dot["at"] < dot["from"] + dot["width"] <= 100 for dot in row["speed"])
+    assert row["speed"][1]["at"] < ticks["1"] < row["speed"][0]["at"]

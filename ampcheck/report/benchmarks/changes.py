@@ -1,6 +1,6 @@
 """Compare two run groups of benchmarks, series by series, and find alerts and steps. A series is a variant of a group.
 
-`bench_compare.js` sorts any two run groups the same way, from intervals; here the two newest are compared
+`compare.js` sorts any two run groups the same way, from intervals; here the two newest are compared
 with the two-run test of `ampcheck.bench.core.statistics`, which needs raw samples.
 """
 

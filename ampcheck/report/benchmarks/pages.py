@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 from urllib.parse import urlencode
 
 from ampcheck.bench.core import table
-from ampcheck.bench.core.model import AA, Group, VariantResult
+from ampcheck.bench.core.model import AA, PRECISIONS, Group, VariantResult
 from ampcheck.bench.run.exports import incomplete
-from ampcheck.report.benchmarks.changes import KINDS, SpeedChange, listed
+from ampcheck.bench.run.runfile import BenchRun
+from ampcheck.report.benchmarks.changes import KINDS, SpeedChange, listed, machine
 from ampcheck.report.benchmarks.data import color, extra_names
 from ampcheck.report.benchmarks.run_groups import BenchHistory, RunGroup, order, valid
-from ampcheck.report.benchmarks.scaling import Axis
 from ampcheck.report.benchmarks.scaling import axes as scaling_axes
 
-NAV = {
-    "Results": "bench.html",
-    "Accuracy": "bench_accuracy.html",
-    "Roofline": "bench_roofline.html",
-    "Scaling": "bench_scaling.html",
-    "Devices": "bench_devices.html",
-    "History": "bench_history.html",
-    "Compare": "bench_compare.html",
-}
 EXPORTS = {
     "bench.csv": "CSV",
     "bench.md": "Markdown summary",
@@ -71,7 +64,7 @@ Row = dict[str, Any]
 
 
 def results(history: BenchHistory, changed: Sequence[SpeedChange]) -> dict[str, object]:
-    """Return the first page: what changed, alerts, then every workload with its variants side by side."""
+    """Return the page: speed, accuracy and memory device by device, scaling, changes and alerts, every workload."""
     run_group, before, newest = history.latest, history.previous, history.newest
     assert run_group is not None
     assert newest is not None
@@ -82,66 +75,169 @@ def results(history: BenchHistory, changed: Sequence[SpeedChange]) -> dict[str, 
     ]
     kinds = Counter(change.kind for change in changed)
     shown = [change for change in changed if change.kind != "rest"]
-    named = {"a": before.name, "b": newest.name} if before else {}
+    named = {"what": "speeds", "a": before.name, "b": newest.name} if before else {}
+    alerts = listed(history)
+    worse = sum(kinds[kind] for kind in ("flipped", "lost", "slower"))
     return {
         "groups": groups,
+        "boards": boards(run_group, other),
+        "axes": _scaling(run_group, other),
         "before": before,
         "changed": [_changed(change) for change in shown],
         "kinds": {kind: (kinds[kind], meaning) for kind, meaning in KINDS.items()},
-        "alerts": listed(history),
-        "compare_href": "bench_compare.html#" + urlencode(named),
-        "counts": Counter(variant["verdict"].name for group in groups for variant in group["variants"]),
+        "alerts": alerts,
+        "worse": worse,
+        "alarm": any(alert.kind == "machine" or alert.direction == "slower" for _, alert in alerts),
+        "compare_href": "compare.html#" + urlencode(named),
         "exports": EXPORTS,
         "conditions": [(run.path.name, _said(run.header), incomplete(run)) for run in run_group.runs],
+        "verdicts": SHOWN,
+        "variants": sorted({(v.name, color(v.name, other)) for g in run_group.groups.values() for v in _lower(g)}),
         **_choices(run_group.groups.values()),
     }
 
 
-def scaling(history: BenchHistory) -> dict[str, object]:
-    """Per base the curves over size, with where autocast starts to pay."""
-    run_group = history.latest
-    assert run_group is not None
-    other = extra_names(history)
-    axes = scaling_axes(run_group.groups)
+# ---- device by device
+
+_LEAD = 12
+"""How many workloads of a device are drawn before the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A logarithmic axis from `low` to `high` with a tick at each power of `base`."""
+
+    low: float
+    high: float
+    base: float
+
+    def at(self, value: float) -> float:
+        """Return the place of a value in percent of the width."""
+        share = (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
+        return round(100 * min(1.0, max(0.0, share)), 2)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Return the place and the text of about five ticks."""
+        first, last = (round(math.log(value, self.base)) for value in (self.low, self.high))
+        powers = range(first, last + 1, max(1, (last - first) // 4))
+        return [(self.at(self.base**power), f"{self.base**power:.3g}") for power in powers]
+
+
+def _scale(values: Iterable[float], base: float) -> Scale:
+    logs = [math.log(value, base) for value in values if 0 < value < math.inf] or [0.0]
+    logs += [0.0] if base == 2 else []  # an axis of ratios has 1
+    low, high = math.floor(min(logs)), math.ceil(max(logs))
+    return Scale(base**low, base ** max(high, low + 1), base)
+
+
+def _lower(group: Group) -> list[VariantResult]:
+    """Return the variants that autocast or TF32 makes, of a group whose first variant is float32."""
+    first = group.variants[0]
+    return [v for v in group.variants[1:] if v.name in PRECISIONS] if first.name in PRECISIONS else []
+
+
+def _usable(variant: VariantResult) -> bool:
+    return valid(variant) and variant.verdict != "unstable" and variant.speed is not None
+
+
+def boards(run_group: RunGroup, other: Sequence[str]) -> list[Row]:
+    """Return for each device and compiler whose figures they are, a sentence a variant, and a row a workload."""
+    members: dict[tuple[str, str], list[Group]] = {}
+    for group in sorted(run_group.groups.values(), key=_importance):
+        if any(_usable(variant) for variant in _lower(group)):
+            members.setdefault((group.device, group.compiler), []).append(group)
+    drawn = [(group, v) for found in members.values() for group in found for v in _lower(group) if _usable(v)]
+    scales = {
+        "speed": _scale((x for _, v in drawn for x in (v.speed, v.speed_low, v.speed_high) if x), 2),
+        "error": _scale((v.error for _, v in drawn if v.error), 10),
+        "memory": _scale((m for group, v in drawn if (m := _memory(group, v))), 2),
+    }
+    out = []
+    for (device, compiler), groups in sorted(members.items(), key=lambda item: (item[1][0].estimate, item[0])):
+        rows = [_row(group, scales, other) for group in groups]
+        newest = max((run_group.source[group.key] for group in groups), key=lambda run: str(run.header.get("started")))
+        out.append(
+            {
+                "device": device,
+                "compiler": compiler,
+                "estimate": any(group.estimate for group in groups),
+                "whose": _whose(newest, device),
+                "sentences": _sentences(groups),
+                "lead": rows[:_LEAD],
+                "more": rows[_LEAD:],
+                "ticks": {name: scale.ticks() for name, scale in scales.items()},
+                "memory": any(row["memory"] for row in rows),
+            }
+        )
+    return out
+
+
+def _importance(group: Group) -> tuple[Any, ...]:
+    """Return a sort key that puts training steps first, then ops from large to small."""
+    return (group.kind != "step", -group.size if group.size else 0, *order(group))
+
+
+def _memory(group: Group, variant: VariantResult) -> float | None:
+    base = group.variants[0].memory
+    return variant.memory / base if base and variant.memory else None
+
+
+def _row(group: Group, scales: Mapping[str, Scale], other: Sequence[str]) -> Row:
+    about = {"workload": group.workload, "key": group.key, "estimate": group.estimate}
+    row: Row = {**about, "speed": [], "error": [], "memory": []}
+    for place, variant in enumerate(v for v in _lower(group) if _usable(v)):
+        memory = _memory(group, variant)
+        for name, value, low, high, text in (
+            ("speed", variant.speed, variant.speed_low, variant.speed_high, table.ratio(variant)),
+            ("error", variant.error, None, None, table.error(variant.error)),
+            ("memory", memory, None, None, f"{memory:.2f}×" if memory else ""),
+        ):
+            if not value or value == math.inf:
+                continue
+            scale = scales[name]
+            start, end = scale.at(low or value), scale.at(high or value)
+            dot = {"at": scale.at(value), "from": start, "width": round(end - start, 2), "place": place}
+            row[name].append({**dot, "color": color(variant.name, other), "text": f"{variant.name} {text}"})
+    row["lines"] = max(1, len(row["speed"]))
+    return row
+
+
+def _sentences(groups: Sequence[Group]) -> list[Row]:
+    """Say of each variant in how many workloads it is faster than float32, and how fast in the middle."""
+    found: dict[str, list[VariantResult]] = {}
+    for group in groups:
+        for variant in filter(_usable, _lower(group)):
+            found.setdefault(variant.name, []).append(variant)
+    out = []
+    for name, members in found.items():
+        speeds = [variant.speed or 1.0 for variant in members]
+        verdicts = Counter(variant.verdict for variant in members)
+        what = f"faster in {verdicts['faster']} of {len(members)} {'workload' if len(members) == 1 else 'workloads'}"
+        what += f", slower in {verdicts['slower']}" if verdicts["slower"] else ""
+        out.append({"name": name, "middle": f"{median(speeds):.3g}×", "text": what})
+    return out
+
+
+def _whose(run: BenchRun, device: str) -> str:
+    """Say whose figures a file has, and of which machine: a reader's own, or ones that were published with ampcheck."""
+    day = str(run.header.get("started", "an unknown day")).partition("T")[0]
+    if "published" in run.path.parts:
+        return f"Published with ampcheck, not of your machine: measured on {day} on {machine(run.header, device)}"
+    return f"Your own run {run.path.name} of {day} on {machine(run.header, device)}"
+
+
+def _scaling(run_group: RunGroup, other: Sequence[str]) -> list[Row]:
+    """Return per base the curves over size, with where autocast starts to pay."""
     shown = []
-    for axis in axes:
-        coloured = [(curve, color(curve.variant, other)) for curve in axis.curves]
-        curves = [
-            {"curve": c, "color": number, "aa": c.variant.endswith(AA), "at": {p.size: p for p in c.points}}
-            for c, number in coloured
-        ]
+    for axis in scaling_axes(run_group.groups):
+        coloured = [(curve, color(curve.variant, other)) for curve in axis.curves if not curve.variant.endswith(AA)]
+        curves = [{"curve": c, "color": number, "at": {p.size: p for p in c.points}} for c, number in coloured]
         plot = [
             {"name": c.variant, "color": number, "points": [[p.size, p.speed, p.low, p.high] for p in c.points]}
             for c, number in coloured
         ]
         shown.append({"axis": axis, "curves": curves, "plot": plot})
-    return {"axes": shown, **_choices(axes)}
-
-
-def devices(history: BenchHistory) -> dict[str, object]:
-    """Return a row for each workload, compiler and variant, a column for each device in the order of the alphabet."""
-    run_group = history.latest
-    assert run_group is not None
-    other = extra_names(history)
-    rows: dict[tuple[str, str, str], Row] = {}
-    for group in sorted(run_group.groups.values(), key=order):
-        since = older(history, run_group, group.key)
-        for variant in group.variants:
-            key = (group.workload, group.compiler, variant.name)
-            row = rows.setdefault(key, {"workload": group.workload, "compiler": group.compiler, "cells": {}})
-            row |= {
-                "variant": variant.name,
-                "family": group.family,
-                "color": color(variant.name, other),
-                "order": order(group)[:4],
-            }
-            row["cells"][group.device] = {**_variant(group, variant, other), "estimate": group.estimate, "older": since}
-    ordered = sorted(rows.values(), key=lambda row: (row["order"], row["compiler"]))  # variants stay as in their group
-    return {
-        "rows": ordered,
-        **_choices(run_group.groups.values()),
-        "variant_names": sorted({row["variant"] for row in ordered}),
-    }
+    return shown
 
 
 def summary(history: BenchHistory) -> dict[str, object] | None:
@@ -197,6 +293,8 @@ def _variant(group: Group, variant: VariantResult, other: Sequence[str]) -> Row:
         "default": table.default_ratio(variant),
         "error": table.error(variant.error),
         "memory": table.memory(variant.memory),
+        "share": table.share(variant),
+        "rate": table.count(variant.flops_per_second, "FLOP/s"),
         "precision_check": variant.precision_check,
         "rounds": variant.rounds,
         "processes": variant.processes,
@@ -214,7 +312,7 @@ def _changed(change: SpeedChange) -> Row:
         "ratios": (table.ratio(one) if one else table.NONE, table.ratio(two) if two else table.NONE),
         "tested": _sentence(change),
         "reason": reason if change.kind in ("lost", "new") else "",
-        "history_href": "bench_history.html#" + urlencode({"q": change.key}),
+        "history_href": "history.html#" + urlencode({"q": change.key}),
     }
 
 
@@ -229,7 +327,7 @@ def _sentence(change: SpeedChange) -> str:
     return f"{change.words}{ratio} of the speed before{p}" if ratio else change.words
 
 
-def _choices(groups: Iterable[Group | Axis]) -> dict[str, object]:
+def _choices(groups: Iterable[Group]) -> dict[str, object]:
     """Return the choices of a page's filters."""
     groups = list(groups)
     return {

@@ -1,7 +1,7 @@
 """The cases of a site as compact JSON: columns of dictionary indices, run lengths, and texts line by line.
 
-`data.js` has what the matrix and the comparison need of every case and run; `details.js` has the texts of the newest
-run, which only the page of one case reads. `app.js` is the other half of this module: it decodes what this encodes.
+`data.js` has what the pages of cases and of comparisons need of every case and run; `details.js` has the texts of the
+newest run, which only the page of one case reads. `app.js` is the other half: it decodes what this encodes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,25 @@ from ampcheck.spec.ids import op_token
 from ampcheck.spec.rules import RULES, Rule
 
 COLUMNS = ("suite", "rule", "op", "sample", "inputs", "amp", "device", "compiler", "deviation", "cause")
+OP_RULES = ("downcast", "upcast", "optdtype", "append", "promote", "banned", "drift", "fallthrough")
+"""The rules about single ops, each with a line of its own."""
+
+AREAS = {
+    "regions": "autocast regions: what they set, nest, cache and put back, also in threads and after errors",
+    "decorators": "functions decorated with a region, and whatever else holds one",
+    "modules": "modules, methods, in-place calls and random programs do what the ops they are made of do",
+    "gradients": "backward passes, checkpoints and custom functions run in the dtypes of the forward pass",
+    "scaler": "GradScaler scales, unscales, skips and grows as documented",
+    "compilers": "compiled programs cast as the eager ones do",
+}
+"""The other rules by what they are about, in the order of the first page's grid."""
+
+_AREA_OF_SUITE = {"autograd": "gradients", "scaler": "scaler", "jit": "compilers"}
+_AREA_OF_RULE = {
+    **dict.fromkeys(("decorator", "holders"), "decorators"),
+    **dict.fromkeys(("modules", "variants", "moves", "relations", "modes", "programs", "reports"), "modules"),
+}
+
 _LETTERS = dict(zip(STATUSES, "pfbdxuectm", strict=True))  # a status as one letter; "." is a case the run does not have
 
 
@@ -58,11 +77,18 @@ def union(history: History) -> list[Result]:
     return sorted(found.values(), key=lambda r: (r.suite, r.rule, r.op, r.device, r.sample, r.amp, r.id))
 
 
+def area(result: Result) -> str:
+    """Return the line of the grid that a case belongs to: its rule, where that is about single ops, or its area."""
+    if found := _AREA_OF_SUITE.get(result.suite):
+        return found
+    return result.rule if result.rule in OP_RULES else _AREA_OF_RULE.get(result.rule, "regions")
+
+
 def cases(history: History, ops: Collection[str]) -> dict[str, Any]:
     """Return the content of `data.js`. `ops`: the overloads that have op cases; every other name is a scenario."""
     results = union(history)
-    words = {name: Interner() for name in (*COLUMNS, "token")}
-    columns: dict[str, list[int]] = {name: [] for name in (*COLUMNS, "token")}
+    words = {name: Interner() for name in (*COLUMNS, "token", "area")}
+    columns: dict[str, list[int]] = {name: [] for name in words}
     odd: dict[int, str] = {}
     newest = history.newest.results
     causes = causes_of(newest.values())
@@ -70,7 +96,8 @@ def cases(history: History, ops: Collection[str]) -> dict[str, Any]:
         token = result.id.rpartition("-")[2]
         values = {name: getattr(result, name) for name in COLUMNS}
         now = newest.get(result.key)
-        values |= {"token": token, "deviation": now.deviation if now else "", "cause": causes.get(result.key, "")}
+        values |= {"token": token, "area": area(result), "cause": causes.get(result.key, "")}
+        values |= {"deviation": now.deviation if now else ""}
         for name, column in columns.items():
             column.append(words[name](values[name]))
         if _composed(result, token) != result.id:

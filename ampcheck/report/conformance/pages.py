@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from textwrap import shorten
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from ampcheck.errors import UsageError
-from ampcheck.report.conformance.data import SHOWN, Status, facts, number, run_names
-from ampcheck.report.history import History, expected, is_red, ran, reproduced, stale, virtual
+from ampcheck.report.conformance.data import AREAS, OP_RULES, SHOWN, Status, area, facts, number, run_names
+from ampcheck.report.history import History, expected, ran, reproduced, stale, virtual
 from ampcheck.runner import summarize as comparing
 from ampcheck.runner.deviations import Deviation
 from ampcheck.runner.record import Cause, Result, Run, first_line, grouped
@@ -30,16 +32,19 @@ from ampcheck.runner.summarize import (
 )
 from ampcheck.spec.rules import RULES
 
-NAV = {
-    "Health": "index.html",
-    "Matrix": "matrix.html",
-    "Deviations": "deviations.html",
-    "Compare": "compare.html",
-    "About": "about.html",
-}
-
 _CAUSES = 20
-"""The first page shows this many causes."""
+"""The first page shows this many causes, the first few in full."""
+
+_TODO = {
+    "fail": "Open the example: it has the call in plain torch. Correct the device, or describe a known deviation.",
+    "broken": "The op is wrong without autocast too: correct its kernel first, then run these cases again.",
+    "fixed": "Delete the entry of the deviations file: the case passes now.",
+    "error": "ampcheck itself broke, which says nothing of the device: report it with the example's traceback.",
+    "crash": "Run the example alone: its process ended, and the last lines of its output say where.",
+    "timeout": "Run the example alone with a longer --timeout, and see whether it ends.",
+    "missing": "Run them: ampcheck run --resume RUN goes on with a run, --shard N/COUNT runs a share that is missing.",
+}
+"""What to do about red cases, by their status."""
 
 _COUNTED = ("device", "key", "cells", "reachable", "each_run", "nightly")
 """What the first page shows of `ampcheck coverage`."""
@@ -53,7 +58,6 @@ class Tally:
 
     name: str
     counts: Counter[str]
-    sentence: str = ""
 
     @property
     def total(self) -> int:
@@ -76,6 +80,7 @@ FILTERS: Mapping[str, Callable[..., str]] = {
     "case_href": case_href,
     "matrix_href": matrix_href,
     "first_line": first_line,
+    "shorten": lambda text: shorten(text, 400, placeholder=" …"),
     "capitalize_first": lambda text: text[:1].upper() + text[1:],
 }
 
@@ -93,39 +98,137 @@ def common(history: History) -> dict[str, object]:
     }
 
 
-def health(history: History) -> dict[str, object]:
-    """Return the first page: what changed, how much ran, what needs a person."""
+def devices_page(history: History) -> dict[str, object]:
+    """Return the first page: a card for each device, what is wrong and since when, rules by devices, what changed."""
     newest, previous = history.newest, history.previous
-    rows = [
-        {**_summary(run, name), "counts": run.counts()}
-        for run, name in zip(history.runs, run_names(history), strict=True)
-    ]
-    named = {id(run): row for run, row in zip(history.runs, rows, strict=True)}
-    before = named[id(previous)] if previous else None
+    before = next((row for run, row in zip(history.runs, runs(history), strict=True) if run is previous), None)
     causes = grouped(newest.results.values())
-    ever = Counter[str]()
-    for run in history.runs:
-        ever += run.counts()
     state, verdict = judged(newest)
+    results = list(newest.results.values())
+    names = [*dict.fromkeys([*devices(newest), *(result.device for result in results)])]
+    cards = sorted((_card(name, newest, causes) for name in names), key=lambda card: _ORDER.index(card["state"]))
+    shown = [str(card["name"]) for card in cards]
     return {
         "state": state,
         "verdict": verdict,
+        "cards": cards,
+        "grid": _grid(results, shown, areas=True),
+        "rules": _grid(results, shown, areas=False),
         "comparison": comparing.compare(previous, newest) if previous else None,
         "previous": before,
-        "passed_over": rows.index(before) - 1 if before else 0,
-        "compare_href": "compare.html#" + urlencode({"a": before["name"], "b": rows[0]["name"]}) if before else "",
+        "passed_over": history.runs.index(previous) - 1 if previous else 0,
+        "compare_href": "compare.html#" + urlencode({"a": before["name"], "b": run_names(history)[0]})
+        if before
+        else "",
         "groups": comparing.GROUPS,
         "meaning": comparing.MEANING,
-        "used": used(newest.counts()),
-        "ever": used(ever),
-        "by_device": _by_device(newest.results.values(), devices(newest)),
-        "by_rule": _by_rule(newest),
-        "causes": [_cause(cause, reproduced(newest)) for cause in causes[:_CAUSES]],
+        "causes": [_cause(cause, reproduced(newest), history) for cause in causes[:_CAUSES]],
         "more_causes": len(causes[_CAUSES:]),
         "red": sum(len(cause.results) for cause in causes),
         "stale": stale(newest),
-        "history": rows,
+        "notes": outside(newest),
+        "runs": len(history.runs),
     }
+
+
+def runs(history: History) -> list[dict[str, object]]:
+    """Return a row for each run: when, with which torch, on what, how far, and its counts."""
+    named = zip(history.runs, run_names(history), strict=True)
+    return [{**_summary(run, name), "counts": run.counts(), "state": judged(run)[0]} for run, name in named]
+
+
+def history_page(history: History) -> dict[str, object]:
+    """Return the runs, and the statuses that occur in any of them."""
+    return {"history": runs(history), "ever": used(sum((run.counts() for run in history.runs), Counter()))}
+
+
+_ORDER = ("red", "grey", "amber", "green")
+"""The states of cards and cells, in the order in which they are shown."""
+
+
+def _card(name: str, run: Run, causes: Sequence[Cause]) -> dict[str, Any]:
+    """Return a device's answer: whether it keeps its promises, in a sentence, with the rules that it does not keep."""
+    results = [result for result in run.results.values() if result.device == name]
+    counts = Counter(result.status for result in results)
+    red = [result for result in results if SHOWN[result.status].red]
+    wrong = [result for result in red if result.status in ("fail", "broken", "crash", "timeout")]
+    broken = list(dict.fromkeys(result.rule for result in wrong))
+    tested = {result.rule for result in results if result.status != "missing"}
+    if wrong:
+        sentence = f"Does not keep {len(broken)} of {_counted(len(tested), 'rule')}"
+    elif red:
+        kinds = ", ".join(f"{number(counts[status.name])} {status.label}" for status in used(counts) if status.red)
+        sentence = f"Keeps the rules that were measured, but needs a person: {kinds}"
+    elif not counts["pass"]:
+        sentence = "Nothing is known: no case passed"
+    else:
+        sentence = "Keeps its promises" + (", but for known deviations" if counts["deviation"] else "")
+    state = "red" if red else "green" if counts["pass"] else "grey"
+    return {
+        "name": name,
+        "state": state,
+        "sentence": sentence,
+        "broken": broken,
+        "counts": [(status, counts[status.name]) for status in used(counts)],
+        "causes": [cause.text for cause in causes if any(result.device == name for result in cause.results)],
+        "total": len(results),
+    }
+
+
+def _grid(results: Sequence[Result], names: Sequence[str], *, areas: bool) -> list[dict[str, Any]]:
+    """Return a line for each rule, or each area of rules, with a cell for each device; those with red cases first."""
+    cells: dict[str, dict[str, Counter[str]]] = {}
+    for result in results:
+        line = area(result) if areas else result.rule
+        cells.setdefault(line, {}).setdefault(result.device, Counter())[result.status] += 1
+    order = [*OP_RULES, *AREAS] if areas else [*RULES, *sorted(cells.keys() - RULES.keys())]
+    out = []
+    for line in (line for line in order if line in cells):
+        filters = {"area": line} if areas else {"rule": line}
+        row = [_cell(name, cells[line].get(name, Counter()), filters) for name in names]
+        sentence = AREAS.get(line, "") or (RULES[line].sentence if line in RULES else "")
+        red = any(cell["state"] == "red" for cell in row)
+        out.append({"name": line, "sentence": sentence, "cells": row, "red": red})
+    return sorted(out, key=lambda line: not line["red"])
+
+
+def _cell(device: str, counts: Counter[str], filters: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a device does about a rule: the worst status, and how many cases have it."""
+    total = counts.total()
+    red = sum(count for status, count in counts.items() if SHOWN[status].red)
+    if red:
+        state, mark, what, status, amount = "red", "✗", "red", "red", red
+    elif counts["deviation"]:
+        state, mark, what, status, amount = "amber", "≠", "known deviation", "deviation", counts["deviation"]
+    elif counts["pass"]:
+        state, mark, what, status, amount = "green", "✓", "as promised", "", counts["pass"]
+    else:
+        state, mark, what, status, amount = "grey", "∅" if total else "–", "unsupported", "", total
+    href = matrix_href({**filters, "device": device, **({"status": status} if status else {})})
+    return {"state": state, "mark": mark, "what": what, "amount": amount, "total": total, "href": href}
+
+
+def _since(cause: Cause, history: History) -> str:
+    """Say since which run cases of a cause are red, and when they last were not."""
+    keys = [result.key for result in cause.results]
+    first = history.newest
+    for run in history.runs[1:]:
+        mine = [run.results[key] for key in keys if key in run.results and run.results[key].status != "missing"]
+        if mine and not any(SHOWN[result.status].red for result in mine):
+            return f"{_when(first)}; not red in the run of {_when(run)}"
+        first = run if mine else first
+    if len(history.runs) == 1:
+        return "the only run here"
+    return f"{_when(first)}, the first run here that has {'it' if len(keys) == 1 else 'them'}"
+
+
+def _when(run: Run) -> str:
+    facts_ = facts(run)
+    return f"{str(facts_['started']).replace('T', ' ').removesuffix('Z')}, torch {facts_['torch']}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{number(count)} {what}{'' if count == 1 else 's'}"
 
 
 def states(path: Path) -> dict[str, object]:
@@ -154,23 +257,43 @@ def power(path: Path) -> dict[str, object]:
 
 
 def deviations(history: History, entries: Sequence[Deviation]) -> dict[str, object]:
-    """Every deviation with the newest run's cases that hit it; those that no entry here explains come last."""
+    """Return the deviations by the file that has them, with the newest run's cases that hit them, most cases first.
+
+    Those that no entry here explains come last.
+    """
     hits: dict[str, list[Result]] = {}
     for result in history.newest.results.values():
         for name in filter(None, result.deviation.split(", ")):
             hits.setdefault(name, []).append(result)
-    rows = []
+    groups: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
         about = {name: getattr(entry, name) for name in ("id", "kind", "reason", "link", "raises", "torch", "added")}
         found = hits.get(entry.id, [])
         mine = [result for result in found if entry.covers(result.name)]
         hits[entry.id] = [result for result in found if not entry.covers(result.name)]
-        about |= {"cases": entry.cases, "but": entry.but, "only": entry.devices}
-        rows.append({**about, "file": _short(entry.file), **_hit(mine)})
-    for name, results in sorted((name, results) for name, results in hits.items() if results):
-        reason = "The run names this entry, but none here covers these cases: it is another package's, or was changed."
-        rows.append({"id": name, "kind": "unknown", "reason": reason, "link": "", "file": "", **_hit(results)})
-    return {"entries": rows}
+        about |= {"cases": entry.cases, "but": entry.but, "only": entry.devices, "file": _short(entry.file)}
+        groups.setdefault(_library(entry.file), []).append({**about, **_hit(mine)})
+    reason = "The run names this entry, but none here covers these cases: it is another package's, or was changed."
+    unknown = {"kind": "unknown", "reason": reason, "link": "", "file": "", "raises": ""}
+    left = sorted((name, results) for name, results in hits.items() if results)
+    if left:
+        groups["Not explained here"] = [{**unknown, "id": name, **_hit(results)} for name, results in left]
+    named: set[str] = set()
+    for rows in groups.values():
+        rows.sort(key=lambda row: (-len(row["hits"]), row["id"]))
+        for row in rows:
+            row["first"] = row["id"] not in named  # entries of several files can have one id, which a page has once
+            named.add(row["id"])
+    return {"deviations": groups}
+
+
+def _library(file: str) -> str:
+    """Name the part of PyTorch or the device that a deviations file is about."""
+    path = Path(file)
+    if path.parent.name != "devices":
+        return f"The device {path.parent.name}" if path.is_relative_to(_PACKAGE) else path.name
+    known = {"deviations": "PyTorch on every device", "kernels": "PyTorch's autocast kernels"}
+    return known.get(path.stem, "PyTorch's compilers")
 
 
 def about(history: History) -> dict[str, object]:
@@ -210,31 +333,44 @@ def about(history: History) -> dict[str, object]:
 
 
 def judged(run: Run) -> tuple[str, str]:
-    """Return a run's colour and its sentence: green, red, or grey where it tells too little."""
+    """Return a run's colour and its sentence: red, else grey where it tells too little, else green."""
+    red = [result for result in run.results.values() if SHOWN[result.status].red]
+    where = ", ".join(dict.fromkeys(result.device for result in red))
+    parts = [f"{_counted(len(red), 'case')} {'is' if len(red) == 1 else 'are'} red on {where}"] if red else []
+    parts += [_counted(len(stale(run)), "stale deviation glob")] if stale(run) else []
+    parts += [f"{_counted(len(outside(run)), 'thing')} went wrong outside of the cases"] if outside(run) else []
+    if parts:
+        return "red", "; ".join(parts) + ("; the run was interrupted." if interrupted(run) else ".")
     if interrupted(run):
-        return "grey", "The run was interrupted."
+        return "grey", "Nothing is red so far; the run was interrupted."
     if not ran(run):
         return "grey", "Nothing was measured."
-    if not is_red(run):
-        if without := without_passes(run.results.values()):
-            return "grey", f"Nothing is red, but no case passed on {', '.join(without)}."
-        return "green", "Every case is as promised or a known deviation."
-    red = sum(1 for result in run.results.values() if SHOWN[result.status].red)
-    parts = [f"{number(red)} {'case needs' if red == 1 else 'cases need'} a person"] if red else []
-    globs = len(stale(run))
-    parts += [f"{number(globs)} stale deviation {'glob' if globs == 1 else 'globs'}"] if globs else []
-    return "red", "; ".join(parts) + "."
+    if without := without_passes(run.results.values()):
+        return "grey", f"Nothing is red, but no case passed on {', '.join(without)}."
+    return "green", "Every case is as promised or a known deviation."
 
 
-def _cause(cause: Cause, said: Mapping[str, str]) -> dict[str, object]:
+def outside(run: Run) -> list[str]:
+    """Return the run's sentences about what went wrong outside of every case."""
+    return list((run.footer or {}).get("notes", []))
+
+
+def _cause(cause: Cause, said: Mapping[str, str], history: History) -> dict[str, object]:
+    example = cause.example
+    rules = dict.fromkeys(result.rule for result in cause.results)
+    promise = RULES[example.rule].sentence if example.rule in RULES else ""
     return {
-        "text": cause.line().removeprefix(f"{cause.example.status}: "),
-        "status": cause.example.status,
+        "text": cause.line().removeprefix(f"{example.status}: "),
+        "status": example.status,
         "count": len(cause.results),
         "href": matrix_href({"cause": cause.text}),
-        "rows": [row for row in _by_device(cause.results, ()) if row.total],
-        "example": cause.example,
-        "said": said.get(cause.example.key, ""),
+        "devices": list(dict.fromkeys(result.device for result in cause.results)),
+        "rules": list(rules),
+        "since": _since(cause, history),
+        "promise": promise if example.status in ("fail", "crash", "timeout") else "",
+        "todo": _TODO[example.status],
+        "example": example,
+        "said": said.get(example.key, ""),
     }
 
 
@@ -263,16 +399,6 @@ def _by_device(results: Iterable[Result], first: Sequence[str]) -> list[Tally]:
     return [Tally(name, count) for name, count in counts.items()]
 
 
-def _by_rule(run: Run) -> list[Tally]:
-    counts: dict[str, Counter[str]] = {}
-    for result in run.results.values():
-        counts.setdefault(result.rule, Counter())[result.status] += 1
-    order = [*RULES, *sorted(counts.keys() - RULES.keys())]
-    return [
-        Tally(name, counts[name], RULES[name].sentence if name in RULES else "") for name in order if name in counts
-    ]
-
-
 def _hit(results: Sequence[Result]) -> dict[str, object]:
     rows = [row for row in _by_device(results, ()) if row.total]
     return {
@@ -284,10 +410,11 @@ def _hit(results: Sequence[Result]) -> dict[str, object]:
 
 def _short(file: str) -> str:
     """Return a deviations file without the folders of the machine the site was built on."""
-    package = Path(__file__).parents[3]
     path = Path(file)
-    return str(path.relative_to(package)) if path.is_relative_to(package) else path.name
+    return str(path.relative_to(_PACKAGE)) if path.is_relative_to(_PACKAGE) else path.name
 
+
+_PACKAGE = Path(__file__).parents[3]
 
 LABEL = "ampcheck"
 COLORS = {"green": "#2f7d43", "red": "#b3261e", "grey": "#6b7280"}
@@ -307,28 +434,23 @@ def exports(history: History) -> dict[str, str]:
 
 
 def message(run: Run) -> tuple[str, str]:
-    """Return the badge's text and colour. Cases on virtual devices are counted, and named as such."""
-    if interrupted(run):
-        return f"interrupted: {number(ran(run))} of {number(expected(run))} ran", "grey"
-    if not ran(run):
-        return "not measured", "grey"
+    """Return the badge's text and colour, red cases first. Cases on virtual devices are counted, and named as such."""
+    color = judged(run)[0]
     counts = run.counts()
-    unreal = virtual(run)
-    passed = counts["pass"]
-    of_virtual = sum(1 for r in run.results.values() if r.status == "pass" and r.device in unreal)
-    text = f"{number(passed)} as promised"
-    if of_virtual:
-        text += f" ({number(of_virtual)} virtual)"
-    if known := counts["deviation"]:
-        text += f" · {number(known)} known deviation{'' if known == 1 else 's'}"
     red = sum(count for status, count in counts.items() if SHOWN[status].red)
-    if red:
-        text += f" · {number(red)} red"
-    if stale(run):
-        text += f" · {number(len(stale(run)))} stale"
+    parts = [f"{number(red)} red"] if red else []
+    parts += [f"{number(len(stale(run)))} stale"] if stale(run) else []
+    if interrupted(run):
+        return " · ".join([*parts, f"interrupted: {number(ran(run))} of {number(expected(run))} ran"]), color
+    if not ran(run):
+        return " · ".join([*parts, "not measured"]), color
+    unreal = virtual(run)
+    of_virtual = sum(1 for r in run.results.values() if r.status == "pass" and r.device in unreal)
+    parts.append(f"{number(counts['pass'])} as promised" + (f" ({number(of_virtual)} virtual)" if of_virtual else ""))
+    parts += [_counted(counts["deviation"], "known deviation")] if counts["deviation"] else []
     if without := without_passes(run.results.values()):
-        text += f" · none on {', '.join(without)}"
-    return text, judged(run)[0]
+        parts.append(f"none on {', '.join(without)}")
+    return " · ".join(parts), color
 
 
 def shields(run: Run) -> str:
@@ -357,7 +479,7 @@ def svg(run: Run) -> str:
 def summary(run: Run, comparison: Comparison | None = None) -> str:
     """Return a run as Markdown, for a job summary or a comment: verdict, changes, counts, causes."""
     _, verdict = judged(run)
-    cut = f" {markdown(run.note)}." if interrupted(run) else ""
+    cut = f" Interrupted: {markdown(run.note)}." if interrupted(run) and run.note else ""
     parts = ["## ampcheck", "", f"**{verdict}**{cut} {number(ran(run))} of {number(expected(run))} cases ran."]
     if comparison:
         flips = ", ".join(f"{number(len(comparison.group(name)))} {name}" for name in GROUPS)

@@ -92,7 +92,7 @@
     const deviations = A.text("deviation", i).split(", ").filter(Boolean);
     const cause = A.text("cause", i);
     const op = A.text("op", i);
-    const matrix = "matrix.html#" + new URLSearchParams({ q: op, open: op });
+    const matrix = "matrix.html#" + new URLSearchParams({ op, open: op });
     place.replaceChildren(
       el("h1", { class: "key-title" }, A.id(i)),
       el("p", {}, status >= 0 ? A.chip(data.statuses[status]) : el("span", { class: "tag" }, "not in the newest run")),

@@ -3,11 +3,11 @@
   const A = window.ampcheck;
   const { data, words, columns, el } = A;
   const form = document.getElementById("filters");
-  const head = document.querySelector("#matrix thead");
-  const body = document.querySelector("#matrix tbody");
+  const matrix = document.getElementById("matrix");
   const more = document.getElementById("more");
-  const FIELDS = ["suite", "rule", "device", "compiler", "amp", "deviation", "cause"];
-  const FIRST_ROWS = 250;
+  const FIELDS = ["suite", "rule", "area", "op", "device", "compiler", "amp", "deviation", "cause"];
+  const FIRST_ROWS = 200;
+  const scenarios = new Set(data.scenarios);
   const MOST_CASES = 1000;
   const order = data.statuses.map((_, s) => s).sort((a, b) => data.statuses[b].red - data.statuses[a].red || a - b);
   // A column is a device, and where one runs a program in several ways, a compiler on it.
@@ -97,13 +97,30 @@
     return [line, el("tr", {}, el("td", { class: "open", colspan: devices.length + 1 }, ...casesOf(row, devices.filter((device) => row.at.has(device)), status)))];
   };
 
+  // A kind of rows has the columns in which one of them has a case.
+  const tableOf = (title, those, first, status) => {
+    const used = new Set(those.flatMap((row) => [...row.at.keys()]));
+    const devices = [...used].sort((a, b) => place(a) - place(b) || (compilerOf(a) < compilerOf(b) ? -1 : 1));
+    const headings = devices.map((device) => {
+      const name = deviceOf(device);
+      const compiler = compilerOf(device);
+      return el("th", { scope: "col" }, name, ...(compiler ? [el("br"), compiler] : []), ...(A.isVirtual(name) ? [el("br"), "dtypes and casts only"] : []));
+    });
+    return el(
+      "table",
+      { class: "matrix" },
+      el("caption", { class: "vh" }, "Cases on each device, counted by status; a row opens to its cases"),
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, title.split(":")[0].replace(/s$/, "").toLowerCase()), ...headings)),
+      el("tbody", {}, ...first.flatMap((row) => rowNodes(row, devices, status))),
+    );
+  };
+
   const render = () => {
     performance.mark("matrix-start");
     const run = Math.max(0, A.runNumber(form.elements.run.value));
     const status = A.statuses(run);
     const found = matching(run);
     const rows = new Map();
-    const used = new Set();
     let reds = 0;
     for (const i of found) {
       const op = columns.op[i];
@@ -114,31 +131,25 @@
       row.rules.add(columns.rule[i]);
       if (!row.at.has(device)) row.at.set(device, []);
       row.at.get(device).push(i);
-      used.add(device);
       if (data.statuses[status[i]].red) reds += ++row.red ? 1 : 0;
     }
-    const devices = [...used].sort((a, b) => place(a) - place(b) || (compilerOf(a) < compilerOf(b) ? -1 : 1));
     // Private overloads are beside the public ones they serve.
     const plain = (row) => words.op[row.op].replace(/^_+/, "").toLowerCase();
     const byName = (a, b) => (plain(a) < plain(b) ? -1 : 1);
-    const redFirst = form.elements.sort.value === "red";
+    const redFirst = !form.elements.sort.value;
     const all = [...rows.values()].sort((a, b) => (redFirst && b.red - a.red) || byName(a, b));
-    const shown = all.slice(0, rowsShown);
-    head.replaceChildren(
-      el(
-        "tr",
-        {},
-        el("th", { scope: "col" }, "op or scenario"),
-        ...devices.map((device) => {
-          const name = deviceOf(device);
-          const compiler = compilerOf(device);
-          return el("th", { scope: "col" }, name, ...(compiler ? [el("br"), compiler] : []), ...(A.isVirtual(name) ? [el("br"), "dtypes and casts only"] : []));
-        }),
-      ),
-    );
-    body.replaceChildren(...shown.flatMap((row) => rowNodes(row, devices, status)));
-    more.hidden = shown.length === all.length;
-    more.textContent = `Show the other ${A.number(all.length - shown.length)} rows`;
+    const kinds = [
+      ["Ops", all.filter((row) => !scenarios.has(row.op))],
+      ["Scenarios: programs of several calls, by the name of their test", all.filter((row) => scenarios.has(row.op))],
+    ].filter(([, those]) => those.length);
+    let shown = 0;
+    matrix.replaceChildren(...kinds.flatMap(([title, those]) => {
+      const first = those.slice(0, rowsShown);
+      shown += first.length;
+      return [el("h2", {}, title), A.box(title, tableOf(title, those, first, status))];
+    }));
+    more.hidden = shown === all.length;
+    more.textContent = `Show the other ${A.number(all.length - shown)} rows`;
     const cut = data.runs[run].interrupted ? " This run was interrupted." : "";
     const unknown = form.elements.run.value && A.runNumber(form.elements.run.value) < 0 ? " The linked run is not here; this is the newest." : "";
     document.getElementById("summary").textContent =
@@ -146,14 +157,14 @@
     performance.measure("matrix", "matrix-start");
   };
 
-  body.addEventListener("click", (event) => {
+  matrix.addEventListener("click", (event) => {
     const button = event.target.closest("button[data-op]");
     if (!button) return;
     const op = button.dataset.op;
     if (!open.delete(op)) open.add(op);
     write();
     render();
-    [...body.querySelectorAll("button[data-op]")].find((other) => other.dataset.op === op)?.focus();
+    [...matrix.querySelectorAll("button[data-op]")].find((other) => other.dataset.op === op)?.focus();
   });
   more.addEventListener("click", () => { rowsShown = Infinity; render(); });
   const write = A.filters(

@@ -79,19 +79,34 @@ window.page = (() => {
     return write;
   };
 
-  // Fills the two lists of a comparison with runs and keeps what is chosen in the address. `render` gets the linked runs
-  // that are not here.
-  const pick = (form, runs, label, usual, render) => {
-    const known = (name) => runs.some((run) => run.name === name);
-    for (const name of ["a", "b"]) form.elements[name].append(...runs.map((run) => el("option", { value: run.name }, label(run))));
+  // Fills the two lists of a comparison with the runs of the kind that is chosen and keeps all of it in the address.
+  // `render` gets the linked runs that are not here.
+  const pick = (form, kinds, render) => {
+    const names = ["a", "b"];
+    let filled = "";
+    const fill = () => {
+      const kind = kinds[form.elements.what.value];
+      if (filled === form.elements.what.value) return;
+      filled = form.elements.what.value;
+      for (const name of names) {
+        form.elements[name].replaceChildren(...kind.runs.map((run) => el("option", { value: run.name }, kind.label(run))));
+        form.elements[name].value = kind.usual[name];
+      }
+    };
     const read = () => {
       const wanted = address();
-      for (const field of form.elements) {
-        if (field.name) field.value = (field.name in usual && !known(wanted.get(field.name)) ? usual[field.name] : wanted.get(field.name)) || "";
-      }
-      render(["a", "b"].map((name) => wanted.get(name)).filter((name) => name && !known(name)));
+      const known = (name) => Object.values(kinds).some((kind) => kind.runs.some((run) => run.name === name));
+      const [first] = Object.keys(kinds);
+      const ofRun = Object.keys(kinds).find((kind) => kinds[kind].runs.some((run) => run.name === wanted.get("b")));
+      form.elements.what.value = wanted.get("what") in kinds ? wanted.get("what") : ofRun || first;
+      filled = "";
+      fill();
+      for (const name of names) if (known(wanted.get(name))) form.elements[name].value = wanted.get(name);
+      form.elements.q.value = wanted.get("q") || "";
+      render(names.map((name) => wanted.get(name)).filter((name) => name && !known(name)));
     };
     const changed = () => {
+      fill();
       const parameters = new URLSearchParams();
       for (const field of form.elements) if (field.name && field.value) parameters.set(field.name, field.value);
       setAddress(parameters);

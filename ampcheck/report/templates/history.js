@@ -60,41 +60,35 @@
   window.ampband = bandOf;
 
   const day = (i) => data.runs[i].started.slice(0, 10) || data.runs[i].name;
-  const dated = (first) => {
-    const count = Math.max(2, Math.min(8, Math.floor(innerWidth / 160)));
-    const span = B.runGroups - 1 - first;
-    const places = span ? Array.from({ length: count }, (_, k) => first + Math.round((k * span) / (count - 1))) : [first];
-    return [...new Set(places)].map((i) => [i, day(i)]);
-  };
-
   const chartOf = (g, speeds, first) => {
     const group = data.groups[g];
     const visible = members[g].filter((s) => !hidden.has(data.series[s].variant));
-    const series = visible.map((s) => {
+    const places = Array.from({ length: B.runGroups - first }, (_, i) => first + i);
+    const lines = visible.flatMap((s) => {
       const { variant, color } = data.series[s];
       const c = B.columns(s);
-      const points = [];
-      const hollow = [];
-      for (let i = first; i < B.runGroups; i++) {
-        const y = speeds ? c.speed[i] : c.seconds[i];
-        if (Number.isNaN(y) || c.verdicts[i] === "" || (speeds && c.verdicts[i] === "first")) continue;
-        const title = `${variant}, ${day(i)}: ${B.seconds(c.seconds[i])}, speed ${B.speed(c, i)}, ${c.verdicts[i] === "first" ? "baseline" : c.verdicts[i]}`;
-        if (B.valid(c, i)) points.push([i, y, title]);
-        else hollow.push([i, y, title]);
-      }
-      return { name: variant, color, dashed: variant.endsWith("-aa"), points, hollow };
+      const figure = (i) => (c.verdicts[i] === "" || (speeds && c.verdicts[i] === "first") ? NaN : speeds ? c.speed[i] : c.seconds[i]);
+      const column = (keep) => places.map((i) => (keep(i) && !Number.isNaN(figure(i)) ? figure(i) : null));
+      const [valid, invalid] = [column((i) => B.valid(c, i)), column((i) => !B.valid(c, i))];
+      const band = speeds || group.estimate ? [] : bandOf(s, first);
+      const around = new Map(band.map(([i, low, high]) => [i, [low, high]]));
+      const edge = (k) => places.map((i) => around.get(i)?.[k] ?? null);
+      const one = { name: variant, color, dashed: variant.endsWith("-aa"), y: valid };
+      if (band.length) Object.assign(one, { low: edge(0), high: edge(1) });
+      const hollow = { name: variant + ", not valid", color, hollow: true, y: invalid };
+      return [valid, invalid].map((y, k) => (y.some((v) => v !== null) ? [one, hollow][k] : null)).filter(Boolean);
     });
     const events = [];
     const marks = [];
     for (const [i, text] of data.conditions[group.device] || []) {
       if (i < first) continue;
-      marks.push({ x: i, text: `${day(i)}: ${text}`, kind: "moved" });
+      marks.push({ at: i, kind: "moved" });
       events.push([i, `${day(i)}: ${text}`]);
     }
     for (const s of visible) {
       for (const [i, text] of stepsOf.get(s) || []) {
         if (i < first) continue;
-        marks.push({ x: i, text: `${day(i)}, ${data.series[s].variant} ${text}`, kind: "step" + (text.startsWith("faster") ? " faster" : "") });
+        marks.push({ at: i, kind: text.startsWith("faster") ? "faster" : "slower" });
         events.push([i, `${day(i)}: step, ${data.series[s].variant} ${text}`]);
       }
     }
@@ -107,7 +101,8 @@
       const speed = B.speed(c, i) === "–" ? " " : ` ${B.speed(c, i)} `;
       return el("span", { class: "last", title: c.reason(i) }, B.variant(variant, color), time, speed, B.chip(c.verdicts[i]), i < B.runGroups - 1 ? ` last ${day(i)}` : "");
     });
-    const place = el("div", { class: "chart" });
+    const label = `${speeds ? "Speed beside the baseline" : "Time"} of ${group.key} over ${B.runGroups - first} run groups; the last numbers and the steps are below`;
+    const place = el("div", { class: "chart", role: "img", tabindex: "0", "aria-label": label });
     const section = el(
       "section",
       { class: "card" },
@@ -116,10 +111,8 @@
       el("div", { class: "charts-head" }, ...last),
       events.length ? el("ul", { class: "events" }, ...events.slice(0, 6).map(([, text]) => el("li", {}, text)), ...(events.length > 6 ? [el("li", {}, `and ${events.length - 6} earlier`)] : [])) : "",
     );
-    const bands = speeds || group.estimate ? [] : visible.map((s) => ({ color: data.series[s].color, points: bandOf(s, first) }));
-    const name = `${speeds ? "Speed beside the baseline" : "Time"} of ${group.key} over ${B.runGroups - first} run groups; the last numbers and the steps are below`;
     const format = speeds ? (y) => Number(y.toPrecision(3)) + "×" : B.seconds;
-    return [section, () => ampchart.draw(place, { label: name, series, bands, marks, xTicks: dated(first), format, one: speeds, range: [first, Math.max(B.runGroups - 1, first + 1)] })];
+    return [section, () => chart.draw(place, { xs: places, lines, marks, label: day, format, one: speeds })];
   };
 
   const render = () => {
@@ -160,5 +153,5 @@
     render();
   });
   more.addEventListener("click", () => { shown += 24; render(); });
-  ampchart.onResize(render);
+  chart.again(render);
 })();
