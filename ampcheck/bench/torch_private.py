@@ -14,5 +14,6 @@ parse_key: Callable[[str], Any] = NAMES.take(
 )
 # Dynamo takes seconds to import, so it is looked up when it is used.
 aot_autograd = NAMES.call("torch._dynamo.backends.common.aot_autograd", "the kernels of a compiled program")
+has_triton = NAMES.call("torch.utils._triton.has_triton", "whether programs for a GPU can be compiled")
 dynamo_config = NAMES.module("torch._dynamo.config", "compiling one function for each variant of it")
 NAMES.check()

@@ -85,9 +85,9 @@ def _within(limit: float) -> Iterator[float]:
 def _preflight(args: argparse.Namespace, work: Path) -> None:
     """Describe the device and what torch was built for, and run a small choice of the suites."""
     from torch import cuda  # noqa: PLC0415  # takes seconds
-    from torch.utils._triton import has_triton  # noqa: PLC0415  # takes seconds
 
     from ampcheck.bench.core import machine  # noqa: PLC0415  # imports torch
+    from ampcheck.bench.torch_private import has_triton  # noqa: PLC0415  # imports torch
     from ampcheck.devices.registry import select  # noqa: PLC0415  # imports torch
     from ampcheck.runner.record import versions  # noqa: PLC0415  # with the rest
 

@@ -41,7 +41,7 @@ def toml(*entries: dict[str, object]) -> str:
 @pytest.mark.parametrize(
     ("option", "sentence"),
     [
-        ("--device=nope", "there is no device named 'nope'; there are cpu, cuda, jax, virtual:cuda"),
+        ("--device=nope", "there is no device named 'nope'; there are cpu, cuda, jax, emulated:cuda"),
         ("--op=mmm", "there is no op named 'mmm'; did you mean"),
         ("--rule=downcats", "there is no rule named 'downcats'; did you mean downcast"),
         ("--rule=x", "there is no rule named 'x'; there are downcast, upcast, "),
