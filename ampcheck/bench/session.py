@@ -26,7 +26,7 @@ from ampcheck.bench.workloads import catalogue
 from ampcheck.devices import registry
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError
-from ampcheck.runner.record import versions
+from ampcheck.runner.record import output_file, versions
 
 _CEILING_S = {QUICK.name: (0.5, 20.0), FULL.name: (2.0, 120.0)}
 """Seconds that a device's ceilings are measured for, and at most wait for."""
@@ -162,6 +162,7 @@ def measure(
     path = options.run_file
     if path is not None and path.exists():  # before minutes are spent, not when the file is opened
         raise UsageError(f"the run file {path} cannot be written: it exists, and run files are never overwritten")
+    path = output_file(path or _new_file(options.reports), "run file", folders=True)
     mode = options.mode
     limits: dict[str, Peaks] = {}
     starts: dict[str, float] = {}
@@ -179,7 +180,7 @@ def measure(
         if int(about.get("programs", 0)) > 1:
             warn(f"{about['programs']} programs use the GPU of {name}, this one among them: expect wide intervals")
     header = {**_header(options, warn), "devices": described, "groups": chosen.keys, **ceilings.header(limits)}
-    writer = BenchWriter(path or _new_file(options.reports), header)
+    writer = BenchWriter(path, header)
     expected = expect(chosen.measured, mode, starts, limits) if math.isfinite(mode.budget) else None
     if expected is not None and chosen.measured:
         count = sum(map(len, chosen.measured.values()))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ampcheck.cli.common import Subparsers, add_compiler, add_device, add_device_module
 from ampcheck.cli.progress import Progress
+from ampcheck.runner.record import output_file
 
 
 def add(commands: Subparsers) -> None:
@@ -93,8 +94,8 @@ def _add_actions(actions: Subparsers) -> None:
     add_compiler(parser, "compile or jit, beside eager; again for both")
     option("--quick", action="store_true", help="one process and five rounds")
     option("--threads", type=int, default=1, metavar="N", help="threads of each library; default: 1")
-    option("--trace", type=Path, metavar="FILE", help="write the trace there as JSON")
-    option("--json", type=Path, metavar="FILE", help="write everything that was found there as JSON")
+    option("--trace", type=output_file, metavar="FILE", help="write the trace there as JSON")
+    option("--json", type=output_file, metavar="FILE", help="write everything that was found there as JSON")
     add_device_module(parser)
     parser.set_defaults(run=advise)
 
@@ -129,8 +130,6 @@ def advise(args: argparse.Namespace) -> int:
     from ampcheck.bench.advise import advice  # noqa: PLC0415  # imports torch
     from ampcheck.tools import user_program  # noqa: PLC0415  # imports torch
 
-    for path in (args.trace, args.json):
-        user_program.check_writable(path)
     found = advice.advise(
         args.step,
         args.device,

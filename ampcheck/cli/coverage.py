@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from ampcheck.cli.common import Subparsers, add_device, print_or_write, tell
+from ampcheck.runner.record import output_file
 
 
 def add(commands: Subparsers) -> None:
@@ -26,7 +27,7 @@ def add(commands: Subparsers) -> None:
     add("--seed", type=int, default=0, help="of the random cells of --try, by default 0")
     add("--open", action="store_true", help="list what is open, by overload and compiler")
     what = "write the counts to a file; ampcheck report shows REPORTS/coverage.json"
-    add("--json", type=Path, metavar="FILE", help=what)
+    add("--json", type=output_file, metavar="FILE", help=what)
     parser.set_defaults(run=run)
 
 

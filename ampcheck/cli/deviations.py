@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ampcheck.cli.common import Subparsers, print_or_write
-from ampcheck.runner.record import read
+from ampcheck.runner.record import output_file, read
 from ampcheck.runner.summarize import merge
 
 
@@ -29,7 +29,7 @@ def _add_actions(parser: argparse.ArgumentParser) -> None:
     baseline = actions.add_parser("baseline", help="write down the red cases of a run, for ampcheck run --baseline")
     baseline.add_argument("run_files", nargs="+", type=Path, metavar="RUN", help="a run file; again for more shards")
     baseline.add_argument("--device", action="append", default=[], metavar="NAME", help="of this device alone")
-    baseline.add_argument("--out", type=Path, metavar="FILE", help="the file to write; by default the terminal")
+    baseline.add_argument("--out", type=output_file, metavar="FILE", help="the file to write; by default the terminal")
     baseline.set_defaults(run=run_baseline)
 
 

@@ -16,8 +16,7 @@ from typing import Any
 
 from ampcheck.cli import run as suites
 from ampcheck.cli.common import Subparsers, add_device_module, seconds
-from ampcheck.errors import UsageError
-from ampcheck.runner.record import grouped, read
+from ampcheck.runner.record import grouped, output_file, read
 from ampcheck.runner.run import fitting
 
 WORKLOADS = (
@@ -54,10 +53,7 @@ def run(args: argparse.Namespace) -> int:
         "suites": lambda args, work: _suites(args, work, "suites"),
         "bench": _bench,
     }
-    try:
-        (args.out / "work").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"the folder {args.out} cannot be written: {error.strerror}") from error
+    output_file(args.out / "work" / "smoke.jsonl", folders=True)
     for phase in args.phase or PHASES:
         with _within(args.limit) as began:
             steps[phase](args, args.out / "work")

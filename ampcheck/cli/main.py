@@ -61,10 +61,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] and argv[0] in _OF_PROGRAMS:
         return _guarded(lambda: import_module(f"ampcheck.tools.{_OF_PROGRAMS[argv[0]]}").command(argv[1:]))
+    return _guarded(lambda: _run(argv))
+
+
+def _run(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     if getattr(args, "device_module", None):
         sys.path.insert(0, os.getcwd())  # a device module beside the user is found, as `python -m` would find it
-    return _guarded(lambda: args.run(args))
+    code: int = args.run(args)
+    return code
 
 
 def _guarded(work: object) -> int:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from ampcheck.cli import run as run_command
 from ampcheck.cli.common import Subparsers, print_or_write
+from ampcheck.runner.record import output_file
 
 
 def add(commands: Subparsers) -> None:
     """Declare the command."""
     parser = commands.add_parser("manifest", help="write down every case, for ampcheck run --manifest")
     run_command.add_selection(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the file to write; by default the terminal")
+    parser.add_argument("--out", type=output_file, metavar="FILE", help="the file to write; by default the terminal")
     parser.set_defaults(run=run, manifest=None, baseline=None, no_deviations=False, nightly=False)
 
 

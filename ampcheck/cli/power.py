@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ampcheck.cli.common import Subparsers, print_or_write, tell
 from ampcheck.errors import UsageError
+from ampcheck.runner.record import output_file
 
 
 def add(commands: Subparsers) -> None:
@@ -43,7 +44,7 @@ def add(commands: Subparsers) -> None:
     )
     add(
         "--json",
-        type=Path,
+        type=output_file,
         metavar="FILE",
         help="write the figures to a file; ampcheck report shows REPORTS/power.json",
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ampcheck.cli.common import Subparsers
 from ampcheck.errors import UsageError
+from ampcheck.runner.record import output_file
 
 FOLDERS = ("runs", "published", "bench", "published/bench")
 """Where files lie below the folder of reports: those of conformance, then those of benchmarks."""
@@ -42,5 +43,7 @@ def run(args: argparse.Namespace) -> int:
         next((path for path in (args.reports / name, args.reports / "published" / name) if path.exists()), None)
         for name in FIGURES
     )
-    print(build(runs, args.out or args.reports / "site", *figures))
+    out = args.out or args.reports / "site"
+    output_file(out / "index.html", "page", folders=True)
+    print(build(runs, out, *figures))
     return 0

@@ -14,7 +14,7 @@ from pathlib import Path
 from ampcheck.cli.common import Subparsers, seconds
 from ampcheck.cli.progress import RunProgress
 from ampcheck.errors import HarnessError, UsageError
-from ampcheck.runner.record import Run, counted, new_run_file, read
+from ampcheck.runner.record import Run, counted, new_run_file, output_file, read
 from ampcheck.runner.run import JUDGING, SELECTION, Supervisor, environment, fitting, pytest_command, reproduce
 from ampcheck.runner.summarize import RunRecorder, examples
 
@@ -135,13 +135,10 @@ def _list(args: argparse.Namespace) -> int:
 def _recorder(args: argparse.Namespace) -> RunRecorder:
     run_file = args.run_file or new_run_file(args.reports, datetime.now(UTC))
     junit = args.junit or run_file.with_suffix(".xml")
-    for path in (run_file, junit):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"the folder {path.parent} cannot be written: {error.strerror}") from error
     if run_file.exists():
         raise UsageError(f"the run file {run_file} cannot be written: it exists, and run files are never overwritten")
+    output_file(junit, "JUnit file", folders=True)
+    output_file(run_file, "run file", folders=True)
     return RunRecorder(run_file, junit, ["ampcheck", *sys.argv[1:]])
 
 

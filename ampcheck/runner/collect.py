@@ -24,7 +24,7 @@ from ampcheck.devices.registry import absent, known, select, warned
 from ampcheck.errors import UsageError, unknown
 from ampcheck.observe.dispatcher import live_drift
 from ampcheck.runner.deviations import JIT, KERNELS, SHARED, KnownDeviations
-from ampcheck.runner.record import RED, manifest_hash, read, renamed, seed_of_programs, unmeasured, versions
+from ampcheck.runner.record import RED, manifest_hash, output_file, read, renamed, seed_of_programs, unmeasured, versions
 from ampcheck.samples import op_database
 from ampcheck.spec.case import Case
 from ampcheck.spec.compilers import COMPILERS
@@ -352,6 +352,10 @@ def check_files(config: pytest.Config) -> None:
         _read_manifest(option.manifest)
     if option.run_file and option.run_file.exists():
         raise UsageError(f"the run file {option.run_file} cannot be written: File exists")
+    if option.run_file:
+        output_file(option.run_file, "run file", folders=True)
+    if option.write_manifest:
+        output_file(option.write_manifest, "manifest")
 
 
 # ---- manifests

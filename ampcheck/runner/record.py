@@ -222,6 +222,24 @@ class JsonlWriter:
         self._file.close()
 
 
+def output_file(path: str | Path, what: str = "file", *, folders: bool = False) -> Path:
+    """Return the path of a file to write, asked before anything is computed for it; the file is as it was.
+
+    `folders`: its folders are made. Raises UsageError where it cannot be written.
+    """
+    path = Path(path)
+    try:
+        if folders:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        new = not path.exists()
+        path.open("ab").close()
+        if new:
+            path.unlink()
+    except OSError as error:
+        raise UsageError(f"the {what} {path} cannot be written: {error.strerror}") from error
+    return path
+
+
 @dataclass(slots=True)
 class Lines:
     """What a file holds: the header, the lines between with their numbers, the footer if it has one.

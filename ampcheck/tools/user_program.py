@@ -41,12 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARG", help="given to the script")
 
 
-def check_writable(path: Path | None) -> None:
-    """Raise UsageError for a file whose folder does not exist, before a program has run for it."""
-    if path is not None and not path.absolute().parent.is_dir():
-        raise UsageError(f"{path} cannot be written: its folder does not exist")
-
-
 def write(path: Path, text: str) -> None:
     """Write a file. Raises UsageError where it cannot be written."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -116,20 +117,31 @@ def test_an_existing_run_file_is_kept(tmp_path: Path, capsys: pytest.CaptureFixt
     assert path.read_text() == "precious"
 
 
-@pytest.mark.parametrize("option", ["--reports=file/reports", "--run-file=file/run.jsonl", "--junit=file/run.xml"])
-def test_an_unwritable_folder(
-    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["coverage", "--json"],
+        ["manifest", "--out"],
+        ["deviations", "baseline", "run.jsonl", "--out"],
+        ["power", "--json"],
+        ["bench", "advise", "steps.py", "--trace"],
+        ["trace", "--json"],
+        ["doctor", "--json"],
+        ["run", "--junit"],
+        ["run", "--run-file"],
+        ["bench", "--run-file"],
+        ["gpu", "--out"],
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_computed(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("not a folder")
-    sentence = refused(capsys, "run", option)
-    assert sentence.startswith("the folder file")
-    assert sentence.endswith("cannot be written: Not a directory") or sentence.endswith("File exists")
-
-
-def test_an_unwritable_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sentence = refused(capsys, "manifest", "--device=cpu", "--suite=scaler", f"--out={tmp_path}/gone/all.txt")
-    assert sentence == f"the manifest {tmp_path}/gone/all.txt cannot be written: No such file or directory"
+    (tmp_path / "file").write_text("no folder")
+    sentence = refused(capsys, *command, "file/out.json")
+    assert re.search(r"^the .*file file/.* cannot be written: ", sentence)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from pathlib import Path
 from statistics import median
 from types import TracebackType
 from typing import Any, Literal
@@ -22,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ampcheck.errors import UsageError
 from ampcheck.observe.torch_private import DisableTorchFunction
+from ampcheck.runner.record import output_file
 from ampcheck.tools import user_program
 from ampcheck.tools.doctor.findings import Finding, Findings, screen
 from ampcheck.tools.doctor.kernels import KernelWatch, Place, Seen, thread_watch
@@ -330,7 +330,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"observe one of N steps kernel by kernel after the first {OBSERVED_FIRST} (50)",
     )  # fmt: skip
     out.add_argument("--all", action="store_true", help="show every finding in full, not one screen")
-    out.add_argument("--json", metavar="FILE", type=Path, help="write every finding there")
+    out.add_argument("--json", metavar="FILE", type=output_file, help="write every finding there")
     user_program.add_arguments(out)
     return out
 
@@ -342,7 +342,6 @@ def command(argv: list[str]) -> int:
     Raises UsageError for bad arguments, or a program that cannot be found or called; nothing ran then.
     """
     options = parser().parse_args(argv)
-    user_program.check_writable(options.json)
     watching = doctor(every=options.every, steps=options.steps)
     code = user_program.run(user_program.find(options.target, options.args), watching)
     sys.stdout.flush()

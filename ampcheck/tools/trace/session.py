@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Literal
 from unittest.mock import patch
@@ -17,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from ampcheck.errors import UsageError
 from ampcheck.observe.torch_private import DisableTorchFunction
+from ampcheck.runner.record import output_file
 from ampcheck.tools import user_program
 from ampcheck.tools.torch_private import (
     disabled_function,
@@ -199,7 +199,7 @@ def parser() -> argparse.ArgumentParser:
     )
     out.add_argument("--sort", choices=SORTS, default="order", help="order of the table's rows (default: order)")
     out.add_argument("--limit", type=int, metavar="ROWS", help="show at most so many rows")
-    out.add_argument("--json", metavar="FILE", type=Path, help="write every record there")
+    out.add_argument("--json", metavar="FILE", type=output_file, help="write every record there")
     user_program.add_arguments(out)
     return out
 
@@ -213,7 +213,6 @@ def command(argv: list[str]) -> int:
     options = parser().parse_args(argv)
     if options.limit is not None and options.limit < 1:
         raise UsageError(f"--limit must be 1 or more, not {options.limit}")
-    user_program.check_writable(options.json)
     program = user_program.find(options.target, options.args)
     trace = Trace()
     code = user_program.run(program, trace)
