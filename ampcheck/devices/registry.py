@@ -310,7 +310,8 @@ def _raised_in(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_short(error.filename)}:{error.lineno}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if owner(frame.filename) not in ("ampcheck", "torch") and not frame.filename.startswith("<"):
+        ours = owner(frame.filename) in ("ampcheck", "torch") or "importlib" in Path(frame.filename).parts
+        if not ours and not frame.filename.startswith("<"):
             return f"{_short(frame.filename)}:{frame.lineno} in {frame.name}"
     return ""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
+from shutil import which
 from typing import Annotated, Any
 from xml.etree import ElementTree as xml
 
@@ -157,6 +159,14 @@ def examples(results: Iterable[Result]) -> list[Result]:
     return [cause.example for cause in grouped(results)[:SHOWN]]
 
 
+def _own_pytest() -> list[str]:
+    """Say which pytest the commands mean, where the shell has another one or none, as after `make run`."""
+    own = Path(sys.executable).with_name("pytest")
+    if not own.exists() or which("pytest") == str(own):
+        return []
+    return [f"        (pytest is {own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own})"]
+
+
 def causes(results: Collection[Result], reproduced: Mapping[str, str], more: str) -> str:
     """Return a run's causes for a terminal: three lines each, at most a first screen of them; "" if nothing is red.
 
@@ -179,6 +189,7 @@ def causes(results: Collection[Result], reproduced: Mapping[str, str], more: str
         lines.append(f"        such as {example.key}" + (f"; in plain torch it {said}" if said else ""))
         if example.pytest:
             lines.append(f"        {example.pytest}")
+    lines += _own_pytest()
     if len(found) > SHOWN:
         left = sum(len(cause.results) for cause in found[SHOWN:])
         lines.append(f"{left:>6}  cases of {counted(len(found) - SHOWN, 'more cause')}")

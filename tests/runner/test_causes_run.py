@@ -218,6 +218,20 @@ def test_one_small_cause_is_shown_in_full() -> None:
     assert summary.causes([replace(result, status="pass")], {}, "") == ""
 
 
+def test_the_pytest_beside_this_python_is_named_where_the_shell_has_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = made(1, 1, pytest="pytest 'x'")
+    for name in ("own", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pytest").touch(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "own" / "python"))
+    monkeypatch.chdir(tmp_path)
+    for path, named in (("other", True), ("own", False), ("neither", True)):
+        monkeypatch.setenv("PATH", str(tmp_path / path))
+        assert ("(pytest is own/pytest)" in summary.causes([result], {}, "")) == named
+
+
 def test_suggestions_of_a_half_finished_backend_are_bounded(tmp_path: Path) -> None:
     causes_of = [made(n, n % 40) for n in range(1200)]
     passing = [replace(made(n, 0), status="pass", message="") for n in range(1200, 1300)]
