@@ -24,7 +24,16 @@ from ampcheck.devices.registry import absent, known, select, warned
 from ampcheck.errors import UsageError, unknown
 from ampcheck.observe.dispatcher import live_drift
 from ampcheck.runner.deviations import JIT, KERNELS, SHARED, KnownDeviations
-from ampcheck.runner.record import RED, manifest_hash, output_file, read, renamed, seed_of_programs, unmeasured, versions
+from ampcheck.runner.record import (
+    RED,
+    manifest_hash,
+    output_file,
+    read,
+    renamed,
+    seed_of_programs,
+    unmeasured,
+    versions,
+)
 from ampcheck.samples import op_database
 from ampcheck.spec.case import Case
 from ampcheck.spec.compilers import COMPILERS

@@ -127,6 +127,7 @@ def test_an_existing_run_file_is_kept(tmp_path: Path, capsys: pytest.CaptureFixt
         ["bench", "advise", "steps.py", "--trace"],
         ["trace", "--json"],
         ["doctor", "--json"],
+        ["precision", "--svg"],
         ["run", "--junit"],
         ["run", "--run-file"],
         ["bench", "--run-file"],

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from math import inf, isfinite, log10
-from pathlib import Path
 from textwrap import dedent, indent, shorten, wrap
 
 import torch
@@ -18,6 +17,7 @@ from tabulate import tabulate
 
 from ampcheck.errors import UsageError
 from ampcheck.observe.closeness import relative_error
+from ampcheck.runner.record import output_file
 from ampcheck.tools import user_program
 from ampcheck.tools.precision import code
 from ampcheck.tools.precision.runs import Figures, Pair, Program, checked, least
@@ -273,8 +273,8 @@ def parser() -> argparse.ArgumentParser:
         "--tolerance", type=float, default=0.02, metavar="T", help="how far the loss may be from float32's (0.02)"
     )
     out.add_argument("--all", action="store_true", help="show every op, module and step, not one screen")
-    out.add_argument("--svg", metavar="FILE", type=Path, help="write a picture of the modules there")
-    out.add_argument("--json", metavar="FILE", type=Path, help="write every figure there")
+    out.add_argument("--svg", metavar="FILE", type=output_file, help="write a picture of the modules there")
+    out.add_argument("--json", metavar="FILE", type=output_file, help="write every figure there")
     user_program.add_arguments(out)
     return out
 
@@ -290,8 +290,6 @@ def command(argv: list[str]) -> int:
         raise UsageError(f"--steps must be 1 or more, not {options.steps}")
     if not 0 < options.tolerance < inf:
         raise UsageError(f"--tolerance must be more than 0, not {options.tolerance}")
-    for path in (options.svg, options.json):
-        user_program.check_writable(path)
     program = Program(
         options.target, options.args, options.steps, lambda line: print(line, file=sys.stderr, flush=True)
     )
