@@ -35,7 +35,7 @@ from ampcheck.checks.source import PrintedSource, Unreproducible
 from ampcheck.compilers.kinds import COMPILERS, quiet
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known
-from ampcheck.errors import Broken, CheckFailure, Difference, HarnessError, Unsupported, one_line
+from ampcheck.errors import Broken, CheckFailure, Difference, HarnessError, Unsupported, error_of, one_line
 from ampcheck.observe.dispatcher import lacks_kernel
 from ampcheck.observe.isolation import reset
 from ampcheck.observe.kernel_override import added
@@ -251,10 +251,14 @@ class DeviceAmp(Amp):
         raise Broken([f"{name} raised {one_line(error)}; it raises that without autocast, too"], error)
 
     def finish(self) -> None:
-        """Raise CheckFailure with every difference noted.
+        """Raise CheckFailure with every difference noted, or Unsupported where each is about a missing kernel.
 
         Where nothing was looked at, raise Unsupported if the scenario says why, else HarnessError.
         """
+        errors = [error_of(text) for text in self.differences]
+        if errors and all(error and lacks_kernel(error) for error in errors):
+            self.differences.clear()
+            raise Unsupported(one_line(errors[0])) from errors[0]
         if self.differences:
             raise CheckFailure(self.differences)
         if not self.looked_at and self.unjudged:

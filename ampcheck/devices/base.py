@@ -35,7 +35,10 @@ def promised(key: str, torch_version: str, libraries: tuple[str, ...] = ()) -> M
 
 
 _OF_A_DTYPE = re.compile(r"not implemented for '(\w+)'|[Uu]nsupported ScalarType:? '?(\w+)")
-_FLOATS = {"Half": "fp16", "BFloat16": "bf16", "Double": "fp64"}
+_FLOATS = {"Half": torch.float16, "BFloat16": torch.bfloat16, "Double": torch.float64}
+_COMPLEX = {"ComplexHalf": torch.complex32, "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128}
+_NAMED = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()} | _FLOATS | _COMPLEX
+"""The dtypes by the words for them in Python and in C++, but for C++'s of integers, which mean other things as well."""
 
 
 class Device(ABC):
@@ -95,11 +98,27 @@ class Device(ABC):
     """What a program calls, with the device type and `dtype=`, for what `autocast` returns."""
 
     def refuses(self, error: BaseException) -> bool:
-        """Return whether an exception is one of the device's `refusals`, or PyTorch's of a dtype it does not claim."""
-        found = _OF_A_DTYPE.search(str(error))
-        if found and _FLOATS.get(found[1] or found[2], "fp32") not in ("fp32", *self.amp_dtypes):
+        """Return whether an exception is one of the device's `refusals`, or about a dtype that it does not claim.
+
+        Such are PyTorch's words for a kernel without an instance for a dtype, and any words that name a dtype of which
+        no tensor can be made on the device.
+        """
+        text, claimed = str(error), [DTYPES[name] for name in ("fp32", *self.amp_dtypes)]
+        named = [_NAMED[word] for word in re.findall(r"\w+", text) if word in _NAMED and _NAMED[word] not in claimed]
+        found = _OF_A_DTYPE.search(text)
+        if found and _FLOATS.get(found[1] or found[2]) in named:
             return True
-        return any(re.search(text, str(error)) for text in self.refusals)
+        if any(re.search(refusal, text) for refusal in self.refusals):
+            return True
+        return self.has_values and not all(map(self._takes, dict.fromkeys(named)))
+
+    def _takes(self, dtype: torch.dtype) -> bool:
+        """Return whether a tensor of a dtype can be copied to the device."""
+        try:
+            torch.ones(2).to(dtype).to(self.type)
+        except Exception:  # whatever a backend raises is its answer
+            return False
+        return True
 
     def float32_products(self, kind: str) -> str:
         """Return what the settings in force let float32 products round their factors to: "tf32", "bf16", or "ieee" for

@@ -14,7 +14,7 @@ from ampcheck.errors import UsageError
 from ampcheck.register.torch_private import backend_name
 from ampcheck.spec.dtypes import LOW
 from ampcheck.spec.policies import KEYS, closest, table
-from ampcheck.spec.torch_dtypes import name_of
+from ampcheck.spec.torch_dtypes import DTYPES, name_of
 from ampcheck.spec.torch_private import registered
 
 _MODULE = '''\
@@ -23,7 +23,7 @@ _MODULE = '''\
 import torch
 import {package}
 from ampcheck.devices import Device
-from ampcheck.spec.policies import closest, table
+{register}from ampcheck.spec.policies import closest, table
 
 {constants}
 class {cls}(Device):
@@ -41,6 +41,8 @@ class {cls}(Device):
 
 DEVICES = ({cls}(),)
 '''
+
+_REGISTER = 'register_autocast("{name}", base="cuda", dtypes=({dtypes},))\n\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +67,18 @@ def discover(package: str) -> Discovery:
     dtypes, notes = _dtypes(name, own)
     constants, promise, told = _promise()
     default = name_of(torch.get_autocast_dtype(name))
+    if bare := not registered("AutocastPrivateUse1"):
+        constants = _REGISTER.format(name=name, dtypes=", ".join(str(DTYPES[low]) for low in dtypes))
     module = _MODULE.format(
         name=name,
         package=package,
         torch=torch.__version__,
         cls="".join(part.capitalize() for part in name.split("_")),
+        register="from ampcheck.register import register_autocast\n" if bare else "",
         constants=constants,
         dtypes=str(dtypes).replace("'", '"'),
         default=default if default in dtypes else dtypes[0],
-        unavailable=f'None if torch.{name}.is_available() else "no {name} was found"'
-        if hasattr(own, "is_available")
-        else "None",
+        unavailable=f'None if torch.{name}.is_available() else "no {name} was found"' if _answers(own) else "None",
         promise=promise,
         synchronize=f"\n    def synchronize(self):\n        torch.{name}.synchronize()\n"
         if hasattr(own, "synchronize")
@@ -84,11 +87,23 @@ def discover(package: str) -> Discovery:
     return Discovery(name, module, (*notes, *told))
 
 
+def _answers(own: object) -> bool:
+    """Return whether a device module says if its device is there; torch_tpu's takes no question from others."""
+    try:
+        getattr(own, "is_available")()  # noqa: B009  # a module that nothing types
+    except (AttributeError, RuntimeError):
+        return False
+    return True
+
+
 def _dtypes(name: str, own: object) -> tuple[tuple[str, ...], list[str]]:
     """Return the lower precisions that regions of a backend may have, and what is to be said of its list."""
     ask = getattr(own, "get_amp_supported_dtype", None)
     if ask is None:
-        return LOW, [f"torch.{name} has no get_amp_supported_dtype, without which no region can be made"]
+        told = [f"torch.{name} has no get_amp_supported_dtype, without which no region can be made"]
+        refused = {low: said for low in LOW if (said := _refusal(name, low))}
+        told += [f"{low} is left out of amp_dtypes: a tensor of it on {name} raised {refused[low]}" for low in refused]
+        return tuple(low for low in LOW if low not in refused) or LOW, told
     listed: Sequence[torch.dtype] = list(ask())
     low = tuple(name_of(dtype) for dtype in listed if dtype in (torch.float16, torch.bfloat16))
     others = [str(dtype) for dtype in listed if dtype not in (torch.float16, torch.bfloat16)]
@@ -96,8 +111,17 @@ def _dtypes(name: str, own: object) -> tuple[tuple[str, ...], list[str]]:
     return low or LOW, notes if low else [*notes, "get_amp_supported_dtype() lists no lower precision"]
 
 
+def _refusal(name: str, low: str) -> str | None:
+    """Return what a backend raises where a tensor of a dtype is copied to it and back."""
+    try:
+        torch.ones(2, dtype=DTYPES[low]).to(name).cpu()
+    except Exception as error:  # whatever a backend raises is its answer
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return None
+
+
 def _promise() -> tuple[str, str, list[str]]:
-    """Return the constants and the body of `policies`, for the list of PyTorch's that is nearest, and notes."""
+    """Return the constants and body of `policies` for the list of PyTorch's that is nearest, and notes."""
     live, version = registered("AutocastPrivateUse1"), closest(torch.__version__)
     lists: Mapping[str, Mapping[str, str]] = {key: table(key, version) for key in KEYS}
     nearest = max(KEYS, key=lambda key: (len(live & set(lists[key])), live == set(lists[key]), key == "AutocastCUDA"))
@@ -108,7 +132,7 @@ def _promise() -> tuple[str, str, list[str]]:
         return (
             "",
             f"return {whole}",
-            ["no autocast kernel is registered: ampcheck.register.register_autocast makes them"],
+            ["no autocast kernel is registered: the module calls register_autocast, with CUDA's list"],
         )
     extra = sorted(live - set(lists[key]))
     told = f"{len(extra)} ops have an autocast kernel and are not on {key}'s list: {', '.join(extra)}"

@@ -94,6 +94,19 @@ def test_a_scenario_needs_what_the_device_promises_alone(lacks: str, wrong: set[
     assert any(result.message == two for result in by_op["dtype_order"])
 
 
+# ---- one that lacks kernels that some scenarios and random programs call
+
+
+def test_what_calls_a_missing_kernel_is_unsupported(tmp_path: Path) -> None:
+    lacks = {"LACKS": "_native_multi_head_attention atan2"}
+    chosen = ("--rule=variants", "--rule=programs", "-k", "anywhere or mixed")
+    results = run(tmp_path, "opaque", "opaque", *chosen, **lacks)
+    found = {key.removesuffix("-fp16-opaque"): result.status for key, result in results.items()}
+    assert found.pop("eager/variants/anywhere-attention") == "unsupported"
+    assert "eager/programs/random-mixed" in found
+    assert set(found.values()) == {"pass"}
+
+
 # ---- one that computes an op and has no kernel for its gradient
 
 

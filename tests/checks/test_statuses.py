@@ -13,6 +13,7 @@ from ampcheck.runner.record import Result, read
 from tests.cli_support import run_pytest
 
 BACKENDS = Path(__file__).parents[1] / "backends"
+NO_KERNEL = "Could not run 'aten::mm.out' with arguments from the '{}' backend"
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,8 @@ BACKENDS = Path(__file__).parents[1] / "backends"
         ("torch", "call", NotImplementedError("You should register `PrivateUse1HooksInterface`by"), "unsupported"),
         ("torch", "call", NotImplementedError("layer_overrideable not implemented"), "fail"),
         ("torch", "call", RuntimeError("You should register `PrivateUse1HooksInterface`by"), "fail"),
+        ("torch", "call", NotImplementedError(NO_KERNEL.format("PrivateUse1")), "unsupported"),
+        ("torch", "call", NotImplementedError(NO_KERNEL.format("AutocastPrivateUse1")), "fail"),
     ],
 )
 def test_whose_an_exception_is(

@@ -231,6 +231,14 @@ def test_a_planted_fault_is_named_by_its_step(fault: str, monkeypatch: pytest.Mo
         assert note.startswith(f"{wrong.status}: preflight of device 'planted': {step}: {wrong.happened}; expected: ")
 
 
+def test_a_dtype_that_is_not_claimed_may_be_missing_and_not_wrong() -> None:
+    statuses = {}
+    for why, fault in (("missing", without("_to_copy", BF16)), ("failed", copies(BF16, lambda t: t * 1.5))):
+        fault.amp_dtypes = ("fp16",)
+        statuses[why] = next(finding.status for finding in findings(fault) if finding.step == "copy of bf16")
+    assert statuses == {"missing": "missing", "failed": "failed"}
+
+
 def test_every_virtual_device_and_the_cpu_pass() -> None:
     devices = [device for name, device in known().items() if name == "cpu" or name.startswith("virtual:")]
     wrong = [finding.text for _, finding in examine(devices) if finding.status != "ok"]
@@ -389,7 +397,7 @@ CUDA, CPU = (table(key, closest(torch.__version__)) for key in ("AutocastCUDA", 
 @pytest.mark.parametrize(
     ("kernels", "nearest", "constant", "note"),
     [
-        ((), CUDA, "", "no autocast kernel is registered: ampcheck.register.register_autocast makes them"),
+        ((), CUDA, "", "no autocast kernel is registered: the module calls register_autocast"),
         (
             ("mm", "exp", "cumsum"),
             CUDA,
@@ -412,10 +420,44 @@ def test_a_written_module_promises_the_kernels_of_its_backend(
     monkeypatch.setattr(discovery, "registered", lambda _: set(kernels))
     found = discovery.discover("math")
     module: dict[str, Any] = {}
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("ampcheck.register.register_autocast", lambda *args, **given: calls.append((*args, given)))
     exec(found.module, module)
+    dtypes = (torch.float16, torch.bfloat16)
+    assert calls == ([] if kernels else [("cpu", {"base": "cuda", "dtypes": dtypes})])
     assert module["DEVICES"][0].policies() == {op: nearest[op] for op in kernels or nearest if op in nearest}
     assert [name for name in ("LACKS", "PROMISED") if name in module] == [constant] * bool(constant)
     assert any(note in line for line in found.notes) if note else not constant
+
+
+def test_a_written_module_of_a_backend_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dtype that it refuses is no promise of it, and a question that it refuses is not asked again."""
+
+    class Own:
+        is_available = raises(RuntimeError("ask PyTorch"))
+
+    class Refusing(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is aten.ones.default and (kwargs or {}).get("dtype") == BF16:
+                raise TypeError("what is a BFloat16?")
+            return func(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(discovery, "backend_name", lambda: "cpu")
+    monkeypatch.setattr(torch, "cpu", Own())
+    with Refusing():
+        found = discovery.discover("math")
+    assert 'amp_dtypes = ("fp16",)' in found.module
+    assert "def unavailable(self):\n        return None\n" in found.module
+    told = "bf16 is left out of amp_dtypes: a tensor of it on cpu raised TypeError: what is a BFloat16?"
+    assert told in found.notes
+
+
+@pytest.mark.parametrize("error", [KeyError("torch.complex64"), TypeError("no ComplexFloat"), ValueError("a float64?")])
+def test_a_dtype_of_which_no_tensor_can_be_made_is_not_claimed(error: Exception) -> None:
+    absent = made(type="vulkan")  # a type of PyTorch's that no backend has
+    assert absent.refuses(error)
+    assert not absent.refuses(ValueError("float32, and a complexity of 64"))
+    assert not Cpu().refuses(error)
 
 
 @pytest.mark.parametrize(

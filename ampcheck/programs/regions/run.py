@@ -12,14 +12,16 @@ from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from hypothesis import assume
+from hypothesis import assume, reject
+from hypothesis.errors import Unsatisfiable
 
 from ampcheck.checks.program import Needed, written
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.virtual import DEVICES
-from ampcheck.errors import one_line
+from ampcheck.errors import Unsupported, one_line
 from ampcheck.observe import isolation
+from ampcheck.observe.dispatcher import lacks_kernel
 from ampcheck.observe.recorder import Recorder
 from ampcheck.observe.torch_private import AutoDispatchBelowAutograd
 from ampcheck.programs.regions.draw import Texts
@@ -292,6 +294,8 @@ class RegionExplorer:
         self.compared += len(model.seen)
         try:
             got = self.seen(text)
+        except Unsupported:
+            raise
         except Exception as error:  # only torch's own: the exceptions of programs are seen
             return f"running the program raised {one_line(error)}; expected it to run"
         return compare(got, model.seen)
@@ -299,16 +303,27 @@ class RegionExplorer:
     def explore(self, draw: Callable[[Sequence[str]], Texts]) -> tuple[str, str] | None:
         """Return the difference on the smallest random program that has one, and that program; None without one.
 
-        Programs that meet a known deviation of PyTorch are left out.
+        Programs that meet a known deviation of PyTorch are left out, and those with an op that a device has no kernel
+        for. Raises Unsupported where each program has one.
         """
+        without: list[Unsupported] = []
 
         def difference(text: str) -> str | None:
             model = self.promised(text)
             assume(not model.known_bugs)
-            return self._difference(text, model)
+            try:
+                return self._difference(text, model)
+            except Unsupported as lacking:
+                without.append(lacking)
+                reject()
 
         drawn = draw([device.type for device in self.devices])
-        return self.search.first_difference(difference, drawn, examples=EXAMPLES, nightly=NIGHTLY)
+        try:
+            return self.search.first_difference(difference, drawn, examples=EXAMPLES, nightly=NIGHTLY)
+        except Unsatisfiable:
+            if without:
+                raise without[0] from None
+            raise
 
     def script(self, text: str) -> str:
         """Return a program in plain torch, or a comment where plain torch does not see the kernels of a device.
@@ -357,6 +372,8 @@ class OnDevices(Torch):
         own = self.devices[device]
         with own.activate():
             found = own.observe(call, {*own.policies(), overload}, inputs)
+        if found.error is not None and lacks_kernel(found.error):
+            raise Unsupported(one_line(found.error))
         kernel = found.of(overload)
         result = name_of(found.outputs[0].dtype) if found.error is None else one_line(found.error)
         if kernel is None:
