@@ -11,7 +11,7 @@ from typing import Any
 
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import Run, read
-from ampcheck.runner.summarize import devices, interrupted, merge
+from ampcheck.runner.summarize import devices, merge, unfinished
 
 CAP = 20
 """A site holds this many runs at most; it says how many older ones are left out."""
@@ -43,7 +43,7 @@ class History:
 
         def rank(run: Run) -> tuple[bool, bool, bool]:
             half = 2 * len(run.results.keys() & mine) >= len(mine)
-            return torch_release(run) == torch_release(self.newest), not interrupted(run), half
+            return torch_release(run) == torch_release(self.newest), not unfinished(run), half
 
         usable = [run for run in self.runs[1:] if run.results.keys() & mine and set(devices(run)) & ours]
         return max(usable, key=rank, default=None)

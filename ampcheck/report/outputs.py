@@ -127,7 +127,7 @@ class Badge:
     color: Annotated[
         str,
         Meta(
-            description="Green where nothing is red, red where something is, grey where the run was interrupted or "
+            description="Green where nothing is red, red where something is, grey where the run is incomplete or "
             "nothing ran.",
             pattern="^#[0-9a-f]{6}$",
         ),

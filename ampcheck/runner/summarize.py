@@ -695,9 +695,13 @@ def devices(run: Run) -> list[str]:
     return [device["name"] for device in run.header.get("devices", [])]
 
 
-def interrupted(run: Run) -> bool:
-    """Return whether the run, or one it was merged of, ended before its last case."""
-    return run.footer is None
+def unfinished(run: Run) -> str:
+    """Say in what way a run is not whole, "" where it is: it was interrupted, or shards of it are missing."""
+    if run.footer is not None:
+        return ""
+    cut = any(part["note"] for part in run.header.get("parts", [{"note": run.note}]))
+    lacking = run.header.get("lacking", [])
+    return "; ".join([*(["the run was interrupted"] if cut or not lacking else []), *lacking])
 
 
 def compare(a: Run, b: Run) -> Comparison:
@@ -766,8 +770,8 @@ def _notes(a: Run, b: Run) -> tuple[str, ...]:
             f"the runs differ in what they select: the earlier has {len(a.results)}, the later {len(b.results)} cases"
         )
     for run, what in ((a, "earlier"), (b, "later")):
-        if interrupted(run):
-            notes.append(f"the {what} run was interrupted ({run.note}), so cases it lacks may only not have run")
+        if unfinished(run):
+            notes.append(f"the {what} run is incomplete ({run.note}), so cases it lacks may only not have run")
     for run, other, what in ((a, b, "earlier"), (b, a, "later")):
         if only := [name for name in devices(run) if name not in devices(other)]:
             notes.append(f"only the {what} run has {', '.join(only)}")
@@ -797,7 +801,9 @@ def merge(runs: Sequence[Run]) -> Run:
                 results[key] = result
     out = Run(runs[0].path, _merged_header(runs, len(results)), results)
     out.note = "; ".join([*(f"{run.path.name}: {run.note}" for run in runs if run.note), *lacking])
-    if not lacking and not any(interrupted(run) for run in runs):
+    if lacking:
+        out.header["lacking"] = lacking
+    elif not any(unfinished(run) for run in runs):
         footers = [run.footer or {} for run in runs]
         out.footer = {
             "kind": "footer",

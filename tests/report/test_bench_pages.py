@@ -39,7 +39,10 @@ def test_a_site_of_benchmarks_alone_opens_each_page(site: Path, browser: Any) ->
 def test_the_page_opens_with_what_is_worse_then_speed_then_scaling_changes_and_alerts(site: Path, browser: Any) -> None:
     browser.show()
     browser.open(site / "bench.html")
-    assert browser.text(".state.red").startswith("Worse than before. 6 series are slower, no longer valid")
+    assert browser.text(".state.red").startswith(
+        "Worse than before. Since 2026-11-20, 6 variants of workloads are slower, no longer valid, or of "
+        "another verdict: cpu/eager/mm-256/bf16, cpu/eager/mm-16/fp16, cpu/eager/mm-64/fp16 and 3 more."
+    )
     headings = [text.split()[0] for text in browser.texts("h2")]
     assert headings == ["cpu", "virtual:<b>x</b>", "tpu-v5e", "Scaling:", "What", "Alerts", "Every", "How"]
     tiles = browser.texts("[aria-labelledby=changed] .tile a")

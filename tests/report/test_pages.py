@@ -150,11 +150,11 @@ def test_promises_by_devices_lead_to_their_cases_and_red_ones_come_first(site: P
 def test_an_interrupted_newest_run_is_marked_everywhere(runs: list[Path], tmp_path: Path, browser: Any) -> None:
     build(runs[:2], tmp_path)
     for page in PAGES:
-        assert "This run was interrupted." in (tmp_path / page).read_text(encoding="utf-8").split("<footer")[1]
+        assert "The run was interrupted." in (tmp_path / page).read_text(encoding="utf-8").split("<footer")[1]
     browser.open(tmp_path / "index.html")
     assert "Nothing is red so far; the run was interrupted. 9 of 63 cases ran" in browser.text(".state.grey")
     browser.open(tmp_path / "matrix.html")
-    assert "This run was interrupted." in browser.text("#summary")
+    assert "Incomplete: the run was interrupted." in browser.text("#summary")
     assert (tmp_path / "badge.svg").read_text().count("#6b7280") == 1
 
 
@@ -323,8 +323,8 @@ def test_a_cause_is_since_the_first_run_in_which_its_cases_are_red(tmp_path: Pat
         text = build(paths, tmp_path / "site").read_text(encoding="utf-8")
         return text.partition("<dt>Since</dt><dd>")[2].partition("</dd>")[0]
 
-    first = "2026-11-19 02:00:00, torch 2.13.0+cpu"
-    assert since(*runs) == f"{first}; not red in the run of 2026-11-18 02:00:00, torch 2.13.0+cpu"
+    first = "2026-11-19 02:00, torch 2.13.0+cpu"
+    assert since(*runs) == f"{first}; not red on 2026-11-18 02:00"
     assert since(*runs[1:]) == f"{first}, the first run here that has it"
 
 
@@ -422,7 +422,7 @@ def test_the_compare_page_agrees_with_the_library(a: int, b: int, runs: list[Pat
     for name in headings:
         shown = f"[...document.querySelectorAll('[aria-label={name}] tbody a')].map(a => a.textContent).sort()"
         assert browser.evaluate(shown) == [change.key for change in want.group(name)]
-    assert ("was interrupted" in browser.text()) == (1 in (a, b))
+    assert ("run is incomplete" in browser.text()) == (1 in (a, b))
 
 
 # ---- a large site; its speed: bench/bench_site.py

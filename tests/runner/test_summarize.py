@@ -16,10 +16,10 @@ from ampcheck.runner.summarize import (
     as_markdown,
     compare,
     devices,
-    interrupted,
     merge,
     nothing_passed,
     table,
+    unfinished,
     verdict,
     warned,
 )
@@ -91,7 +91,7 @@ def test_notes_say_what_limits_the_comparison() -> None:
     later = run(made("mm", "pass"), name="b", footer=False, devices=[CPU, CUDA], versions={"torch": "2.14.0"})
     notes = compare(run(made("mm", "pass")), later).notes
     assert notes == (
-        "the later run was interrupted (the run was interrupted), so cases it lacks may only not have run",
+        "the later run is incomplete (the run was interrupted), so cases it lacks may only not have run",
         "only the later run has cuda",
         "torch went from 2.13.0 to 2.14.0",
     )
@@ -178,7 +178,7 @@ def test_merge_keeps_what_ran_over_what_is_missing() -> None:
 
 def test_merge_of_an_interrupted_run_is_interrupted() -> None:
     whole = merge([run(made("mm", "pass")), run(made("dot", "pass"), name="b", footer=False)])
-    assert interrupted(whole)
+    assert unfinished(whole) == "the run was interrupted"
     assert whole.note == "b.jsonl: the run was interrupted"
 
 
@@ -202,6 +202,7 @@ def test_merge_of_one_and_of_none() -> None:
 def test_a_missing_shard_leaves_the_run_incomplete(numbers: tuple[int, ...], count: int, note: str) -> None:
     merged = merge([run(made(f"op{n}", "pass"), name=str(n), shard=f"{n}/{count}") for n in numbers])
     assert (merged.note, merged.footer is None) == (note, bool(note))
+    assert unfinished(merged) == note, "not that it was interrupted"
 
 
 def test_warnings_are_counted_the_commonest_first() -> None:

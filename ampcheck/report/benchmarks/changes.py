@@ -192,7 +192,10 @@ def machine(header: Mapping[str, Any], device: str) -> str:
     model = about.get("model", "") if isinstance(about, dict) else str(about)
     threads = header.get("threads", found.get("threads", ""))
     parts = [str(found.get("model", "unnamed")), f"{found['cores']} cores" if "cores" in found else ""]
-    parts += [f"{threads} threads" if threads else "", model if model != found.get("model") else ""]
+    parts += [
+        f"{threads} thread{'' if threads == 1 else 's'}" if threads else "",
+        model if model != found.get("model") else "",
+    ]
     return ", ".join(part for part in parts if part) + f" ({header.get('identity') or identity(found)})"
 
 

@@ -77,7 +77,6 @@ def results(history: BenchHistory, changed: Sequence[SpeedChange]) -> dict[str, 
     shown = [change for change in changed if change.kind != "rest"]
     named = {"what": "speeds", "a": before.name, "b": newest.name} if before else {}
     alerts = listed(history)
-    worse = sum(kinds[kind] for kind in ("flipped", "lost", "slower"))
     return {
         "groups": groups,
         "boards": boards(run_group, other),
@@ -86,13 +85,12 @@ def results(history: BenchHistory, changed: Sequence[SpeedChange]) -> dict[str, 
         "changed": [_changed(change) for change in shown],
         "kinds": {kind: (kinds[kind], meaning) for kind, meaning in KINDS.items()},
         "alerts": alerts,
-        "worse": worse,
+        "worse": [change for change in shown if change.kind in ("flipped", "lost", "slower")],
         "alarm": any(alert.kind == "machine" or alert.direction == "slower" for _, alert in alerts),
         "compare_href": "compare.html#" + urlencode(named),
         "exports": EXPORTS,
         "conditions": [(run.path.name, _said(run.header), incomplete(run)) for run in run_group.runs],
         "verdicts": SHOWN,
-        "variants": sorted({(v.name, color(v.name, other)) for g in run_group.groups.values() for v in _lower(g)}),
         **_choices(run_group.groups.values()),
     }
 
@@ -105,7 +103,7 @@ _LEAD = 12
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A logarithmic axis from `low` to `high` with a tick at each power of `base`."""
+    """A logarithmic axis from `low` to `high`, both of which are powers of `base`."""
 
     low: float
     high: float
@@ -117,10 +115,14 @@ class Scale:
         return round(100 * min(1.0, max(0.0, share)), 2)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return the place and the text of about five ticks."""
+        """Return the place and the text of at most five ticks, of which one is at 1 where the axis has it."""
         first, last = (round(math.log(value, self.base)) for value in (self.low, self.high))
-        powers = range(first, last + 1, max(1, (last - first) // 4))
-        return [(self.at(self.base**power), f"{self.base**power:.3g}") for power in powers]
+        step = math.ceil((last - first + 1) / 5)
+        powers = [power for power in range(first, last + 1) if power % step == 0]
+        return [(self.at(self.base**power), self._text(power)) for power in powers]
+
+    def _text(self, power: int) -> str:
+        return f"1/{self.base**-power:.0f}" if self.base == 2 and power < 0 else f"{self.base**power:.3g}"
 
 
 def _scale(values: Iterable[float], base: float) -> Scale:
@@ -148,7 +150,8 @@ def boards(run_group: RunGroup, other: Sequence[str]) -> list[Row]:
             members.setdefault((group.device, group.compiler), []).append(group)
     drawn = [(group, v) for found in members.values() for group in found for v in _lower(group) if _usable(v)]
     scales = {
-        "speed": _scale((x for _, v in drawn for x in (v.speed, v.speed_low, v.speed_high) if x), 2),
+        # A wide interval of one workload must not press all others together: it goes on beyond the axis.
+        "speed": _scale((v.speed for _, v in drawn if v.speed), 2),
         "error": _scale((v.error for _, v in drawn if v.error), 10),
         "memory": _scale((m for group, v in drawn if (m := _memory(group, v))), 2),
     }
@@ -162,7 +165,7 @@ def boards(run_group: RunGroup, other: Sequence[str]) -> list[Row]:
                 "compiler": compiler,
                 "estimate": any(group.estimate for group in groups),
                 "whose": _whose(newest, device),
-                "sentences": _sentences(groups),
+                "sentences": _sentences(groups, other),
                 "lead": rows[:_LEAD],
                 "more": rows[_LEAD:],
                 "ticks": {name: scale.ticks() for name, scale in scales.items()},
@@ -196,13 +199,20 @@ def _row(group: Group, scales: Mapping[str, Scale], other: Sequence[str]) -> Row
                 continue
             scale = scales[name]
             start, end = scale.at(low or value), scale.at(high or value)
-            dot = {"at": scale.at(value), "from": start, "width": round(end - start, 2), "place": place}
+            beyond = (low or value) < scale.low or (high or value) > scale.high
+            dot = {
+                "at": scale.at(value),
+                "from": start,
+                "width": round(end - start, 2),
+                "beyond": beyond,
+                "place": place,
+            }
             row[name].append({**dot, "color": color(variant.name, other), "text": f"{variant.name} {text}"})
     row["lines"] = max(1, len(row["speed"]))
     return row
 
 
-def _sentences(groups: Sequence[Group]) -> list[Row]:
+def _sentences(groups: Sequence[Group], other: Sequence[str]) -> list[Row]:
     """Say of each variant in how many workloads it is faster than float32, and how fast in the middle."""
     found: dict[str, list[VariantResult]] = {}
     for group in groups:
@@ -212,18 +222,19 @@ def _sentences(groups: Sequence[Group]) -> list[Row]:
     for name, members in found.items():
         speeds = [variant.speed or 1.0 for variant in members]
         verdicts = Counter(variant.verdict for variant in members)
-        what = f"faster in {verdicts['faster']} of {len(members)} {'workload' if len(members) == 1 else 'workloads'}"
+        what = f"faster in {verdicts['faster']} of {len(members)}"
         what += f", slower in {verdicts['slower']}" if verdicts["slower"] else ""
-        out.append({"name": name, "middle": f"{median(speeds):.3g}×", "text": what})
+        out.append({"name": name, "color": color(name, other), "middle": f"{median(speeds):.3g}×", "text": what})
     return out
 
 
 def _whose(run: BenchRun, device: str) -> str:
     """Say whose figures a file has, and of which machine: a reader's own, or ones that were published with ampcheck."""
     day = str(run.header.get("started", "an unknown day")).partition("T")[0]
+    where = machine(run.header, device).rpartition(" (")[0]
     if "published" in run.path.parts:
-        return f"Published with ampcheck, not of your machine: measured on {day} on {machine(run.header, device)}"
-    return f"Your own run {run.path.name} of {day} on {machine(run.header, device)}"
+        return f"Published with ampcheck, not of your machine: measured on {day} on {where}"
+    return f"Your own run {run.path.name} of {day} on {where}"
 
 
 def _scaling(run_group: RunGroup, other: Sequence[str]) -> list[Row]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ampcheck.report.history import History, expected, ran, reproduced, virtual
 from ampcheck.runner.record import RED, STATUSES, Result, Run, causes_of
-from ampcheck.runner.summarize import devices, interrupted
+from ampcheck.runner.summarize import devices, unfinished
 from ampcheck.spec.ids import op_token
 from ampcheck.spec.rules import RULES, Rule
 
@@ -212,7 +212,7 @@ def facts(run: Run) -> dict[str, Any]:
         "torch": str(run.header.get("versions", {}).get("torch", "")),
         "ran": ran(run),
         "expected": expected(run),
-        "interrupted": interrupted(run),
+        "unfinished": unfinished(run),
         "note": run.note,
     }
 

@@ -25,9 +25,9 @@ from ampcheck.runner.summarize import (
     causes_markdown,
     compare,
     devices,
-    interrupted,
     markdown,
     nothing_passed,
+    unfinished,
     without_passes,
 )
 from ampcheck.spec.rules import RULES
@@ -215,16 +215,18 @@ def _since(cause: Cause, history: History) -> str:
     for run in history.runs[1:]:
         mine = [run.results[key] for key in keys if key in run.results and run.results[key].status != "missing"]
         if mine and not any(SHOWN[result.status].red for result in mine):
-            return f"{_when(first)}; not red in the run of {_when(run)}"
+            return f"{_when(first)}; not red on {_when(run, beside=first)}"
         first = run if mine else first
     if len(history.runs) == 1:
         return "the only run here"
     return f"{_when(first)}, the first run here that has {'it' if len(keys) == 1 else 'them'}"
 
 
-def _when(run: Run) -> str:
-    facts_ = facts(run)
-    return f"{str(facts_['started']).replace('T', ' ').removesuffix('Z')}, torch {facts_['torch']}"
+def _when(run: Run, beside: Run | None = None) -> str:
+    """Return when a run began and with which torch, which is left out where it is that of the run `beside`."""
+    about, other = facts(run), facts(beside)["torch"] if beside else ""
+    started = str(about["started"]).replace("T", " ")[:16]
+    return started if about["torch"] == other else f"{started}, torch {about['torch']}"
 
 
 def _counted(count: int, what: str) -> str:
@@ -340,9 +342,9 @@ def judged(run: Run) -> tuple[str, str]:
     parts += [_counted(len(stale(run)), "stale deviation glob")] if stale(run) else []
     parts += [f"{_counted(len(outside(run)), 'thing')} went wrong outside of the cases"] if outside(run) else []
     if parts:
-        return "red", "; ".join(parts) + ("; the run was interrupted." if interrupted(run) else ".")
-    if interrupted(run):
-        return "grey", "Nothing is red so far; the run was interrupted."
+        return "red", "; ".join(filter(None, [*parts, unfinished(run)])) + "."
+    if unfinished(run):
+        return "grey", f"Nothing is red so far; {unfinished(run)}."
     if not ran(run):
         return "grey", "Nothing was measured."
     if without := without_passes(run.results.values()):
@@ -440,8 +442,8 @@ def message(run: Run) -> tuple[str, str]:
     red = sum(count for status, count in counts.items() if SHOWN[status].red)
     parts = [f"{number(red)} red"] if red else []
     parts += [f"{number(len(stale(run)))} stale"] if stale(run) else []
-    if interrupted(run):
-        return " · ".join([*parts, f"interrupted: {number(ran(run))} of {number(expected(run))} ran"]), color
+    if unfinished(run):
+        return " · ".join([*parts, f"incomplete: {number(ran(run))} of {number(expected(run))} ran"]), color
     if not ran(run):
         return " · ".join([*parts, "not measured"]), color
     unreal = virtual(run)
@@ -479,8 +481,8 @@ def svg(run: Run) -> str:
 def summary(run: Run, comparison: Comparison | None = None) -> str:
     """Return a run as Markdown, for a job summary or a comment: verdict, changes, counts, causes."""
     _, verdict = judged(run)
-    cut = f" Interrupted: {markdown(run.note)}." if interrupted(run) and run.note else ""
-    parts = ["## ampcheck", "", f"**{verdict}**{cut} {number(ran(run))} of {number(expected(run))} cases ran."]
+    cut = "" if run.note == unfinished(run) else f" {markdown(run.note)}."
+    parts = ["## ampcheck", "", f"**{verdict}** {number(ran(run))} of {number(expected(run))} cases ran.{cut}"]
     if comparison:
         flips = ", ".join(f"{number(len(comparison.group(name)))} {name}" for name in GROUPS)
         parts += ["", f"Since {markdown(comparison.a)}: {flips}; {number(comparison.unchanged)} unchanged."]

@@ -47,7 +47,7 @@ window.ampcheck = (() => {
   const caseHref = (i) => "case.html#" + key(i).split("/").map(encodeURIComponent).join("/");
   const runLabel = (run) =>
     `${run.started}, torch ${run.torch}, ${number(run.ran)} of ${number(run.expected)} cases` +
-    (run.interrupted ? " (interrupted)" : "");
+    (run.unfinished ? " (incomplete)" : "");
   const runNumber = (name) => data.runs.findIndex((run) => run.name === name);
   const isVirtual = (device) => data.virtual.includes(device);
 

@@ -60,8 +60,8 @@
   const past = (i) =>
     A.box("History", A.table("", ["run", "torch", "status"], data.runs.map((run, n) => {
       const status = A.statuses(n)[i];
-      const shown = status >= 0 ? A.chip(data.statuses[status]) : el("span", { class: "none" }, run.interrupted ? "not reached" : "not in this run");
-      const cut = run.interrupted ? [" ", el("span", { class: "tag bad" }, "interrupted")] : [];
+      const shown = status >= 0 ? A.chip(data.statuses[status]) : el("span", { class: "none" }, run.unfinished ? "not reached" : "not in this run");
+      const cut = run.unfinished ? [" ", el("span", { class: "tag bad" }, "incomplete")] : [];
       return el("tr", {}, el("th", { scope: "row" }, run.started), el("td", {}, run.torch), el("td", {}, shown, ...cut));
     })));
 

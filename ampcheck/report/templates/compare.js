@@ -41,7 +41,7 @@
     const notes = (earlier, later) => {
       const out = [];
       for (const [run, other, what] of [[earlier, later, "earlier"], [later, earlier, "later"]]) {
-        if (run.interrupted) out.push(`The ${what} run was interrupted (${run.note}): cases it lacks may only not have run.`);
+        if (run.unfinished) out.push(`The ${what} run is incomplete (${run.note}): cases it lacks may only not have run.`);
         const only = run.devices.filter((device) => !other.devices.includes(device));
         if (only.length) out.push(`Only the ${what} run has ${only.join(", ")}.`);
       }

@@ -150,7 +150,7 @@
     }));
     more.hidden = shown === all.length;
     more.textContent = `Show the other ${A.number(all.length - shown)} rows`;
-    const cut = data.runs[run].interrupted ? " This run was interrupted." : "";
+    const cut = data.runs[run].unfinished ? ` Incomplete: ${data.runs[run].unfinished}.` : "";
     const unknown = form.elements.run.value && A.runNumber(form.elements.run.value) < 0 ? " The linked run is not here; this is the newest." : "";
     document.getElementById("summary").textContent =
       `${A.number(found.length)} cases in ${A.number(all.length)} rows, ${A.number(reds)} of them red.${cut}${unknown}`;

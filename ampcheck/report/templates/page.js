@@ -50,6 +50,12 @@ window.page = (() => {
     history.replaceState(null, "", location.pathname + location.search + (hash ? "#" + hash : ""));
   };
 
+  // What a phone folds away is open where there is room, or where a filter in it is set.
+  const unfold = () => {
+    for (const details of document.querySelectorAll("details.further")) {
+      details.open ||= innerWidth > 600 || [...details.querySelectorAll("select")].some((field) => field.value);
+    }
+  };
   // Keeps a form's fields in the address. `changed` is called with whether a reader changed a field; `extra` adds
   // parameters. Returns what writes the address.
   const filters = (form, changed, extra = () => []) => {
@@ -64,6 +70,7 @@ window.page = (() => {
         field.value = value;
       }
       changed(false);
+      unfold();
     };
     const write = () => {
       const parameters = new URLSearchParams();
