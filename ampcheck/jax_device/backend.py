@@ -14,6 +14,7 @@ import torch
 from ampcheck.jax_device import device as devices
 from ampcheck.jax_device import disk_cache, random
 from ampcheck.jax_device.annotations import NAME, Device, Tree
+from ampcheck.jax_device.dispatch import checks
 from ampcheck.jax_device.interop import checkpoints, distributed, dlpack
 from ampcheck.jax_device.jit.watch import install_flex
 from ampcheck.jax_device.storage import moving, overrides
@@ -80,6 +81,8 @@ def _module() -> types.ModuleType:
         default_stream=devices.current_stream,
         manual_seed_all=manual_seed,
         seed_all=seed,
+        set_checks=checks.set_checks,
+        get_checks=checks.get_checks,
         fallback_allocator=overrides.install(),
         _initialized=True,  # torch.utils.checkpoint looks at it before it keeps the random state
         _is_in_bad_fork=lambda: False,

@@ -42,6 +42,8 @@ class Lowering:
     """Numbers are part of the program, because the computation looks at them."""
     concrete: bool = False
     """It cannot be compiled, because the shape of its result depends on values."""
+    unpromised: bool = False
+    """PyTorch's Meta kernel promises another shape than the CPU's kernel gives."""
     torch_code: bool = False
     """`compute` is written in PyTorch and takes tensors of the device."""
     traced: tuple[str, ...] = ()

@@ -42,8 +42,17 @@ KEY = "PrivateUse1"
 # PyTorch's own kernels take these apart: one checks and calls convolution_overrideable, one knows hermitian matrices,
 # and through the view that the last one makes `torch.kron` writes to its `out=`.
 COMPOSITE = frozenset({"convolution", "linalg_pinv.atol_rtol_tensor", "_unsafe_view"})
-# Overloads that put a number into each element, and the place of the number.
-FILLS = {"full": 1, "fill_.Scalar": 1, "fill.Scalar": 1, "masked_fill_.Scalar": 2, "masked_fill.Scalar": 2}
+# Overloads of which a number is to fit the tensor's dtype: one that is put into elements, or compared with integers.
+FILLS = {"full": 1} | {
+    f"{name}{mark}{which}": place
+    for name, which, place in (
+        *(("fill", ".Scalar", 1), ("masked_fill", ".Scalar", 2), ("scatter", ".value", 3)),
+        ("index_fill", ".int_Scalar", 3),
+    )
+    for mark in ("", "_")
+}
+COMPARED = {f"{name}{mark}" for name in ("clamp", "clamp_min", "clamp_max") for mark in ("", "_")}
+POWERS = frozenset(("pow.Tensor_Scalar", "pow_.Scalar", "pow.Tensor_Scalar_out"))
 _SPARSE = "the jax device has no sparse tensors; use strided ones, and sparse=False in nn.Embedding and nn.EmbeddingBag"
 INSTEAD = {
     "Sparse": _SPARSE,
@@ -58,9 +67,28 @@ def _view(op: OpOverload) -> Kernel:
     return lambda *args, **kwargs: redispatch(META, *args, **kwargs)
 
 
-def _checked(compute: Kernel, place: int) -> Kernel:
-    """Return the kernel of a fill with PyTorch's error for a number that the dtype cannot hold."""
+def _fitting(name: str, compute: Kernel) -> Kernel:
+    """Return the kernel of an overload with PyTorch's errors for its numbers, of whatever value those of before were.
 
+    PyTorch's Meta kernel, which may raise them, is asked once a program, and numbers are no part of one.
+    """
+    if name in FILLS:
+        return _checked(compute, FILLS[name])
+    if name not in COMPARED | POWERS:
+        return compute
+
+    def kernel(self: Tensor, *args: Tree, **kwargs: Tree) -> Tree:
+        for value in (*args, *kwargs.values()):
+            if value.__class__ is int and not (self.is_floating_point() or self.is_complex()):
+                if name in POWERS and value < 0:
+                    raise RuntimeError("Integers to negative integer powers are not allowed.")
+                torch.full((2,), value, dtype=self.dtype, device="cpu")
+        return compute(self, *args, **kwargs)
+
+    return kernel
+
+
+def _checked(compute: Kernel, place: int) -> Kernel:
     def kernel(*args: Tree, **kwargs: Tree) -> Tree:
         value = args[place]
         small = value.__class__ in (bool, int, float) and -100 <= value <= 100  # every dtype holds it
@@ -109,10 +137,8 @@ def install() -> None:
             aten.impl(name, function, "Meta")
     for op in overloads():
         found = kernel(op)
-        if found is not None and short_name(op) in FILLS:
-            found = _checked(found, FILLS[short_name(op)])
         if found is not None:
-            aten.impl(op, found, KEY)
+            aten.impl(op, _fitting(short_name(op), found), KEY)
     for name, function in COMPOSED.items():
         for key in (KEY, f"Autograd{KEY}"):  # in inference mode there is no autograd to come first
             aten.impl(name, function, key)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Kernel, Kwargs, Tree
+from ampcheck.jax_device.dispatch.checks import checked
 from ampcheck.jax_device.dispatch.program import GENERATED, Functional, Key, quietly
 from ampcheck.jax_device.dispatch.schema import Kind, arguments, overload, takes_lazy
 from ampcheck.jax_device.dtypes import TO_JAX, convert, jax_dtype
@@ -197,8 +198,12 @@ def out_kernel(op: OpOverload, compute: Kernel) -> Kernel:
     """Return the kernel of an `out=` overload, which resizes what it is given, from its functional one's."""
     names = [a.name for a in arguments(op) if a.written]
 
+    apart = op._schema.name.removeprefix("aten::") in _APART
+
     def kernel(*args: Tree, **kwargs: Tree) -> Tree:
         outs = [kwargs.pop(name) for name in names]
+        if apart:
+            _check_apart(outs, args)
         result = compute(*args, **kwargs)
         results = result if isinstance(result, tuple) else (result,)
         if any(getattr(o, "dtype", None) is not getattr(v, "dtype", None) for o, v in zip(outs, results, strict=True)):
@@ -211,6 +216,25 @@ def out_kernel(op: OpOverload, compute: Kernel) -> Kernel:
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     return kernel
+
+
+_APART = frozenset(("gather", "take", "masked_select", "kthvalue", "cat"))
+"""Of which PyTorch refuses an `out=` that lies on an input, which its Meta kernels do not see."""
+
+
+def _check_apart(outs: list[Tree], args: Args) -> None:
+    def span(t: Tensor) -> range:
+        first = int(t.storage_offset())
+        return range(first, first + 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)))
+
+    for out in (o for o in outs if o.numel()):
+        for given in pytree.tree_leaves(args):
+            if isinstance(given, Tensor) and given.numel() and storage_of(given) is storage_of(out):
+                if max(span(given).start, span(out).start) < min(span(given).stop, span(out).stop):
+                    raise RuntimeError(
+                        "unsupported operation: some elements of the input tensor and the written-to tensor refer to "
+                        "a single memory location. Please clone() the tensor before performing the operation."
+                    )
 
 
 def _ask_meta(op: OpOverload, args: Args, kwargs: Kwargs) -> None:
@@ -375,7 +399,7 @@ def computed(name: str) -> Kernel:
     lowering = find(op)
     if lowering is None:
         raise missing(op)
-    return functional_kernel(Functional(op, lowering))
+    return checked(name, functional_kernel(Functional(op, lowering)))
 
 
 # Overloads that make tensors which no lowering can make, by the beginnings of their names.

@@ -26,6 +26,7 @@ import torch
 
 from ampcheck.jax_device import jax_private, random
 from ampcheck.jax_device.annotations import NAME, Args, Kernel, Kwargs, Tree
+from ampcheck.jax_device.dispatch import checks
 from ampcheck.jax_device.dispatch.schema import Argument, Kind, arguments
 from ampcheck.jax_device.dtypes import check_promotion, common_dtype, convert, jax_dtype
 from ampcheck.jax_device.lowering import Lowering, compiled, short_name
@@ -439,7 +440,25 @@ class Functional:
             if program is not None:
                 return program, program(*inputs, *call.arrays, *call.numbers)
             with quietly():
-                return self._first(call, inputs)
+                return self._first_as_cpu(call, inputs)
+
+    def _first_as_cpu(self, call: Call, inputs: tuple[RawKey, ...]) -> tuple[Kernel, Tree]:
+        """Run the first call of a kind, with the CPU's error where PyTorch's Meta kernel and JAX have another or none."""
+        traced = any(isinstance(array, jax.core.Tracer) for array in call.arrays)
+        if self.name in checks.UNCHECKED and not traced:
+            checks.on_cpu(self.name, *given_again(call))
+        try:
+            return self._first(call, inputs)
+        except VALUE_NEEDED:
+            raise
+        except (AssertionError, IndexError, TypeError, ValueError) as error:
+            if traced or str(error).startswith("Dimension out of range"):
+                raise
+            try:
+                checks.on_cpu(self.name, *given_again(call))
+            except Exception as by_cpu:
+                raise by_cpu from error
+            raise
 
     def _first(self, call: Call, inputs: tuple[RawKey, ...]) -> tuple[Kernel, Tree]:
         program, compiled = build(self, call)
@@ -527,6 +546,8 @@ def build(op: Functional, call: Call) -> tuple[Kernel, Kernel]:
     meta_kwargs = {name: meta(call, a) for name, a in call.kwargs.items()}
     check_promotion(op.op, meta_args)
     results, alone = (None, False) if lowering.concrete else promised(op.op, meta_args, meta_kwargs)
+    if lowering.unpromised:
+        results, alone = None, False
     common = common_dtype([*meta_args, *meta_kwargs.values()]) if lowering.promotes else None
     template_args, template_kwargs, arrays = call.args, call.kwargs, len(call.arrays)
 
@@ -544,7 +565,10 @@ def build(op: Functional, call: Call) -> tuple[Kernel, Kernel]:
     def compute(*inputs: jax.Array) -> Tree:
         keys, values = inputs[: lowering.random], inputs[lowering.random :]
         given = partial(read_taken, tensor=partial(tensor, values), number=lambda n: values[arrays + n.place])
-        out = lowering.compute(*keys, *map(given, template_args), **{n: given(v) for n, v in template_kwargs.items()})
+        with checks.apart() if lowering.torch_code else contextlib.nullcontext():
+            out = lowering.compute(
+                *keys, *map(given, template_args), **{n: given(v) for n, v in template_kwargs.items()}
+            )
         flat = pytree.tree_leaves(out)
         if results == []:  # the op only checks its arguments
             flat = []

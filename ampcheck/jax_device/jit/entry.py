@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ampcheck.jax_device import random
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
+from ampcheck.jax_device.dispatch import checks
 from ampcheck.jax_device.jit.state import PLAIN, Reached, hyperparameters
 from ampcheck.jax_device.jit.trace import Constant, NewTensor, StepTrace, grad_leaves, rebuild
 from ampcheck.jax_device.jit.watch import Value, value_of
@@ -210,6 +211,7 @@ def modes() -> tuple[object, ...]:
         torch.get_autocast_dtype("cpu"),
         torch.is_autocast_enabled("cpu"),
         torch.are_deterministic_algorithms_enabled(),
+        checks.switch.on,
     )
 
 
@@ -337,6 +339,7 @@ def generated(entry: Entry, args: Args, state: JitState) -> Function:
     space |= {"settings": GlobalStateGuard().check, "dtype_of": torch.get_autocast_dtype}
     space["dtype_of_region"] = torch.get_autocast_dtype("jax")  # which the guard knows inside of a region only
     lines.append("if not settings() or dtype_of('jax') is not dtype_of_region: return MISS")
+    lines.append(f"if checks.on is not {checks.switch.on}: return MISS")
     if given:
         # Type, dtype, shape, strides, whether it requires grad; and by its dispatch keys inference mode and modes.
         tensors = [args[i] for i in distinct.values()]
@@ -368,7 +371,7 @@ def generated(entry: Entry, args: Args, state: JitState) -> Function:
     names = ", ".join(f"a{i}" for i in range(len(args)))
     source = _TEMPLATE.format(names=names, comma=", " if names else "", body=body, call=call, result=result)
     space |= {
-        "MISS": MISS, "Stale": Stale, "create": create,
+        "MISS": MISS, "checks": checks.switch, "Stale": Stale, "create": create,
         "distinct": state.distinct, "functions": function_modes, "holds": state.holds,
         "program": entry.jitted, "reached": state.reached, "run": entry, "storage_of": storage_of,
     }  # fmt: skip

@@ -441,6 +441,7 @@ class _Attempt:
             try:
                 with extended(self.reached), self.reads:
                     out = self.call.fn(*self.call.args, **self.call.kwargs)
+                self.watch.ask_checks()
                 kept = random.kept() if self.watch.needed is None else ""
             except Asking:
                 self.whole, self.results, self.effects = False, Results(None, []), Effects()

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.library import Library
 
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
+from ampcheck.jax_device.dispatch import checks
 from ampcheck.jax_device.dispatch.program import VALUE_NEEDED
 from ampcheck.jax_device.dispatch.schema import is_view, overloads
 from ampcheck.jax_device.jit.state import Traced, TracedNumber
@@ -196,6 +197,14 @@ def _without_dynamo() -> contextlib.AbstractContextManager[object]:
     return stance
 
 
+def _flag(wrong: jax.Array) -> None:
+    if _watching.watch is not None:
+        _watching.watch.flags.append(wrong)
+
+
+checks.switch.flag = _flag  # type: ignore[method-assign]
+
+
 def watching() -> bool:
     return _watching.watch is not None
 
@@ -289,6 +298,8 @@ class OpWatch:
         self.asked: list[jax.Array] = []
         """The arrays whose values Python asked for."""
         self.numbers: list[weakref.ref[DeferredNumber]] = []
+        self.flags: list[jax.Array] = []
+        """Whether an op was given wrong values, of each op that is checked."""
         self.outcomes: dict[str, None] = {}
         """The lines at which Python asked for them."""
         self.first: ValueNeededError | None = None
@@ -367,6 +378,15 @@ class OpWatch:
         if len(self.asked) > len(self.assumed or ()):
             raise Asking
         return array_of((self.assumed or ())[len(self.asked) - 1])
+
+    def ask_checks(self) -> None:
+        """Have the function run eagerly, where a check finds wrong values and raises, if the program found some."""
+        lines = dict(self.outcomes)
+        wrong = self.flags and self.assumed is not None and self.ask(jnp.any(jnp.stack(self.flags)))
+        self.outcomes = lines  # of the user's, who did not ask for this value
+        if wrong:
+            self.needed = ValueNeededError("an op was given values that PyTorch refuses, which torch.jax.set_checks shows")
+            raise self.needed
 
     def look(self) -> NoReturn:
         """Raise ValueNeededError for a number of which Python needs the value."""

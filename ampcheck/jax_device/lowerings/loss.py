@@ -86,8 +86,8 @@ lower("multi_margin_loss_backward")(
 )
 
 
-@lower("multilabel_margin_loss_forward")
-@widened
+@lower("multilabel_margin_loss_forward", unpromised=True)  # of one row unreduced, shape [1]
+@rounded
 def _multilabel_margin_loss(self: Array, target: Array, reduction: int) -> tuple[Array, Array]:
     """Sum max(0, 1 - (self[label] - self[other])) over labels and others; also say which classes are labels.
 

@@ -22,6 +22,8 @@ from ampcheck.jax_device.dispatch.kernels import assign, computed, fit
 from ampcheck.jax_device.dispatch.schema import arguments, overload
 from ampcheck.jax_device.dispatch.special import kernel
 from ampcheck.jax_device.lowering import Computation, Number, lower
+from ampcheck.jax_device.lowerings.accumulate import rounded
+from ampcheck.jax_device.lowerings.pointwise import digamma
 from ampcheck.jax_device.storage.arrays import wrap
 
 
@@ -159,6 +161,49 @@ def standard_gamma_grad(self: Array, output: Array) -> Array:
 def sample_dirichlet(key: Array, self: Array) -> Array:
     dtype = drawn_dtype(self.dtype)
     return jnp.exp(jax.nn.log_softmax(jax.random.loggamma(key, self.astype(dtype)), axis=-1)).astype(self.dtype)
+
+
+def _fraction(x: Array, a: Array, b: Array) -> Array:
+    """Return the continued fraction f of the incomplete beta function: I(x; a, b) = x^a (1 - x)^b / (a B(a, b)) f."""
+
+    def step(state: tuple[Array, ...]) -> tuple[Array, ...]:
+        m, _, c, d, out = state
+        before = out
+        for term in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d, c = 1 / (1 + term * d), 1 + term / c
+            out = out * c * d
+        return m + 1, before, c, d, out
+
+    def goes_on(state: tuple[Array, ...]) -> Array:
+        m, before, _, _, out = state
+        return (m < _MOST) & jnp.any(jnp.abs(out - before) > 1e-15 * jnp.abs(out))
+
+    first = 1 / (1 - (a + b) * x / (a + 1))
+    return jax.lax.while_loop(goes_on, step, (jnp.ones(()), 0 * first, jnp.ones_like(x), first, first))[-1]
+
+
+_MOST = 2000  # terms; about the root of the larger parameter is needed
+
+
+@lower("_dirichlet_grad")
+@rounded
+def dirichlet_grad(x: Array, alpha: Array, total: Array) -> Array:
+    """Return -(d cdf / d alpha) / pdf / (1 - x) of Beta(alpha, total - alpha) at x."""
+    x, a = (v.astype(jnp.float64) for v in (x, alpha))
+    b = total.astype(jnp.float64) - a
+    low = x < (a + 1) / (a + b + 2)  # where the fraction converges fast; elsewhere that of 1 - cdf does
+    y, c, d = jnp.where(low, x, 1 - x), jnp.where(low, a, b), jnp.where(low, b, a)
+    by_alpha = jnp.where(low, 1.0, 0.0)
+
+    def fraction(c: Array, d: Array) -> Array:
+        return _fraction(y, c, d)
+
+    value, slope = jax.jvp(fraction, (c, d), (by_alpha, 1 - by_alpha))
+    slope = slope / value + jnp.log(x) - digamma(a) + digamma(a + b) - jnp.where(low, 1 / a, 0)
+    return jnp.where(low, -x / c, x / c) * value * slope
 
 
 @lower("native_dropout", random=True, traced=("p",))

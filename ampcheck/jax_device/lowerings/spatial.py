@@ -362,6 +362,8 @@ def resample(array: Array, axis: int, taps: Taps) -> Array:
     column = [-1 if i == axis else 1 for i in range(array.ndim)]
     if taps.places.shape[1] == 1:
         return jnp.take(array, taps.places[:, 0], axis=axis)
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        return _resample_bytes(array, axis, taps)
     out = jnp.zeros((), array.dtype)
     for index, weight in zip(taps.places.T, taps.weight.T, strict=True):
         if weight.any():
@@ -370,18 +372,32 @@ def resample(array: Array, axis: int, taps: Taps) -> Array:
     return out
 
 
+def _resample_bytes(array: Array, axis: int, taps: Taps) -> Array:
+    """Return the weighted sums of bytes along one axis, with PyTorch's weights of 16 bits, rounded to bytes."""
+    if array.shape[axis] == taps.places.shape[0]:
+        return array
+    shares = taps.weight.copy()
+    for i in reversed(range(1, shares.shape[1])):  # an edge that is repeated has one weight
+        again = taps.places[:, i] == taps.places[:, i - 1]
+        shares[again, i - 1] += shares[again, i]
+        shares[again, i] = 0
+    bits = next(n for n in range(23) if n == 22 or int(0.5 + shares.max() * 2 ** (n + 1)) >= 1 << 15)
+    weight = np.trunc(shares * 2**bits + np.copysign(0.5, shares)).astype(np.int32)
+    terms = jnp.moveaxis(array, axis, -1)[..., taps.places].astype(np.int32) * weight
+    total = (terms.sum(-1) + (1 << bits >> 1)) >> bits
+    return jnp.moveaxis(jnp.clip(total, 0, 255), -1, axis).astype(array.dtype)
+
+
 Dimension = Callable[[int, int, "float | None", bool], Taps]
 
 
 def _define(names: Sequence[str], taps: Dimension, *, aligned: bool) -> None:
 
     def resized(self: Array, output_size: Sequence[int], *rest: float | None) -> Array:
-        if jnp.issubdtype(self.dtype, jnp.integer):  # of an image of bytes, between which there are no weights
-            return jnp.clip(jnp.round(resized(self.astype(jnp.float32), output_size, *rest)), 0, 255)
         align, scales = (bool(rest[0]), rest[1:]) if aligned else (False, rest)
         first = self.ndim - len(output_size)
         given = (*scales, *((None,) * (len(output_size) - len(scales))))
-        for i, (out, scale) in enumerate(zip(output_size, given, strict=True)):
+        for i, (out, scale) in reversed([*enumerate(zip(output_size, given, strict=True))]):  # bytes round by the way
             self = resample(self, first + i, taps(self.shape[first + i], out, scale, align))
         return self
 
