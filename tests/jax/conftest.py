@@ -20,6 +20,7 @@ import pytest
 os.environ |= {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}  # read when JAX and torch start
 
 import jax
+import torch
 
 import ampcheck.jax_device  # noqa: F401  # makes the device
 from tests.cli_support import LIMIT, ROOT
@@ -40,6 +41,14 @@ def _programs_of_one_file() -> Iterator[None]:
     """Drop what JAX compiled for a file: together the programs take gigabytes."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture
+def value_checks() -> Iterator[None]:
+    """Have ops raise what the CPU raises by values, as `torch.jax.set_checks` does."""
+    torch.jax.set_checks(True)
+    yield
+    torch.jax.set_checks(False)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -178,6 +178,10 @@ HOLES = torch.tensor([[1.0, NAN, 3.0, 3.0], [-INF, 2.0, 2.0, INF], [0.0, -0.0, 5
 COUNTS = torch.tensor([[3, 1, 3], [0, 7, 7]])
 LINE, WANTED = torch.tensor([1.0, 3.0, 3.0, 7.0]), torch.tensor([[3.0, 0.0], [NAN, 8.0]])
 NOTHING = torch.zeros(0, dtype=torch.int64)
+IMAGE, PART = (
+    torch.arange(216).mul(97).remainder(256).byte().reshape(1, 3, 8, 9),
+    torch.linspace(0.02, 0.98, 9).double(),
+)
 CALLS = {
     "which of equal elements": [
         *(
@@ -216,6 +220,18 @@ CALLS = {
         check(torch.histc, torch.tensor([0.0, 1.0, NAN, 4.0, 9.0]), 4, 0, 4),
         *(check(torch.var, PLAIN, dim=1, correction=c) for c in (0, 2, 0.5)),
     ],
+    "images of bytes": [
+        check(F.interpolate, IMAGE, (5, width), mode=mode, antialias=smooth, align_corners=aligned)
+        for mode in ("bilinear", "bicubic")
+        for smooth in (False, True)
+        for width, aligned in ((13, False), (9, True), (20, True))
+    ],
+    "reparametrized draws": [
+        check(
+            torch._dirichlet_grad, PART, scale * PART, torch.full_like(PART, scale), loose=2e4
+        )  # the CPU's has 3 digits
+        for scale in (0.1, 2, 300)
+    ],
     "rows": [
         *(check(f, ROW, dim) for f in (torch.softmax, torch.log_softmax) for dim in (0, -1)),
         check(torch.logsumexp, torch.zeros(2, 0), dim=1),
@@ -236,6 +252,7 @@ CALLS = {
         check(F.cross_entropy, leaf(5, 4), torch.full((5,), -100)),
         check(F.cross_entropy, data(0, 4), NOTHING),
         check(F.mse_loss, data(0), data(0)),
+        check(F.multilabel_margin_loss, data(4), torch.tensor([1, 0, -1, -1]), reduction="none"),
         check(F.huber_loss, torch.tensor([INF, -INF, 1.0, NAN], requires_grad=True), torch.zeros(4)),
         check(F.binary_cross_entropy_with_logits, torch.tensor([-200.0, 200.0, 0.0]), torch.tensor([1.0, 0.0, 0.3])),
     ],
@@ -246,6 +263,58 @@ CALLS = {
 def test_values_and_gradients(family: str) -> None:
     for call in CALLS[family]:
         call()
+
+
+REFUSED: dict[str, tuple[Any, type[Exception], Callable[[Tensor, Tensor], Any]]] = {
+    "index": (7, IndexError, lambda x, i: x[i]),
+    "gather": (-1, RuntimeError, lambda x, i: x.gather(0, i)),
+    "scatter": (7, RuntimeError, lambda x, i: x.clone().scatter_(0, i, 1.0)),
+    "index_put": (-5, IndexError, lambda x, i: x.clone().index_put_((i,), x[:1])),
+    "index_add": (7, IndexError, lambda x, i: x.clone().index_add_(0, i, x[:1])),
+    "embedding": (-1, IndexError, lambda x, i: F.embedding(i, x[:, None])),
+    "cross_entropy": (4, IndexError, lambda x, i: F.cross_entropy(x[None], i)),
+    "one_hot": (4, RuntimeError, lambda x, i: F.one_hot(i, 4)),
+    "division": (0, RuntimeError, lambda x, i: x.long() // i),
+}
+
+
+@pytest.mark.filterwarnings("ignore:jit runs:UserWarning")
+@pytest.mark.parametrize("name", REFUSED)
+def test_values_that_the_cpu_refuses(name: str, value_checks: None) -> None:
+    """With checks on they raise the CPU's error, in `jit` before anything is written; others and -100 do not."""
+    wrong, error, function = REFUSED[name]
+    x, right, count = data(4).to("jax"), torch.tensor([1]).to("jax"), torch.zeros((), device="jax")
+
+    def counting(x: Tensor, i: Tensor) -> Tensor:
+        count.add_(1)
+        return function(x, i)
+
+    step = jit(counting)
+    for call in (function, step):
+        close(call(x, right), function(x.cpu(), right.cpu()))
+        with pytest.raises(error):
+            call(x, right - 1 + wrong)
+    assert count.item() <= 2  # the eager run counts before it raises
+    with pytest.raises(error):
+        function(x.cpu(), torch.tensor([wrong]))
+    torch.jax.set_checks(False)
+    function(x, right - 1 + wrong)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, n: x.long() ** n,
+        lambda x, n: x.to(torch.int8).clamp(max=n * -300),
+        lambda x, n: x.byte().index_fill(0, x.long() - 1, n * 300),
+    ],
+    ids=["pow", "clamp", "index_fill"],
+)
+def test_a_number_that_does_not_fit_is_refused_after_one_that_did(function: Callable[[Tensor, int], Tensor]) -> None:
+    for x in (torch.tensor([1.0]), torch.tensor([1.0], device="jax")):
+        function(x, 0)
+        with pytest.raises(RuntimeError, match=r"not allowed|overflow"):
+            function(x, -1)
 
 
 def test_a_changed_number_gives_a_new_value_without_a_new_program() -> None:

@@ -1,4 +1,4 @@
-"""Checks of values, off unless asked for: what PyTorch's CPU kernels refuse, such as an index out of range, is an error.
+"""Checks of values, off unless asked for: what PyTorch's CPU kernels refuse, as an index out of range, is an error.
 
 A program cannot raise, so JAX takes the last element or drops a write. With checks on, each of these ops first looks at
 its tensors; where something may be wrong, PyTorch's CPU kernel is given copies of them and raises. A step in `jit`
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -139,7 +139,7 @@ _WRONG: dict[str, Callable[..., Any]] = {
     "bincount": lambda x, *_: x < 0,
     "repeat_interleave.Tensor": lambda x, **_: x < 0,
 }
-"""By the name of a functional overload: a function of its arguments, as arrays, that is true where some may be wrong."""
+"""By the name of a functional overload: a function of its arguments, as arrays: where some may be wrong."""
 
 
 UNCHECKED = frozenset({"complex", "masked_scatter", "as_strided_scatter", "_histogramdd_from_bin_cts", "histc"})
@@ -174,13 +174,13 @@ def _look(name: str, wrong: Callable[..., Any], args: Args, kwargs: Kwargs) -> N
     if isinstance(found, jax.core.Tracer):
         switch.flag(found)
     elif found:
-        on_cpu(name, args, given)
+        on_cpu(name, (args, given))
 
 
-def on_cpu(name: str, args: Args, kwargs: Kwargs) -> None:
+def on_cpu(name: str, given: tuple[Sequence[Tree], Kwargs]) -> None:
     """Run an overload on copies of its arguments on the CPU, for the error that PyTorch raises there."""
     packet, _, which = name.partition(".")
     op = getattr(getattr(torch.ops.aten, packet), which or "default")
-    there = pytree.tree_map_only(Tensor, lambda t: transfer.to_host(t) if t.device.type == "jax" else t, (args, kwargs))
+    there = pytree.tree_map_only(Tensor, lambda t: transfer.to_host(t) if t.device.type == "jax" else t, given)
     with torch.random.fork_rng(devices=[]):
         op(*there[0], **there[1])

@@ -229,12 +229,13 @@ def _check_apart(outs: list[Tree], args: Args) -> None:
 
     for out in (o for o in outs if o.numel()):
         for given in pytree.tree_leaves(args):
-            if isinstance(given, Tensor) and given.numel() and storage_of(given) is storage_of(out):
-                if max(span(given).start, span(out).start) < min(span(given).stop, span(out).stop):
-                    raise RuntimeError(
-                        "unsupported operation: some elements of the input tensor and the written-to tensor refer to "
-                        "a single memory location. Please clone() the tensor before performing the operation."
-                    )
+            if not (isinstance(given, Tensor) and given.numel() and storage_of(given) is storage_of(out)):
+                continue
+            if max(span(given).start, span(out).start) < min(span(given).stop, span(out).stop):
+                raise RuntimeError(
+                    "unsupported operation: some elements of the input tensor and the written-to tensor refer to "
+                    "a single memory location. Please clone() the tensor before performing the operation."
+                )
 
 
 def _ask_meta(op: OpOverload, args: Args, kwargs: Kwargs) -> None:

@@ -443,10 +443,10 @@ class Functional:
                 return self._first_as_cpu(call, inputs)
 
     def _first_as_cpu(self, call: Call, inputs: tuple[RawKey, ...]) -> tuple[Kernel, Tree]:
-        """Run the first call of a kind, with the CPU's error where PyTorch's Meta kernel and JAX have another or none."""
+        """Run the first call of a kind, with the CPU's error where PyTorch's Meta kernel and JAX have none."""
         traced = any(isinstance(array, jax.core.Tracer) for array in call.arrays)
         if self.name in checks.UNCHECKED and not traced:
-            checks.on_cpu(self.name, *given_again(call))
+            checks.on_cpu(self.name, given_again(call))
         try:
             return self._first(call, inputs)
         except VALUE_NEEDED:
@@ -455,7 +455,7 @@ class Functional:
             if traced or str(error).startswith("Dimension out of range"):
                 raise
             try:
-                checks.on_cpu(self.name, *given_again(call))
+                checks.on_cpu(self.name, given_again(call))
             except Exception as by_cpu:
                 raise by_cpu from error
             raise

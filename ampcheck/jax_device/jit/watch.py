@@ -385,7 +385,9 @@ class OpWatch:
         wrong = self.flags and self.assumed is not None and self.ask(jnp.any(jnp.stack(self.flags)))
         self.outcomes = lines  # of the user's, who did not ask for this value
         if wrong:
-            self.needed = ValueNeededError("an op was given values that PyTorch refuses, which torch.jax.set_checks shows")
+            self.needed = ValueNeededError(
+                "an op was given values that PyTorch refuses, which torch.jax.set_checks shows"
+            )
             raise self.needed
 
     def look(self) -> NoReturn:

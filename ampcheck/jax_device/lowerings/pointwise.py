@@ -94,6 +94,9 @@ _FUNCTIONS: dict[str, Computation] = {
 }
 for _name, _function in _FUNCTIONS.items():
     lower(_name)(once(_function))
+lower("mvlgamma")(
+    once(lambda x, p: sum(special.gammaln(x - i / 2) for i in range(p)) + p * (p - 1) / 4 * math.log(math.pi))
+)
 
 
 def _kept(function: Computation) -> Computation:

@@ -163,10 +163,13 @@ def sample_dirichlet(key: Array, self: Array) -> Array:
     return jnp.exp(jax.nn.log_softmax(jax.random.loggamma(key, self.astype(dtype)), axis=-1)).astype(self.dtype)
 
 
+State = tuple[Array, Array, Array, Array, Array]
+
+
 def _fraction(x: Array, a: Array, b: Array) -> Array:
     """Return the continued fraction f of the incomplete beta function: I(x; a, b) = x^a (1 - x)^b / (a B(a, b)) f."""
 
-    def step(state: tuple[Array, ...]) -> tuple[Array, ...]:
+    def step(state: State) -> State:
         m, _, c, d, out = state
         before = out
         for term in (
@@ -177,7 +180,7 @@ def _fraction(x: Array, a: Array, b: Array) -> Array:
             out = out * c * d
         return m + 1, before, c, d, out
 
-    def goes_on(state: tuple[Array, ...]) -> Array:
+    def goes_on(state: State) -> Array:
         m, before, _, _, out = state
         return (m < _MOST) & jnp.any(jnp.abs(out - before) > 1e-15 * jnp.abs(out))
 
@@ -203,7 +206,8 @@ def dirichlet_grad(x: Array, alpha: Array, total: Array) -> Array:
 
     value, slope = jax.jvp(fraction, (c, d), (by_alpha, 1 - by_alpha))
     slope = slope / value + jnp.log(x) - digamma(a) + digamma(a + b) - jnp.where(low, 1 / a, 0)
-    return jnp.where(low, -x / c, x / c) * value * slope
+    grad: Array = jnp.where(low, -x / c, x / c) * value * slope
+    return grad
 
 
 @lower("native_dropout", random=True, traced=("p",))
