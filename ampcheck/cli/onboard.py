@@ -63,9 +63,10 @@ def run(args: argparse.Namespace) -> int:
             for line in event["lines"]:
                 print(line)
     modules = "".join(f" --device-module {module}" for module in args.device_module)
+    command = f"ampcheck run --smoke --device {args.device}{modules}"
     ending = (
-        f"{args.device} is ready: ampcheck run --device {args.device}{modules}",
-        f"A run on {args.device} begins, and its header names what failed.",
+        f"{args.device} is ready: {command}",
+        f"A run begins, and its header names what failed: {command}",
         f"A run on {args.device} ends at {step!r}, before its first case.",
     )
     print(f"\n{ending[worst]}")
@@ -111,7 +112,7 @@ def _events(timeout: float, task: Mapping[str, object]) -> Iterator[dict[str, An
                 yield {"kind": "dead", "happened": f"nothing happened for {timeout:g} s{child.where()}"}
                 return
             if event is None:
-                yield {"kind": "dead", "happened": f"the process ended with {child.how()}"}
+                yield {"kind": "dead", "happened": f"the process ended with {child.reason()}"}
                 return
             yield event
             if event["kind"] in ("refused", "warned"):

@@ -100,7 +100,9 @@ def _dtypes(name: str, own: object) -> tuple[tuple[str, ...], list[str]]:
     """Return the lower precisions that regions of a backend may have, and what is to be said of its list."""
     ask = getattr(own, "get_amp_supported_dtype", None)
     if ask is None:
-        told = [f"torch.{name} has no get_amp_supported_dtype, without which no region can be made"]
+        told = []
+        if registered("AutocastPrivateUse1"):  # else the module calls register_autocast, which gives one
+            told.append(f"torch.{name} has no get_amp_supported_dtype, without which no region can be made")
         refused = {low: said for low in LOW if (said := _refusal(name, low))}
         told += [f"{low} is left out of amp_dtypes: a tensor of it on {name} raised {refused[low]}" for low in refused]
         return tuple(low for low in LOW if low not in refused) or LOW, told

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+import warnings
 from argparse import SUPPRESS
 from datetime import UTC, datetime
 from functools import partial
@@ -130,7 +131,9 @@ class Plugin:
             if self.child is not None:
                 modules = self.config.option.device_module
                 self.child.preflight(f"device module {', '.join(modules)}: load" if modules else "devices: load")
-            from ampcheck.runner.collect import check_files  # noqa: PLC0415  # imports torch
+            with warnings.catch_warnings():
+                warnings.simplefilter("default")  # importing torch imports backends: their warnings are no errors here
+                from ampcheck.runner.collect import check_files  # noqa: PLC0415  # imports torch
 
             self._or_exit(lambda: check_files(self.config))
             if self.child is not None:

@@ -485,6 +485,7 @@ class Supervisor:
         printed = share.child.printed()
         if not share.current:
             if share.preflight:
+                message = how if status == "timeout" else f"the process ended with {share.child.reason()}"
                 raise UsageError(f"preflight of {share.preflight}: {message}; ampcheck onboard shows every step")
             if refused := _REFUSED.search(printed):
                 raise UsageError(refused[1])

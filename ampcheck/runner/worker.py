@@ -210,7 +210,8 @@ class Worker:
 
     def last_line(self) -> str:
         """Return the last line that it printed and that is not blank, "" where there is none."""
-        return next((line.strip() for line in reversed(self.printed().splitlines()) if line.strip()), "")
+        lines = (line.removeprefix("INTERNALERROR>").strip() for line in reversed(self.printed().splitlines()))
+        return next(filter(None, lines), "")  # pytest's words before the traceback of what is no case
 
     def printed(self) -> str:
         """Return what it printed so far; also after `stop`."""

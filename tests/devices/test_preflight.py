@@ -271,7 +271,7 @@ def test_all_devices_start_before_the_first_backward_pass() -> None:
 # ---- through the command line
 
 MODULE = """
-import ctypes, time
+import ctypes, os, time
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from ampcheck.devices.cpu import Cpu
@@ -306,6 +306,9 @@ class Broken(Cpu):
 
 if FAULT == "crash_at_import":
     ctypes.string_at(0)
+if FAULT == "quit_at_import":
+    os.write(2, b"no licence\\n")
+    os._exit(3)
 DEVICES = (Broken(),)
 """
 
@@ -325,6 +328,7 @@ def plant(folder: Path, fault: str) -> None:
         ("crash", "copy of bf16", "the process ended with signal SIGSEGV"),
         pytest.param("hang", "copy of bf16", "nothing happened for ", marks=pytest.mark.nightly),
         ("crash_at_import", "load", "the process ended with signal SIGSEGV"),
+        ("quit_at_import", "load", "the process ended with exit code 3: no licence"),
         ("unseeded", "generator", "torch.rand gave other numbers after the same seed"),
     ],
 )
@@ -350,7 +354,8 @@ def test_a_run_ends_before_its_first_case_and_onboard_names_the_step(
     assert lines[at].startswith(f"failed   {step}: ")
     assert lines[at + 1].startswith(f"         got: {got}")
     last = f"A run on broken ends at {step!r}, before its first case."
-    assert lines[-1] == (last if ends else "A run on broken begins, and its header names what failed.")
+    command = "ampcheck run --smoke --device broken --device-module broken"
+    assert lines[-1] == (last if ends else f"A run begins, and its header names what failed: {command}")
     assert not hangs or f"{got}30 s; it was in __torch_dispatch__ (broken.py:16), called by " in lines[at + 1]
     assert fault != "raise" or lines[at + 2] == f"         next: {ADVICE}"
 
@@ -378,7 +383,7 @@ def test_onboard_writes_the_module_of_a_backend(tmp_path: Path) -> None:
     assert (
         "note: 1 of the 119 ops of AutocastCUDA's list have no autocast kernel: is it a smaller promise?" in done.stdout
     )
-    assert done.stdout.endswith("is ready: ampcheck run --device mydevice --device-module mydevice_ampcheck\n")
+    assert done.stdout.endswith("is ready: ampcheck run --smoke --device mydevice --device-module mydevice_ampcheck\n")
     written = (tmp_path / "mydevice_ampcheck.py").read_text(encoding="utf-8")
     assert 'LACKS = (\n    "linear",\n)' in written
     done = run(
@@ -479,7 +484,7 @@ def test_onboard_of_a_right_device(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "device type 'cpu', autocast dispatch key AutocastCPU" in done.stdout
     assert [line for line in done.stdout.splitlines() if line.startswith(("failed", "missing"))] == []
-    assert done.stdout.splitlines()[-1] == "cpu is ready: ampcheck run --device cpu"
+    assert done.stdout.splitlines()[-1] == "cpu is ready: ampcheck run --smoke --device cpu"
 
 
 def test_onboard_of_an_unknown_device(tmp_path: Path) -> None:
