@@ -17,7 +17,7 @@ from ampcheck.checks.comparisons import changed, layout
 from ampcheck.devices.cpu import Cpu
 from ampcheck.observe.closeness import dense, moved_by, mover
 from ampcheck.observe.recorder import is_composite, tensors
-from ampcheck.observe.torch_private import is_alias_of
+from ampcheck.observe.torch_private import DisableTorchFunction, is_alias_of
 from ampcheck.samples.torch_private import disable_current_modes
 
 EXACT = ("fp64", "fp32")
@@ -58,7 +58,8 @@ def reference(todo: CallPlan) -> Reference:
     if key not in _cache:
         if len(_cache) >= _CACHED:
             _cache.clear()
-        _cache[key] = _computed(todo)
+        with disable_current_modes(), DisableTorchFunction():  # those of a device under test do not compute it
+            _cache[key] = _computed(todo)
     return _cache[key]
 
 

@@ -75,7 +75,8 @@ class Device(ABC):
     deviations: Path | None = None
     """Its `deviations.toml`."""
     on_request: str = ""
-    """Why it is tested only where it is named with `--device`; "" for a device that every run tests."""
+    """Why it is tested only where it is named with `--device`, and by its smoke cases in a whole run; "" for a device
+    that every run tests."""
     backend: str = ""
     """What makes its device type known to PyTorch, where two backends would do so for one type. They exclude each other
     in a process."""

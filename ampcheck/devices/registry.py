@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache, partial
@@ -83,24 +83,26 @@ def select(names: Sequence[str], modules: Sequence[str] = ()) -> list[Device]:
     return devices
 
 
-def groups(names: Sequence[str], modules: Sequence[str] = ()) -> list[list[str]]:
+def groups(names: Sequence[str], modules: Sequence[str] = (), *, on_request: bool = False) -> list[list[str]]:
     """Divide the names of the devices that `select` would return into those that one process can have.
+
+    `on_request`: without names, those that are tested on request alone are among them.
 
     PyTorch's own devices are together; each further backend has a process of its own. For a backend that is loaded
     changes what PyTorch does elsewhere: autograd has threads for it, without which a process that was forked has no
     backward pass, and PrivateUse1 has its name. Raises UsageError as `select` does, but not for two backends of a type.
     """
     found: dict[str, list[str]] = {}
-    for device in _usable(names, modules):
+    for device in _usable(names, modules, on_request=on_request):
         found.setdefault(device.backend, []).append(device.name)
     return list(found.values())
 
 
-def _usable(names: Sequence[str], modules: Sequence[str]) -> list[Device]:
+def _usable(names: Sequence[str], modules: Sequence[str], *, on_request: bool = False) -> list[Device]:
     """Return the devices of those names, all of which must be usable; without names, those to test."""
     devices = named(names, modules)
     if not names:
-        return [device for device in devices if not device.on_request and unusable(device) is None]
+        return [device for device in devices if (on_request or not device.on_request) and unusable(device) is None]
     for device in devices:
         if reason := unusable(device):
             raise UsageError(f"device {device.name!r} cannot be used here: {reason}")
@@ -119,8 +121,11 @@ def named(names: Sequence[str], modules: Sequence[str] = ()) -> list[Device]:
     return [devices[name] for name in dict.fromkeys(names or devices)]
 
 
-def absent(modules: Sequence[str] = ()) -> dict[str, str]:
-    """Return why each device that a run without names does not test is left out, by name."""
+def absent(modules: Sequence[str] = (), tested: Collection[str] = ()) -> dict[str, str]:
+    """Return why each device that a run without names does not test is left out, by name.
+
+    `tested`: the names of those on request alone that it tests.
+    """
     found = {}
     for name, device in known(modules).items():
         try:
@@ -129,8 +134,8 @@ def absent(modules: Sequence[str] = ()) -> dict[str, str]:
             reason = str(error)
         if reason:
             found[name] = reason
-        elif device.on_request:
-            found[name] = f"it is tested where it is named: {device.on_request}"
+        elif device.on_request and name not in tested:
+            found[name] = f"it is tested by whole runs, and where it is named: {device.on_request}"
     return found
 
 

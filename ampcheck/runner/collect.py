@@ -45,6 +45,8 @@ CASE = pytest.StashKey[Case]()
 
 NOTES = pytest.StashKey[list[str]]()
 """What the preflight of the devices found that does not end the run, a sentence each."""
+TESTED = pytest.StashKey[list[str]]()
+"""The names of the devices of all processes of a run."""
 _SHOWN = 5
 
 Found = Mapping[str, Mapping[str, str]]
@@ -221,24 +223,29 @@ class Collector:
 
     def choose(self, items: list[pytest.Item]) -> list[pytest.Item]:
         """Take the cases that a smoke run leaves out of `items` and return them; in another run, those of devices of
-        which a share runs.
+        which a share runs. A run that does not name a device which is tested on request has its smoke cases.
         """
-        cases = [item for item in items if CASE in item.stash and (self._smoke or self._share(item.stash[CASE]) > 1)]
+        cases = [item for item in items if CASE in item.stash]
+        cases = [item for item in cases if self._smoke or self._share(item.stash[CASE]) != 1]
         if not cases:
             return []
-        chosen = smoke([item.stash[CASE] for item in cases])
-        out = {item for item, keep in zip(cases, chosen, strict=True) if not keep and not self._in_share(item)}
+        chosen = zip(cases, smoke([item.stash[CASE] for item in cases]), strict=True)
+        out = {item for item, keep in chosen if not keep and not self._in_share(item.stash[CASE])}
         items[:] = [item for item in items if item not in out]
         if self._smoke:
             self.chosen = len(cases) - len(out), len(cases)
         return [item for item in cases if item in out]
 
     def _share(self, case: Case) -> int:
-        return 1 if self._device_option or self._nightly else self.devices[case.device].share
+        """Return of how many cases of a device one runs beside those of a smoke run; 0 for none."""
+        device = self.devices[case.device]
+        if device.on_request and not self._device_option:
+            return 0
+        return 1 if self._device_option or self._nightly else device.share
 
-    def _in_share(self, item: pytest.Item) -> bool:
-        case = item.stash[CASE]
-        return not self._smoke and crc32(case.key.encode()) % self._share(case) == 0
+    def _in_share(self, case: Case) -> bool:
+        share = self._share(case)
+        return not self._smoke and bool(share) and crc32(case.key.encode()) % share == 0
 
     def left_out(self, items: list[pytest.Item]) -> list[pytest.Item]:
         """Return the cases among some items that another shard runs, or that were not red."""
@@ -301,15 +308,21 @@ def _suits(device: Device, types: tuple[str, ...], values: bool, dtypes: str, si
 # ---- the header of a run
 
 
+def chooses(config: pytest.Config, root: Path) -> bool:
+    """Return whether options choose some cases of those in the folder of the suites."""
+    option, names = config.option, ("op", "rule", "amp_dtype", "compiler", "keyword", "red_in", "smoke")
+    return any(getattr(option, name) for name in names) or [Path(argument) for argument in config.args] != [root]
+
+
 def header_lines(config: pytest.Config) -> list[str]:
     """Return torch, the devices tested, and why others are not. Raises UsageError for an unknown device."""
-    option = config.option
-    devices = list(dict.fromkeys(option.device)) or [device.name for device in select((), option.device_module)]
+    option, tested = config.option, config.stash.get(TESTED, [])
+    devices = list(dict.fromkeys(option.device)) or tested or [d.name for d in select((), option.device_module)]
     lines = [f"torch {versions().get('torch', '?')}; devices: {', '.join(devices)}"]
     if option.shard is not None:
         lines[0] += f"; shard {Shard.parse(option.shard)}"
     if not option.device:
-        lines += [f"without {name}: {reason}" for name, reason in absent(option.device_module).items()]
+        lines += [f"without {name}: {reason}" for name, reason in absent(option.device_module, tested).items()]
     if not op_database.rows():
         lines.append(f"no list of the op database for torch {torch.__version__}: rule fallthrough runs without it")
     found = live_drift()
@@ -342,7 +355,7 @@ def header(config: pytest.Config, devices: Iterable[Device], cases: Iterable[str
             {"name": d.name, "token": d.token, "type": d.type, "key": d.key, "has_values": d.has_values, **d.describe()}
             for d in devices
         ],
-        "absent": absent(option.device_module),
+        "absent": absent(option.device_module, config.stash.get(TESTED, [])),
         "preflight": config.stash.get(NOTES, []),
         "drift": live_drift(),
         "machine": {

@@ -137,7 +137,7 @@ class Plugin:
 
             self._or_exit(lambda: check_files(self.config))
             if self.child is not None:
-                self._or_exit(partial(self.child.divide, self.config.option))
+                self._or_exit(partial(self.child.divide, self.config))
             self._new_collector()
             if self.child is not None:
                 self.child.preflight("")
@@ -382,12 +382,15 @@ class SupervisedRun(Channel):
         """Return whether no earlier child ran cases of this share."""
         return not self._plan.done
 
-    def divide(self, option: Any) -> None:
+    def divide(self, config: pytest.Config) -> None:
         """Divide the devices of the run into groups, where this is its first child, and take the first group."""
         from ampcheck.devices.registry import groups  # noqa: PLC0415  # imports torch
+        from ampcheck.runner.collect import TESTED, chooses  # noqa: PLC0415  # imports torch
 
         if not self.devices:
-            found = groups(option.device, option.device_module)
+            option = config.option
+            found = groups(option.device, option.device_module, on_request=not chooses(config, suites_folder()))
+            config.stash[TESTED] = [name for group in found for name in group]
             self.devices = found[0] if found else ()
             self.send({"kind": "groups", "groups": found})
 

@@ -74,7 +74,9 @@ class TorchTorchax(Device):
         import jax  # noqa: PLC0415  # a device is imported where a case runs on it
         import torchax  # noqa: PLC0415  # a device is imported where a case runs on it
 
-        with warnings.catch_warnings(), jax.enable_x64(True), torchax.default_env():
+        env = torchax.default_env()
+        # A region that a case left open is no region of the next one.
+        with warnings.catch_warnings(), jax.enable_x64(True), env, env.override_property(autocast_dtype=None):
             yield
 
     @contextmanager
