@@ -309,8 +309,8 @@ def _suits(device: Device, types: tuple[str, ...], values: bool, dtypes: str, si
 
 
 def chooses(config: pytest.Config, root: Path) -> bool:
-    """Return whether options choose some cases of those in the folder of the suites."""
-    option, names = config.option, ("op", "rule", "amp_dtype", "compiler", "keyword", "red_in", "smoke")
+    """Return whether options choose some cases by what they are, of those in the folder of the suites."""
+    option, names = config.option, ("op", "rule", "amp_dtype", "compiler", "keyword", "smoke")
     return any(getattr(option, name) for name in names) or [Path(argument) for argument in config.args] != [root]
 
 

@@ -7,22 +7,28 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import Namespace
 from collections import Counter
 from importlib.metadata import PackageNotFoundError
+from itertools import compress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from ampcheck.checks.cases import op_cases, smoke
 from ampcheck.devices import torchax as module
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import absent, groups, known, select
 from ampcheck.devices.torchax import OLDEST, Torchax, TorchTorchax
 from ampcheck.errors import UsageError
 from ampcheck.observe import isolation
+from ampcheck.runner.collect import CASE, Collector, chooses
 from ampcheck.runner.record import read
+from ampcheck.runner.run import suites_folder
 from tests.cli_support import python, run
 
 DEVICES = [Torchax(), TorchTorchax()]
@@ -82,11 +88,35 @@ def test_asking_imports_neither_jax_nor_torchax() -> None:
 # ---- when it is chosen
 
 
-def test_it_is_chosen_by_name_alone() -> None:
+def test_it_is_chosen_by_name_and_by_whole_runs() -> None:
     assert not {"torchax", "torchax:torch-autocast"} & {device.name for device in select([])}
     assert [device.name for device in select(["torchax", "torchax:torch-autocast"])] == [d.name for d in DEVICES]
-    assert absent()["torchax"].startswith("it is tested where it is named: ")
+    assert absent()["torchax"].startswith("it is tested by whole runs, and where it is named: ")
+    assert "torchax" not in absent(tested=["torchax"])
+    assert [d.name for d in DEVICES] in groups([], on_request=True)
+    assert [d.name for d in DEVICES] not in groups([])
     assert not any(device.on_request for name, device in known().items() if not name.startswith("torchax"))
+
+
+def test_a_run_that_does_not_name_it_has_its_smoke_cases(pytestconfig: pytest.Config) -> None:
+    collector = Collector(pytestconfig, ["cpu", "torchax"])
+    cases = [case for device in collector.devices.values() for case in op_cases(device, "downcast", "eager")]
+    items = [Mock(stash={CASE: case}) for case in cases]
+    out = collector.choose(items)
+    assert {item.stash[CASE].device for item in out} == {"torchax"}
+    kept = [case for case in cases if case.device == "torchax"]
+    assert [i.stash[CASE] for i in items if i.stash[CASE] in kept] == [
+        c for c, k in zip(kept, smoke(kept), strict=True) if k
+    ]
+
+
+@pytest.mark.parametrize(("chosen", "part"), [({}, False), ({"keyword": "mm"}, True), ({"rule": ["cache"]}, True)])
+def test_a_run_of_chosen_cases_is_no_whole_one(
+    pytestconfig: pytest.Config, chosen: dict[str, object], part: bool
+) -> None:
+    option = Namespace(**vars(pytestconfig.option) | {"keyword": "", "smoke": False} | chosen)
+    assert chooses(Mock(option=option, args=[suites_folder()]), suites_folder()) == part
+    assert chooses(Mock(option=option, args=[suites_folder() / "eager"]), suites_folder())
 
 
 def test_one_type_of_two_backends_is_refused() -> None:
