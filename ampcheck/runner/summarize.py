@@ -11,7 +11,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
@@ -351,15 +350,16 @@ def write_junit(
 
 
 def _write(path: Path, data: bytes, what: str) -> None:
-    """Write a file whole or not at all. Raises UsageError where it cannot be written."""
-    part = path.with_name(f"{path.name}.part")
+    """Write a file whole or not at all, or to a device or a pipe. Raises UsageError where it cannot be written."""
+    part = path.with_name(f"{path.name}.part") if path.is_file() or not path.exists() else path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(data)
-        part.replace(path)
+        if part != path:
+            part.replace(path)
     except OSError as error:
-        with suppress(OSError):
-            part.unlink()
+        if part != path:
+            part.unlink(missing_ok=True)
         raise UsageError(f"the {what} {path} cannot be written: {error.strerror}") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ampcheck.runner.summarize import (
     unfinished,
     verdict,
     warned,
+    write_summary,
 )
 from ampcheck.spec.rules import RULES
 from tests.report.made_runs import make as made
@@ -243,3 +245,11 @@ def test_a_device_on_which_nothing_passed_is_named(status: str) -> None:
     assert pages.message(one)[0].endswith(" · none on mydevice")
     assert pages.message(one)[1] == "grey"
     assert f"\nNote: no case passed of all rules on mydevice (107 {status}).\n" in pages.summary(one)
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as reader:
+        write_summary(pipe, "green")
+        assert reader.read() == "green"
+    assert pipe.is_fifo()
