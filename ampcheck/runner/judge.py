@@ -87,7 +87,8 @@ class Judge:
             raise Unsupported(reason)
         if case.rule == "moves" and (reason := device.new_parameters()):
             raise Unsupported(reason)
-        reset(self._defaults)
+        fresh = {**self._defaults, device.type: device.default_amp}  # two devices may be of one type
+        reset(fresh)
         try:
             with ExitStack() as stack:
                 stack.enter_context(without_overhead())
@@ -99,7 +100,7 @@ class Judge:
                     item.funcargs["amp"] = stack.enter_context(self._scenario(item).entered(case, device))
                 yield
         finally:
-            reset(self._defaults)
+            reset(fresh)
             self._end_if_lost(device)
 
     def _end_if_lost(self, device: Device) -> None:
