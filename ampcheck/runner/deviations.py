@@ -473,10 +473,13 @@ class KnownDeviations:
         """Return every deviation once."""
         return list(dict.fromkeys(d for found in self._by_device.values() for d in found))
 
-    def stale(self, names: Iterable[str], *, unjudged: Iterable[Path] = ()) -> dict[str, list[str]]:
+    def stale(
+        self, names: Iterable[str], *, unjudged: Iterable[Path] = (), absent: Collection[str] = ()
+    ) -> dict[str, list[str]]:
         """Return the globs of each deviation that match none of the cases `rule/id`, by the file and id of all judged.
 
-        `unjudged`: files that speak of devices whose cases are not among the names, too.
+        `unjudged`: files that speak of devices whose cases are not among the names, too. `absent`: tokens of devices
+        that this run does not have, whose globs are not judged.
         """
         left_out = {shown_path(path) for path in unjudged}
         by_rule = defaultdict(list)
@@ -489,6 +492,8 @@ class KnownDeviations:
             unmatched = out.setdefault(f"{deviation.file}: deviation {deviation.id!r}", [])
             tokens = {d.token for d in self._devices.values() if d.name in deviation.devices}
             for glob in deviation.cases:
+                if glob.rpartition("-")[2] in absent:
+                    continue
                 matches = re.compile(translate(glob)).match
                 rule = glob.partition("/")[0]
                 among = by_rule.get(rule, ()) if rule == escape(rule) else chain.from_iterable(by_rule.values())

@@ -375,6 +375,13 @@ def test_an_entry_is_for_the_devices_it_names(tmp_path: Path) -> None:
     assert sentence in stale_lines([of_xpu, {}])
 
 
+def test_a_glob_of_a_device_that_is_absent_is_not_judged() -> None:
+    deviations = KnownDeviations([known()["cpu"]])
+    stale = [line for line in stale_lines([deviations.stale([])]) if "-emc'" in line]
+    assert stale
+    assert not set(stale) & set(stale_lines([deviations.stale([], absent=["emc"])]))
+
+
 @pytest.mark.parametrize(
     ("fields", "applies"),
     [
