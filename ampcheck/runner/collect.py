@@ -45,7 +45,7 @@ CASE = pytest.StashKey[Case]()
 
 NOTES = pytest.StashKey[list[str]]()
 """What the preflight of the devices found that does not end the run, a sentence each."""
-TESTED = pytest.StashKey[list[str]]()
+TESTED = pytest.StashKey[Collection[str]]()
 """The names of the devices of all processes of a run."""
 _SHOWN = 5
 

@@ -223,18 +223,23 @@ class JsonlWriter:
 
 
 def output_file(path: str | Path, what: str = "file", *, folders: bool = False) -> Path:
-    """Return the path of a file to write, asked before anything is computed for it; the file is as it was.
+    """Return the path of a file to write, asked before anything is computed for it; all is as it was.
 
-    `folders`: its folders are made. Raises UsageError where it cannot be written.
+    `folders`: its folders may be missing. Raises UsageError where it cannot be written.
     """
     path = Path(path)
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        return path  # who reads a pipe would take its closing for its end
+    made = [folder for folder in path.parents if folders and not folder.exists()]
     try:
-        if folders:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        if made:
+            path.parent.mkdir(parents=True)
         new = not path.exists()
         path.open("ab").close()
         if new:
             path.unlink()
+        for folder in made:
+            folder.rmdir()
     except OSError as error:
         raise UsageError(f"the {what} {path} cannot be written: {error.strerror}") from error
     return path
