@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch.utils.checkpoint import DefaultDeviceType
 
 from ampcheck.spec.state import DEFAULTS
 from ampcheck.spec.torch_dtypes import DTYPES
+
+_CHECKPOINTED = DefaultDeviceType._default_device_type
+"""The device type of checkpoints without tensors among their arguments; a newer torch finds one as the first needs it,
+and keeps it."""
 
 
 def depth() -> int:
@@ -26,7 +31,8 @@ def _known(device_type: str) -> bool:
 
 
 def reset(further: Mapping[str, str]) -> None:
-    """Put enabled, dtype, cache_enabled and the nesting depth back to a fresh thread's; drop cached casts.
+    """Put enabled, dtype, cache_enabled and the nesting depth back to a fresh thread's; drop cached casts and PyTorch's
+    choice of a device type for checkpoints.
 
     `further`: the default dtype of device types that PyTorch does not name itself.
     """
@@ -46,3 +52,4 @@ def reset(further: Mapping[str, str]) -> None:
     while inside < 0:  # a region that was left and never entered
         inside = torch.autocast_increment_nesting()
     torch.clear_autocast_cache()
+    DefaultDeviceType._default_device_type = _CHECKPOINTED

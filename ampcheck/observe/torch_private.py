@@ -74,6 +74,11 @@ reset_dynamo = NAMES.call("torch._dynamo.reset", "compiling each case afresh")
 TracerWarning: type[Warning] = NAMES.take("torch.jit._trace.TracerWarning", "warnings to leave out")
 
 NAMES.attributes(
+    "torch.utils.checkpoint.DefaultDeviceType",
+    "_default_device_type",
+    need="checkpoints without tensors among their arguments, on the device under test",
+)
+NAMES.attributes(
     "torch._ops.OpOverload",
     "_can_decompose",
     "_op_dk",
