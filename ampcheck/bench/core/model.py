@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, TypedDict
@@ -172,6 +173,10 @@ def key_of(device: str, compiler: str, workload: str) -> str:
     return f"{device}/{compiler}/{workload}"
 
 
+Amount = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
+Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+
+
 @dataclass(slots=True)
 class VariantResult:
     """Hold the results of one variant. Times are seconds of one call; ratios are speeds beside the first variant.
@@ -185,49 +190,55 @@ class VariantResult:
         str,
         Meta(
             description="Beside the group's first variant, which is `first`.",
+            pattern=f"^({'|'.join(VERDICTS)}|first)$",
             extra_json_schema={"enum": ("first", *VERDICTS)},
         ),
     ]
     reason: Annotated[str, Meta(description="Why the verdict is none.")] = ""
-    seconds: Annotated[
-        float | None, Meta(description="Median time of one call, in seconds.", extra_json_schema={"minimum": 0})
-    ] = None
-    low: Annotated[float | None, Meta(description="Lower end of the middle 90 % of the samples, in seconds.")] = None
-    high: Annotated[float | None, Meta(description="Upper end of it, in seconds.")] = None
+    seconds: Annotated[Positive | None, Meta(description="Median time of one call, in seconds.")] = None
+    low: Annotated[Positive | None, Meta(description="Lower end of the middle 90 % of the samples, in seconds.")] = None
+    high: Annotated[Positive | None, Meta(description="Upper end of it, in seconds.")] = None
     cpu_seconds: Annotated[float | None, Meta(description="Median processor time of one call, in seconds.")] = None
     rounds: Annotated[int, Meta(description="How many samples.", ge=0)] = 0
     processes: Annotated[int, Meta(description="Of how many processes.", ge=0)] = 0
     speed: Annotated[
-        float | None,
+        Positive | None,
         Meta(
             description="Seconds of the first variant over seconds of this one, median of the pairs; above 1 is faster."
         ),
     ] = None
-    speed_low: Annotated[float | None, Meta(description="Lower end of its 95 % interval.")] = None
-    speed_high: Annotated[float | None, Meta(description="Upper end of it.")] = None
-    error: Annotated[float | None, Meta(description="Relative error of the values against float64.")] = None
+    speed_low: Annotated[Positive | None, Meta(description="Lower end of its 95 % interval.")] = None
+    speed_high: Annotated[Positive | None, Meta(description="Upper end of it.")] = None
+    error: Annotated[
+        Annotated[float, Meta(ge=0)] | None, Meta(description="Relative error of the values against float64.")
+    ] = None
     precision_check: Annotated[
         str, Meta(description="The dtypes of kernels that show the precision that the variant computed in.")
     ] = ""
-    flops_per_second: Annotated[float | None, Meta(description="Rate of arithmetic, in flop/s.")] = None
-    bytes_per_second: Annotated[float | None, Meta(description="Rate of memory traffic, in bytes/s.")] = None
-    share: Annotated[float | None, Meta(description="Share of the device's ceiling, 0 to 1.")] = None
-    intensity: Annotated[float | None, Meta(description="Flops per byte.")] = None
-    memory: Annotated[int | None, Meta(description="Peak memory, in bytes.")] = None
-    compile: Annotated[float | None, Meta(description="Time to compile, in seconds.")] = None
-    first: Annotated[float | None, Meta(description="Time of the first call, compilation included, in seconds.")] = None
+    flops_per_second: Annotated[Amount | None, Meta(description="Rate of arithmetic, in flop/s.")] = None
+    bytes_per_second: Annotated[Amount | None, Meta(description="Rate of memory traffic, in bytes/s.")] = None
+    share: Annotated[Amount | None, Meta(description="Share of the device's ceiling, 0 to 1.")] = None
+    intensity: Annotated[Amount | None, Meta(description="Flops per byte.")] = None
+    memory: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="Peak memory, in bytes.")] = None
+    compile: Annotated[Amount | None, Meta(description="Time to compile, in seconds.")] = None
+    first: Annotated[Amount | None, Meta(description="Time of the first call, with compilation, in seconds.")] = None
     ceiling: Annotated[str, Meta(description="What is said in place of a share above 1.")] = ""
     at_least: Annotated[
-        float | None, Meta(description="Of a variant that was given up: no call took less, in seconds.")
+        Positive | None, Meta(description="Of a variant that was given up: no call took less, in seconds.")
     ] = None
-    at_most: Annotated[float | None, Meta(description="Of such a variant: its speed at most.")] = None
+    at_most: Annotated[Positive | None, Meta(description="Of such a variant: its speed at most.")] = None
     default_speed: Annotated[
-        float | None, Meta(description="Speed beside the variant `fp32-default`, where there is one.")
+        Positive | None, Meta(description="Speed beside the variant `fp32-default`, where there is one.")
     ] = None
-    default_low: Annotated[float | None, Meta(description="Lower end of its 95 % interval.")] = None
-    default_high: Annotated[float | None, Meta(description="Upper end of it.")] = None
+    default_low: Annotated[Positive | None, Meta(description="Lower end of its 95 % interval.")] = None
+    default_high: Annotated[Positive | None, Meta(description="Upper end of it.")] = None
     default_verdict: Annotated[
-        str, Meta(description="Verdict beside `fp32-default`.", extra_json_schema={"enum": VERDICTS})
+        str,
+        Meta(
+            description="Verdict beside `fp32-default`.",
+            pattern=f"^({'|'.join(VERDICTS)})?$",
+            extra_json_schema={"enum": VERDICTS},
+        ),
     ] = ""
 
 
@@ -242,13 +253,14 @@ class Group:
     compiler: Annotated[str, Meta(description="What ran it.", extra_json_schema={"enum": COMPILERS})]
     policy: Annotated[str, Meta(description="What autocast does with it.")] = ""
     base: Annotated[str, Meta(description="Name of the axis of sizes.")] = ""
-    size: Annotated[int, Meta(description="Place on that axis.")] = 0
-    flops: Annotated[float, Meta(description="Floating point operations of one call.")] = 0
+    size: Annotated[int, Meta(description="Place on that axis.", ge=0)] = 0
+    flops: Annotated[Amount, Meta(description="Floating point operations of one call.")] = 0
     samples: Annotated[int, Meta(description="Samples that a call works on.")] = 0
     estimate: Annotated[bool, Meta(description="Whether a compiler estimated it, and no clock measured.")] = False
     note: Annotated[str, Meta(description="What a reader must know.")] = ""
     variants: Annotated[
-        list[VariantResult], Meta(description="The variants, the first what the others are compared with.")
+        list[VariantResult],
+        Meta(description="The variants; the others are compared with the first.", min_length=1),
     ] = field(default_factory=list)
 
     @property

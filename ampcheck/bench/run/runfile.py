@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import convert
+
 from ampcheck.bench.core import peaks
-from ampcheck.bench.core.model import AA, VERDICTS, Group, Rounds, VariantResult
+from ampcheck.bench.core.model import AA, Group, Rounds
 from ampcheck.bench.run.summary import estimated_beside_default, judge_again, share, summarize
 from ampcheck.errors import UsageError
 from ampcheck.runner import record as records
@@ -83,6 +85,9 @@ def rounds_of(path: Path) -> list[Rounds]:
 def read(path: Path) -> BenchRun:
     """Read a benchmark file. Raises UsageError for another file, another schema, or damage before its last line."""
     lines = lines_of(path)
+    for name in ("versions", "machine", "devices", "ceilings"):
+        if not isinstance(lines.header.get(name, {}), dict):
+            raise UsageError(f"{path}: {name} in the header is not an object")
     sources = lines.header.get("ceilings_source") or {}
     published = {one.source for _, one in peaks.read()}
     groups: dict[str, Group] = {}
@@ -91,7 +96,7 @@ def read(path: Path) -> BenchRun:
         values = {name: value for name, value in line.items() if name != "kind"}
         try:
             if line["kind"] == "group":
-                group = _group(dict(values["group"]))
+                group = convert({"family": "", **values["group"]}, Group)  # a workload of another version has none
                 _of_this_version(group, sources.get(group.device) in published)
                 groups[group.key] = group
             else:
@@ -119,16 +124,6 @@ def _renamed(value: Any) -> Any:
     if isinstance(value, str):
         return _OLD.sub(lambda found: _NAMES[found[0]], value)
     return [_renamed(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _group(values: dict[str, Any]) -> Group:
-    values = {"family": "", **values}  # a workload of another version has none
-    variants = [VariantResult(**variant) for variant in values.pop("variants", [])]
-    unknown = [variant.verdict for variant in variants if variant.verdict not in (*VERDICTS, "first")]
-    unknown += [variant.default_verdict for variant in variants if variant.default_verdict not in (*VERDICTS, "")]
-    if unknown:
-        raise ValueError(f"unknown verdict {unknown[0]!r}")
-    return Group(**values, variants=variants)
 
 
 def _of_this_version(group: Group, published: bool) -> None:

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ampcheck.bench.core.model import Group, VariantResult
 from ampcheck.bench.core.table import INVALID
 from ampcheck.bench.run import exports
 from ampcheck.bench.run.runfile import SCHEMA, BenchRun, read
-from ampcheck.errors import UsageError
 from ampcheck.report.history import header_of, together
 
 CAP = 400
 """A site holds this many run groups at most."""
-
-_TEXTS = ("workload", "family", "kind", "device", "compiler", "policy", "base", "note")
-_NUMBERS = (
-    "seconds", "low", "high", "speed", "speed_low", "speed_high", "at_least", "at_most",
-    "default_speed", "default_low", "default_high",
-)  # fmt: skip
-_AMOUNTS = ("error", "memory", "flops_per_second", "bytes_per_second", "share", "intensity", "compile", "first")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +108,7 @@ def load(paths: Sequence[Path], cap: int = CAP) -> BenchHistory:
 
     Raises UsageError for a file that is not a benchmark file or holds what cannot have been measured.
     """
-    runs = [_checked(read(path)) for path in {path.resolve(): path for path in paths}.values()]
+    runs = [read(path) for path in {path.resolve(): path for path in paths}.values()]
     runs.sort(key=lambda run: (str(run.header.get("started", "")), run.path.name), reverse=True)
     run_groups: list[list[BenchRun]] = []
     for run in runs:
@@ -152,42 +142,3 @@ def _same_run_group(parts: Sequence[BenchRun], run: BenchRun) -> bool:
     torch = {part.header.get("versions", {}).get("torch") for part in (*parts, run)}
     close = together(part.header for part in (*parts, run))
     return close and len(torch) == 1 and not any(part.groups.keys() & run.groups.keys() for part in parts)
-
-
-def _checked(run: BenchRun) -> BenchRun:
-    """Return the run, unless it holds what the pages could not show."""
-    for name in ("versions", "machine", "devices", "ceilings"):
-        if not isinstance(run.header.get(name, {}), dict):
-            raise UsageError(f"{run.path}: {name} in the header is not an object")
-    for group in run.groups.values():
-        where = f"{run.path}: group {group.key}"
-        wrong = [name for name in _TEXTS if not isinstance(getattr(group, name), str)]
-        if wrong or not group.workload or not group.device or not group.compiler:
-            raise UsageError(f"{where}: {', '.join(wrong) or 'its name'} is not a text")
-        if not group.variants:
-            raise UsageError(f"{where}: it has no variants")
-        for name in ("size", "flops"):
-            if not _amount(getattr(group, name)):
-                raise UsageError(f"{where}: {name} is {getattr(group, name)!r}; expected a number")
-        for variant in group.variants:
-            _check_variant(f"{where}, variant {variant.name}", variant)
-    return run
-
-
-def _check_variant(where: str, variant: VariantResult) -> None:
-    for name in ("name", "reason", "precision_check", "ceiling"):
-        if not isinstance(getattr(variant, name), str):
-            raise UsageError(f"{where}: {name} is {getattr(variant, name)!r}; expected a text")
-    for name in (*_NUMBERS, *_AMOUNTS):
-        value = getattr(variant, name)
-        if value is None:
-            continue
-        # An error is infinite where a result is; everything else has an end.
-        limit = name == "error" and value == math.inf
-        if not limit and (not _amount(value) or (name in _NUMBERS and value == 0)):
-            kind = "a positive number" if name in _NUMBERS else "a number"
-            raise UsageError(f"{where}: {name} is {value!r}; expected {kind}")
-
-
-def _amount(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
