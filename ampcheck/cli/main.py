@@ -8,44 +8,15 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from ampcheck.cli import (
-    bench,
-    compare,
-    coverage,
-    deviations,
-    devices,
-    entered,
-    explain,
-    gpu,
-    lint,
-    lists,
-    manifest,
-    onboard,
-    power,
-    report,
-    run,
-    torchscript,
-)
+from ampcheck.cli import bench, devices, files, gpu, lint, measures, onboard, ops, run, torchscript
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import versions
 
 _COMMANDS = (
-    devices,
-    onboard,
-    explain,
-    lists,
-    run,
-    manifest,
-    report,
-    compare,
-    deviations,
-    coverage,
-    power,
-    entered,
-    lint,
-    torchscript,
-    bench,
-    gpu,
+    *(devices.add, onboard.add, ops.add_explain, ops.add_lists, run.add, run.add_manifest),
+    *(files.add_report, files.add_compare, files.add_deviations),
+    *(measures.add_coverage, measures.add_power, measures.add_entered),
+    *(lint.add, torchscript.add, bench.add, gpu.add),
 )
 
 _OF_PROGRAMS = {"doctor": "doctor.session", "precision": "precision", "trace": "trace"}
@@ -106,8 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, help="print the versions of ampcheck and of what decides results")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for module in _COMMANDS:
-        module.add(commands)
+    for add in _COMMANDS:
+        add(commands)
     for name, what in (
         ("doctor", "run some steps of a training program and say what is wrong with its mixed precision"),
         ("precision", "run a program again and again, and say what of it has to be in float32"),

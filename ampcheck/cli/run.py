@@ -1,4 +1,4 @@
-"""`ampcheck run`: the suites on some devices, a crash or a hang costing one case."""
+"""`ampcheck run`: the suites on some devices, a crash or a hang costing one case; `ampcheck manifest`: the cases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ampcheck.cli.common import Subparsers, seconds
+from ampcheck.cli.common import Subparsers, print_or_write, seconds
 from ampcheck.cli.progress import RunProgress
 from ampcheck.errors import HarnessError, UsageError
 from ampcheck.runner.record import Run, counted, new_run_file, output_file, read
@@ -40,6 +40,22 @@ def add(commands: Subparsers) -> None:
     add("--resume", type=Path, metavar="RUN", help="go on with an interrupted run, whose results the new run file has")
     add("--list", action="store_true", help="show the cases and run none")
     parser.set_defaults(run=run)
+
+
+def add_manifest(commands: Subparsers) -> None:
+    """Declare `ampcheck manifest`: every case as data."""
+    parser = commands.add_parser("manifest", help="write down every case, for ampcheck run --manifest")
+    add_selection(parser)
+    parser.add_argument("--out", type=output_file, metavar="FILE", help="the file to write; by default the terminal")
+    parser.set_defaults(run=manifest, manifest=None, baseline=None, no_deviations=False, nightly=False)
+
+
+def manifest(args: argparse.Namespace) -> int:
+    """Print or write the cases. Raises UsageError where an option names something unknown."""
+    from ampcheck.runner import collect as collecting  # noqa: PLC0415  # imports torch
+
+    print_or_write(collecting.manifest(collect(args).cases), args.out, "manifest")
+    return 0
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
