@@ -1,6 +1,7 @@
 """Write the figures of the products into the pages of docs/coverage/: `python -m scripts.coverage_pages`.
 
-A page links a file of the suites and has a sentence "Product: …" for each product of that file, in the file's order.
+`surface.md` ends with what `ampcheck coverage --surface` prints. Other pages link a file of the suites and have a
+sentence "Product: …" for each product of that file, in the file's order.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from ampcheck.checks.product import Product
 from ampcheck.errors import UsageError
+from ampcheck.tools.coverage import surface
 
 FOLDER = Path(__file__).parents[1] / "docs" / "coverage"
 _SUITE = re.compile(r"\]\(\.\./\.\./(suites/[\w/]+)\.py\)")
@@ -28,7 +30,10 @@ def current(text: str, products: list[Product]) -> str:
 
 
 def main() -> None:
-    """Write the figures of each page about a file of the suites."""
+    """Write the figures of each page about a file of the suites, and the page of torch's surface."""
+    page = FOLDER / "surface.md"
+    before = page.read_text(encoding="utf-8").partition("The cases call")[0]
+    page.write_text(f"{before}{surface.count().table(False, 'github')}\n", encoding="utf-8")
     for page in sorted(FOLDER.glob("*.md")):
         text = page.read_text(encoding="utf-8")
         suite = _SUITE.search(text)

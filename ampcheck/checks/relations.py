@@ -1,4 +1,6 @@
-"""Relations of an op: ways to call it that must agree in a region, with samples of PyTorch's own op database.
+"""Relations of an op or a program: ways to run it that must agree in a region.
+
+The ops are those of PyTorch's own op database, with its samples; the programs are of `ampcheck/samples/surface.py`.
 
 A difference that is there without autocast, too, is the op's own and not autocast's. `suites/eager/test_relations.py`
 says from which promise each relation follows.
@@ -6,15 +8,21 @@ says from which promise each relation follows.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from ampcheck.checks.amp import Amp
+from ampcheck.samples.surface import evaluate, inputs
 from ampcheck.samples.torch_private import pytree
 
 Result = list[torch.Tensor] | Exception
@@ -73,6 +81,9 @@ class _Relations:
     def __init__(self, amp: Amp, op: Any, number: int, sample: Any) -> None:
         self.amp, self.op, self.number = amp, op, number
         self.args, self.kwargs = (sample.input, *sample.args), sample.kwargs
+        self.plain_call = self.inside(op.op)
+        self.known: dict[Call, Result | None] = {}
+        """What a reference gives in a region; None where it does not repeat."""
 
     def off(self) -> AbstractContextManager[object]:
         """Return a region that is disabled."""
@@ -107,20 +118,48 @@ class _Relations:
     def agree(self, what: str, way: Call, reference: Call, tolerance: float = 0.0) -> None:
         """Note a difference of two ways in a region that they do not have in a disabled one."""
         amp, on, off = self.amp, self.on, self.off
-        want = _run(amp, reference, on)
-        if _difference(_run(amp, reference, on), want):
-            return  # random numbers that no seed decides, or memory that nothing wrote
-        found = _difference(_run(amp, way, on), want, tolerance)
+        if reference not in self.known:
+            want = _run(amp, reference, on)
+            # Random numbers that no seed decides, or memory that nothing wrote.
+            self.known[reference] = None if _difference(_run(amp, reference, on), want) else want
+        expected = self.known[reference]
+        if expected is None:
+            return
+        found = _difference(_run(amp, way, on), expected, tolerance)
         if found and _difference(_run(amp, way, off), _run(amp, reference, off), max(tolerance, 1e-4)):
             return
         amp.check(not found, f"{what} of sample {self.number}", found or "agrees")
 
     # ---- relations
 
+    def surroundings(self) -> None:
+        """Compare ways to enter the region, and what may be around a call: a thread, a checkpoint, a dispatch mode."""
+        plain = self.plain_call
+        ways: dict[str, Call] = {
+            "decorator": lambda region: region()(lambda: plain(nullcontext))(),  # type: ignore[operator]  # it is one
+            "region entered again": lambda region: self.entered(plain, region, region),
+            "region without a cache": lambda region: self.entered(plain, region, self.uncached),
+            "thread": lambda region: self.amp.thread(lambda: plain(region)),
+            "checkpoint": lambda region: checkpoint(plain, region, use_reentrant=False),
+            "dispatch mode": lambda region: self.entered(plain, partial(FlopCounterMode, display=False), region),
+        }
+        for name, way in ways.items():
+            self.agree(name, way, plain, 1e-5 if name == "dispatch mode" else 0.0)  # no threads share the work there
+
+    def entered(self, call: Call, first: Region, second: Region) -> object:
+        """Return what a call gives in two contexts."""
+        with first():
+            return call(second)
+
+    def uncached(self) -> AbstractContextManager[object]:
+        """Return a region like the one around it, without a cache."""
+        on, dtype, _ = self.amp.state()
+        return self.amp.region(dtype, enabled=on, cache_enabled=False)  # type: ignore[no-any-return]  # a region
+
     def forms(self) -> None:
         """Compare function, method, in-place form, out= and gradient modes."""
         op, amp = self.op, self.amp
-        plain = self.inside(op.op)
+        plain = self.plain_call
         first = isinstance(self.args[0], torch.Tensor)
         if op.get_method() and first:
             self.agree("method", self.inside(op.get_method()), plain)
@@ -198,7 +237,9 @@ class _Relations:
         exact = _run(amp, lambda _: call(self.off, torch.float64), self.on)
         moved = _run(amp, lambda _: nudge(self.off, torch.float64), self.on)
         single = _run(amp, lambda _: nudge(self.off), self.on)
-        got = _run(amp, lambda region: call(region), self.on)
+        got = _run(amp, call, self.on)
+        if not _difference(got, _run(amp, lambda _: call(self.off), self.on)):
+            return
         if isinstance(exact, Exception) or isinstance(moved, Exception) or isinstance(single, Exception):
             return
         if _difference([x.double() if x.is_floating_point() else x for x in single], moved, 1e-2):
@@ -326,3 +367,45 @@ def assert_relations(amp: Amp, name: str, given: str) -> None:
             one.derivatives()
         if torch.float64 in op.supported_dtypes(amp.type) and (given == "wide" or not one.rounds_inside()):
             one.accuracy()
+
+
+class _Program:
+    """A program of the surface, called as an op of the database is."""
+
+    supports_out, supports_autograd, supports_forward_ad = False, True, True
+
+    def __init__(self, program: str) -> None:
+        self.program = program
+
+    def op(self, a: torch.Tensor, **others: torch.Tensor) -> object:
+        return evaluate(self.program, {"a": a, **others})
+
+    def get_method(self) -> None:
+        """Return no method: a program is none."""
+
+    get_inplace = get_method
+
+
+_BACKWARD = re.compile(r"backward|autograd|gradcheck|dual|trained|scaled")
+"""What in a program derives: its replay records no gradients, and so cannot."""
+
+
+def assert_program(amp: Amp, program: str) -> None:
+    """Compare a program in a region with explicit casts, and try every relation; nothing is left when it ends."""
+    given = inputs(amp.rand)
+    sample = SimpleNamespace(input=given.pop("a"), args=(), kwargs=given)
+    one = _Relations(amp, _Program(program), 0, sample)
+    outside = _run(amp, one.plain_call, one.off)
+    if isinstance(outside, Exception):
+        if amp.type != "cpu":  # the device has no such kernel, or the program's helpers are of the host
+            amp.unsupported(f"outside of a region, too, the program raises {type(outside).__name__}: {outside}"[:300])
+        amp.refused(outside, "the program")
+    if "unsafe to autocast" in str(_run(amp, one.plain_call, one.on)):
+        amp.unsupported("the list of the device refuses the op")
+    before = (*amp.state(), amp.depth(), torch.is_grad_enabled(), torch.get_default_dtype())
+    if not _BACKWARD.search(program):
+        amp.assert_cast("the program", lambda: one.plain_call(nullcontext))
+    for relation in (one.surroundings, one.forms, one.memory, one.derivatives, one.accuracy):
+        relation()
+    after = (*amp.state(), amp.depth(), torch.is_grad_enabled(), torch.get_default_dtype())
+    amp.assert_equal("state of autocast, gradient mode and default dtype after the program", after, before)

@@ -21,7 +21,7 @@ PRINTED = frozenset(
         *("checks.gradients", "checks.layouts", "checks.op_database", "checks.program", "checks.ranks"),
         *("checks.relations", "checks.scaling", "checks.sweep", "compilers.kinds", "compilers.source"),
         *("devices.virtual.graphs", "errors", "observe.closeness", "observe.isolation", "observe.recorder"),
-        *("observe.replay", "observe.threads", "samples.tensors", "spec.casting", "spec.dtypes"),
+        *("observe.replay", "observe.threads", "samples.surface", "samples.tensors", "spec.casting", "spec.dtypes"),
         *("spec.policies", "spec.torch_dtypes"),
     )
 )

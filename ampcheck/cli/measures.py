@@ -26,6 +26,8 @@ def add_coverage(commands: Subparsers) -> None:
     what = "plant each of five faults into so many random cells and print which are noticed; counts nothing"
     add("--try", dest="tries", type=int, metavar="CELLS", help=what)
     add("--seed", type=int, default=0, help="of the random cells of --try, by default 0")
+    what = "count which of torch's public callables the cases call, list the others, and count nothing else"
+    add("--surface", action="store_true", help=what)
     add("--open", action="store_true", help="list what is open, by overload and compiler")
     what = "write the counts to a file; ampcheck report shows REPORTS/coverage.json"
     add("--json", type=output_file, metavar="FILE", help=what)
@@ -36,8 +38,11 @@ def coverage(args: argparse.Namespace) -> int:
     """Count and print. Raises UsageError for an unknown device and a file that is no run file."""
     from ampcheck.devices.registry import select  # noqa: PLC0415  # imports torch
     from ampcheck.runner.record import read  # noqa: PLC0415  # imports torch
-    from ampcheck.tools.coverage import cells, faults  # noqa: PLC0415  # imports torch
+    from ampcheck.tools.coverage import cells, faults, surface  # noqa: PLC0415  # imports torch
 
+    if args.surface:
+        print(surface.count().table(args.open))
+        return 0
     if args.tries is not None:
         for device in select(args.device, args.device_module):
             print(faults.table(faults.tried(device, args.tries, args.seed, tell), args.seed))
@@ -47,9 +52,8 @@ def coverage(args: argparse.Namespace) -> int:
         statuses = {result.key: result.status for path in args.runs for result in read(path).results.values()}
     counted = [cells.count(device, statuses) for device in select(args.device, args.device_module)]
     if args.json is not None:
-        print_or_write(
-            json.dumps(cells.fields(counted, statuses is not None), indent=2) + "\n", args.json, "file of counts"
-        )
+        fields = {**cells.fields(counted, statuses is not None), "surface": surface.count().fields()}
+        print_or_write(json.dumps(fields, indent=2) + "\n", args.json, "file of counts")
     print(cells.table(counted, args.open, statuses is not None))
     return 0
 

@@ -19,9 +19,9 @@ Nightly runs take all of them, other runs those of `wide`.
 import pytest
 import torch
 
-from ampcheck.checks.relations import assert_relations
-from ampcheck.runner.suite import Amp, Product, scenario
-from ampcheck.samples import op_database
+from ampcheck.checks.relations import assert_program, assert_relations
+from ampcheck.runner.suite import Amp, Product, named, scenario
+from ampcheck.samples import op_database, surface
 
 pytestmark = pytest.mark.rule("relations")
 
@@ -133,6 +133,13 @@ def test_siblings(amp: Amp, family: str, way: str) -> None:
     amp.assert_equal(f"dtype of {family} by {way} and by {first}", got.dtype, want.dtype)
     far = 8 * torch.finfo(amp.dtype).eps * max(1.0, amp.host(want).abs().max().item())
     amp.assert_close(f"{family} by {way} and by {first}", got.float(), want.float(), far)
+
+
+# ---- the rest of what a user can call
+@scenario(types=HARDWARE, values=True, dtypes="default", call=named(**surface.programs()))
+def test_surface(amp: Amp, call: str) -> None:
+    """Every way to run a program agrees in a region, for all of torch's surface that no database of PyTorch has."""
+    assert_program(amp, call)
 
 
 # ---- ops of the database

@@ -68,7 +68,8 @@ def test_about_shows_its_three_figures(tmp_path: Path) -> None:
     page = about(counts)
     assert f"<strong>99.8 %</strong> of {number(2000)} reachable cells" in page
     row["not_passed"] = {"failed": 2, "deviation": 1, "unsupported": 0}
-    counts.write_text(json.dumps({"torch": "2.13.0", "ran": True, "devices": [row]}))
+    surface = {"sentence": "The cases call 95.1%.", "missing": {"has no kernel": ["native_norm", "mm"]}}
+    counts.write_text(json.dumps({"torch": "2.13.0", "ran": True, "devices": [row], "surface": surface}))
     files = []
     for name, nightly in (("cpu", 9), ("own", 8)):
         killed = {"killed": 8, "nightly": nightly, "mutants": 9}
@@ -77,6 +78,8 @@ def test_about_shows_its_three_figures(tmp_path: Path) -> None:
         files[-1].write_text(json.dumps({**figures, "modules": [{"name": f"m.{name}", **killed}]}))
     page = about(counts, *files)
     assert "The cases that ran and passed reach <strong>99.8 %</strong>" in page
+    assert "The cases call 95.1%." in page
+    assert "has no kernel: native_norm, mm" in page
     assert '<td class="num">3</td><td class="num">2</td></tr>' in page
     assert "The cases of every run kill <strong>8 of 9</strong> mutants of PyTorch 2.13.0, drawn from 70" in page
     assert "with those of nightly runs <strong>9</strong>" in page

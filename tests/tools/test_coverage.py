@@ -20,9 +20,11 @@ from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.registry import known
 from ampcheck.errors import UsageError
+from ampcheck.samples.surface import SurfaceLine
 from ampcheck.samples.torch_testing import internal
 from ampcheck.spec.case import CELLS, Case
 from ampcheck.spec.policies import minor
+from ampcheck.tools.coverage import surface
 from ampcheck.tools.coverage.cells import count
 from ampcheck.tools.coverage.kernels import by_suite, by_upstream_lists, entries, recording
 from tests.cli_support import ROOT, run
@@ -118,7 +120,46 @@ def test_a_case_reaches_the_cell_that_it_runs(case: tuple[str, str, str, str, st
     assert cell in found if cell is not None else not found
 
 
-@pytest.mark.usefixtures("few_ops")
+# ---- the surface of torch
+
+
+@pytest.fixture
+def few_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the surface be that of `quasirandom` and `nn.utils.rnn`, with one program that calls something else."""
+    lines = (
+        SurfaceLine("quasirandom.SobolEngine", "?", "draws by itself"),
+        SurfaceLine("nn.utils.rnn.pad_sequence", ":", "NAME([a, b])"),
+        SurfaceLine("nn.utils.rnn.PackedSequence", ":", "R.pack_sequence([a, b])"),
+        SurfaceLine("nn.utils.rnn.unpad_sequence", ":", "R.pad_sequence([a, b])"),
+        SurfaceLine("nn.utils.rnn.invert_*", "!", "takes indices"),
+    )
+    monkeypatch.setattr(surface, "SPACES", ("quasirandom", "nn.utils.rnn"))
+    monkeypatch.setattr(surface.surface, "lines", lambda: lines)
+    monkeypatch.setattr(surface, "suites_folder", lambda: ROOT / "suites" / "scaler")
+
+
+@pytest.mark.usefixtures("few_names")
+def test_the_surface_is_what_is_called_and_what_is_not_and_why() -> None:
+    counted = surface.count()
+    assert counted.rows["nn.utils.rnn"] == {"program of relations": 2, "not exercised": 5}
+    assert counted.missing["draws by itself"] == ["quasirandom.SobolEngine"]
+    assert "nn.utils.rnn.unpad_sequence" in counted.missing["nothing calls it"]  # its program calls something else
+    assert counted.apart == {"takes indices": ["nn.utils.rnn.invert_permutation"]}
+    assert "call 25.0% of the 8 public callables" in counted.table(list_open=False)
+    assert "Not counted (takes indices)" in counted.table(list_open=True)
+
+
+def test_the_page_of_the_surface_has_the_figure() -> None:
+    """At least 95 % of what takes tensors is called: the page says so, and of each of the others why not."""
+    page = (ROOT / "docs/coverage/surface.md").read_text()
+    share = re.search(r"The cases call ([\d.]+)% of the (\d+) public callables", page)
+    assert share is not None
+    assert float(share[1]) >= 95
+    assert int(share[2]) > 2000
+    assert "nothing calls it" not in page
+
+
+@pytest.mark.usefixtures("few_ops", "few_names")
 def test_the_command_prints_and_writes_the_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "coverage.json"
     assert main.main(["coverage", "--device", "virtual:mps", "--json", str(file)]) == 0
@@ -127,7 +168,9 @@ def test_the_command_prints_and_writes_the_figure(tmp_path: Path, capsys: pytest
     transitions = "all 632 transitions of the model of autocast's state"
     assert transitions in out
     assert transitions in (ROOT / "docs/coverage/README.md").read_text()
-    (row,) = json.loads(file.read_text())["devices"]
+    written = json.loads(file.read_text())
+    assert written["surface"]["missing"]["draws by itself"] == ["quasirandom.SobolEngine"]
+    (row,) = written["devices"]
     assert row["device"] == "virtual:mps"
     assert row["nightly"] == row["reachable"]
 

@@ -241,7 +241,12 @@ def states(path: Path) -> dict[str, object]:
         others = [sum(row.get("not_passed", {}).values()) for row in read["devices"]]
         rows = [{**row, "others": other} for row, other in zip(rows, others, strict=True)]
         total = {name: sum(row[name] for row in rows) for name in _COUNTED[2:]}
-        return {"torch": read["torch"], "ran": read.get("ran", False), "rows": rows, "total": total}
+        return {
+            **{name: read.get(name) for name in ("ran", "surface")},
+            "torch": read["torch"],
+            "rows": rows,
+            "total": total,
+        }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is no file of counts; write one with ampcheck coverage --json {path}") from error
 

@@ -1,0 +1,208 @@
+"""Count how much of what a user of torch can call the cases call.
+
+The surface is every public callable of `SPACES`, once, whatever names it has. Those that take and give no tensor,
+module, optimizer or loss scaler are not counted; `ampcheck/samples/surface.txt` says which, by kind.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from importlib import import_module
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+from tabulate import tabulate
+
+from ampcheck.runner.run import suites_folder
+from ampcheck.samples import surface
+from ampcheck.samples.torch_testing import internal
+
+SPACES = (
+    *("", "Tensor", "nn", "nn.functional", "nn.init", "nn.parallel", "linalg", "fft", "special", "distributions"),
+    *("distributions.transforms", "distributions.kl", "distributions.constraints", "distributions.constraint_registry"),
+    *("optim", "optim.lr_scheduler", "optim.swa_utils", "nn.utils", "nn.utils.parametrize"),
+    *("nn.utils.parametrizations", "nn.utils.prune", "nn.utils.rnn", "nn.utils.stateless", "nn.utils.fusion", "func"),
+    *("sparse", "nested", "masked", "ao.quantization", "ao.nn.quantized", "ao.nn.qat", "ao.nn.intrinsic"),
+    *("distributed", "distributed.fsdp", "distributed.tensor", "distributed.optim", "distributed.pipelining"),
+    *("distributed.algorithms", "utils.data", "utils.checkpoint", "export", "compiler", "autograd"),
+    *("autograd.functional", "autograd.forward_ad", "autograd.graph", "amp", "cpu.amp", "cuda.amp", "signal.windows"),
+    *("nn.attention", "nn.attention.flex_attention", "library", "utils.flop_counter", "fx", "quasirandom"),
+    "utils.dlpack",
+)
+"""What is walked, below torch."""
+HOW = ("op database", "module database", "optimizer database", "scenario", "program of relations")
+NOT = "not exercised"
+DATABASES: dict[str, tuple[str, str, str]] = {
+    "module database": ("common_modules", "module_db", "module_cls"),
+    "optimizer database": ("common_optimizers", "optim_db", "optim_cls"),
+}
+
+
+def walked() -> dict[int, list[str]]:
+    """Return the names of each public callable, by its identity."""
+    found = defaultdict(list)
+    for space in SPACES:
+        home = _resolved(space)
+        for name in getattr(home, "__all__", None) or [name for name in dir(home) if not name.startswith("_")]:
+            with warnings.catch_warnings(), suppress(Exception):  # a deprecated name may raise whatever it likes
+                warnings.simplefilter("ignore")
+                value = getattr(home, name)
+                own = str(getattr(value, "__module__", None) or "torch").startswith("torch")
+                builtin = inspect.isbuiltin(value) or home is torch.Tensor
+                if callable(value) and not inspect.ismodule(value) and not name.startswith("_") and (own or builtin):
+                    found[id(value)].append(f"{space}.{name}".lstrip("."))
+    return found
+
+
+def _resolved(name: str, found: Any = torch) -> Any:
+    """Return what a name below torch, or below what is given, is; None where this torch lacks it."""
+    for part in filter(None, name.split(".")):
+        if not hasattr(found, part) and isinstance(found, ModuleType):
+            with suppress(ImportError):
+                import_module(f"{found.__name__}.{part}")
+        found = getattr(found, part, None)
+    return found
+
+
+def exercised() -> dict[int, str]:
+    """Return how the cases call something, by its identity, the first way of `HOW`."""
+    found: dict[int, str] = {}
+
+    def note(how: str, values: Collection[object]) -> None:
+        for value in values:
+            if value is not None:
+                found.setdefault(id(value), how)
+
+    for info in internal("common_methods_invocations").op_db:
+        note(HOW[0], [info.op, info.method_variant, info.inplace_variant, info.operator_variant])
+        for name in (info.name, *(alias.name for alias in info.aliases)):
+            note(HOW[0], [_resolved(f"{space}{name}") for space in ("", "nn.functional.", "Tensor.")])
+            note(HOW[0], [_resolved(f"{space}{name}_") for space in ("", "Tensor.") if info.inplace_variant])
+    for how, (module, table, kind) in DATABASES.items():
+        note(how, [getattr(info, kind) for info in getattr(internal(module), table)])
+    for path in suites_folder().rglob("*.py"):
+        note("scenario", list(_named(ast.parse(path.read_text(encoding="utf-8")))))
+    for line in surface.lines():
+        if line.kind == ":" and ("NAME" in line.text or _is_called(line)):
+            note("program of relations", [_resolved(line.name)])
+    return found
+
+
+def _named(tree: ast.Module) -> Iterator[object]:
+    """Yield what the code of a suite file calls, or hands on, of torch."""
+    known: dict[str, object] = {}
+    for line in tree.body:
+        home = f"{line.module}." if isinstance(line, ast.ImportFrom) else ""
+        for alias in line.names if isinstance(line, ast.Import | ast.ImportFrom) else ():
+            path = f"{home}{alias.name}" if alias.asname or home else alias.name.partition(".")[0]
+            if path.partition(".")[0] == "torch":
+                known[alias.asname or alias.name.partition(".")[0]] = _resolved(path[6:])
+    hints = {id(part) for node in ast.walk(tree) for hint in _hints(node) for part in ast.walk(hint)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute) and id(node) not in hints:
+            root, _, rest = ast.unparse(node).partition(".")
+            yield _resolved(rest, known.get(root))
+
+
+def _hints(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the annotations of a node, and what is compared with `isinstance`: nothing is called there."""
+    for name in ("annotation", "returns"):
+        if isinstance(found := getattr(node, name, None), ast.AST):
+            yield found
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+        yield node
+
+
+def _is_called(line: surface.SurfaceLine) -> bool:
+    """Tell whether a program calls what it does not name, or an instance of it."""
+    wanted, seen = _resolved(line.name), False
+    if wanted is None:
+        return False
+    code = getattr(inspect.unwrap(wanted), "__code__", None)
+
+    def profile(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal seen
+        if event == "call":
+            held = [frame.f_locals.get(name) for name in frame.f_code.co_varnames[:1]]
+            mine = isinstance(wanted, type) and any(isinstance(x, wanted) or x is wanted for x in held)
+            seen = seen or frame.f_code is code or mine
+        elif event == "c_call":
+            seen = seen or arg is wanted
+
+    given = surface.inputs(lambda *shape: torch.rand(shape) + 0.05)
+    sys.setprofile(profile)
+    try:
+        result = surface.evaluate(line.text, given)
+    finally:
+        sys.setprofile(None)
+    results = result if isinstance(result, tuple) else (result,)
+    return seen or (isinstance(wanted, type) and any(isinstance(x, wanted) for x in results))
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """What the cases call of the public callables of the installed torch.
+
+    `rows`: by space and way of `HOW`, or "not exercised", how many. `missing`, `apart`: by reason, the names of those
+    that no case calls, and of those that are not counted.
+    """
+
+    rows: dict[str, dict[str, int]]
+    missing: dict[str, list[str]]
+    apart: dict[str, list[str]]
+
+    def sentence(self) -> str:
+        """Return the one figure."""
+        total = sum(sum(row.values()) for row in self.rows.values())
+        share = 1 - sum(map(len, self.missing.values())) / total
+        version, others = torch.__version__.partition("+")[0], sum(map(len, self.apart.values()))
+        return (
+            f"The cases call {share:.1%} of the {total} public callables of torch {version} that take or give tensors, "
+            f"modules, optimizers or loss scalers; {others} others do not and are not counted."
+        )
+
+    def fields(self) -> dict[str, object]:
+        """Return the figure and what is not exercised as JSON data, which `ampcheck report` shows."""
+        return {"sentence": self.sentence(), "missing": self.missing}
+
+    def table(self, list_open: bool, style: str = "simple") -> str:
+        """Return the figure, the ways by space, and what is not exercised. `list_open`: what is not counted, too."""
+        columns = [*HOW, NOT]
+        body = [[space, *(row.get(how, 0) for how in columns)] for space, row in self.rows.items()]
+        body.append(["all", *map(sum, zip(*(row[1:] for row in body), strict=True))])
+        lists = [f"- Not exercised ({why}): {', '.join(names)}" for why, names in self.missing.items()]
+        if list_open:
+            lists += [f"- Not counted ({why}): {', '.join(names)}" for why, names in self.apart.items()]
+        return "\n\n".join([self.sentence(), tabulate(body, ["space", *columns], style), "\n".join(lists)])
+
+
+def count() -> Surface:
+    """Count the surface of the installed torch."""
+    reached, reasons = exercised(), [line for line in surface.lines() if line.kind != ":"]
+    rows: dict[str, Counter[str]] = {space or "torch": Counter() for space in SPACES}
+    missing, apart = defaultdict(list), defaultdict(list)
+    for identity, names in walked().items():
+        how = reached.get(identity, NOT)
+        if how == NOT:
+            line = next((x for x in reasons if any(_fits(name, x.name) for name in names)), None)
+            if line is not None and line.kind == "!":
+                apart[line.text].append(names[0])
+                continue
+            missing[line.text if line else "nothing calls it"].append(names[0])
+        rows[names[0].rpartition(".")[0] or "torch"][how] += 1
+    held = ({why: sorted(names) for why, names in sorted(found.items())} for found in (missing, apart))
+    return Surface({space: dict(row) for space, row in rows.items() if row}, *held)
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Tell whether a name has a pattern, whose * stands for anything but a point."""
+    return name.count(".") == pattern.count(".") and fnmatchcase(name, pattern)
