@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, ValidationError, convert
 
 from ampcheck.errors import UsageError
 from ampcheck.observe.blame import frame
@@ -58,7 +58,14 @@ class Result:
     ]
     suite: Annotated[str, Meta(description="`eager`, `autograd`, `scaler` or `jit`.")]
     rule: Annotated[str, Meta(description="The promise that it checks.")]
-    status: Annotated[str, Meta(description="See [statuses](#statuses).", extra_json_schema={"enum": STATUSES})]
+    status: Annotated[
+        str,
+        Meta(
+            description="See [statuses](#statuses).",
+            pattern=f"^({'|'.join(STATUSES)})$",
+            extra_json_schema={"enum": STATUSES},
+        ),
+    ]
     seconds: Annotated[float, Meta(description="Wall time of the case, in seconds.", ge=0)]
     op: Annotated[str, Meta(description="The overload, without `aten::`.")] = ""
     amp: Annotated[str, Meta(description="The region's dtype.")] = ""
@@ -165,21 +172,11 @@ def read(path: Path) -> Run:
     return Run(path, lines.header, {result.key: result for result in results}, lines.footer, lines.note)
 
 
-_KINDS: dict[str, tuple[type, ...]] = {"seconds": (int, float)}
-
-
 def _result(path: Path, number: int, line: dict[str, Any]) -> Result:
-    line = {renamed(k): v for k, v in line.items()}
     try:
-        result = Result.of(line)
-    except TypeError as error:
+        return convert({renamed(name): value for name, value in line.items()}, Result)
+    except ValidationError as error:
         raise UsageError(f"{path}, line {number}: not a case: {error}") from error
-    wrong = [k for k, value in line.items() if not isinstance(value, _KINDS.get(k, str))]
-    if wrong:
-        raise UsageError(f"{path}, line {number}: not a case: {', '.join(wrong)} of the wrong type")
-    if result.status not in STATUSES:
-        raise UsageError(f"{path}, line {number}: unknown status {result.status!r}")
-    return result
 
 
 # ---- files of JSON lines

@@ -233,32 +233,37 @@ def causes_markdown(results: Collection[Result], reproduced: Mapping[str, str]) 
 
 
 def as_markdown(
-    results: Collection[Result], ended: str, stale: Collection[str], reproduced: Mapping[str, str], *, whole: bool
+    results: Collection[Result],
+    verdict: str,
+    ended: str,
+    about: Collection[str] = (),
+    reproduced: Mapping[str, str] | None = None,
+    *,
+    changes: Iterable[str] = (),
+    unreal: Collection[str] = (),
 ) -> str:
-    """Return a run as Markdown, for a job summary: verdict, counts of each device, causes.
+    """Return a run as Markdown, for a job summary or a comment: verdict, changes, counts of each device, causes.
 
     Args:
         results: of the run.
+        verdict: what it found, in a sentence.
         ended: how much ran, in a sentence.
-        stale: a sentence for each deviation that speaks of no case, and for what went wrong outside of every case.
+        about: a sentence for each deviation that speaks of no case, and for what went wrong outside of every case.
         reproduced: what came of running an example's plain torch lines, by its key.
-        whole: False for a run that was interrupted.
+        changes: lines on what changed since an earlier run.
+        unreal: the devices without values.
     """
-    red = sum(1 for result in results if result.status in RED)
-    parts = [counted(red, "red case")] if red else []
-    parts += [counted(len(stale), "line") + " below about the run itself"] if stale else []
-    verdict = "; ".join(parts) or "Every case is as promised or a known deviation"
-    cut = "" if whole else " The run was interrupted."
-    lines = ["## ampcheck", "", f"**{verdict}.**{cut} {ended}.", ""]
+    lines = ["## ampcheck", "", f"**{verdict}** {ended}", *changes, ""]
     used = [status for status in STATUSES if any(result.status == status for result in results)]
     lines += ["| device | cases | " + " | ".join(used) + " |", "| --- |" + " ---: |" * (len(used) + 1)]
     for device in dict.fromkeys(result.device for result in results):
         statuses = [result.status for result in results if result.device == device]
+        note = " (virtual: dtypes and casts only)" if device in unreal else ""
         counts = " | ".join(str(statuses.count(status)) for status in used)
-        lines.append(f"| {markdown(device)} | {len(statuses)} | {counts} |")
+        lines.append(f"| {markdown(device)}{note} | {len(statuses)} | {counts} |")
     lines += ["", f"Note: {markdown(nothing_passed(results))}."] if nothing_passed(results) else []
-    lines += causes_markdown(results, reproduced)
-    lines += ["", *(f"- {markdown(line)}" for line in stale)] if stale else []
+    lines += causes_markdown(results, reproduced or {})
+    lines += ["", *(f"- {markdown(line)}" for line in about)] if about else []
     return "\n".join(lines) + "\n"
 
 
@@ -508,7 +513,8 @@ class RunRecorder:
             lines.append(f"JUnit: {self.junit_file}")
         path = self.summary_file
         assert path is not None
-        write_summary(path, as_markdown(results, self.ran(), about, self.reproduced, whole=self.complete))
+        ended = f"{self.ran()}.{'' if self.complete else ' The run was interrupted.'}"
+        write_summary(path, as_markdown(results, verdict(results, about), ended, about, self.reproduced))
         return [*lines, f"summary: {path}"]
 
     @property

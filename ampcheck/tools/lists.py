@@ -25,7 +25,7 @@ from ampcheck.tools.explain import resolve
 
 TYPES = {key.removeprefix("Autocast").lower(): key for key in KEYS}
 _SOURCE = re.compile(r"(.+\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|inc|mm))(?::(\w+))?")
-_MEANING = {
+MEANING = {
     "downcast": "cast to the region's dtype",
     "upcast": "cast to float32",
     "optdtype": "dtype=float32 filled in",
@@ -35,6 +35,7 @@ _MEANING = {
     "fallthrough": "left as given",
     UNKNOWN: "given a kernel of its own",
 }
+"""What a policy does to an op, in a few words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class ListDifference:
     overloads: tuple[str, ...]
 
     def __str__(self) -> str:
-        where = f"{_MEANING[self.first]} on {self.reference}, {_MEANING[self.other]} on {', '.join(self.lists)}"
+        where = f"{MEANING[self.first]} on {self.reference}, {MEANING[self.other]} on {', '.join(self.lists)}"
         return f"{where} ({len(self.overloads)})"
 
 

@@ -238,7 +238,7 @@ def test_a_device_on_which_nothing_passed_is_named(status: str) -> None:
     results = [*(made(f"mm{number}", rule=rule) for number, rule in enumerate(RULES)), *others]
     assert verdict(results).startswith("Nothing is red on 2 devices, but no case passed on mydevice; ")
     assert nothing_passed(results) == f"no case passed of all rules on mydevice (107 {status})"
-    summary = as_markdown(results, "108 of 108 ran", (), {}, whole=True)
+    summary = as_markdown(results, verdict(results), "108 of 108 ran.")
     assert f"\nNote: no case passed of all rules on mydevice (107 {status}).\n" in summary
     one = run(*results)
     (one.footer or {})["stale"] = []

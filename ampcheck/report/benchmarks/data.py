@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from ampcheck.bench.core import statistics
-from ampcheck.bench.core.model import AA, PRECISIONS, VERDICTS, Group, VariantResult
+from ampcheck.bench.core.model import AA, PRECISIONS, VERDICTS, Group
 from ampcheck.bench.run import alerts
 from ampcheck.report.benchmarks.changes import SpeedChange, conditions, machine, steps
 from ampcheck.report.benchmarks.run_groups import BenchHistory, RunGroup
-from ampcheck.report.conformance.data import Interner
+from ampcheck.report.conformance.data import Interner, letters
 
 SCALE = 1000
 """Integers are this many times the natural logarithm."""
@@ -158,15 +158,7 @@ def _columns(run_groups: Sequence[RunGroup], key: str, variant: str, reasons: In
         "reason": said,
     }
     packed = {name: pack(column) for name, column in columns.items() if any(v is not None for v in column)}
-    return {**packed, "verdict": _letters(results)}
-
-
-def _letters(results: Iterable[VariantResult | None]) -> str:
-    out = []
-    for verdict, same in groupby(result.verdict if result else "" for result in results):
-        length = sum(1 for _ in same)
-        out.append((LETTERS[verdict] if verdict else ".") + (str(length) if length > 1 else ""))
-    return "".join(out)
+    return {**packed, "verdict": letters((result.verdict if result else "" for result in results), LETTERS)}
 
 
 def _log(value: float | None) -> int | None:

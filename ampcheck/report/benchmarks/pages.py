@@ -16,8 +16,9 @@ from ampcheck.bench.run.exports import incomplete
 from ampcheck.bench.run.runfile import BenchRun
 from ampcheck.report.benchmarks.changes import KINDS, SpeedChange, listed, machine
 from ampcheck.report.benchmarks.data import color, extra_names
-from ampcheck.report.benchmarks.run_groups import BenchHistory, RunGroup, order, valid
+from ampcheck.report.benchmarks.run_groups import BenchHistory, RunGroup, order, usable, valid
 from ampcheck.report.benchmarks.scaling import axes as scaling_axes
+from ampcheck.report.conformance.data import Status
 
 EXPORTS = {
     "bench.csv": "CSV",
@@ -28,33 +29,15 @@ EXPORTS = {
 """Files beside the pages; those of one run group that has several files are of its newest."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A verdict as readers see it. `mark` is shown beside the colour, so that none is told by colour alone.
-
-    `style`: the end of its CSS class.
-    """
-
-    name: str
-    mark: str
-    label: str
-    meaning: str
-
-    @property
-    def style(self) -> str:
-        """Its name as part of a CSS class."""
-        return self.name.replace(" ", "-")
-
-
 _ALL = (
-    Verdict("slower", "▼", "slower", "The whole interval lies below 1 ± the bound and that of the A/A baseline."),
-    Verdict("faster", "▲", "faster", "The whole interval lies above 1 ± the bound and that of the A/A baseline."),
-    Verdict("same", "=", "same", "The whole interval lies where two equal variants may lie."),
-    Verdict("ambiguous", "?", "ambiguous", "None of these, or the A/A baseline shows as much."),
-    Verdict("unstable", "~", "unstable", "The spread is too wide to say anything."),
-    Verdict("invalid", "✗", "invalid", "It was measured, but not in the precision it is named for, or not to its end."),
-    Verdict("not measured", "∅", "not measured", "It could not be measured; the reason says why."),
-    Verdict("first", "·", "baseline", "What the other variants of its group are compared with."),
+    Status("slower", "▼", "slower", "The whole interval lies below 1 ± the bound and that of the A/A baseline."),
+    Status("faster", "▲", "faster", "The whole interval lies above 1 ± the bound and that of the A/A baseline."),
+    Status("same", "=", "same", "The whole interval lies where two equal variants may lie."),
+    Status("ambiguous", "?", "ambiguous", "None of these, or the A/A baseline shows as much."),
+    Status("unstable", "~", "unstable", "The spread is too wide to say anything."),
+    Status("invalid", "✗", "invalid", "It was measured, but not in the precision it is named for, or not to its end."),
+    Status("not measured", "∅", "not measured", "It could not be measured; the reason says why."),
+    Status("first", "·", "baseline", "What the other variants of its group are compared with."),
 )
 
 SHOWN = {verdict.name: verdict for verdict in _ALL}
@@ -138,17 +121,13 @@ def _lower(group: Group) -> list[VariantResult]:
     return [v for v in group.variants[1:] if v.name in PRECISIONS] if first.name in PRECISIONS else []
 
 
-def _usable(variant: VariantResult) -> bool:
-    return valid(variant) and variant.verdict != "unstable" and variant.speed is not None
-
-
 def boards(run_group: RunGroup, other: Sequence[str]) -> list[Row]:
     """Return for each device and compiler whose figures they are, a sentence a variant, and a row a workload."""
     members: dict[tuple[str, str], list[Group]] = {}
     for group in sorted(run_group.groups.values(), key=_importance):
-        if any(_usable(variant) for variant in _lower(group)):
+        if any(usable(variant) for variant in _lower(group)):
             members.setdefault((group.device, group.compiler), []).append(group)
-    drawn = [(group, v) for found in members.values() for group in found for v in _lower(group) if _usable(v)]
+    drawn = [(group, v) for found in members.values() for group in found for v in _lower(group) if usable(v)]
     scales = {
         # A wide interval of one workload must not press all others together: it goes on beyond the axis.
         "speed": _scale((v.speed for _, v in drawn if v.speed), 2),
@@ -188,7 +167,7 @@ def _memory(group: Group, variant: VariantResult) -> float | None:
 def _row(group: Group, scales: Mapping[str, Scale], other: Sequence[str]) -> Row:
     about = {"workload": group.workload, "key": group.key, "estimate": group.estimate}
     row: Row = {**about, "speed": [], "error": [], "memory": []}
-    for place, variant in enumerate(v for v in _lower(group) if _usable(v)):
+    for place, variant in enumerate(v for v in _lower(group) if usable(v)):
         memory = _memory(group, variant)
         for name, value, low, high, text in (
             ("speed", variant.speed, variant.speed_low, variant.speed_high, table.ratio(variant)),
@@ -216,7 +195,7 @@ def _sentences(groups: Sequence[Group], other: Sequence[str]) -> list[Row]:
     """Say of each variant in how many workloads it is faster than float32, and how fast in the middle."""
     found: dict[str, list[VariantResult]] = {}
     for group in groups:
-        for variant in filter(_usable, _lower(group)):
+        for variant in filter(usable, _lower(group)):
             found.setdefault(variant.name, []).append(variant)
     out = []
     for name, members in found.items():

@@ -133,6 +133,11 @@ def valid(variant: VariantResult | None) -> bool:
     return variant is not None and variant.verdict not in INVALID and variant.seconds is not None
 
 
+def usable(variant: VariantResult) -> bool:
+    """Return whether a variant has a speed that can be drawn."""
+    return valid(variant) and variant.verdict != "unstable" and variant.speed is not None
+
+
 def order(group: Group) -> tuple[str, str, int, str, str, str]:
     """Return the place of a group among others: by family, along its sizes, then by device."""
     return (group.family, group.base, group.size, group.workload, group.device, group.compiler)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ampcheck.bench.core.model import Group, VariantResult
-from ampcheck.report.benchmarks.run_groups import valid
+from ampcheck.report.benchmarks.run_groups import usable
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +90,12 @@ def _axis(members: Sequence[Group]) -> Axis:
     curves = []
     for name in names:
         results = [(group.size, group.variant(name)) for group in members]
-        points = [_point(size, variant) for size, variant in results if variant is not None and _usable(variant)]
-        left = [size for size, variant in results if variant is None or not _usable(variant)]
+        points = [_point(size, variant) for size, variant in results if variant is not None and usable(variant)]
+        left = [size for size, variant in results if variant is None or not usable(variant)]
         curves.append(Curve(name, points, left))
     estimate = any(group.estimate for group in members)
     sizes = [group.size for group in members]
     return Axis(some.base, some.family, some.device, some.compiler, baseline, estimate, sizes, curves)
-
-
-def _usable(variant: VariantResult) -> bool:
-    return valid(variant) and variant.verdict != "unstable" and variant.speed is not None
 
 
 def _point(size: int, variant: VariantResult) -> Point:

@@ -196,13 +196,10 @@ def _packed(column: Sequence[int]) -> list[Any]:
     return ["r", *pairs] if len(pairs) < len(column) else ["v", *column]
 
 
-def letters(statuses: Iterable[str]) -> str:
-    """Statuses as one letter each, with a count behind a letter that repeats; "" for an absent case."""
-    out = []
-    for status, same in groupby(statuses):
-        length = sum(1 for _ in same)
-        out.append((_LETTERS[status] if status else ".") + (str(length) if length > 1 else ""))
-    return "".join(out)
+def letters(names: Iterable[str], by_name: Mapping[str, str]) -> str:
+    """Statuses or verdicts as one letter each, with a count behind a letter that repeats; "" for an absent one."""
+    pairs = ((by_name.get(name, "."), sum(1 for _ in same)) for name, same in groupby(names))
+    return "".join(letter + (str(length) if length > 1 else "") for letter, length in pairs)
 
 
 def facts(run: Run) -> dict[str, Any]:
@@ -220,13 +217,13 @@ def facts(run: Run) -> dict[str, Any]:
 def _run(run: Run, keys: Sequence[str]) -> dict[str, Any]:
     found = run.results
     file = ", ".join(part["file"] for part in run.header.get("parts", [{"file": run.path.name}]))
-    statuses = letters(found[key].status if key in found else "" for key in keys)
+    statuses = letters((found[key].status if key in found else "" for key in keys), _LETTERS)
     return {**facts(run), "file": file, "devices": devices(run), "statuses": statuses}
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A status as readers see it. `mark` is shown beside the colour, so that no status is told by colour alone."""
+    """A status or verdict as readers see it. `mark` is beside the colour, so that none is told by colour alone."""
 
     name: str
     mark: str
@@ -237,6 +234,11 @@ class Status:
     def red(self) -> bool:
         """Return whether it makes a run fail."""
         return self.name in RED
+
+    @property
+    def style(self) -> str:
+        """Return its name as part of a CSS class."""
+        return self.name.replace(" ", "-")
 
 
 _ALL = (

@@ -27,19 +27,10 @@ from ampcheck.runner.summarize import devices
 from ampcheck.spec.policies import KEYS, closest, table, versions
 from ampcheck.spec.rules import RULES
 from ampcheck.tools.explain import Effect, effects, spellings, without_policy
+from ampcheck.tools.lists import MEANING
 
 _TYPES = {key: key.removeprefix("Autocast").lower() for key in KEYS}
 _SHORT = "torch.nn.functional."
-_MEANING = {
-    "downcast": "runs in the region's fp16 or bf16",
-    "upcast": "runs in fp32",
-    "optdtype": "accumulates in fp32 unless a dtype is given",
-    "append": "as optdtype, by another overload",
-    "promote": "runs in the widest dtype of its inputs",
-    "banned": "raises, and names the op to use instead",
-    "fallthrough": "has no policy: runs in the dtypes it is given",
-}
-"""What a policy does, in a few words; the exact sentences are in each op's details."""
 
 
 def ops(history: History | None) -> dict[str, object]:
@@ -68,7 +59,7 @@ def ops(history: History | None) -> dict[str, object]:
         "versions": versions(),
         "types": {kind: re.sub(r"\W", "_", kind) for kind in columns},
         "policies": {name: RULES[name].sentence for name in _used(columns)},
-        "meaning": _MEANING,
+        "meaning": MEANING,
         "plain": sorted({op.partition(".")[0] for op in without_policy()} - {op.partition(".")[0] for op in rows}),
         "ops": shown,
     }

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from textwrap import shorten
@@ -22,11 +21,10 @@ from ampcheck.runner.record import Cause, Result, Run, first_line, grouped
 from ampcheck.runner.summarize import (
     GROUPS,
     Comparison,
-    causes_markdown,
+    as_markdown,
     compare,
     devices,
     markdown,
-    nothing_passed,
     unfinished,
     without_passes,
 )
@@ -50,19 +48,6 @@ _COUNTED = ("device", "key", "cells", "reachable", "each_run", "nightly")
 """What the first page shows of `ampcheck coverage`."""
 
 _DESCRIBED = ("name", "token", "type", "key", "has_values")
-
-
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """A row of a table of counts."""
-
-    name: str
-    counts: Counter[str]
-
-    @property
-    def total(self) -> int:
-        """All cases of the row."""
-        return self.counts.total()
 
 
 def case_href(key: str) -> str:
@@ -399,19 +384,10 @@ def _on(run: Run) -> str:
     return ", ".join(names) or "no device"
 
 
-def _by_device(results: Iterable[Result], first: Sequence[str]) -> list[Tally]:
-    counts: dict[str, Counter[str]] = {name: Counter() for name in first}
-    for result in results:
-        counts.setdefault(result.device, Counter())[result.status] += 1
-    return [Tally(name, count) for name, count in counts.items()]
-
-
 def _hit(results: Sequence[Result]) -> dict[str, object]:
-    rows = [row for row in _by_device(results, ()) if row.total]
     return {
         "hits": sorted(result.key for result in results),
-        "devices": rows,
-        "used": used(sum((row.counts for row in rows), Counter())),
+        "devices": list(dict.fromkeys(result.device for result in results)),
     }
 
 
@@ -484,39 +460,19 @@ def svg(run: Run) -> str:
 
 
 def summary(run: Run, comparison: Comparison | None = None) -> str:
-    """Return a run as Markdown, for a job summary or a comment: verdict, changes, counts, causes."""
-    _, verdict = judged(run)
+    """Return a run as Markdown, with what changed since an earlier one."""
     cut = "" if run.note == unfinished(run) else f" {markdown(run.note)}."
-    parts = ["## ampcheck", "", f"**{verdict}** {number(ran(run))} of {number(expected(run))} cases ran.{cut}"]
+    ended = f"{number(ran(run))} of {number(expected(run))} cases ran.{cut}"
+    changes: list[str] = []
     if comparison:
         flips = ", ".join(f"{number(len(comparison.group(name)))} {name}" for name in GROUPS)
-        parts += ["", f"Since {markdown(comparison.a)}: {flips}; {number(comparison.unchanged)} unchanged."]
-        parts += [f"\nNote: {markdown(note)}." for note in comparison.notes]
-        parts += _listed(
+        changes += ["", f"Since {markdown(comparison.a)}: {flips}; {number(comparison.unchanged)} unchanged."]
+        changes += [f"\nNote: {markdown(note)}." for note in comparison.notes]
+        changes += _listed(
             "Regressed", [f"`{c.key}` {c.words}: {markdown(first_line(c.message))}" for c in comparison.regressed]
         )
-    parts += ["", *_counts(run)]
-    if without := nothing_passed(run.results.values()):
-        parts += ["", f"Note: {markdown(without)}."]
-    parts += causes_markdown(run.results.values(), reproduced(run))
-    parts += _listed("Stale deviations", [markdown(line) for line in stale(run)])
-    return "\n".join(parts) + "\n"
-
-
-def _counts(run: Run) -> list[str]:
-    shown = used(run.counts())
-    unreal = virtual(run)
-    lines = [
-        "| device | cases | " + " | ".join(f"{s.mark} {s.label}" for s in shown) + " |",
-        "| --- |" + " ---: |" * (len(shown) + 1),
-    ]
-    names = dict.fromkeys([*devices(run), *(result.device for result in run.results.values())])
-    for name in names:
-        statuses = [result.status for result in run.results.values() if result.device == name]
-        note = " (virtual: dtypes and casts only)" if name in unreal else ""
-        cells = [number(statuses.count(status.name)) for status in shown]
-        lines.append(f"| {markdown(name)}{note} | {number(len(statuses))} | " + " | ".join(cells) + " |")
-    return lines
+    said, results = reproduced(run), run.results.values()
+    return as_markdown(results, judged(run)[1], ended, stale(run), said, changes=changes, unreal=virtual(run))
 
 
 def _listed(heading: str, lines: list[str]) -> list[str]:
