@@ -116,6 +116,32 @@ def close(found: Any, expected: Any, loose: float = 1.0) -> None:
         torch.testing.assert_close(mine.detach().cpu(), theirs.detach(), **options)
 
 
+def outcome(run: Callable[..., Any], *args: Any) -> Any:
+    """What a call returns, or the error it raises."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an out= tensor is resized, of which both warn in words of their own
+            return run(*args)
+    except (RuntimeError, IndexError, NotImplementedError, OverflowError, ZeroDivisionError) as error:
+        return error
+
+
+def assert_same(device: Any, host: Any) -> None:
+    """Asserts that results, tensors by sizes, strides, offset, dtype and values, are the same, or errors of a kind."""
+    if isinstance(host, Tensor):
+        assert (device.shape, device.dtype, device.stride(), device.storage_offset()) == (
+            (host.shape, host.dtype, host.stride(), host.storage_offset())
+        )
+        torch.testing.assert_close(device.cpu(), host, rtol=0, atol=0, equal_nan=True)
+    elif isinstance(host, (list, tuple)):
+        for mine, theirs in zip(device, host, strict=True):
+            assert_same(mine, theirs)
+    elif isinstance(host, Exception) or isinstance(device, Exception):
+        assert isinstance(device, type(host)), (device, host)
+    else:
+        assert device == host
+
+
 class Trained(NamedTuple):
     """What a training left behind: losses and scales of each step, and the parameters, on the CPU; the step itself."""
 

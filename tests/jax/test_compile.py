@@ -69,17 +69,6 @@ def test_steps_of_several_sizes_are_those_of_the_module_itself(amp: bool) -> Non
     assert amp or module[1].num_batches_tracked.item() == 3
 
 
-def test_random_masks_are_the_same_in_backward() -> None:
-    torch._dynamo.reset()
-    drop = torch.compile(torch.nn.Dropout(0.5), backend="jax")
-    ones = torch.ones(200, device="jax", requires_grad=True)
-    first = drop(ones)
-    first.sum().backward()
-    assert torch.equal(first.detach(), ones.grad)
-    assert 0 < (first != 0).sum().item() < 200
-    assert not torch.equal(first, drop(ones))
-
-
 def test_inputs_that_are_written() -> None:
     torch._dynamo.reset()
     x = torch.zeros(3, device="jax")
@@ -109,16 +98,6 @@ def test_a_compiled_function_inside_of_a_jitted_one_is_part_of_its_program() -> 
     model.zero_grad()
     compiled(x).square().sum().backward()  # compiled again, outside
     torch.testing.assert_close(found, [p.grad for p in model.parameters()])
-
-
-def test_a_condition_inside_of_a_jitted_function_has_a_program_for_each_outcome() -> None:
-    run = jit(lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)))
-    with pytest.warns(UserWarning, match="a program of .* for each outcome of .*torch.cond"):
-        run(torch.ones(2, device="jax"))
-    for sign in (1, -1, 1):
-        x = torch.full((2,), float(sign), device="jax")
-        assert torch.equal(run(x), x + sign)
-    assert run.compiles == 2
 
 
 def test_private_names_of_jax_are_there_and_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:

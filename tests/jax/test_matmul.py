@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import math
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -72,24 +71,6 @@ def step(compute: Callable[..., Tensor], dtype: torch.dtype, *shapes: tuple[int,
     return kinds(text)
 
 
-def test_each_product_is_rounded_once() -> None:
-    image, kernel = (2, 4, 8, 8), (6, 4, 3, 3)
-    for dtype, low in LOW.items():
-        once = f"{low} -> f32 -> {low}"
-        assert step(torch.mm, dtype, (8, 16), (16, 8)) == {once: 3}
-        assert step(torch.bmm, dtype, (2, 8, 16), (2, 16, 8)) == {once: 3}
-        assert step(F.linear, dtype, (8, 16), (4, 16), (4,)) == {once: 3}
-        assert step(F.conv2d, dtype, image, kernel, (6,)) == {once: 3}
-        if dtype is torch.float16:  # which no kernel of its own computes: the same ways
-            continue
-        assert step(F.linear, dtype, (2, 8, 16), (4, 16), (4,)) == {once: 3}
-        assert step(lambda x, w: torch.einsum("bij,bkj->bik", x, w), dtype, (2, 8, 16), (2, 4, 16)) == {once: 3}
-        assert step(torch.addmm, dtype, (4,), (8, 16), (16, 4)) == {once: 3}
-        assert step(F.conv1d, dtype, (2, 4, 8), (6, 4, 3)) == {once: 3}
-        assert step(lambda x, w: F.conv2d(x, w, stride=2, groups=2), dtype, image, (6, 2, 3, 3)) == {once: 3}
-        assert step(F.conv_transpose2d, dtype, image, (4, 6, 3, 3)) == {once: 3}
-
-
 def test_attention_keeps_its_scores() -> None:
     """Forward: scores and output. Backward: scores again, the weights' gradient; those of query, key and value."""
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -145,16 +126,50 @@ def exact(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> None:
         torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0)
 
 
+def gradients(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function's gradients, one after the other, by that of its result, which is the last argument."""
+
+    def run(*tensors: Tensor) -> Tensor:
+        inputs = [t.detach().requires_grad_() for t in tensors[:-1]]
+        found = torch.autograd.grad(function(*inputs), inputs, tensors[-1])
+        return torch.cat([g.reshape(-1) for g in found])
+
+    return run
+
+
+PRODUCTS: dict[str, tuple[Callable[..., Tensor], *tuple[tuple[int, ...], ...]]] = {
+    "mm": (torch.mm, (40, 70), (70, 33)),
+    "bmm": (torch.bmm, (3, 40, 7), (3, 7, 33)),
+    "addmm": (torch.addmm, (33,), (40, 70), (70, 33)),
+    "einsum": (lambda x, w: torch.einsum("bij,bkj->bik", x, w), (2, 8, 16), (2, 4, 16)),
+    "linear": (F.linear, (40, 70), (33, 70), (33,)),
+    "linear of batches": (F.linear, (2, 8, 16), (4, 16)),
+    "conv1d": (F.conv1d, (2, 4, 8), (6, 4, 3)),
+    "conv2d": (F.conv2d, (2, 5, 9, 8), (6, 5, 3, 3), (6,)),
+    "conv2d in groups": (lambda x, w: F.conv2d(x, w, stride=2, groups=2), (2, 4, 8, 8), (6, 2, 3, 3)),
+    "conv_transpose2d": (F.conv_transpose2d, (2, 5, 9, 8), (5, 6, 3, 3), (6,)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_each_product_is_rounded_once(name: str) -> None:
+    """In the program of a step, and by the values of results and gradients."""
+    function, *shapes = PRODUCTS[name]
+    for dtype, low in LOW.items():
+        assert step(function, dtype, *shapes) == {f"{low} -> f32 -> {low}": 3}
+    exact(function, *shapes)
+    exact(gradients(function), *shapes, tuple(function(*map(torch.empty, shapes)).shape))
+
+
 @pytest.mark.nightly
-def test_products_have_one_rounding() -> None:
+def test_products_of_many_sizes_are_rounded_once() -> None:
     sizes = (40, 70, 33), (1, 70, 33), (40, 70, 1), (1, 70, 1), (40, 1, 33), (2, 3, 2), (1, 5000, 3), (64, 64, 64)
     for m, k, n in sizes:
         exact(torch.mm, (m, k), (k, n))
         exact(lambda x, y: x.t() @ y.t(), (k, m), (n, k))
         exact(lambda x, y: x.t() @ y, (k, m), (k, n))
-        exact(F.linear, (m, k), (n, k), (n,))
         exact(F.linear, (3, m, k), (n, k), (n,))
-        exact(torch.bmm, (3, m, k), (3, k, n))
+        exact(gradients(F.linear), (m, k), (n, k), (n,), (m, n))
         exact(lambda x, y: x.mT @ y.mT, (3, k, m), (3, n, k))
         exact(torch.mv, (m, k), (k,))
         exact(lambda x, y: x.t() @ y, (k, m), (k,))
@@ -163,27 +178,8 @@ def test_products_have_one_rounding() -> None:
     exact(lambda b, x, y: torch.addmm(b, x, y, alpha=0.5, beta=0.25), (33,), (40, 70), (70, 33))
     exact(torch.addbmm, (40, 33), (3, 40, 7), (3, 7, 33))
     exact(torch.baddbmm, (3, 40, 33), (3, 40, 7), (3, 7, 33))
-    exact(lambda x, w, b: F.conv2d(x, w, b, padding=1), (2, 5, 9, 8), (6, 5, 3, 3), (6,))
-    exact(lambda x, w: F.conv_transpose2d(x, w, stride=2), (2, 5, 9, 8), (5, 6, 3, 3))
     with pytest.raises(AssertionError, match="not equal"):
         exact(lambda x, y, b: (x @ y) + b, (40, 70), (70, 33), (33,))  # rounded twice
-
-
-def test_gradients_have_one_rounding() -> None:
-    def gradients(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def run(*tensors: Tensor) -> Tensor:
-            leaves = [t.detach().requires_grad_() for t in tensors[:-1]]
-            found = torch.autograd.grad(function(*leaves), leaves, tensors[-1])
-            return torch.cat([g.reshape(-1) for g in found])
-
-        return run
-
-    exact(gradients(torch.mm), (40, 70), (70, 33), (40, 33))
-    exact(gradients(F.linear), (40, 70), (33, 70), (33,), (40, 33))
-    exact(gradients(F.linear), (1, 70), (33, 70), (33,), (1, 33))
-    exact(gradients(torch.bmm), (3, 40, 7), (3, 7, 33), (3, 40, 33))
-    exact(gradients(F.conv2d), (2, 5, 9, 8), (6, 5, 3, 3), (6,), (2, 6, 7, 6))
-    exact(gradients(F.conv_transpose2d), (2, 5, 9, 8), (5, 6, 3, 3), (6,), (2, 6, 11, 10))
 
 
 def test_strided_operands() -> None:
@@ -432,33 +428,19 @@ def test_attention_in_float32_is_twice_differentiable() -> None:
     same(penalty, q, k, v, loose=64)
 
 
-def both(kind: type[nn.Module], steps: Tensor, *sizes: int, **options: Any) -> None:
-    """A module's outputs, last states and gradients are the CPU's."""
-    torch.manual_seed(1)
-    here = kind(*sizes, **options)
-    there = copy.deepcopy(here).to("jax")
-    directions = (1 + options.get("bidirectional", False)) * options.get("num_layers", 1)
-    shape = (directions, steps.shape[0 if options.get("batch_first") else 1], sizes[1])
-    state = [torch.randn(shape, requires_grad=True) for _ in range(1 + (kind is nn.LSTM))]
-    x = steps.clone().requires_grad_()
-    y, other = moved((x, state))
-    expected = tree_leaves(here(x, tuple(state) if kind is nn.LSTM else state[0]))
-    found = tree_leaves(there(y, tuple(other) if kind is nn.LSTM else other[0]))
-    close(found, expected, 16)
-    seeds = [torch.randn_like(e) for e in expected]
-    wanted = torch.autograd.grad(expected, [x, *state, *here.parameters()], seeds)
-    close(torch.autograd.grad(found, [y, *other, *there.parameters()], moved(seeds)), wanted, 64)
-
-
+@pytest.mark.filterwarnings("ignore:.*projections:UserWarning")  # oneDNN has none
 def test_recurrent_layers() -> None:
-    steps = torch.randn(3, 4, 5)
-    for kind, count, turn in ((nn.LSTM, 2, True), (nn.GRU, 1, False)):  # more among the modules
-        both(kind, steps, 5, 6, num_layers=count, bidirectional=count == 2, bias=not turn, batch_first=turn)
-    projecting = nn.LSTM(5, 6, proj_size=2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that oneDNN has no projections
-        expected = projecting(steps)[0]
-    close(copy.deepcopy(projecting).to("jax")(steps.to("jax"))[0], expected, 16)
+    """Outputs, last states and all gradients; more among the modules."""
+    steps, turned = leaves(torch.float32, (3, 4, 5), (4, 3, 5))
+    for layer, options in (
+        (nn.LSTM(5, 6, 2, bidirectional=True, bias=False, batch_first=True), (False, 2, 0.0, True, True, True)),
+        (nn.LSTM(5, 6, proj_size=2), (True, 1, 0.0, True, False, False)),
+        (nn.GRU(5, 6), (True, 1, 0.0, True, False, False)),
+    ):
+        count = options[1] * (1 + options[4])
+        state = leaves(torch.float32, (count, 4, layer.proj_size or 6), (count, 4, 6))
+        function, first = (torch.lstm, state) if isinstance(layer, nn.LSTM) else (torch.gru, state[1])
+        same(function, turned if options[5] else steps, first, list(layer.parameters()), *options, loose=64)
 
 
 @pytest.mark.nightly
@@ -491,12 +473,12 @@ def test_recurrent_layers_otherwise() -> None:
     net = nn.LSTM(5, 6)
     there = copy.deepcopy(net).to("jax")
 
-    def penalty(net: nn.Module, x: Tensor) -> Any:
-        x = x.clone().requires_grad_()
-        (grad,) = torch.autograd.grad(net(x)[0].square().sum(), x, create_graph=True)
-        return torch.autograd.grad(grad.square().sum(), list(net.parameters()))
+    def penalty(x: Tensor, *given: Any) -> Tensor:
+        (grad,) = torch.autograd.grad(torch.lstm(x, *given)[0].square().sum(), x, create_graph=True)
+        return grad.square().sum()
 
-    close(penalty(there, x.to("jax")), penalty(net, x), 64)  # a gradient's gradient
+    states, weights = [x.new_zeros(1, 2, 6)] * 2, list(net.parameters())
+    same(penalty, x.clone().requires_grad_(), states, weights, True, 1, 0.0, True, False, False, loose=64)
     errors = []
     for module, device in ((net, "cpu"), (there, "jax")):
         state, options = [x.new_zeros(1, 2, 6).to(device)], (True, 1, 0.0, False, False, False)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.utils.checkpoint
 
 N, TIMES = 1000, 20
 """How many numbers a call draws, which a program of few elements compiles quickly for; and how often it is called."""
@@ -111,17 +110,6 @@ def test_native_dropout_mask_and_gradient() -> None:
     assert not torch.native_dropout(x, 1.0, True)[0].any()
 
 
-def test_gamma_has_a_gradient() -> None:
-    x = torch.tensor([0.5, 2.0, 10.0], requires_grad=True)
-    sample = torch.tensor([0.3, 1.5, 11.0])
-    torch.testing.assert_close(
-        torch._standard_gamma_grad(x.detach().to(JAX), sample.to(JAX)).cpu(),
-        torch._standard_gamma_grad(x.detach(), sample),
-        rtol=1e-3,
-        atol=1e-4,
-    )
-
-
 @pytest.mark.parametrize(
     ("draw", "message"),
     [
@@ -201,15 +189,3 @@ def test_states_and_forks() -> None:
         torch.jax.set_rng_state(torch.zeros(3, dtype=torch.uint8))
     with pytest.raises(RuntimeError, match="a seed lies between"):
         torch.jax.manual_seed(2**64)
-
-
-def test_checkpointing_draws_the_same_dropout_again() -> None:
-    x = torch.ones(100, device=JAX, requires_grad=True)
-
-    def dropped(y: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.dropout(y, 0.5) * y
-
-    torch.manual_seed(0)
-    out = torch.utils.checkpoint.checkpoint(dropped, x, use_reentrant=False)
-    out.sum().backward()
-    torch.testing.assert_close(x.grad.cpu(), 2 * out.detach().cpu())

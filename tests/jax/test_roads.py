@@ -103,6 +103,7 @@ torch.ones(2, 2).to_sparse().to("jax") => Sparsejax
 torch.sparse_coo_tensor([[0]], [1.0], (2,), device="jax") => Sparsejax
 torch.sparse_csr_tensor([0, 1], [0], [1.0], device="jax") => SparseCsrjax
 torch.empty(2, layout=torch.sparse_coo, device="jax") => Sparsejax
+torch.empty_like(t(), layout=torch.sparse_coo) => only strided ones
 torch._empty_affine_quantized([2], scale=0.1, zero_point=0, dtype=torch.qint8, device="jax") => Quantizedjax
 torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8).to("jax") => Quantizedjax
 torch.empty(2, dtype=torch.qint8, device="jax") => Quantizedjax
