@@ -96,6 +96,23 @@ def test_an_argument_that_is_also_reached() -> None:
     assert run.compiles == 2
 
 
+def test_slices_have_one_program_wherever_they_begin() -> None:
+    data = torch.arange(24.0, device="jax").view(8, 3)
+    doubled, written = jit(lambda a: a * 2), jit(lambda a: a.add_(1))
+    returned, beside = jit(lambda a: (a[1:], a * 2)), jit(lambda whole, a: (whole.add_(1), a * 2)[1])
+    for i in (0, 2, 5):
+        part = data[i : i + 2]
+        assert torch.equal(doubled(part), part * 2)
+        view = returned(part)[0]
+        before = part.clone()
+        assert written(part) is part
+        assert torch.equal(part, before + 1)
+        assert torch.equal(view, part[1:])  # which lies on the argument
+        assert torch.equal(beside(data, part), (before + 2) * 2)
+    assert doubled.compiles == 1
+    assert torch.equal(doubled(data[:2].double())[0], data[0].double() * 2)
+
+
 def test_donated_arrays_that_others_have() -> None:
     y = zeros(2, 3)
     before, add = y.clone(), jit(lambda a: a.add_(1))
@@ -351,6 +368,35 @@ def test_a_changed_learning_rate_counts() -> None:
             run()
             assert weight.tolist() == [-1.25 - 0.25 * (1 - 1.25)] * 3
             assert run.compiles == 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.Adam(p),
+        lambda p: torch.optim.SGD(p, momentum=0.5, nesterov=True),
+        lambda p: torch.optim.RMSprop(p, momentum=0.5),
+    ],
+    ids=["Adam", "SGD", "RMSprop"],
+)
+def test_numbers_that_a_scheduler_changes_are_inputs(make: Make) -> None:
+    """Betas and momentum, once they were seen to change; whether one is 0 is part of the program."""
+    ends, compiles = [], []
+    for wrap in (lambda step: step, jit):
+        weight = ones(3, requires_grad=True)
+        optimizer = make([weight])
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+        run = wrap(stepping(optimizer, weight, lambda w: w.square().sum()))
+        for _ in range(6):
+            run()
+            schedule.step()
+            compiles.append(getattr(run, "compiles", 0))
+        for group in optimizer.param_groups if "momentum" in optimizer.param_groups[0] else ():
+            group["momentum"] = 0.0
+        run()
+        ends.append(weight.detach().cpu())
+    torch.testing.assert_close(*ends)
+    assert compiles[-1] == compiles[-5] == 2
 
 
 def test_what_an_optimizer_cannot_do() -> None:

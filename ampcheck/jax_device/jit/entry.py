@@ -20,8 +20,8 @@ from torch.utils.hooks import RemovableHandle
 from ampcheck.jax_device import random
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
 from ampcheck.jax_device.dispatch import checks
-from ampcheck.jax_device.jit.state import PLAIN, Reached, hyperparameters
-from ampcheck.jax_device.jit.trace import Constant, NewTensor, StepTrace, grad_leaves, rebuild
+from ampcheck.jax_device.jit.state import PLAIN, Reached, hyperparameters, number, sign
+from ampcheck.jax_device.jit.trace import Alias, Constant, NewTensor, Same, StepTrace, grad_leaves, rebuild
 from ampcheck.jax_device.jit.watch import Value, value_of
 from ampcheck.jax_device.storage.arrays import Bytes, create, mesh_sharding, raw, storage_of
 from ampcheck.jax_device.torch_private import GlobalStateGuard, TensorGuards, function_modes, pytree, transform_level
@@ -79,7 +79,6 @@ class Entry:
         self.bare = trace.whole and not trace.asked and self.simple() is not None
         self._compile(donate and not trace.asked)  # the state is needed again where the values are others
         self.host = [(t, t._version) for t in trace.host]
-        self.writes = {self.slots[slot] for slot, _, _ in self.effects.written}
 
     def _compile(self, donate: bool) -> None:
         closed = folded(self.trace.closed)
@@ -138,7 +137,7 @@ class Entry:
                 given[k] = raw(given[k]).copy()  # someone else has this array too
         given = [raw(g) for g in given]
         if self.numbered:
-            numbers = [g[k] for o in reached.optimizers for g, k in hyperparameters(o)]
+            numbers = [number(place) for o in reached.optimizers for place in hyperparameters(o)]
             given += [numbers[i] for i in self.numbered]
         if self.random:
             given.append(random.default.key() if drawing else np.zeros(2, np.uint32))
@@ -179,6 +178,14 @@ class Entry:
         if self.results.spec.is_leaf():
             return leaves[0]
         return pytree.tree_unflatten(leaves, self.results.spec)
+
+    def keeps(self, storages: set[int], tensors: list[Tensor]) -> bool:
+        """Return whether the function writes to one of these storages, or returns or keeps a tensor on it."""
+        effects = self.effects
+        stored = (*self.results.leaves, *(kept[-1] for kept in (*effects.grads, *effects.places, *effects.state)))
+        touched = [self.slots[slot] for slot, _, _ in effects.written]
+        touched += [what.tensor for what in stored if isinstance(what, (Alias, Same))]
+        return any(id(storage_of(tensors[i])) in storages for i in touched)
 
     def simple(self) -> NewTensor | None:
         """Return the one result where the program gives a plain tensor and changes nothing, else None."""
@@ -275,7 +282,8 @@ class JitState:
         self.flags = [*map(_grad_flag, self.tensors)]
         self.host = [t for t in self.tensors if t.device.type != "jax"]
         self.versions = [t._version for t in self.host]
-        self.numbers = [(g, k) for o in reached.optimizers for g, k in hyperparameters(o)]
+        self.numbers = [place for o in reached.optimizers for place in hyperparameters(o)]
+        self.signs = [*map(sign, self.numbers)]
         self.strides = [*map(Tensor.stride, self.tensors)]
         self.hooks = RemovableHandle.next_id
 
@@ -288,13 +296,14 @@ class JitState:
             and [*map(_grad_flag, self.tensors)] == self.flags
             and [*map(Tensor.stride, self.tensors)] == self.strides
             and (not self.host or [t._version for t in self.host] == self.versions)
-            and all(g[k].__class__ is float for g, k in self.numbers)
+            and all(number(place).__class__ is float for place in self.numbers)
+            and [*map(sign, self.numbers)] == self.signs
         )
 
     def key(self) -> tuple[object, ...]:
         host = tuple((id(t), t._version) for t in self.host)
         tensors = tuple(_device(t) for t in self.tensors if t.device.type == "jax")
-        return self.reached.signature(), tensors, host, len(self.numbers)
+        return self.reached.signature(), tensors, host, tuple(self.signs)
 
 
 _TEMPLATE = """

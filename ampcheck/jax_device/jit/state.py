@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import getitem
 from threading import local
 from types import MemberDescriptorType
-from weakref import WeakSet, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,8 @@ from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwarg
 from ampcheck.jax_device.jit.reads import GENERATORS, Attributes, Measured, Place, Places, contents, foreign, names, put
 from ampcheck.jax_device.storage.arrays import Bytes, mesh_sharding, meshes, raw, storage_of
 
-Hyperparameter = tuple[Kwargs, str]  # an optimizer's group and a key of it
+Hyperparameter = tuple[Kwargs, str, int | None]
+"""An optimizer's group, a key of it and, of several numbers there, which one."""
 
 
 class Concretize(Exception):
@@ -56,11 +57,12 @@ TracedNumber = jax.Array | float
 class Traced:
     """A number of the program, as PyTorch's symbolic numbers hold one: what a `torch.SymFloat` computes with.
 
-    `traced` is JAX's number; `place` says which hyperparameter it comes from, for the error when Python looks at it.
+    `traced` is JAX's number; `place` says which hyperparameter it comes from, for the error when Python looks at it;
+    `sign` the sign that it has in each call of this program, None where this is not known.
     """
 
-    def __init__(self, traced: TracedNumber, place: Hyperparameter) -> None:
-        self.traced, self.place = traced, place
+    def __init__(self, traced: TracedNumber, place: Hyperparameter, sign: int | None = None) -> None:
+        self.traced, self.place, self.sign = traced, place, sign
 
     def _with(self, traced: TracedNumber) -> Traced:
         return Traced(traced, self.place)
@@ -69,7 +71,18 @@ class Traced:
         raise Concretize(self.place)
 
     guard_float = guard_bool = guard_int = bool_ = int_ = _look
-    eq = ne = lt = le = gt = ge = is_integer = sym_sum = _look
+    is_integer = sym_sum = _look
+
+    def _compared(compare: Function) -> Callable[..., Tree]:  # type: ignore[misc]
+        def method(self: Traced, other: Traced) -> Decided:
+            if self.sign is None or isinstance(other.traced, jax.Array) or other.traced != 0:
+                self._look()
+            return Decided(compare(self.sign, 0))
+
+        return method
+
+    eq, ne, lt = _compared(operator.eq), _compared(operator.ne), _compared(operator.lt)
+    le, gt, ge = _compared(operator.le), _compared(operator.gt), _compared(operator.ge)
 
     @staticmethod
     def _no() -> bool:
@@ -105,6 +118,28 @@ class Traced:
     pow = float_pow = _binary(operator.pow)
 
 
+class Decided:
+    """A comparison whose outcome a program relies on, as PyTorch's symbolic truth values hold one."""
+
+    def __init__(self, known: bool) -> None:
+        self.known = known
+
+    def is_bool(self, *_: object) -> bool:
+        """Return True: it is no number."""
+        return True
+
+    is_constant = is_bool
+
+    def guard_bool(self, *_: object) -> bool:
+        """Return the outcome."""
+        return self.known
+
+    def is_int(self) -> bool:
+        return False
+
+    is_float = is_int
+
+
 _static: dict[tuple[int, str], Kwargs] = {}
 
 
@@ -113,9 +148,48 @@ def make_static(place: Hyperparameter) -> None:
     _static[id(place[0]), place[1]] = place[0]  # the group is kept, so that its id stays its own
 
 
-def hyperparameters(optimizer: Optimizer) -> list[tuple[Kwargs, str]]:
-    """Return the hyperparameters that are inputs: each group's learning rate where it is a Python float."""
-    return [(g, "lr") for g in optimizer.param_groups if type(g.get("lr")) is float and (id(g), "lr") not in _static]
+_noted: WeakKeyDictionary[Optimizer, dict[tuple[int, str], Tree]] = WeakKeyDictionary()
+_moving: WeakKeyDictionary[Optimizer, list[tuple[int, str]]] = WeakKeyDictionary()
+
+
+def note_numbers(optimizer: Optimizer) -> None:
+    """Note which numbers of the optimizer's groups are others than at its last walk, as a scheduler makes them."""
+    noted, moving = _noted.setdefault(optimizer, {}), _moving.setdefault(optimizer, [])
+    for i, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            before = noted.get((i, key), value)
+            if type(value) is type(before) and value != before and key != "lr" and (i, key) not in moving:
+                moving.append((i, key))
+            if type(value) is float or (type(value) is tuple and {*map(type, value)} == {float}):
+                noted[i, key] = value
+
+
+def hyperparameters(optimizer: Optimizer) -> list[Hyperparameter]:
+    """Return the hyperparameters that are inputs: each group's learning rate, and other floats that have changed."""
+    groups = optimizer.param_groups
+    found: list[Hyperparameter] = [(g, "lr", None) for g in groups if type(g.get("lr")) is float]
+    for i, key in _moving.get(optimizer, ()):
+        value = groups[i].get(key) if i < len(groups) else None
+        if type(value) is tuple:
+            found += [(groups[i], key, k) for k in range(len(value))]
+        elif type(value) is float:
+            found.append((groups[i], key, None))
+    return [(g, key, k) for g, key, k in found if (id(g), key) not in _static] if _static else found
+
+
+def number(place: Hyperparameter) -> Tree:
+    """Return a hyperparameter's value; None where there is none any more."""
+    group, key, index = place
+    value = group.get(key)
+    if index is None:
+        return value
+    return value[index] if type(value) is tuple and index < len(value) else None
+
+
+def sign(place: Hyperparameter) -> int | None:
+    """Return the sign of a hyperparameter, by which optimizers decide; None of a learning rate, which may become 0."""
+    value = 0 if place[1] == "lr" else number(place)
+    return None if place[1] == "lr" or value is None else (value > 0) - (value < 0)
 
 
 _made_capturable: WeakSet[Optimizer] = WeakSet()
@@ -250,8 +324,14 @@ def traced_optimizers(
     `written()` gives the storages from before the trace. Raises RuntimeError where a hyperparameter is changed inside.
     """
     places = [place for optimizer in optimizers for place in hyperparameters(optimizer)]
-    originals = [group[key] for group, key in places]
-    given = [torch.SymFloat(Traced(n, (g, k))) for n, (g, k) in zip(numbers, places, strict=True)]
+    given: dict[tuple[int, str], tuple[Kwargs, list[torch.SymFloat]]] = {}
+    for n, place in zip(numbers, places, strict=True):
+        symbol = torch.SymFloat(Traced(n, place, sign(place)))
+        given.setdefault((id(place[0]), place[1]), (place[0], []))[1].append(symbol)
+    replaced = [
+        (group, key, group[key], tuple(symbols) if type(group[key]) is tuple else symbols[0])
+        for (_, key), (group, symbols) in given.items()
+    ]
     before = _active.written
 
     def known(optimizer: Optimizer, *_: object) -> None:
@@ -263,12 +343,12 @@ def traced_optimizers(
 
     hook = register_optimizer_step_pre_hook(known)
     try:
-        for (group, key), value in zip(places, given, strict=True):
+        for group, key, _, value in replaced:
             group[key] = value
         _active.written = written
         torch.amp.GradScaler._maybe_opt_step = _masked_step  # type: ignore[method-assign,assignment]
         yield
-        for (group, key), value in zip(places, given, strict=True):
+        for group, key, _, value in replaced:
             if group[key] is not value:
                 raise RuntimeError(
                     f"{key} of an optimizer was changed inside of a jitted function; call the scheduler outside of it"
@@ -278,7 +358,7 @@ def traced_optimizers(
         _active.written = before
         if before is None:
             torch.amp.GradScaler._maybe_opt_step = _plain_step  # type: ignore[method-assign]
-        for (group, key), original in zip(places, originals, strict=True):
+        for group, key, original, _ in replaced:
             group[key] = original
 
 
@@ -556,6 +636,7 @@ def _bookkeeping(name: str, value: Tree) -> bool:
 def _optimizer(found: Reached, optimizer: Optimizer) -> None:
     """Walk parameters, their state and hyperparameters. Those that `hyperparameters` makes inputs are not guarded."""
     prepare(optimizer)
+    note_numbers(optimizer)
     found.optimizers.append(optimizer)
     for name, value in vars(optimizer).items():
         if name.endswith("_hooks") and value:
@@ -567,7 +648,7 @@ def _optimizer(found: Reached, optimizer: Optimizer) -> None:
     found.add(size, None, size[None])
     states = Measured(optimizer.state, len)
     found.add(states, None, states[None])
-    inputs = {(id(group), key) for group, key in hyperparameters(optimizer)}
+    inputs = {(id(group), key) for group, key, _ in hyperparameters(optimizer)}
     for group in groups:
         for key, value in group.items():
             if (id(group), key) not in inputs:

@@ -28,6 +28,7 @@ from ampcheck.jax_device.jit.state import (
     TracedNumber,
     extended,
     hyperparameters,
+    number,
     remembered,
     traced_optimizers,
 )
@@ -303,7 +304,7 @@ def grad_leaves(arguments: list[Tensor], reached: Reached) -> list[Tensor]:
 
 
 def numbers_of(reached: Reached) -> list[float]:
-    return [group[key] for optimizer in reached.optimizers for group, key in hyperparameters(optimizer)]
+    return [number(place) for optimizer in reached.optimizers for place in hyperparameters(optimizer)]
 
 
 class StepCall(NamedTuple):

@@ -31,7 +31,7 @@ from ampcheck.jax_device.jit.reads import Places
 from ampcheck.jax_device.jit.state import PLAIN, Concretize, make_static, reach
 from ampcheck.jax_device.jit.trace import Restart, StepCall, trace, tracing
 from ampcheck.jax_device.jit.watch import Value, ValueNeededError
-from ampcheck.jax_device.storage.arrays import storage_of
+from ampcheck.jax_device.storage.arrays import copy_of_slice, is_slice, storage_of
 from ampcheck.jax_device.torch_private import pytree
 
 
@@ -208,6 +208,7 @@ class _Jitted:
         self.read = Places()
         self.fast: Function = _miss
         self.last: object = None
+        self.keeps_slices = False
 
     def function(self) -> JittedFunction:
         """Return the function that the user calls: the fast path, then the general one."""
@@ -235,7 +236,7 @@ class _Jitted:
         if tracing.active or observed():  # the caller is to see op by op what would be one program
             return self.fn(*args, **kwargs)
         try:
-            entry, call = self.entry(args, kwargs)
+            entry, call = self._sliced(args, kwargs) or self.entry(args, kwargs)
             found = self._run(entry, call)
         except ValueNeededError as error:
             if self.fullgraph:
@@ -262,6 +263,23 @@ class _Jitted:
                 "instead (torch.where, masks) for one program. jit(fn, fullgraph=True) makes this an error",
             )
         return found[0].finish(*found[1], call.reached)
+
+    def _sliced(self, args: Args, kwargs: Kwargs) -> tuple[Entry, StepCall] | None:
+        """Return the program for copies of the arguments that are slices, so that no offset makes another program.
+
+        None where no argument is one, or where the function writes to what it lies on or returns a view of it.
+        """
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        slices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and is_slice(leaf)]
+        if not slices or self.keeps_slices:
+            return None
+        kept = {id(storage_of(leaves[i])) for i in slices}
+        for i in slices:
+            leaves[i] = copy_of_slice(leaves[i])
+        kept |= {id(storage_of(leaves[i])) for i in slices}
+        entry, call = self.entry(*pytree.tree_unflatten(leaves, spec))
+        self.keeps_slices = entry.keeps(kept, entry.tensors(call.arguments, call.reached))
+        return None if self.keeps_slices else (entry, call)
 
     def _warn_once(self, what: str, text: str) -> None:
         if what not in self.warned:
@@ -322,7 +340,7 @@ class _Jitted:
         """Return the program for these arguments, and its inputs as they are now; no random number is drawn."""
         if self.padding is not None:
             args, kwargs, _ = self.padding(args, kwargs)
-        entry, call = self.entry(args, kwargs)
+        entry, call = self._sliced(args, kwargs) or self.entry(args, kwargs)
         tensors = entry.tensors(call.arguments, call.reached)
         storages = [storage_of(tensors[i]) for i in entry.slots]
         return entry, entry.inputs(storages, call.reached, drawing=False)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +25,7 @@ import torch
 from jax.sharding import NamedSharding
 from torch import Tensor
 
-from ampcheck.jax_device.annotations import DeviceStorage
+from ampcheck.jax_device.annotations import NAME, DeviceStorage
 from ampcheck.jax_device.dtypes import jax_dtype, torch_dtype
 from ampcheck.jax_device.torch_private import as_strided, create_empty_tensor
 from ampcheck.register.torch_private import DispatchKey, DispatchKeySet
@@ -193,6 +194,25 @@ def alias(tensor: Tensor, size: Sequence[int], stride: Sequence[int], offset: in
     """Return a tensor on the same storage with other sizes, strides and offset, all in elements."""
     out: Tensor = as_strided(META, tensor, size, stride, offset)
     return out
+
+
+def is_slice(tensor: Tensor) -> bool:
+    """Return whether a plain tensor of the device is one piece of a larger array of its dtype."""
+    if tensor.device.type != NAME or tensor.requires_grad or type(tensor) is not Tensor or not tensor.is_contiguous():
+        return False
+    array = storage_of(tensor).array
+    whole = isinstance(array, Bytes) or array.size == tensor.numel() or tensor.is_conj() or tensor.is_neg()
+    return not whole and torch_dtype(array.dtype) is tensor.dtype and mesh_sharding(array) is None
+
+
+def copy_of_slice(tensor: Tensor) -> Tensor:
+    """Return a copy of such a tensor, by a program that takes the offset as a number."""
+    return wrap(_sliced(storage_of(tensor).array, int(tensor.storage_offset()), tuple(tensor.shape)))
+
+
+@partial(jax.jit, static_argnums=2)
+def _sliced(array: jax.Array, offset: int, size: tuple[int, ...]) -> jax.Array:
+    return jax.lax.dynamic_slice(array.reshape(-1), (offset,), (math.prod(size),)).reshape(size)
 
 
 def held(tensor: Tensor) -> jax.Array | Bytes:
