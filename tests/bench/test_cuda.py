@@ -16,7 +16,7 @@ from ampcheck.bench import session
 from ampcheck.bench.core import prepare
 from ampcheck.bench.core.model import PRECISIONS, BenchPlan, Rounds, Variant
 from ampcheck.bench.core.timing import CudaClock, Timed, clock, interleave
-from ampcheck.bench.run import group, measure, verify, worker
+from ampcheck.bench.run import measure, verify, worker
 from ampcheck.bench.run.measure import Measurer
 from ampcheck.bench.run.summary import summarize
 from ampcheck.bench.workloads import catalogue
@@ -87,17 +87,6 @@ def test_the_reference_is_computed_on_the_gpu_once_for_all_compilers(monkeypatch
         for name in ("mm-32", "mm-32", "mm-16"):
             measurer.measure(name, "eager")
     assert asked == [("mm-32", "cuda"), ("mm-16", "cuda"), ("mm-16", "cpu")]
-
-
-def test_compilers_of_a_workload_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    plans: list[BenchPlan] = []
-    monkeypatch.setattr(group.Bench, "_process", lambda self, plan, end: plans.append(plan))
-    tasks = [(name, compiler) for compiler in ("eager", "graph", "compile") for name in ("a", "b", "c")]
-    group.Bench({"cuda": tasks}, group.FULL, threads=1, take=lambda rounds: None).run()
-    for plan in plans:
-        names = [name for name, _ in plan.tasks]
-        assert sorted(plan.tasks) == sorted(tasks)
-        assert names == [name for name in dict.fromkeys(names) for _ in range(3)]
 
 
 @emulated

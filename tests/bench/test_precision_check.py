@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from math import inf, nan
@@ -17,7 +16,7 @@ from torch.nn import functional as F
 from ampcheck.bench.core import accuracy, kernels
 from ampcheck.bench.core.kernels import BenchKernel
 from ampcheck.bench.core.model import PRECISIONS, OpWorkload, Spec, StepWorkload, Variant, Workload
-from ampcheck.bench.core.precision_check import PrecisionCheck, check_precision, describe, differs, judge
+from ampcheck.bench.core.precision_check import PrecisionCheck, check_precision, differs, judge
 from ampcheck.bench.core.prepare import prepare, reference
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import UsageError
@@ -98,12 +97,6 @@ def fresh_dynamo() -> Iterator[None]:
 )
 def test_a_product_is_in_the_variant_s_precision(name: str, text: str, compiler: str) -> None:
     assert checked(MM, name, compiler) == PrecisionCheck(text)
-
-
-def test_a_composite_op_is_judged_by_its_parts() -> None:
-    cell = dataclasses.replace(op("downcast", lambda cell, x: cell(x), Spec((4, 8))), module=lambda: nn.RNNCell(8, 6))
-    found = checked(cell, "bf16")
-    assert (found.invalid, "in bf16" in found.text) == ("", True)
 
 
 @pytest.mark.parametrize(
@@ -345,15 +338,6 @@ def test_a_program_s_text_is_what_is_judged() -> None:
     assert checked(HEAD).invalid.endswith("was seen in the program")
 
 
-def test_words_for_kernels() -> None:
-    single = [BenchKernel(name, ("fp32",)) for name in ("mse_loss", "softmax.int")]
-    many = [BenchKernel("mm", ("bf16", "bf16"))] * 12 + single
-    assert describe(many) == "12 of 14 kernels in bf16, 2 in fp32 (mse_loss, softmax)"
-    assert describe([BenchKernel("exp", ("fp32",)), BenchKernel("exp", ("fp32",))]) == "2 exp in fp32"
-    assert describe([BenchKernel(name, ("fp32",)) for name in "abcde"]) == "5 kernels in fp32"
-    assert describe([BenchKernel("softmax.int", ("bf16",), "fp32")]) == "softmax in fp32"
-
-
 def test_an_optimizer_s_update_is_no_part_of_the_step() -> None:
     weight = torch.nn.Parameter(torch.ones(4, 4))
     optimizer = torch.optim.SGD([weight], lr=1.0)
@@ -366,19 +350,6 @@ def test_an_optimizer_s_update_is_no_part_of_the_step() -> None:
     assert "mm" in names
     assert not {"add_", "_foreach_add_"} & names
     assert not torch.equal(weight, torch.ones(4, 4))  # it was made all the same
-
-
-def test_a_region_around_the_call_is_not_the_call_s() -> None:
-    x = torch.ones(2, 2)
-
-    def inside() -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return x @ x
-
-    with torch.autocast("cpu", torch.bfloat16):
-        assert not kernels.enters(lambda: x @ x, "cpu", torch.bfloat16)
-        assert kernels.enters(inside, "cpu", torch.bfloat16)
-    assert not kernels.enters(inside, "cpu", torch.float16)
 
 
 # ---- errors beside float64
@@ -437,11 +408,3 @@ def test_vectors_of_other_shapes_are_refused() -> None:
 )
 def test_what_is_too_large_says_so(found: float, precision: str, workload: OpWorkload, words: str) -> None:
     assert accuracy.beyond(found, PRECISIONS[precision], workload, "cuda") == words
-
-
-def test_the_reference_is_float64_with_the_same_values() -> None:
-    exact = reference(GIVEN_LOW)
-    assert exact.dtype == torch.float64
-    rounded = torch.exp(exact.log().bfloat16().double())  # the inputs are bf16 numbers, the result is float64's
-    assert relative_error(rounded, exact) < 1e-14
-    assert relative_error(exact.bfloat16(), exact) > 1e-4

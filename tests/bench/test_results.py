@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from ampcheck.bench.core import table
-from ampcheck.bench.core.model import VariantResult
 from ampcheck.bench.run import exports
 from ampcheck.bench.run.outcome import SHOWN, summary
 from ampcheck.bench.run.runfile import BenchRun, read
@@ -41,34 +40,6 @@ from tests.report.made_bench import HEADER, PLAIN, made_group, two_run_groups, w
 )
 def test_numbers_have_three_digits_and_a_unit(shown: str, want: str) -> None:
     assert shown == want
-
-
-@pytest.mark.parametrize(
-    ("variant", "time", "ratio"),
-    [
-        (
-            VariantResult("x", "faster", seconds=1.0, speed=3.414, speed_low=3.38, speed_high=3.4449),
-            "1.00 s",
-            "3.41× [3.38, 3.44]",
-        ),
-        (VariantResult("x", "invalid", seconds=1.0, speed=3.4), "(1.00 s)", "–"),
-        (VariantResult("x", "first", seconds=1.0), "1.00 s", "–"),
-        (VariantResult("x", "not measured", at_least=5.0, at_most=0.0123), "≥ 5.00 s", "≤ 0.0123×"),
-        (VariantResult("x", "not measured", at_least=5.0), "≥ 5.00 s", "–"),
-        (VariantResult("x", "slower", seconds=1.0, speed=0.5, at_least=0.9, at_most=0.6), "1.00 s", "0.500×"),
-    ],
-)
-def test_a_figure_has_its_interval_and_no_ratio_without_validity(variant: VariantResult, time: str, ratio: str) -> None:
-    assert (table.time(variant), table.ratio(variant)) == (time, ratio)
-
-
-def test_speeds_beside_the_default_are_shown_below_the_group() -> None:
-    group = made_group("mm-512")
-    assert "fp32-default" not in table.table([group])
-    bf16 = group.variants[2]
-    bf16.default_speed, bf16.default_low, bf16.default_high, bf16.default_verdict = 0.83, 0.82, 0.84, "slower"
-    (line,) = (line for line in table.table([group]).splitlines() if "fp32-default" in line)
-    assert line.endswith(": bf16 0.830× [0.820, 0.840] slower")
 
 
 def test_the_variants_of_a_group_are_below_each_other_with_both_times() -> None:

@@ -84,36 +84,6 @@ def variant(group: Group, name: str) -> VariantResult:
     return found
 
 
-def test_speeds_times_and_verdicts() -> None:
-    rounds = processes(SPEEDS)
-    group = one(rounds)
-    told = {result.name: result.verdict for result in group.variants}
-    assert told == {"fp32": "first", "fp32-aa": "same", "bf16": "faster", "bf16-native": "slower"}
-    bf16 = variant(group, "bf16")
-    assert bf16.speed == pytest.approx(3.9, rel=0.01)
-    assert (bf16.speed_low or math.inf) < bf16.speed < (bf16.speed_high or 0)
-    assert (bf16.rounds, bf16.processes, variant(group, "fp32").speed) == (45, 5, None)
-    values = [value for one in rounds for value in one.samples["bf16"]]
-    assert (bf16.seconds, bf16.low, bf16.high) == (np.median(values), *np.percentile(values, [5, 95]))
-    assert bf16.cpu_seconds == pytest.approx(np.median(values) / 2)
-
-
-def test_the_workload_gives_the_facts_of_the_group_and_its_rates() -> None:
-    group = one(processes(SPEEDS))
-    assert (group.family, group.kind, group.policy, group.base, group.size) == ("matmul", "op", "downcast", "mm", 512)
-    assert (group.key, group.flops, group.note) == ("cpu/eager/mm-512", 2 * 512**3, "")
-    for name, width in (("fp32", 4), ("fp32-aa", 4), ("bf16", 2), ("bf16-native", 2)):
-        found = variant(group, name)
-        assert found.seconds is not None
-        assert found.flops_per_second == pytest.approx(2 * 512**3 / found.seconds)
-        assert found.bytes_per_second == pytest.approx(3 * 512 * 512 * width / found.seconds)
-        assert found.intensity == pytest.approx(2 * 512**3 / (3 * 512 * 512 * width))
-        assert found.share is None
-    copy = variant(one(processes(SPEEDS, "copy")), "fp32")
-    assert copy.bytes_per_second == pytest.approx(32 / (copy.seconds or 0))
-    assert (copy.flops_per_second, copy.intensity) == (None, None)
-
-
 def test_each_kind_of_workload_has_its_bound_and_its_first_variant() -> None:
     speeds = {"fp32": 1.0, "fp32-aa": 1.03, "bf16": 2.0}
     step, op = one(processes(speeds, "mlp")), one(processes(speeds))
@@ -125,15 +95,6 @@ def test_each_kind_of_workload_has_its_bound_and_its_first_variant() -> None:
     unknown = one(processes(SPEEDS, "of-another-version"))
     assert (unknown.family, unknown.kind, unknown.flops) == ("", "op", 0)
     assert (unknown.note, variant(unknown, "bf16").verdict) == ("this version does not know the workload", "faster")
-
-
-def test_groups_keep_apart_what_differs_and_their_order() -> None:
-    rounds = processes(SPEEDS) + processes(SPEEDS, "mlp")
-    rounds[1].compiler = rounds[2].compiler = "jit"
-    groups = summarize(rounds, CATALOGUE)
-    assert [group.key for group in groups] == ["cpu/eager/mm-512", "cpu/jit/mm-512", "cpu/eager/mlp"]
-    assert [group.variants[0].processes for group in groups] == [3, 2, 5]
-    assert summarize([], CATALOGUE) == []
 
 
 def test_facts_are_pooled() -> None:
@@ -278,31 +239,6 @@ def test_nothing_is_compared_with_a_first_variant_that_does_not_count(
         assert (found.verdict, found.speed, found.seconds is None) == ("not measured", None, False)
         assert found.reason == f"fp32, which it is compared with, is {verdict}: {reason}"
     assert (variant(group, "fp16").at_least, variant(group, "fp16").at_most) == (1.0, None)
-
-
-@pytest.mark.parametrize("invalid", [True, False])
-def test_without_its_a_a_baseline_a_group_is_ambiguous(invalid: bool) -> None:
-    rounds = processes(SPEEDS)
-    for measured in rounds:
-        if invalid:
-            measured.facts["fp32-aa"] = {"invalid": "was not waited for"}
-        else:
-            del measured.samples["fp32-aa"]
-            measured.failed["fp32-aa"] = "out of memory"
-    group = one(rounds)
-    assert variant(group, "fp32-aa").verdict == ("invalid" if invalid else "not measured")
-    assert variant(group, "bf16").verdict == "ambiguous"
-    assert variant(group, "bf16").reason == "the A/A baseline was not measured"
-
-
-def test_variants_without_samples_and_with_too_few() -> None:
-    rounds = processes(SPEEDS, count=1)
-    rounds[0].facts["fp16"] = {"first": 0.1}
-    rounds[0].samples["bf16"] = rounds[0].samples["bf16"][:4]
-    group = one(rounds)
-    fp16, bf16 = variant(group, "fp16"), variant(group, "bf16")
-    assert (fp16.verdict, fp16.reason) == ("not measured", "no process has a sample of it")
-    assert (bf16.verdict, bf16.speed, bf16.reason) == ("not measured", None, "4 rounds; a verdict needs 5")
 
 
 def test_more_than_the_peak_is_invalid_and_no_share_is_above_one() -> None:

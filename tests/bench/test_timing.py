@@ -34,17 +34,6 @@ def test_a_sample_has_as_many_calls_as_its_length_wants(seconds: float, count: i
     assert calibrate(Ticking(), lambda: seconds, 0.01) == count
 
 
-def test_every_variant_is_timed_once_a_round_in_changing_order() -> None:
-    order: list[str] = []
-    variants = {name: Timed(lambda name=name: order.append(name) or 1.0, count=3) for name in "abc"}  # type: ignore[misc]
-    wall, cpu = interleave(Ticking(), variants, 20, seed=1)
-    assert {name: len(samples) for name, samples in wall.items()} == dict.fromkeys("abc", 20)
-    assert cpu.keys() == wall.keys()
-    rounds = ["".join(order[i : i + 6 : 2]) for i in range(0, 120, 6)]
-    assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
-    assert len(set(rounds)) == 6
-
-
 def test_what_goes_before_is_outside_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
 

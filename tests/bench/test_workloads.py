@@ -171,18 +171,6 @@ def test_a_policy_is_that_of_cudas_table_or_the_cpus_where_only_that_one_has_the
 # Inputs
 
 
-def test_inputs_have_the_same_numbers_in_every_dtype() -> None:
-    for name in ("conv2d-nhwc", "cross-entropy", "cat", "layer-norm-half", "sdpa-masked"):
-        w = op_of(name)
-        single, half, double = (make_inputs(w, "cpu", convert, seed=3) for convert in (None, BF16, torch.float64))
-        for spec, s, h, d in zip(w.inputs, single, half, double, strict=True):
-            assert s.dtype == spec.dtype
-            assert h.dtype == (BF16 if spec.dtype == torch.float32 else spec.dtype)
-            assert d.dtype == (torch.float64 if spec.dtype.is_floating_point else spec.dtype)
-            assert torch.equal(s.to(d.dtype), d)
-            assert torch.equal(s.to(h.dtype), h)
-
-
 def test_memory_formats() -> None:
     assert all(t.is_contiguous(memory_format=torch.channels_last) for t in make_inputs(op_of("conv2d-nhwc"), "cpu"))
     assert all(t.is_contiguous(memory_format=torch.channels_last_3d) for t in make_inputs(op_of("conv3d-ndhwc"), "cpu"))
@@ -297,17 +285,6 @@ OVERFLOWING = dataclasses.replace(STEP, overflows=True)
 
 def variant(name: str) -> Variant:
     return Variant(PRECISIONS[name])
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16), ("bf16-native", torch.bfloat16)],
-)
-def test_an_op_computes_in_the_dtype_of_its_variant(name: str, dtype: torch.dtype) -> None:
-    ready = prepare(OP, variant(name), "cpu", "eager")
-    assert ready.call().dtype is dtype
-    assert not ready.call().requires_grad
-    assert not torch.is_autocast_enabled("cpu")
 
 
 @pytest.mark.parametrize("workload", [OP, STEP], ids=["op", "step"])

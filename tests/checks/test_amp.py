@@ -19,16 +19,6 @@ from ampcheck.observe.isolation import reset
 from ampcheck.tools.power import kernels
 
 
-def test_depth_and_threads() -> None:
-    amp = DeviceAmp(known()["cpu"], "bf16")
-    with amp.region(), amp.region(enabled=False):
-        assert amp.depth() == 2
-        assert amp.thread(amp.depth) == 0
-    assert amp.depth() == 0
-    with pytest.raises(KeyError, match="planned"):
-        amp.thread(lambda: {}["planned"])
-
-
 def test_exact_takes_no_difference() -> None:
     one = torch.tensor([1.0])
     for got, want, said in (

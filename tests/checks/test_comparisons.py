@@ -20,7 +20,7 @@ from ampcheck.checks.relations import _difference
 from ampcheck.checks.sweep import compare_cells
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import MOST, CheckFailure, Difference, error_of, one_line
-from ampcheck.observe.closeness import bound, identical, largest_distance
+from ampcheck.observe.closeness import identical, largest_distance
 from ampcheck.observe.recorder import Cast, KernelCall, Observation, SeenLeaf
 from ampcheck.spec.case import Case
 from ampcheck.spec.casting import Expectation
@@ -337,15 +337,6 @@ def test_products_that_are_as_far_off_are_named(off: float, named: list[str]) ->
     found = comparisons.far((want * (1 + off)).float(), want, want * 0, torch.float32, "it", 1, "ieee")
     assert len(found) == (off > 2**-19)
     assert re.findall("; products in (\\w+) are", "".join(found)) == named
-
-
-def test_a_result_went_through_one_kernel_unless_it_is_told() -> None:
-    small = torch.full((4,), 1e-6, dtype=torch.float64)
-    given = small, small * 0, torch.float32
-    assert torch.equal(bound(*given, torch.float32), bound(*given, torch.float32, 1))
-    assert (bound(*given, torch.float32, 2) > 1e-5).all()
-    assert comparisons.far((small * 1.05).float(), *given, "it")
-    assert not comparisons.far((small * 1.05).float(), *given, "it", 2)
 
 
 def test_layouts_and_changes() -> None:

@@ -43,14 +43,6 @@ def test_a_program_has_what_its_scenario_uses(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.startswith(("ok  ", "FAIL"))
 
 
-def test_a_dictionary_that_is_used_as_a_whole_is_kept() -> None:
-    source = PrintedSource("suites.eager.test_eligibility")
-    source.add("test_under_vmap")
-    assert source.single_entries({"op": "mm"}) == {}
-    assert 'conv1d_bias": (functional.conv1d' in "\n".join(source.text())
-    assert {"import torch", "from torch.nn import functional"} <= source.imports
-
-
 def test_a_program_has_what_the_specification_said(capsys: pytest.CaptureFixture[str]) -> None:
     text = _program("test_holders", "overlap", first="coroutine", second="by_hand", order="crossed", region="same")
     assert "def _overlap_seen(amp, *given):\n    return amp.promises[('_overlap_seen', *given)]\n" in text
@@ -70,10 +62,3 @@ def test_what_plain_torch_lacks_is_said() -> None:
     exec(text, {"__name__": "__main__"})
     text = _program("test_eligibility", "low_and_wide", op=object())
     assert "needs the object that pytest gives it" in text
-
-
-def test_marks_for_linters_are_left_out() -> None:
-    text = _program("test_relations", "wide", op="mm")
-    assert "class _Relations:" in text
-    assert "type: ignore" not in text
-    assert "noqa" not in text

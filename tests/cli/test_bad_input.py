@@ -203,20 +203,6 @@ def test_a_malformed_deviations_file(text: str, sentence: str, tmp_path: Path) -
     assert str(path) in str(refusal.value)
 
 
-def test_a_well_formed_deviations_file(tmp_path: Path) -> None:
-    path = tmp_path / "deviations.toml"
-    path.write_text(toml(_ENTRY, {**_ENTRY, "id": "two"}, {**_ENTRY, "id": "old", "torch": "<2"}))
-    assert [deviation.id for deviation in load(path)] == ["one", "two"]
-    path.write_text(toml(_ENTRY, {**_ENTRY, "torch": "<2", "raises": "older"}))  # one id, an entry for each range
-    assert [(deviation.id, deviation.raises) for deviation in load(path)] == [("one", _ENTRY["raises"])]
-
-
-def test_a_package_that_another_asks_for_is_known(tmp_path: Path) -> None:
-    path = tmp_path / "deviations.toml"
-    path.write_text(toml(_ENTRY) + 'libraries = { pytest-benchmark = ">99" }\n')  # an extra of ampcheck
-    assert load(path) == []
-
-
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [

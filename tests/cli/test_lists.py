@@ -66,13 +66,6 @@ def test_the_first_screen_has_counts_and_differences(names: list[str], capsys: p
     assert sum(" on cuda, " in line for line in lines) >= 4
 
 
-def test_what_a_list_lacks_is_said_by_policy(capsys: pytest.CaptureFixture[str]) -> None:
-    out = lists(capsys, "cuda", "torch_npu", "--torch=2.13")
-    assert re.search(r"^torch_npu: 104 .*; 15 missing$", out, re.MULTILINE)
-    assert "\ncast to float32 on cuda, left as given on torch_npu (13): upsample_* (12), rms_norm\n" in out
-    assert "fft_* (14)" in lists(capsys, "cpu", "cuda", "--policy=upcast", "--torch=2.13")
-
-
 def test_one_op_across_lists(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(lists(capsys, "cpu", "cuda", "mps", "--op=torch.softmax", "--json"))
     assert [one["policies"] for one in found["lists"]] == [{}, {"softmax.int": "optdtype"}, {"softmax.int": "upcast"}]

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from copy import copy
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 from ampcheck.cli import main
-from ampcheck.devices import registry
 from ampcheck.devices.registry import known
 from ampcheck.errors import UsageError
 from ampcheck.runner.deviations import load, suggest
@@ -77,16 +75,6 @@ def test_the_door_opens_when_asked() -> None:
         _ = ampcheck.nope  # type: ignore[attr-defined]  # what is refused
 
 
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main.main(["--help"])
-    assert ended.value.code == 0
-    out = capsys.readouterr().out
-    for name in ("devices", "explain", "run", "manifest", "report", "compare", "deviations", "trace"):
-        assert re.search(rf"\n    {name}\s", out)
-    assert "waivers" not in out  # an old name works without being listed
-
-
 def test_a_reader_that_stops_is_no_error() -> None:
     command = f"{sys.executable} -m ampcheck explain mm | head -1"
     done = subprocess.run(command, shell=True, env=environment(), capture_output=True, text=True, check=True)
@@ -105,26 +93,6 @@ def test_devices_shows_every_device(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"  {len(device.policies())}  " in rows[name]
 
 
-def test_devices_counts_the_entries_of_each_device_and_its_faults_apart(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A copy of the jax device's entries, the first of which is made a fault."""
-    jax = copy(known()["jax"])
-    assert jax.deviations is not None
-    entries = tmp_path / "deviations.toml"
-    text = jax.deviations.read_text(encoding="utf-8")
-    entries.write_text(re.sub('kind = "[a-z]+"', 'kind = "fault"', text, count=1), encoding="utf-8")
-    jax.deviations = entries
-    monkeypatch.setattr(registry, "_OWN", [jax if device.name == "jax" else device for device in registry._OWN])
-    rows = {line.split()[0]: line.split() for line in said(capsys, "devices").splitlines() if line}
-    for name, device in known().items():
-        entries_of = load(device.deviations) if device.deviations else []
-        own = [d for d in entries_of if not d.devices or name in d.devices]
-        faults = int(name == "jax")
-        assert rows[name][-2:] == [str(len(own) - faults), str(faults)], name
-    assert rows["virtual:xpu"][-2:] != rows["virtual:mps"][-2:]  # one file, of which each entry names a device
-
-
 def test_devices_shows_a_third_partys(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,16 +103,6 @@ def test_devices_shows_a_third_partys(
 
 
 # ---- explain
-
-
-def test_explain_tells_policy_rule_source_and_dtypes(capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(capsys, "explain", "mm", "--device=cpu")
-    assert f"On cpu, in a region of bf16: downcast: {RULES['downcast'].sentence}." in out
-    assert RULES["downcast"].source in out
-    assert "AutocastCPU     downcast  torch 2.13, aten/src/ATen/autocast_mode.cpp" in out
-    rows = [line.split() for line in out.splitlines()]
-    assert ["fp32,", "fp32", "bf16,", "bf16", "-", "bf16"] in rows
-    assert ["fp32,", "bf16", "bf16,", "bf16", "-", "bf16"] in rows
 
 
 @pytest.mark.parametrize(

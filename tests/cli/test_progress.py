@@ -8,9 +8,9 @@ from statistics import fmean
 
 import pytest
 
-from ampcheck.cli.progress import RunProgress, earlier, forecast, spoken, usual_seconds, weights
+from ampcheck.cli.progress import RunProgress, earlier, forecast, usual_seconds, weights
 from ampcheck.runner.record import Result, Run, RunWriter
-from ampcheck.runner.run import RunPlan, fitting
+from ampcheck.runner.run import RunPlan
 from ampcheck.runner.summarize import RunRecorder
 
 GIB = 2**30
@@ -70,13 +70,6 @@ def test_cases_that_took_no_time_divide_nothing_by_zero() -> None:
     assert forecast(run, cases(*"ab"), 2) == pytest.approx(3)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0.2, "1 s"), (42.4, "42 s"), (200, "3 min"), (5399, "90 min"), (9000, "2.5 h")]
-)
-def test_times_in_words(seconds: float, words: str) -> None:
-    assert spoken(seconds) == words
-
-
 def test_the_newest_complete_run_with_the_cases_is_the_one_to_go_by(tmp_path: Path) -> None:
     collected = cases(*"abcdefghij")
     assert earlier(tmp_path, collected) is None
@@ -128,13 +121,6 @@ def test_a_run_says_what_is_left(
     now += 50
     progress.show()
     assert capsys.readouterr().err == "4 of 4 cases, 1 red, 95 s\n"
-
-
-def test_processes_are_as_many_as_cores_and_memory_allow() -> None:
-    assert fitting(8, 64 * GIB) == 8
-    assert fitting(64, 16 * GIB) == 8
-    assert fitting(4, GIB // 2) == 1
-    assert 1 <= fitting() <= (os.cpu_count() or 1)
 
 
 def test_few_cases_are_not_divided() -> None:

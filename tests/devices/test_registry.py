@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from ampcheck.cli import main
-from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.registry import absent, known, promised, select, unusable, warned
 from ampcheck.errors import UsageError
@@ -76,14 +75,6 @@ def test_a_bad_device_module(
     found = refused(capsys, "devices", f"--device-module={module}")
     assert module in found
     assert sentence in found
-
-
-def test_a_good_device_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "good_device.py").write_text(device(name="myd", token="myd"))
-    monkeypatch.syspath_prepend(tmp_path)
-    found = known(("good_device",))["myd"]
-    assert isinstance(found, Cpu)
-    assert isinstance(found, Device)
 
 
 # ---- what a device promises
@@ -220,20 +211,6 @@ def test_a_warning_never_stops_an_import(
     assert len(said) == 2, warned()
     assert any("invalid escape sequence" in line and f"{module}.py:2)" in line for line in said)
     assert any("FutureWarning: an old driver" in line and f"{module}.py:3)" in line for line in said)
-
-
-def test_the_warnings_of_a_method_are_kept(tmp_path: Path) -> None:
-    class Warning_(Cpu):
-        name = token = "warner"
-
-        def unavailable(self) -> str | None:
-            warnings.warn("half of the cores are off", UserWarning, stacklevel=1)
-            return None
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert unusable(Warning_()) is None
-    assert any(line.startswith("device 'warner' warned: UserWarning: half of the cores are off (") for line in warned())
 
 
 def test_a_run_shows_the_warnings_of_an_import(tmp_path: Path) -> None:

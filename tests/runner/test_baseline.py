@@ -127,19 +127,6 @@ def test_a_run_with_a_baseline_says_what_became_of_it(tmp_path: Path) -> None:
         assert f"baseline {path}: 1 case is {words}\n" in said
 
 
-def test_a_baseline_of_a_run_with_one_has_the_same_cases(tmp_path: Path) -> None:
-    first = [result("a"), result("b", "crash", "the process ended")]
-    again = as_baseline(run_of(*judged(written(tmp_path, *first), *first)))
-    assert again == as_baseline(run_of(*first))
-
-
-def test_some_devices_alone() -> None:
-    run = run_of(result("a"))
-    assert "1 red case\n" in as_baseline(run, ["cpu"])
-    with pytest.raises(UsageError, match=r"made\.jsonl has no case of device 'cuda'; it has cpu"):
-        as_baseline(run, ["cuda"])
-
-
 ENTRY = '[[deviation]]\nkind = "baseline"\ncases = ["eager/downcast/a"]\nstatus = "fail"\ndifferences = []\n'
 
 

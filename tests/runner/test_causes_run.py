@@ -16,7 +16,7 @@ import pytest
 
 from ampcheck.runner import summarize as summary
 from ampcheck.runner.deviations import ENTRIES, GLOBS, as_toml, load, suggest
-from ampcheck.runner.record import RED, Result, Run, grouped, read
+from ampcheck.runner.record import Result, Run, grouped, read
 from ampcheck.runner.run import NO, YES, reproduce
 from ampcheck.runner.summarize import merge
 from tests.cli_support import LIMIT, ROOT, environment, run_pytest
@@ -53,18 +53,6 @@ def test_three_faults_are_three_causes_in_order_of_size(found: Found) -> None:
     assert groups[0].text.endswith("(three_faults.py in kernel)")
     assert groups[1].text.endswith("(rule downcast)")
     assert groups[2].text.endswith("(three_faults.py in kernel)")
-
-
-def test_each_red_case_keeps_cause_message_and_traceback(found: Found) -> None:
-    for result in found.run.results.values():
-        assert bool(result.cause) == (result.status in RED)
-        assert bool(result.traceback) == (result.op in ("mm", "exp") and result.status in RED)
-        if result.traceback:
-            first = result.traceback.splitlines()[1]
-            assert "ampcheck" not in first.replace(str(ROOT), "")
-            assert "in kernel" in result.traceback
-        if result.op == "mm" and result.status in RED:
-            assert "see the list of kernels in its manual " + "m" * 300 in result.message
 
 
 def test_the_first_screen_names_the_causes(found: Found) -> None:
@@ -109,18 +97,6 @@ def test_the_summary_beside_the_run_file_has_each_cause_in_full(found: Found) ->
     assert text.count("<details>") == text.count("</pre>") == 3
     assert "raise RuntimeError" in text
     assert f"or in plain torch ({NO}):" in text
-
-
-def test_junit_groups_by_cause(found: Found) -> None:
-    suite = xml.parse(found.folder / "run.xml").getroot()[0]
-    failures = [case[0] for case in suite if len(case) and case[0].tag == "failure"]
-    steps = [note for note in found.run.header.get("preflight", ()) if note.startswith("failed")]
-    assert sum("type" not in failure.attrib for failure in failures) == len(steps)  # the preflight's, beside the cases
-    failures = [failure for failure in failures if "type" in failure.attrib]
-    assert len(failures) == sum(result.status in RED for result in found.run.results.values())
-    assert {failure.attrib["type"] for failure in failures} == {r.cause for r in found.run.results.values() if r.cause}
-    assert all(len(failure.attrib["message"]) <= 200 for failure in failures)
-    assert any("raise ValueError" in (failure.text or "") for failure in failures)
 
 
 @pytest.mark.nightly
@@ -245,36 +221,6 @@ def test_suggestions_of_a_half_finished_backend_are_bounded(tmp_path: Path) -> N
     assert f"# {40 - ENTRIES} more causes of" in text
     assert as_toml(suggestion, run, whole=True).count("[[deviation]]") == 40
     assert len(tomllib.loads(text.replace('reason = ""', 'reason = "x"'))["deviation"]) == ENTRIES
-
-
-def test_what_cannot_be_waived_is_counted_by_reason(tmp_path: Path) -> None:
-    crashed = [replace(made(n, 1), status="crash") for n in range(300)]
-    broken = [replace(made(n, 1), status="broken") for n in range(300, 302)]
-    run = read(written(tmp_path / "crashed.jsonl", [*crashed, *broken]))
-    text = as_toml(suggest(run), run)
-    assert "# left out, 300 cases, such as eager/downcast/op0-fp32-bf16-mine: crash; only a failure can be a " in text
-    assert "# left out, 2 cases, such as eager/downcast/op300-fp32-bf16-mine: broken; only" in text
-    assert len(text.splitlines()) == 5
-
-
-def test_rarer_differences_are_left_out_of_an_entry(tmp_path: Path) -> None:
-    words = "abcdefghij"
-    results = [made(n, 1, cause="fail: one", message=f"{words[n % 10]} is odd") for n in range(40)]
-    run = read(written(tmp_path / "many.jsonl", results))
-    suggestion = suggest(run)
-    (entry,) = suggestion.entries
-    assert entry.count == 24
-    assert entry.raises == "|".join(f"{word} is odd" for word in "abcdef")
-    assert {sentence.partition(": ")[2] for sentence in suggestion.left} == {
-        "it has rarer differences than its entry describes"
-    }
-
-
-def test_one_case_with_many_differences_has_an_entry(tmp_path: Path) -> None:
-    many = "\n".join(f"{word} is odd" for word in "abcdefghij")
-    run = read(written(tmp_path / "one.jsonl", [made(1, 1, cause="fail: one", message=many)]))
-    (entry,) = suggest(run).entries
-    assert entry.raises == many.replace("\n", "|")
 
 
 # ---- reproductions

@@ -13,7 +13,7 @@ import torch
 
 from ampcheck.errors import UsageError
 from ampcheck.observe import recorder as observe
-from ampcheck.runner.record import MISSING, Cause, Result, RunWriter, cause_of, cause_text, grouped, normalised, read
+from ampcheck.runner.record import MISSING, Result, RunWriter, cause_of, cause_text, grouped, normalised, read
 from tests.cli_support import refused
 from tests.observe.test_blame import kernel, raised_from
 
@@ -120,17 +120,6 @@ def test_what_tells_reasons_apart_is_kept(one: str, other: str) -> None:
     assert normalised(one) != normalised(other)
 
 
-def test_the_name_of_the_cases_own_op_is_left_out_as_a_word() -> None:
-    assert normalised("no kernel for mm", "mm") == normalised("no kernel for bmm", "bmm")
-    assert normalised("sum.dim_IntList is new", "sum.dim_IntList") == "… is new"
-    assert normalised("no mm_kernel", "mm") == "no mm_kernel"
-    assert normalised("no kernel for mm", "bmm") == "no kernel for mm"
-
-
-def test_a_text_is_bounded() -> None:
-    assert len(normalised("word " * 1000)) < 310
-
-
 # ---- causes of a case
 
 
@@ -142,31 +131,9 @@ def test_the_cause_of_an_exception_names_the_backends_innermost_frame() -> None:
     assert cause_text("broken", "aten::mm raised", "downcast", "mm", error).startswith("broken: RuntimeError: …")
 
 
-def test_two_exceptions_in_one_function_are_two_causes_and_sentences_about_one_are_one() -> None:
-    one, other = (raised_from(lambda what=what: kernel(what), 1) for what in ("value", "mm"))  # type: ignore[misc]
-    assert cause_text("fail", "x", "downcast", "mm", one) != cause_text("fail", "x", "downcast", "mm", other)
-    assert cause_text("fail", "first sentence", "downcast", "mm", one) == cause_text("fail", "2nd", "upcast", "", one)
-
-
 def test_what_raised_inside_of_a_compiled_program_is_on_the_last_line() -> None:
     error = RuntimeError("The following operation failed:\n  File x, line 3\nRuntimeError: no kernel for mm")
     assert cause_text("fail", "x", "downcast", "mm", error) == "fail: RuntimeError: RuntimeError: no kernel for …"
-
-
-def test_without_an_exception_the_rule_belongs_to_the_cause() -> None:
-    message = (
-        "argument 0 of aten::mm was given as fp32; expected bf16 (rule downcast: arguments (all) are cast)\nsecond"
-    )
-    cause = cause_text("fail", message, "downcast", "mm")
-    assert cause == "fail: argument … of … was given as …; expected … (rule downcast)"
-    assert cause_text("fail", message, "promote", "mm") != cause
-    seen = [
-        cause_text("fail", f"state: got {a}; expected {b}", "state") for a, b in (("(True, 'x')", 1), ("[]", "None"))
-    ]
-    assert seen == ["fail: state: got …; expected … (rule state)"] * 2
-    assert cause_text("fail", "depth: got 1; expected 2", "state") not in seen
-    crash = cause_text("crash", "the process ended with signal SIGSEGV", "downcast", where="kernels.py in mm")
-    assert crash == "crash: the process ended with signal SIGSEGV (kernels.py in mm)"
 
 
 # ---- groups
@@ -193,13 +160,6 @@ def test_a_run_file_without_causes_has_them_from_its_messages() -> None:
     (cause,) = grouped([*old, result("x", "pass")])
     assert cause.text == "fail: argument … of … was given as … (rule downcast)"
     assert cause_of(result("gone", "missing")) == MISSING
-
-
-def test_a_wide_cause_is_cut_before_its_place() -> None:
-    cause = Cause("fail: " + "w" * 300 + " (ops.py in mm)", ())
-    assert len(cause.line(100)) == 100
-    assert cause.line(100).endswith("ww… (ops.py in mm)")
-    assert Cause("fail: short (rule x)", ()).line() == "fail: short (rule x)"
 
 
 def test_after_a_full_disk_nothing_more_is_written(tmp_path: Path) -> None:

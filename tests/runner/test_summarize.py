@@ -22,7 +22,6 @@ from ampcheck.runner.summarize import (
     table,
     unfinished,
     verdict,
-    warned,
     write_summary,
 )
 from ampcheck.spec.rules import RULES
@@ -61,13 +60,6 @@ def test_every_pair_of_statuses_is_in_its_group() -> None:
                 assert len(found.group(group)) == (group == want), (before, after, group)
             assert found.unchanged == (want == "unchanged")
             assert found.still_red == (before in red and after in red)
-
-
-def test_added_and_removed_are_told_apart_from_flips() -> None:
-    found = compare(run(made("mm", "pass"), made("bmm", "fail")), run(made("mm", "pass"), made("dot", "fail")))
-    assert [c.key for c in found.removed] == ["eager/promote/bmm-bf16-bf16-cpu"]
-    assert [c.key for c in found.added] == ["eager/promote/dot-bf16-bf16-cpu"]
-    assert (found.common, found.regressed, found.fixed) == (1, (), ())
 
 
 def test_runs_without_a_common_device_are_refused() -> None:
@@ -205,15 +197,6 @@ def test_a_missing_shard_leaves_the_run_incomplete(numbers: tuple[int, ...], cou
     merged = merge([run(made(f"op{n}", "pass"), name=str(n), shard=f"{n}/{count}") for n in numbers])
     assert (merged.note, merged.footer is None) == (note, bool(note))
     assert unfinished(merged) == note, "not that it was interrupted"
-
-
-def test_warnings_are_counted_the_commonest_first() -> None:
-    slow, old = "UserWarning: slow kernel", "DeprecationWarning: old name"
-    results = [made("mm", warnings=slow), made("bmm", warnings=f"{slow}\n{old}"), made("dot")]
-    assert warned(results) == [f"2 cases warned of {slow}", "1 more kind of warnings in the run file"]
-    many = [made(f"op{number}", warnings=f"UserWarning: number {number}") for number in range(8)]
-    assert warned(many)[-1] == "5 more kinds of warnings in the run file"
-    assert warned([made("mm")]) == []
 
 
 def test_the_end_of_a_run_fits_a_screen_and_says_first_what_matters() -> None:

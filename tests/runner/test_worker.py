@@ -52,12 +52,6 @@ def test_what_is_given_ends_its_input() -> None:
         assert worker.status() == 0
 
 
-def test_a_line_may_come_in_parts() -> None:
-    pause = "file.write({!r}); file.flush(); time.sleep(.05)\n"
-    with started("file = answers()\n" + "".join(map(pause.format, ("[1,", " 2]\n[3", "]\n")))) as worker:
-        assert [worker.hear(60), worker.hear(60), worker.hear(60)] == [[1, 2], [3], None]
-
-
 def test_events_are_all_that_came_and_never_waited_for() -> None:
     with started("c = Channel(); [c.send([n]) for n in range(3)]; sys.stdin.read(); c.send([3])", None) as worker:
         found: list[object] = [worker.hear(60)]
@@ -98,13 +92,6 @@ def interrupted(seen: list[int]) -> None:
     with started("Channel().send(os.getpid()); time.sleep(600)") as worker:
         seen.append(worker.hear(60))
         raise KeyboardInterrupt
-
-
-def test_an_interrupt_ends_it() -> None:
-    seen: list[int] = []
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(seen)
-    assert not running(seen[0])
 
 
 def test_telling_one_that_ended_is_no_error() -> None:

@@ -25,12 +25,6 @@ def overload_for(policy: str) -> str:
     return "norm.Scalar" if policy == "append" else "mm"
 
 
-def test_which_arguments_are_eligible() -> None:
-    assert all(leaf.eligible for leaf in (FP16, BF16, FP32, Leaf("fp8e4m3"), Leaf("fp8e5m2")))
-    others = (FP64, INT, Leaf("bool"), Leaf("complex64"), ELSEWHERE, Leaf("fp16", on_device=False))
-    assert not any(leaf.eligible for leaf in others)
-
-
 @pytest.mark.parametrize(
     ("policy", "given_leaves", "dtypes"),
     [
@@ -96,26 +90,11 @@ def test_an_unknown_policy_is_refused(enabled: bool) -> None:
         expect("fp32", "mm", [FP32], "bf16", enabled=enabled)
 
 
-@given(st.sampled_from((*POLICIES, "fallthrough")), leaves, amp_dtypes, st.booleans())
-def test_nothing_changes_where_autocast_is_off(policy: str, args: list[Leaf], amp: str, dtype_given: bool) -> None:
-    overload = overload_for(policy)
-    got = expect(policy, overload, args, amp, dtype_given=dtype_given, enabled=False)
-    assert got == Expectation(tuple(leaf.dtype for leaf in args), overload)
-
-
 @given(st.sampled_from(POLICIES), leaves, amp_dtypes)
 def test_no_policy_changes_an_argument_that_is_not_eligible(policy: str, args: list[Leaf], amp: str) -> None:
     got = expect(policy, overload_for(policy), args, amp)
     assert len(got.leaves) == len(args)
     assert all(dtype == leaf.dtype for leaf, dtype in zip(args, got.leaves, strict=True) if not leaf.eligible)
-
-
-@given(leaves, amp_dtypes, st.data())
-def test_promote_does_not_depend_on_the_order_of_arguments(args: list[Leaf], amp: str, data: st.DataObject) -> None:
-    order = data.draw(st.permutations(range(len(args))))
-    straight = expect("promote", "cat", args, amp).leaves
-    shuffled = expect("promote", "cat", [args[place] for place in order], amp).leaves
-    assert shuffled == tuple(straight[place] for place in order)
 
 
 # Without the 8-bit dtypes, which torch refuses to promote.

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampcheck.errors import UsageError
 from ampcheck.spec import policies
 from ampcheck.spec.drift import covered
 from ampcheck.spec.policies import KEYS, minor, rows, table, versions
 from ampcheck.spec.torch_private import registered
-from scripts.release import HEADER, Release, listed, main, passing, release, write
+from scripts.release import HEADER, Release, listed, main, release, write
 
 VERSION = "2.99.1+cpu"
 MACROS = """
@@ -52,49 +51,6 @@ def made(**changed: object) -> Release:
     return release(VERSION, **{**arguments, **changed})  # type: ignore[arg-type]
 
 
-def test_what_is_there_is_taken_over_and_differences_are_said() -> None:
-    found = made(passed={("AutocastCUDA", "mm")})
-    assert {(row.key, row.overload): (row.policy, row.verified) for row in found.rows} == {
-        ("AutocastCPU", "exp"): ("upcast", "dispatcher"),
-        ("AutocastCUDA", "exp"): ("upcast", "dispatcher"),
-        ("AutocastCUDA", "mm"): ("downcast", "run"),
-        ("AutocastCUDA", "pow.Tensor_Scalar"): ("upcast", "dispatcher"),
-        ("AutocastCUDA", "_cudnn_rnn"): ("downcast", "assumed"),  # no build here has the library
-    }
-    assert found.differences == ("AutocastCPU loses qr (upcast)", "AutocastCUDA gains pow.Tensor_Scalar (upcast)")
-
-
-def test_a_policy_that_nothing_says_is_asked_for() -> None:
-    (question,) = made().questions
-    assert question.startswith("Which policy has sqrth on AutocastCPU? --policy sqrth=one of downcast, ")
-
-
-@pytest.mark.parametrize("name", ["sqrth", "AutocastCPU:sqrth"])
-def test_an_answer_is_taken(name: str) -> None:
-    found = made(given={name: "upcast"})
-    assert found.questions == ()
-    assert "AutocastCPU gains sqrth (upcast)" in found.differences
-    assert [row.policy for row in found.rows if row.overload == "sqrth"] == ["upcast"]
-
-
-def test_a_policy_that_the_header_changed_is_said() -> None:
-    found = made(header=listed(MACROS.replace("_(exp)", "_(exp2)").replace("_(mm)", "_(mm) _(exp)")))
-    assert "AutocastCUDA changes exp from upcast to downcast" in found.differences
-    assert not any("AutocastCPU changes" in line for line in found.differences)  # the header is not about the CPU
-
-
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        ({"qr": "upcast"}, r"--policy qr=upcast: torch 2\.99\.1\+cpu does not register qr"),
-        ({"sqrth": "float"}, "--policy sqrth=float: unknown policy; known: downcast, "),
-    ],
-)
-def test_a_wrong_answer_is_refused(given: dict[str, str], sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        made(given=given)
-
-
 def lines(torch_version: str) -> list[str]:
     header = {
         "kind": "header",
@@ -105,25 +61,6 @@ def lines(torch_version: str) -> list[str]:
     return [
         json.dumps(line) for line in (header, case, {**case, "op": "qr", "status": "fail"}, {**case, "rule": "cache"})
     ]
-
-
-def test_the_passing_cases_of_a_run() -> None:
-    assert list(passing(lines("2.99.0"), VERSION, "run.jsonl")) == [("AutocastCPU", "exp")]
-
-
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        (lines("2.98.0"), r"^run\.jsonl is of torch 2\.98\.0; the installed torch is 2\.99\.1\+cpu$"),
-        (["{"], r"^run\.jsonl is not a complete run file: JSONDecodeError: "),
-        ([], r"^run\.jsonl is not a complete run file: ValueError: "),
-        (['{"kind": "header"}'], r"^run\.jsonl is not a complete run file: KeyError: 'versions'$"),
-        ([*lines("2.99.0"), "7"], r"^run\.jsonl is not a complete run file: TypeError: "),
-    ],
-)
-def test_another_run_is_refused(given: list[str], sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        list(passing(given, VERSION, "run.jsonl"))
 
 
 def test_a_version_is_added_to_the_table(tables: Path) -> None:
@@ -151,17 +88,6 @@ def test_the_command_writes_a_table_and_asks(tables: Path, capsys: pytest.Captur
     assert "AutocastCUDA gains bmm (downcast)" in text
     assert "Which policy has mm on AutocastCPU?" in text
     assert set(table("AutocastXPU", minor(torch.__version__))) <= registered("AutocastXPU")
-
-
-@pytest.mark.parametrize("options", [["--policy", "mm"], ["--policy", "nope=upcast"], ["--run", "no.jsonl"]])
-def test_the_command_refuses_in_a_sentence(
-    options: list[str], tables: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([*options, "--output", str(tables)])
-    assert ended.value.code == 2
-    assert "error: " in capsys.readouterr().err
-    assert (tables / "policies.csv").read_text() == ROWS
 
 
 def test_the_installed_torch_is_as_the_table_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

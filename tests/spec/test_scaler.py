@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from math import inf, isnan, nan
 from typing import Any
 
 import pytest
 import torch
 
 from ampcheck.spec import scaler as spec
-from ampcheck.spec.scaler import Refused, Scaler, fits_float32, float32
+from ampcheck.spec.scaler import Refused, Scaler
 from tests.cli_support import python
 
 GOOD, BAD = {"cpu": True}, {"cpu": False}
@@ -43,16 +42,6 @@ def test_one_bad_device_is_enough() -> None:
     model.unscale("o", {"cpu": True, "cuda": False})
     assert model.optimizers["o"].found_inf == {"cpu": False, "cuda": True}
     assert not model.step("o", {})
-
-
-def test_float32() -> None:
-    assert float32(1.1) == torch.tensor(1.1).item()
-    assert float32(inf) == inf
-    assert isnan(float32(nan))
-    assert not fits_float32(1e39)
-    assert fits_float32(3.4e38)
-    with pytest.raises(Refused, match="without overflow"):
-        float32(1e39)
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,6 @@ def _casts(thread: Thread, tensor: Tensor = WEIGHT, *, inference: bool = False, 
     return thread.op("cpu", policy, "mm", [tensor], inference=inference).casts
 
 
-def test_a_new_thread_is_outside(thread: Thread) -> None:
-    assert thread.state("cpu") == State(False, "bf16", True, 0)
-    assert thread.state("cuda") == State(False, "fp16", True, 0)
-    with pytest.raises(KeyError, match="meta"):
-        thread.state("meta")
-
-
 @pytest.mark.parametrize("name", [name for name in DEFAULTS if name != "privateuseone"])
 def test_defaults_are_those_of_torch(name: str) -> None:
     assert torch.get_autocast_dtype(name) == DTYPES[DEFAULTS[name]]
