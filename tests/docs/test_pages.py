@@ -79,15 +79,6 @@ def test_the_page_of_what_to_import_is_of_the_docstrings() -> None:
     assert set(api_page.PUBLIC["ampcheck"]) == set(ampcheck.__all__)
 
 
-@pytest.mark.parametrize("name", ["wrong-verdict", "new-backend", "crash"])
-def test_issue_forms_ask_for_versions(name: str) -> None:
-    form = (ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text(encoding="utf-8")
-    assert re.match(r"name: .+\ndescription: .+\nlabels: \[\w+\]\nbody:\n  - type: ", form)
-    ids = re.findall(r"^    id: (\w+)$", form, re.MULTILINE)
-    assert len(ids) == len(set(ids)) == form.count("- type: ") == form.count("      label: ")
-    assert ids[-1] == "versions"
-
-
 def test_files_and_modules_that_pages_name_exist() -> None:
     gone = []
     for page in files(".md"):

@@ -183,14 +183,6 @@ def test_formats(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "code"),
-    [(["--select", "bound"], 0), (["--ignore", "disabled-in-script"], 0), (["--select=disabled-in-script,bound"], 1)],
-)
-def test_select_and_ignore(program: Path, options: list[str], code: int) -> None:
-    assert main.main(["lint", str(program), *options]) == code
-
-
-@pytest.mark.parametrize(
     ("settings", "options", "code"),
     [
         ('ignore = ["disabled-in-script"]', [], 0),
