@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
+from ampcheck.jax_device.dispatch.program import program_cache
 from ampcheck.jax_device.storage.arrays import storage_of
 from tests.jax.agreement import INF, assert_same, outcome
 
@@ -253,6 +254,19 @@ def test_a_function_of_the_device_gives_what_it_gives_on_the_cpu(kind: str) -> N
         here, there = outcome(function, "cpu"), outcome(function, "jax")
         assert_same(there, here)
         assert not isinstance(here, Exception) or str(there).split("\n")[0] == str(here).split("\n")[0]
+
+
+def test_reading_and_writing_a_slice_makes_no_program_for_each_offset() -> None:
+    host = torch.arange(63.0).view(9, 7)
+    device, programs = host.to("jax"), list[int]()
+    for i in range(1, 9):
+        for t in (host, device):
+            t[i].add_(t[i - 1 :][0] * 2)
+            t[i].copy_(t[i - 1])
+        assert_same(device[i].cpu(), host[i])
+        programs.append(len(program_cache))
+    assert_same(device, host)
+    assert programs[-1] == programs[2]
 
 
 def test_storages_say_what_they_hold() -> None:

@@ -28,13 +28,16 @@ from ampcheck.jax_device.dispatch.schema import Kind, arguments, overload, takes
 from ampcheck.jax_device.dtypes import TO_JAX, convert, jax_dtype
 from ampcheck.jax_device.lowering import compiled, find
 from ampcheck.jax_device.storage.arrays import (
+    ARRAY,
     META,
     Bytes,
     Layout,
+    begins_anywhere,
     contents,
     contiguous,
     from_bytes,
     meshes,
+    piece,
     read,
     settled,
     spread,
@@ -98,20 +101,34 @@ def put(target: Tensor, values: Tensor) -> Tensor:
             "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
             "Please clone() the tensor before performing the operation."
         )
-    held = contents(target)
+    held, given = contents(target), contents(values)
     conj = target.is_conj() is not values.is_conj()
-    program = _writer(layout, source, jax_dtype(target.dtype), conj, values.is_neg(), target.is_neg())
-    store(target, program(held, contents(values)))
+    moves = begins_anywhere(held, target), begins_anywhere(given, values)
+    places = [p._replace(offset=0) if move else p for p, move in zip((layout, source), moves, strict=True)]
+    program = _writer(*places, moves, jax_dtype(target.dtype), conj, values.is_neg(), target.is_neg())
+    offsets = [p.offset for p, move in zip((layout, source), moves, strict=True) if move]
+    store(target, program(held, given, *offsets))
     return target
 
 
 @cache
-def _writer(target: Layout, source: Layout, dtype: np.dtype, conj: bool, was: bool, becomes: bool) -> Kernel:
-    """Compile a write. `conj`: conjugate bits differ; `was`, `becomes`: the source's and the target's negative bit."""
+def _writer(
+    target: Layout, source: Layout, moves: tuple[bool, bool], dtype: np.dtype, conj: bool, was: bool, becomes: bool
+) -> Kernel:
+    """Compile a write.
 
-    def program(held: jax.Array, values: jax.Array) -> jax.Array:
-        given = settled(read(values, source), False, was)
-        return write(held, target, settled(convert(given, dtype), conj, becomes))
+    Args:
+        moves: whether the offsets of target and source are given anew at each call.
+        conj: whether conjugate bits differ.
+        was, becomes: the source's and the target's negative bit.
+    """
+
+    def program(held: jax.Array, values: jax.Array, *offsets: jax.Array) -> jax.Array:
+        array = piece(values, offsets[-1], source.size) if moves[1] else read(values, source)
+        given = settled(convert(settled(array, False, was), dtype), conj, becomes)
+        if not moves[0]:
+            return write(held, target, given)
+        return jax.lax.dynamic_update_slice(held.reshape(-1), given.reshape(-1), offsets[:1]).reshape(held.shape)
 
     return compiled(program, max(math.prod(target.size), math.prod(source.size)))
 
@@ -317,19 +334,21 @@ def _generated(op: Functional) -> Kernel:
         elif a.kind is Kind.TENSOR and str(op.op._schema.arguments[i].type) == "Tensor":
             if i and op.lowering.promotes:  # the other operand may be a number: x + 2
                 arrays.append(f"*g{i}")
-                operands.append(f"*n{i}")
+                operands.append(f"*n{i}")  # or the offset of a tensor
                 key.append(f"k{i}")
                 checks.append(f"if {name}.__class__ in NUMBERS: k{i} = {name}.__class__; g{i} = (); n{i} = ({name},)")
                 checks += ["else:", *("    " + line for line in _read(op, name, i))]
-                checks.append(f"    k{i} = ({name}.dtype, s{i}); g{i} = (b{i},); n{i} = ()")
+                checks.append(f"    k{i} = ({name}.dtype, s{i}); g{i} = (b{i},); n{i} = o{i}")
             else:
                 arrays.append(f"b{i}")
+                operands.append(f"*o{i}")
                 key += [f"{name}.dtype", f"s{i}"]
                 checks += _read(op, name, i)
         elif a.kind is Kind.TENSOR:
             arrays.append(f"*g{i}")
+            operands.append(f"*o{i}")
             key.append(f"k{i}")
-            checks.append(f"if {name} is None or {name} is MISSING: k{i} = {name}; g{i} = ()")
+            checks.append(f"if {name} is None or {name} is MISSING: k{i} = {name}; g{i} = o{i} = ()")
             checks += ["else:", *("    " + line for line in _read(op, name, i))]
             checks.append(f"    k{i} = ({name}.dtype, s{i}); g{i} = (b{i},)")
         else:
@@ -356,6 +375,7 @@ def _names(op: Functional) -> dict[str, object]:
         "Irregular": Irregular,
         "default": torch.get_default_dtype,
         "MISSING": MISSING,
+        "ARRAY": ARRAY,
         "TYPES": TO_JAX,
         "NUMBERS": frozenset((int, float, bool, complex)),
         "known": op.known,
@@ -366,16 +386,20 @@ def _names(op: Functional) -> dict[str, object]:
 
 
 def _read(op: Functional, name: str, i: int) -> list[str]:
-    """Write lines that take a tensor's array `b` and its place in it `s`: its shape alone where it is all of the array.
+    """Write lines that take a tensor's array `b`, its place in it `s` and, where it begins anywhere, the offset `o`.
+
+    The place is its shape alone where it is all of the array.
 
     Anything that is not as usual (a number, a CPU tensor, a storage of bytes) has no `array`, `dtype` or
     `is_contiguous`.
     """
     lines = [
-        f"b{i} = storage_of({name}).array; s{i} = {name}.shape",
+        f"b{i} = storage_of({name}).array; s{i} = {name}.shape; o{i} = ()",
         f"if b{i}.dtype is not TYPES[{name}.dtype]: raise Irregular",
         f"if b{i}.shape != s{i} or not {name}.is_contiguous():",
-        f"    s{i} = (s{i}, {name}.stride(), {name}.storage_offset(), b{i}.shape)",
+        f"    t = {name}.storage_offset()",
+        f"    if t and b{i}.__class__ is ARRAY and {name}.is_contiguous(): s{i} = (s{i}, b{i}.shape); o{i} = (t,)",
+        f"    else: s{i} = (s{i}, {name}.stride(), t, b{i}.shape)",
     ]
     return [*lines, f"if {name}.is_conj() or {name}.is_neg(): raise Irregular"] if takes_lazy(op.op) else lines
 

@@ -36,12 +36,14 @@ from ampcheck.jax_device.storage.arrays import (
     Columns,
     Layout,
     alias,
+    begins_anywhere,
     by_columns,
     contents,
     contiguous,
     create,
     order,
     physical,
+    piece,
     read,
     settled,
     storage_of,
@@ -54,7 +56,8 @@ from ampcheck.register.torch_private import DispatchKey, DispatchKeySet, Exclude
 class Slot(NamedTuple):
     """How a tensor argument is read: which of the program's arrays it lies in, its place there, its PyTorch dtype.
 
-    `conj` and `neg` are PyTorch's lazy bits: some overloads (mm, clone) get tensors that have them.
+    `conj` and `neg` are PyTorch's lazy bits: some overloads (mm, clone) get tensors that have them. `begins`: which of
+    the program's numbers is the offset, None where this is part of the layout.
     """
 
     place: int
@@ -62,6 +65,7 @@ class Slot(NamedTuple):
     dtype: torch.dtype
     conj: bool = False
     neg: bool = False
+    begins: int | None = None
 
 
 class NumberSlot(NamedTuple):
@@ -145,8 +149,12 @@ class Call:
         self._shapes.append(array.shape)
         # Most tensors are all of their storage: no layout is then part of the key, nor read in the program.
         natural = array.shape == value.shape and value.is_contiguous()
-        layout = None if natural else Layout.of(value)
-        return Slot(len(self.arrays) - 1, layout, value.dtype, value.is_conj(), value.is_neg())
+        layout, begins = None if natural else Layout.of(value), None
+        if layout is not None and begins_anywhere(array, value):
+            begins = len(self.numbers)
+            self.numbers.append(layout.offset)
+            layout = layout._replace(offset=0)
+        return Slot(len(self.arrays) - 1, layout, value.dtype, value.is_conj(), value.is_neg(), begins)
 
 
 def read_taken(taken: Taken, tensor: Callable[[Slot], Tree], number: Callable[[NumberSlot], Tree]) -> Tree:
@@ -165,7 +173,9 @@ def given_again(call: Call) -> tuple[list[Tree], Kwargs]:
 
     def tensor(slot: Slot) -> torch.Tensor:
         whole = wrap(jax.numpy.asarray(call.arrays[slot.place]))
-        whole = whole if slot.layout is None else alias(whole, *slot.layout)
+        if slot.layout is not None:
+            layout = slot.layout if slot.begins is None else slot.layout._replace(offset=call.numbers[slot.begins])
+            whole = alias(whole, *layout)
         whole = neg_view(whole) if slot.neg else whole
         return conj(whole) if slot.conj else whole
 
@@ -558,7 +568,13 @@ def build(op: Functional, call: Call) -> tuple[Kernel, Kernel]:
         held, layout = values[slot.place], slot.layout
         if lowering.columns and layout is not None and (rows := by_columns(layout)) is not None:
             return Columns(settled(read(held, rows), slot.conj, slot.neg))
-        value = settled(held if layout is None else read(held, layout), slot.conj, slot.neg)
+        if layout is None:
+            value = held
+        elif slot.begins is None:
+            value = read(held, layout)
+        else:
+            value = piece(held, values[arrays + slot.begins], layout.size)
+        value = settled(value, slot.conj, slot.neg)
         value = value if common is None else value.astype(common)
         return wrap(value) if lowering.torch_code else value
 

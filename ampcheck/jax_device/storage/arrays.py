@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -207,12 +206,22 @@ def is_slice(tensor: Tensor) -> bool:
 
 def copy_of_slice(tensor: Tensor) -> Tensor:
     """Return a copy of such a tensor, by a program that takes the offset as a number."""
-    return wrap(_sliced(storage_of(tensor).array, int(tensor.storage_offset()), tuple(tensor.shape)))
+    return wrap(piece_of(storage_of(tensor).array, int(tensor.storage_offset()), tuple(tensor.shape)))
 
 
-@partial(jax.jit, static_argnums=2)
-def _sliced(array: jax.Array, offset: int, size: tuple[int, ...]) -> jax.Array:
+def piece(array: jax.Array, offset: int | jax.Array, size: tuple[int, ...]) -> jax.Array:
+    """Return the values of a row-major tensor that begins anywhere in the array of its storage."""
     return jax.lax.dynamic_slice(array.reshape(-1), (offset,), (math.prod(size),)).reshape(size)
+
+
+piece_of = jax.jit(piece, static_argnums=2)
+ARRAY = type(jnp.zeros(()))
+"""The class of arrays that hold values: in a trace an offset is part of the program, as what is traced is used once."""
+
+
+def begins_anywhere(array: object, tensor: Tensor) -> bool:
+    """Return whether a program takes the offset as a number: the tensor is one piece of an array, not its beginning."""
+    return tensor.storage_offset() != 0 and type(array) is ARRAY and tensor.is_contiguous()
 
 
 def held(tensor: Tensor) -> jax.Array | Bytes:
