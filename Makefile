@@ -42,6 +42,7 @@ docs: $(TEST)/ready
 	$(TEST)/bin/python -m scripts.private_api
 	$(TEST)/bin/ampcheck lists cuda cpu xpu mps mtia maia torch_npu torch_musa torch_mlu --torch 2.13 --markdown > docs/autocast_lists.md
 	$(TEST)/bin/python -m scripts.coverage_pages
+	$(TEST)/bin/python -m scripts.backends
 	$(TEST)/bin/python -m scripts.outputs
 	$(TEST)/bin/python -m scripts.torchscript_graphs
 	$(TEST)/bin/python -m ampcheck.bench.run.readme

@@ -48,9 +48,10 @@ def preamble(device: Device, modules: Sequence[str] = (), *, simulate_cuda: bool
 
     `modules`: what `--device-module` named. `simulate_cuda`: False leaves out the patch of the check for CUDA.
     """
+    lines = ["import torch", *device.setup, *_backend(device, modules)]
     if device.has_values or not device.name.startswith("virtual:"):
-        return ["import torch", *device.setup, *_backend(device, modules)]
-    lines = ["import torch", "from torch._subclasses.fake_tensor import FakeTensorMode"]
+        return lines
+    lines.append("from torch._subclasses.fake_tensor import FakeTensorMode")
     if device.type == "cuda" and simulate_cuda:  # torch.autocast("cuda") switches itself off where CUDA is absent
         lines += [
             "torch.cuda.amp.common.amp_definitely_not_available = lambda: False",
@@ -66,7 +67,7 @@ def _backend(device: Device, modules: Sequence[str]) -> list[str]:
     if name.partition(".")[0] == OURS:
         return []
     lines = [f"import {name}"]
-    if type(device).tensor is not Device.tensor:
+    if device.has_values and type(device).tensor is not Device.tensor:
         lines.append(f"# {type(device).__name__} makes its tensors by itself; x.to({device.type!r}) must work here.")
     return lines
 

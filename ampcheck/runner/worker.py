@@ -34,6 +34,9 @@ _FRAME = re.compile(
 _WHAT = re.compile(r"what\(\): +(.+)")
 
 
+_CAUSED = "The above exception was the direct cause of the following exception:"
+
+
 class Worker:
     """The process. Leaving the context ends it and what it started, whatever was raised, Ctrl-C included.
 
@@ -209,9 +212,10 @@ class Worker:
         return list(_FRAME.finditer(fatal.partition("Current thread")[2].partition("\n\n")[0]))
 
     def last_line(self) -> str:
-        """Return the last line that it printed and that is not blank, "" where there is none."""
-        lines = (line.removeprefix("INTERNALERROR>").strip() for line in reversed(self.printed().splitlines()))
-        return next(filter(None, lines), "")  # pytest's words before the traceback of what is no case
+        """Return the last line that it printed, after that of what caused the exception; "" where there is none."""
+        parts = self.printed().split(_CAUSED)
+        said = (part.replace("INTERNALERROR>", "").strip() for part in (parts[0], parts[-1]))  # pytest's mark
+        return "; ".join(dict.fromkeys(text.splitlines()[-1].strip() for text in said if text))
 
     def printed(self) -> str:
         """Return what it printed so far; also after `stop`."""

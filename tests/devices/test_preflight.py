@@ -300,7 +300,13 @@ class Broken(Cpu):
 if FAULT == "crash_at_import":
     ctypes.string_at(0)
 if FAULT == "quit_at_import":
-    os.write(2, b"no licence\\n")
+    try:
+        raise ImportError("no licence")
+    except ImportError as error:
+        import traceback
+        failed = RuntimeError("it did not load")
+        failed.__cause__ = error
+        traceback.print_exception(failed)
     os._exit(3)
 DEVICES = (Broken(),)
 """
@@ -321,7 +327,11 @@ def plant(folder: Path, fault: str) -> None:
         ("crash", "copy of bf16", "the process ended with signal SIGSEGV"),
         pytest.param("hang", "copy of bf16", "nothing happened for ", marks=pytest.mark.nightly),
         ("crash_at_import", "load", "the process ended with signal SIGSEGV"),
-        ("quit_at_import", "load", "the process ended with exit code 3: no licence"),
+        (
+            "quit_at_import",
+            "load",
+            "the process ended with exit code 3: ImportError: no licence; RuntimeError: it did not load",
+        ),
         ("unseeded", "generator", "torch.rand gave other numbers after the same seed"),
     ],
 )

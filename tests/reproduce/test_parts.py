@@ -13,6 +13,7 @@ from ampcheck import samples
 from ampcheck.checks.program import expression, preamble, pytest_line, written
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known
+from ampcheck.devices.virtual import Virtual
 from ampcheck.samples.describe import TensorArg, leaves
 from ampcheck.samples.tensors import FILLS, host_tensor
 from tests.cli_support import ROOT, pytest_here
@@ -58,6 +59,11 @@ def test_a_third_party_is_imported() -> None:
     sys.modules["their_backend"] = module
     try:
         assert preamble(device, ("json", "their_backend"))[1] == "import their_backend"
+        module.DEVICES = (Virtual("theirs", "vth", "AutocastPrivateUse1"),)  # type: ignore[attr-defined]
+        lines = preamble(module.DEVICES[0], ("their_backend",))
+        assert lines.index("import their_backend") < lines.index(
+            "fake.__enter__()"
+        )  # no backend starts on fake tensors
     finally:
         del sys.modules["their_backend"]
 

@@ -1,0 +1,1 @@
+"""Backends that exist: how each is installed, and what ampcheck finds there."""
