@@ -227,7 +227,7 @@ CALLS = {
         for width, aligned in ((13, False), (9, True), (20, True))
     ],
     "reparametrized draws": [
-        check(torch._standard_gamma_grad, torch.tensor([0.5, 2, 10]), torch.tensor([0.3, 1.5, 11]), loose=1000),
+        check(torch._standard_gamma_grad, torch.tensor([0.5, 2, 10]), torch.tensor([0.3, 1.5, 11]), loose=20),
         *(
             check(torch._dirichlet_grad, PART, scale * PART, torch.full_like(PART, scale), loose=2e4)
             for scale in (0.1, 2, 300)  # the CPU's has 3 digits

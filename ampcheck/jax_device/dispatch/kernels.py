@@ -28,7 +28,6 @@ from ampcheck.jax_device.dispatch.schema import Kind, arguments, overload, takes
 from ampcheck.jax_device.dtypes import TO_JAX, convert, jax_dtype
 from ampcheck.jax_device.lowering import compiled, find
 from ampcheck.jax_device.storage.arrays import (
-    ARRAY,
     META,
     Bytes,
     Layout,
@@ -375,7 +374,7 @@ def _names(op: Functional) -> dict[str, object]:
         "Irregular": Irregular,
         "default": torch.get_default_dtype,
         "MISSING": MISSING,
-        "ARRAY": ARRAY,
+        "Tracer": jax.core.Tracer,
         "TYPES": TO_JAX,
         "NUMBERS": frozenset((int, float, bool, complex)),
         "known": op.known,
@@ -398,7 +397,7 @@ def _read(op: Functional, name: str, i: int) -> list[str]:
         f"if b{i}.dtype is not TYPES[{name}.dtype]: raise Irregular",
         f"if b{i}.shape != s{i} or not {name}.is_contiguous():",
         f"    t = {name}.storage_offset()",
-        f"    if t and b{i}.__class__ is ARRAY and {name}.is_contiguous(): s{i} = (s{i}, b{i}.shape); o{i} = (t,)",
+        f"    if t and {name}.is_contiguous() and not isinstance(b{i}, Tracer): s{i} = (s{i}, b{i}.shape); o{i} = (t,)",
         f"    else: s{i} = (s{i}, {name}.stride(), t, b{i}.shape)",
     ]
     return [*lines, f"if {name}.is_conj() or {name}.is_neg(): raise Irregular"] if takes_lazy(op.op) else lines

@@ -215,13 +215,14 @@ def piece(array: jax.Array, offset: int | jax.Array, size: tuple[int, ...]) -> j
 
 
 piece_of = jax.jit(piece, static_argnums=2)
-ARRAY = type(jnp.zeros(()))
-"""The class of arrays that hold values: in a trace an offset is part of the program, as what is traced is used once."""
 
 
 def begins_anywhere(array: object, tensor: Tensor) -> bool:
-    """Return whether a program takes the offset as a number: the tensor is one piece of an array, not its beginning."""
-    return tensor.storage_offset() != 0 and type(array) is ARRAY and tensor.is_contiguous()
+    """Return whether a program takes the offset as a number: the tensor is one piece of an array, not its beginning.
+
+    In a trace the offset is part of the program, which is used once.
+    """
+    return tensor.storage_offset() != 0 and tensor.is_contiguous() and not isinstance(array, jax.core.Tracer)
 
 
 def held(tensor: Tensor) -> jax.Array | Bytes:
