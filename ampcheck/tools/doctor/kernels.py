@@ -44,6 +44,10 @@ _LOSSES = ("_log_softmax", "binary_cross_entropy", "binary_cross_entropy_with_lo
 _CASTS = frozenset(name.partition(".")[0] for name in CASTS)
 _AVERAGES = frozenset(("lerp", "lerp_", "_foreach_lerp_", "mul", "mul_", "_foreach_mul_"))
 _CLAMPS = frozenset(("clamp", "clamp_", "clip", "clip_", "clamp_min_", "clamp_max_"))
+_NORMS = frozenset(("linalg_vector_norm", "norm", "_foreach_norm", "pow", "square"))
+_FACTORS = frozenset(("mul", "mul_", "div", "div_", "_foreach_mul_", "_foreach_div_"))
+_LIMITS = dict.fromkeys(_CLAMPS, "clamp") | dict.fromkeys(_NORMS, "norm") | dict.fromkeys(_FACTORS, "factor")
+"""Kernels that may be part of a clipping by hand."""
 _UNSET = frozenset(
     ["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_", "set_"]
 )
@@ -54,7 +58,7 @@ class NonFinite:
     """A kernel that made the first values that are not finite out of finite ones, or met them.
 
     `met`: they came in with an argument that no kernel of the step made. `low`: the lowest finite value any argument
-    has. `zero`: whether an argument holds a zero. `op` is the overload's name without its variant.
+    has, numbers included. `zero`: whether an argument holds a zero. `op` is the overload's name without its variant.
     """
 
     op: str
@@ -92,7 +96,7 @@ class KernelWatch:
         self.mode = Recorder(self._kernel)
         self.nonfinite: list[NonFinite] = []
         self.parameters: dict[int, str] = {}
-        self.clamped: Callable[[torch.Tensor], None] = lambda _: None
+        self.limited: Callable[[str, tuple[object, ...], torch.Tensor], None] = lambda *_: None
         self.stepping = False
         """Whether an optimizer's own ops run."""
         self.fused = 0
@@ -137,8 +141,9 @@ class KernelWatch:
         self.fused += name == "mkldnn_rnn_layer"
         averages = name in _AVERAGES and given and given[0].dtype in LOW and not self.stepping
         before = given[0].clone() if averages else None
-        if name in _CLAMPS and given and not self.stepping:
-            self.clamped(given[0])
+        if name in _LIMITS and given and not self.stepping:
+            with self.unobserved():
+                self.limited(_LIMITS[name], args, given[0])
         out = func(*args, **kwargs)
         if name.startswith("profiler::") or name in _UNSET:
             return out
@@ -179,13 +184,14 @@ class KernelWatch:
         elif carried:
             if not self.nonfinite:
                 source = next(x for x, _ in inputs if nonfinite([x]))
-                self._note(name, results[0], what, inputs, self._named(source))
+                self._note(name, args, results[0], what, inputs, self._named(source))
             return
-        self._note(name, results[0], what, inputs, "")
+        self._note(name, args, results[0], what, inputs, "")
 
     def _note(
         self,
         name: str,
+        args: tuple[object, ...],
         out: torch.Tensor,
         what: str,
         inputs: list[tuple[torch.Tensor, tuple[float, float] | None]],
@@ -194,6 +200,7 @@ class KernelWatch:
         if len(self.nonfinite) >= 20:
             return
         finite = [bound for _, pair in inputs if pair for bound in pair if math.isfinite(bound)]
+        finite += [x for x in args if isinstance(x, (int, float)) and math.isfinite(x)]
         given = ", ".join(f"{name_of(x.dtype)}{list(x.shape)} from {pair[0]:.4g} to {pair[1]:.4g}"
                           for x, pair in inputs if pair)  # fmt: skip
         zero = any(bool((x == 0).any()) for x, _ in inputs)

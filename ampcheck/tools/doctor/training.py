@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import math
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch.amp.grad_scaler import GradScaler
 
 from ampcheck.observe.recorder import tensors
+from ampcheck.observe.torch_private import no_dispatch
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.doctor.findings import Findings
-from ampcheck.tools.doctor.kernels import LOW, KernelWatch, Place, Seen
+from ampcheck.tools.doctor.kernels import LOW, KernelWatch, NonFinite, Place, Seen
 from ampcheck.tools.watch import HasGroups
 
 MANY_SKIPS = 8
@@ -21,6 +23,8 @@ MANY_SKIPS = 8
 scale, 65536, is meant to be too high for some models (torch.amp.GradScaler, init_scale)."""
 _LOW_SCALE = 65536.0 / 2**MANY_SKIPS
 """A scale that begins higher is given more steps to fall to it."""
+_LEAST_SCALE = 64
+"""From which factor on a loss is scaled, not weighted."""
 DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "privateuseone")
 
 
@@ -56,7 +60,8 @@ class Training:
         self._applied: list[tuple[type[torch.autograd.Function], Place, int]] = []
         self.observing = False
         self._trained: dict[int, weakref.ref[torch.Tensor]] = {}
-        kernels.clamped = self._clamped
+        self._measured: Place | None = None
+        kernels.limited = self._limited
 
     def _add(self, rule: str, seen: str, instead: str = "") -> None:
         self._findings.add(rule, self._kernels.place(), seen, instead)
@@ -129,6 +134,7 @@ class Training:
     def backward(self, roots: Collection[torch.Tensor]) -> None:
         """Look at a backward pass that begins: the region around it, and the values that it begins with."""
         self._trains = True
+        self._measured = None
         place = self._kernels.place()
         for device in dict.fromkeys(root.device.type for root in roots):
             if _is_on(device):
@@ -136,6 +142,7 @@ class Training:
                 self._findings.add("backward-in-region", place, f"backward was called in a region of {dtype}")
         low = {dtype for (_, region, dtype), count in self._seen.products.items() if region and count}
         active = [state for scaler, state in self._scalers.items() if scaler.is_enabled()]
+        self._scaled_a_loss |= any(map(_multiplied, roots))
         if torch.float16 in low and not active and not self._scaled_a_loss:
             self._fp16_backward = self._fp16_backward or place
         if torch.bfloat16 in low and torch.float16 not in low and any(state.scaled for state in active):
@@ -157,7 +164,10 @@ class Training:
                     "non-finite-in-float32", place, f"the loss is {value}; no kernel of the step made it"
                 )
             return
-        others = f"; the loss is {value}"
+        self._classify(made, f"; the loss is {value}")
+
+    def _classify(self, made: NonFinite, others: str) -> None:
+        """Find the rule of the first values that are not finite. `others`: what came of them."""
         if made.met or made.dtype not in LOW:
             self._findings.add("non-finite-in-float32", made.place, f"{made}{others}")
         elif made.dtype is torch.float16 and "nan" not in made.what and made.op in ("exp", "pow", "_softmax", "exp2"):
@@ -181,13 +191,24 @@ class Training:
             if scale != 1.0:
                 self._add("clip-before-unscale", f"gradients that are multiplied by the scale, {scale:g}, were clipped")
 
-    def _clamped(self, x: torch.Tensor) -> None:
-        """Look at a tensor that is clamped: it may be a gradient."""
+    def _limited(self, how: str, args: tuple[object, ...], x: torch.Tensor) -> None:
+        """Look at a tensor that is clamped, or multiplied by a factor after a norm was taken: it may be a gradient."""
+        if not any(state.scaled for state in self._scalers.values()) or (how == "factor" and not self._measured):
+            return
         storage = x.untyped_storage().data_ptr()
         held = [one for known in self._trained.values() if (one := known()) is not None and one.grad is not None]
         mine = [one for one in held if one.grad is not None and one.grad.untyped_storage().data_ptr() == storage]
-        if mine:
+        if mine and how == "norm":
+            self._measured = self._kernels.place()
+        elif mine and (how == "clamp" or not self._unscales(args[1:2])):
             self.clipped(mine)
+
+    def _unscales(self, factor: Sequence[object]) -> bool:
+        """Return whether a factor is the scale of a loss, or its inverse."""
+        numbers = (x for x in factor if not isinstance(x, torch.Tensor) or x.numel() == 1)
+        value = next((float(x) for x in numbers if isinstance(x, (int, float, torch.Tensor))), 0.0)
+        scales = [scaler.get_scale() for scaler in self._scalers]
+        return any(math.isclose(value, one, rel_tol=1e-4) for scale in scales for one in (scale, 1 / scale))
 
     def normalized(self, x: object, _: object, weight: object = None, *__: object, **___: object) -> None:
         """Look at a call of rms_norm, which is fused where input and weight have one dtype."""
@@ -367,6 +388,9 @@ class Training:
                     place,
                     f'autocast("{device}") was entered, and every product ran on {", ".join(sorted(others))}',
                 )
+        first = next((one for one in self._kernels.nonfinite if one.dtype is torch.float16 and not one.met), None)
+        if first is not None and not self._trains and first.op not in ("exp", "exp_"):  # 1 / (1 + inf) is right
+            self._classify(first, "")
         repeated = [number for number in self._seen.weight_casts.values() if number > 2]
         # Between steps that train them, weights cannot be cast once and for all.
         if repeated and self._entered and not self._trains:
@@ -387,6 +411,13 @@ class Training:
 
 def _parameters(optimizer: HasGroups) -> list[torch.Tensor]:
     return [x for group in optimizer.param_groups for x in group["params"]]
+
+
+def _multiplied(loss: torch.Tensor) -> bool:
+    """Return whether a loss was multiplied by a large number as its last op, which is a scale without a scaler."""
+    factor = getattr(loss.grad_fn, "_saved_other", None) if type(loss.grad_fn).__name__ == "MulBackward0" else None
+    with no_dispatch():  # a number that is wrapped as a tensor is a number again in a mode
+        return isinstance(factor, torch.Tensor) and factor.numel() == 1 and factor.item() >= _LEAST_SCALE
 
 
 def _finite(x: torch.Tensor | None) -> bool:

@@ -35,6 +35,7 @@ _CLIPS = tuple(
 )
 _CLIP_METHODS = ("clip_grad_norm_", "clip_grad_value_")
 _CLAMPS = ("clamp", "clamp_", "clip", "clip_")
+_FACTORS = ("mul_", "div_")
 _NO_GRAD = ("torch.no_grad", "torch.inference_mode")
 
 
@@ -175,6 +176,9 @@ class Walk:
     def _entered(self, statement: ast.stmt) -> Iterator[LintedRegion]:
         """Yield the regions that `stack.enter_context(...)` or `region.__enter__()` opens for what follows."""
         call = getattr(statement, "value", None)
+        if isinstance(statement, ast.For) and all(isinstance(one, ast.Expr) for one in statement.body):
+            for inner in statement.body:  # `for context in contexts: stack.enter_context(context)`
+                yield from self._entered(inner)
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
             entered = {"enter_context": call.args[0] if call.args else None, "__enter__": call.func.value}
             made = self.values.region(one) if (one := entered.get(call.func.attr)) is not None else None
@@ -269,10 +273,12 @@ class Walk:
         return self._known[node]
 
     def _matters(self, call: ast.Call) -> bool:
+        if self.halved:
+            return True
         function = self.values.definition(call)
         if function is not None:
             return not self._is_dull(function)
-        if self.halved or self._clips(call) or self.names.dotted(call.func) == "torch.autograd.backward":
+        if self._clips(call) or self.names.dotted(call.func) == "torch.autograd.backward":
             return True
         if self.lossy(call):
             return True
@@ -309,6 +315,11 @@ class Walk:
         def event(kind: str, what: Thing | None = None, scaler: Thing | None = None) -> list[Path]:
             return self._emit(paths, LoopEvent(kind, call, frame.regions, what, scaler))
 
+        if self.halved and frame.regions and frame.gradients and isinstance(call.func, (ast.Name, ast.Attribute)):
+            made = {origin for origin in self.values.origins(call.func) if isinstance(origin, ast.Call)}
+            same = [thing for thing, origins in self._halved_origins.items() if made & origins]
+            called = known(call.func) if known(call.func) in self.halved else next(iter(same), None)
+            paths = event("call", called) if called else paths
         function = self.values.definition(call)
         if function is not None and function not in frame.calls and len(frame.calls) <= _DEPTH:
             pairs = arguments(call, function)
@@ -337,11 +348,6 @@ class Walk:
             return event("alone", known(base))
         if any(self.scaler(argument) for argument in (*call.args, *(word.value for word in call.keywords))):
             return event("unknown")  # what is called may unscale, step and update
-        if frame.regions and frame.gradients and isinstance(call.func, (ast.Name, ast.Attribute)):
-            made = {origin for origin in self.values.origins(call.func) if isinstance(origin, ast.Call)}
-            same = [thing for thing, origins in self._halved_origins.items() if made & origins]
-            called = known(call.func) if known(call.func) in self.halved else next(iter(same), None)
-            return event("call", called) if called else paths
         return paths
 
     def _clips(self, call: ast.Call) -> bool:
@@ -351,8 +357,23 @@ class Walk:
         if not isinstance(call.func, ast.Attribute):
             return False
         given = [call.func.value, *call.args[:1]]
-        by_hand = call.func.attr in _CLAMPS and any(re.search(r"\.grad\b", ast.unparse(one)) for one in given)
-        return by_hand or (call.func.attr in _CLIP_METHODS and not self.names.dotted(call.func))
+        by_hand = call.func.attr in _CLAMPS or (call.func.attr in _FACTORS and self._after_norm(call))
+        if by_hand and any(re.search(r"\.grad\b", ast.unparse(one)) for one in (*given, *self._iterated(given[0]))):
+            return True
+        return call.func.attr in _CLIP_METHODS and not self.names.dotted(call.func)
+
+    def _iterated(self, node: ast.AST) -> list[ast.expr]:
+        """Return what the lists are made of that a name goes through in a loop."""
+        loops = [one for one in self.values.bound(node) if isinstance(one, ast.For)]
+        return [
+            origin.elt for one in loops for origin in self.values.origins(one.iter) if isinstance(origin, ast.ListComp)
+        ]
+
+    def _after_norm(self, call: ast.Call) -> bool:
+        """Return whether the function around a product takes a norm, and multiplies by no scale."""
+        around = next((one for one in self.names.parents(call) if isinstance(one, ast.FunctionDef)), None)
+        takes = around is not None and "norm(" in ast.unparse(around)
+        return takes and not any(re.search("scale|inv", ast.unparse(one), re.IGNORECASE) for one in call.args)
 
     def lossy(self, call: ast.Call) -> bool:
         """Return whether a call computes a loss."""
@@ -437,6 +458,7 @@ def _atom(test: ast.expr) -> tuple[str, bool]:
 
 
 LOW = ("torch.float16", "torch.half", "torch.bfloat16")
+_LOWERS = ("to", "half", "bfloat16")
 
 
 def _halved(walk: Walk) -> Iterator[tuple[Thing, ast.AST]]:
@@ -445,9 +467,10 @@ def _halved(walk: Walk) -> Iterator[tuple[Thing, ast.AST]]:
     for node in ast.walk(walk.names.tree):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
-        given = [walk.names.dotted(value) for value in (*node.args, *(word.value for word in node.keywords))]
-        low = node.func.attr in ("half", "bfloat16") and not given
-        if not low and not (node.func.attr == "to" and any(name in LOW for name in given)):
+        words = (*node.args, *(word.value for word in node.keywords)) if node.func.attr in _LOWERS else ()
+        given = [name for value in words for name in walk.values.constants(value) or [None]]
+        low = node.func.attr in _LOWERS[1:] and not words
+        if not low and not any(name in LOW for name in given):
             continue
         around = next(walk.names.parents(node), None)
         named: ast.expr | None = node.func.value

@@ -98,7 +98,7 @@ def _counts(walk: Walk, node: ast.AST, depth: int = 0) -> bool:
         )
     if isinstance(node, ast.Subscript):
         return _counts(walk, node.value, depth + 1)
-    values = walk.values.bound(node) if isinstance(node, ast.Name) else []
+    values = walk.values.sources(node) if isinstance(node, ast.Name) else []
     return bool(values) and all(_counts(walk, value, depth + 1) for value in values)
 
 

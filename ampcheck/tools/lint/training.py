@@ -20,6 +20,7 @@ Mistake: TypeAlias = tuple[ast.AST, str]
 _ON = re.compile(
     r"^(use|enable|with|do)?_?(amp|autocast|mixed_precision|mixed|fp16|bf16|half)(_enabled)?$", re.IGNORECASE
 )
+_RESHAPES = ("view", "reshape", "flatten", "transpose", "permute", "squeeze", "unsqueeze", "contiguous")
 _FORWARD = tuple(f"torch.{module}custom_fwd" for module in ("amp.", "cuda.amp.", "amp.autocast_mode."))
 _OLD = tuple(f"torch.cuda.amp.{name}" for name in ("autocast", "GradScaler", "custom_fwd", "custom_bwd"))
 VERSION = r"version|hasattr|(?i:torch_?(greater|ge|gte|\d))"
@@ -123,7 +124,7 @@ def _on_path(walk: Walk, path: Path) -> Iterator[tuple[str, LoopEvent, LoopEvent
 def _low_output(walk: Walk, loss: LoopEvent, regions: list[LoopEvent]) -> LoopEvent | None:
     """Return the region whose output, in lower precision, a loss takes."""
     call = loss.node
-    for given in call.args[:1] if isinstance(call, ast.Call) else ():
+    for given in map(_reshaped, call.args[:1] if isinstance(call, ast.Call) else ()):
         made = walk.values.bound(given) if isinstance(given, (ast.Name, ast.Attribute)) else []
         for event in regions:
             block = event.what[0] if event.what else None
@@ -136,15 +137,26 @@ def _low_output(walk: Walk, loss: LoopEvent, regions: list[LoopEvent]) -> LoopEv
     return None
 
 
+def _reshaped(value: ast.expr) -> ast.expr:
+    """Return the value that is reshaped, or the value itself."""
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _RESHAPES:
+        value = value.func.value
+    return value
+
+
 def _raw(walk: Walk, call: ast.Call) -> bool:
     """Return whether a call is one of a model, whose output nothing is said to lift."""
     named = "" if isinstance(call.func, ast.Call) else _name(call.func)
     function = walk.values.definition(call)
     lifts = function is not None and re.search(r"float|double|return [^\n]*(loss|softmax)", ast.unparse(function))
-    return (
-        bool(re.search(r"model|net|module|forward|^(g|d|f|m|gen|disc|encoder|decoder)$", named, re.IGNORECASE))
-        and not lifts
-    )
+    if lifts:
+        return False
+    if function is not None and function.name == "forward":
+        returned = [one.value for one in walk.values.own(function) if isinstance(one, ast.Return)]
+        ends = [kind for one in returned if isinstance(one, ast.Call) for kind in walk.values.kinds(one.func)]
+        if len(ends) == 1 and re.match(r"torch\.nn\.(Linear|Conv)", ends[0]):
+            return True
+    return bool(re.search(r"model|net|module|forward|^(g|d|f|m|gen|disc|encoder|decoder)$", named, re.IGNORECASE))
 
 
 def _is(walk: Walk, event: LoopEvent, dtype: str) -> bool:
@@ -272,6 +284,11 @@ def _autocast(walk: Walk, value: ast.expr) -> bool:
     """Return whether a value is a function that autocast decorates."""
     calls = [part for part in ast.walk(value) if isinstance(part, ast.Call)]
     functions = [one for one in walk.values.origins(value) if isinstance(one, ast.FunctionDef)]
+    for block in [one for function in functions for one in ast.walk(function) if isinstance(one, ast.With)]:
+        called = [part.func for part in ast.walk(block) if isinstance(part, ast.Call)]
+        old = any(_name(origin) == "forward" for one in called for origin in (one, *walk.values.origins(one)))
+        if old and any(walk.values.region(item.context_expr) is not None for item in block.items):
+            return True
     decorators = [decorator for function in functions for decorator in function.decorator_list]
     return any(walk.values.region(one) is not None for one in (*(call.func for call in calls), *decorators))
 

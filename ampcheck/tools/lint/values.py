@@ -21,6 +21,7 @@ class Values:
         self._known: dict[ast.AST, list[ast.AST]] = {}
         self._bound: dict[ast.AST, list[ast.AST]] = {}
         self._called: dict[str, list[ast.Call]] = {}
+        self._parts: dict[ast.ClassDef, list[ast.Call]] | None = None
         for node in ast.walk(names.tree):
             if isinstance(node, ast.Call):
                 self._called.setdefault(last_name(node.func), []).append(node)
@@ -86,12 +87,16 @@ class Values:
         text = ast.unparse(node)
         stored = self.names.lookup(text, node)
         found = [origin for value in (stored[1] if stored else ()) for origin in self._of_bound(value)]
+        unknown = not isinstance(node.slice, ast.Constant)
         key = node.slice.value if isinstance(node.slice, ast.Constant) else None
         for origin in self.origins(node.value):
             if isinstance(origin, ast.Dict):
                 pairs = zip(origin.keys, origin.values, strict=True)
                 found += [
-                    o for k, v in pairs if isinstance(k, ast.Constant) and k.value == key for o in self.origins(v)
+                    o
+                    for k, v in pairs
+                    if unknown or (isinstance(k, ast.Constant) and k.value == key)
+                    for o in self.origins(v)
                 ]
             elif isinstance(origin, ast.Call) and last_name(origin.func) == "dict":
                 found += [o for word in origin.keywords if word.arg == key for o in self.origins(word.value)]
@@ -174,10 +179,25 @@ class Values:
         found = [value for one, value in (*defaults, *optional) if one is parameter and value]
         owner = next(self.names.parents(function), None)
         made = isinstance(owner, ast.ClassDef) and function.name == "__init__"
+        if function.name == "forward" and isinstance(owner, ast.ClassDef):
+            for call in self._of_modules().get(owner, ()):
+                found += [value for name, value in arguments(call, function) if name == parameter.arg]
         for call in self._called.get(owner.name if made and isinstance(owner, ast.ClassDef) else function.name, ()):
             if made or function in self.bound(call.func):
                 found += [value for name, value in arguments(call, function) if name == parameter.arg]
         return found
+
+    def _of_modules(self) -> dict[ast.ClassDef, list[ast.Call]]:
+        """Return the calls `self.part(x)` and `part(x)` by the class of the file that the part is made of."""
+        if self._parts is None:
+            self._parts = {}
+            for call in (one for calls in self._called.values() for one in calls):
+                own = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self"
+                for value in self.bound(call.func) if own or isinstance(call.func, ast.Name) else ():
+                    for kind in self.names.definitions(value.func) if isinstance(value, ast.Call) else ():
+                        if isinstance(kind, ast.ClassDef):
+                            self._parts.setdefault(kind, []).append(call)
+        return self._parts
 
     def sources(self, node: ast.AST) -> list[ast.AST]:
         """Return the expressions that a name, an attribute or a call of the file directly takes its value from."""
