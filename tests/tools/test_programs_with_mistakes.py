@@ -136,7 +136,7 @@ def test_results_are_those_without_it() -> None:
         (["--every", "0", "x.py"], "every is 0"),
         (["--steps", "-1", "x.py"], "steps is -1"),
         (["absent.py"], "absent.py does not exist"),
-        (["--json", "nowhere/x.json", "x.py"], "its folder does not exist"),
+        (["--json", "nowhere/x.json", "x.py"], "nowhere/x.json cannot be written"),
     ],
 )
 def test_bad_input(
