@@ -39,12 +39,10 @@ SPACES = (
     "utils.dlpack",
 )
 """What is walked, below torch."""
-HOW = ("op database", "module database", "optimizer database", "scenario", "program of relations")
+FORM = "another name or form"
+HOW = ("op database", "scenario", "program of relations", FORM)
+"""How something is called. What has `FORM` alone is not called by itself: an op of the database has its kernel."""
 NOT = "not exercised"
-DATABASES: dict[str, tuple[str, str, str]] = {
-    "module database": ("common_modules", "module_db", "module_cls"),
-    "optimizer database": ("common_optimizers", "optim_db", "optim_cls"),
-}
 
 
 def walked() -> dict[int, list[str]]:
@@ -82,18 +80,22 @@ def exercised() -> dict[int, str]:
             if value is not None:
                 found.setdefault(id(value), how)
 
-    for info in internal("common_methods_invocations").op_db:
-        note(HOW[0], [info.op, info.method_variant, info.inplace_variant, info.operator_variant])
-        for name in (info.name, *(alias.name for alias in info.aliases)):
-            note(HOW[0], [_resolved(f"{space}{name}") for space in ("", "nn.functional.", "Tensor.")])
-            note(HOW[0], [_resolved(f"{space}{name}_") for space in ("", "Tensor.") if info.inplace_variant])
-    for how, (module, table, kind) in DATABASES.items():
-        note(how, [getattr(info, kind) for info in getattr(internal(module), table)])
+    database = internal("common_methods_invocations").op_db
+    for info in database:
+        if torch.float32 in info.supported_dtypes("cpu"):
+            note(HOW[0], [info.op, info.method_variant, info.inplace_variant])
+    note("scenario", [getattr(torch.optim, name) for name in torch.optim.__all__])  # the scaler's cases are of each
     for path in suites_folder().rglob("*.py"):
         note("scenario", list(_named(ast.parse(path.read_text(encoding="utf-8")))))
     for line in surface.lines():
         if line.kind == ":" and ("NAME" in line.text or _is_called(line)):
             note("program of relations", [_resolved(line.name)])
+    for info in database:
+        names = (info.name, *(alias.name for alias in info.aliases))
+        note(FORM, [info.op, info.method_variant, info.inplace_variant, info.operator_variant])
+        note(FORM, [_resolved(f"{space}{name}") for name in names for space in ("", "nn.functional.", "Tensor.")])
+        if info.inplace_variant:
+            note(FORM, [_resolved(f"{space}{name}_") for name in names for space in ("", "Tensor.")])
     return found
 
 
@@ -164,10 +166,12 @@ class Surface:
         """Return the one figure."""
         total = sum(sum(row.values()) for row in self.rows.values())
         share = 1 - sum(map(len, self.missing.values())) / total
+        forms = sum(row.get(FORM, 0) for row in self.rows.values())
         version, others = torch.__version__.partition("+")[0], sum(map(len, self.apart.values()))
         return (
-            f"The cases call {share:.1%} of the {total} public callables of torch {version} that take or give tensors, "
-            f"modules, optimizers or loss scalers; {others} others do not and are not counted."
+            f"The cases call {share - forms / total:.1%} of the {total} public callables of torch {version} that take "
+            f"or give tensors, modules, optimizers or loss scalers; {share:.1%} where another name or form of an op "
+            f"that is called counts, too. {others} others take and give none and are not counted."
         )
 
     def fields(self) -> dict[str, object]:
