@@ -33,15 +33,21 @@ def ready(name: str, compiler: str = "eager") -> prepare.Prepared:
     return prepare.prepare(OP, Variant(PRECISIONS[name]), "cuda", compiler)
 
 
-@pytest.fixture
-def cuda() -> Iterator[None]:
-    """The emulated device, entered; the settings of float32 products are put back behind it."""
+@pytest.fixture(autouse=True)
+def settings() -> Iterator[None]:
+    """The settings of float32 products are put back behind a test."""
     backends = torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn  # type: ignore[attr-defined]
     before = [one.fp32_precision for one in backends]
-    with DEVICE.activate():
-        yield
+    yield
     for one, value in zip(backends, before, strict=True):
         one.fp32_precision = value
+
+
+@pytest.fixture
+def cuda() -> Iterator[None]:
+    """The emulated device, entered."""
+    with DEVICE.activate():
+        yield
 
 
 @emulated

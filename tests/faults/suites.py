@@ -189,9 +189,9 @@ class Runners:
         self._made: dict[str, Local | Remote] = {}
         self._unharmed: dict[tuple[str, str], Result] = {}
 
-    def of(self, device: str) -> Local | Remote:
-        """Return what runs the cases of a device."""
-        place = "" if device in HERE else device
+    def of(self, device: str, keys: Sequence[str]) -> Local | Remote:
+        """Return what runs some cases of a device; ranks are forked from a process in which no other device began."""
+        place = "" if device in HERE and not any("/ranks/" in key for key in keys) else device
         if place not in self._made:
             self._made[place] = Remote(place) if place else Local(HERE)
         return self._made[place]
@@ -200,10 +200,10 @@ class Runners:
         """Return the result of each of some cases under a mutant; those without one are from their first run."""
         try:
             if mutant is not None:
-                return _by_key(self.of(device).run(mutant, device, keys))
+                return _by_key(self.of(device, keys).run(mutant, device, keys))
             missing = [key for key in keys if (device, key) not in self._unharmed]
             if missing:
-                found = _by_key(self.of(device).run(None, device, missing))
+                found = _by_key(self.of(device, missing).run(None, device, missing))
                 self._unharmed.update({(device, key): result for key, result in found.items()})
         except (BrokenProcessPool, TimeoutError):
             if ended := self._made.pop(device, None):  # the next mutant gets a new process
@@ -213,7 +213,7 @@ class Runners:
 
     def again(self, device: str, keys: Sequence[str]) -> dict[str, Result]:
         """Return the results of cases now, without a mutant."""
-        return _by_key(self.of(device).run(None, device, keys))
+        return _by_key(self.of(device, keys).run(None, device, keys))
 
     def ran(self) -> list[tuple[str, str]]:
         """Return the device and the key of each case that has run without a mutant."""
