@@ -10,7 +10,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
@@ -495,27 +495,25 @@ class RunRecorder:
             self._writer.close({**footer, **{name: value for name, value in further.items() if value}})
         self.complete = True
 
-    def write_files(self) -> list[str]:
-        """Write the files beside the run file, of what there is, and return a line that names each, the run file first.
+    def write_files(self) -> Iterator[str]:
+        """Write the files beside the run file, of what there is, and yield a line that names each, the run file first.
 
         Raises UsageError where one cannot be written.
         """
         if self.run_file is None or not self.begun:
-            return []
-        lines = [f"run file: {self.run_file}"]
+            return
+        yield f"run file: {self.run_file}"
         results, about = list(self.results.values()), [*self.stale, *self.notes]
+        path = beside(self.run_file)
+        ended = f"{self.ran()}.{'' if self.complete else ' The run was interrupted.'}"
+        write_summary(path, as_markdown(results, verdict(results, about), ended, about, self.reproduced))
+        yield f"summary: {path}"
         if self.junit_file is not None:
-            started = str(self._header["started"])
-            seconds = self.seconds
+            started, seconds = str(self._header["started"]), self.seconds
             write_junit(
                 self.junit_file, results, started=started, seconds=seconds, stale=about, reproduced=self.reproduced
             )
-            lines.append(f"JUnit: {self.junit_file}")
-        path = self.summary_file
-        assert path is not None
-        ended = f"{self.ran()}.{'' if self.complete else ' The run was interrupted.'}"
-        write_summary(path, as_markdown(results, verdict(results, about), ended, about, self.reproduced))
-        return [*lines, f"summary: {path}"]
+            yield f"JUnit: {self.junit_file}"
 
     @property
     def summary_file(self) -> Path | None:
