@@ -157,7 +157,7 @@ def rows(mutant: Mutant, device: str, runners: Runners, earlier: Collection[Kill
     found: dict[str, list[str]] = {}
     for kill in earlier:
         found.setdefault(kill.row, []).append(kill.case)
-    for case, (of, name) in runners.of(device, ()).cases().items():
+    for case, (of, name) in runners.of(device).cases().items():
         suite, rule, id_ = case.split("/", 2)
         if of == device and f"{suite}/{rule}" in rules and (rule not in OPS or fnmatchcase(id_, mutant.cases)):
             found.setdefault(name, []).append(case)
@@ -173,7 +173,7 @@ def _first(mutant: Mutant, device: str, cases: Iterable[str], runners: Runners) 
         seconds = round(time.perf_counter() - began, 1)
         if is_kill(without[case], under) and runners.again(device, [case])[case]["status"] not in RED:
             assert under is not None
-            when = "run" if case in runners.of(device, ()).cases() or case.rsplit("/", 1)[0] in OTHERS else "night"
+            when = "run" if case in runners.of(device).cases() or case.rsplit("/", 1)[0] in OTHERS else "night"
             return Kill(mutant.name, device, case, under["status"], when, seconds)
     return None
 

@@ -189,7 +189,7 @@ class Runners:
         self._made: dict[str, Local | Remote] = {}
         self._unharmed: dict[tuple[str, str], Result] = {}
 
-    def of(self, device: str, keys: Sequence[str]) -> Local | Remote:
+    def of(self, device: str, keys: Sequence[str] = ()) -> Local | Remote:
         """Return what runs some cases of a device; ranks are forked from a process in which no other device began."""
         place = "" if device in HERE and not any("/ranks/" in key for key in keys) else device
         if place not in self._made:

@@ -106,7 +106,7 @@ def test_reports_are_brought_back() -> None:
 @pytest.mark.parametrize("device", [CPU, JAX])
 def test_every_scenario_kills_a_mutant(device: str, runners: Runners) -> None:
     """But those that no device here can run, which mutants cannot tell from others."""
-    cases = runners.of(device, ()).cases()
+    cases = runners.of(device).cases()
     killing = {kill.row for kill in KILLS}
     others = {name: case for case, (_, name) in cases.items() if name not in killing}
     results = runners.again(device, list(others.values())) if others else {}
@@ -148,7 +148,7 @@ def test_right_kernels_of_a_backend_pass(backend: str, runners: Runners) -> None
     scenarios = ("eager/cache/", "eager/eligibility/every_spelling_of_powers-", "eager/modules/layer-MSELoss-low-")
     cases = [
         case
-        for case in runners.of(backend, ()).cases()
+        for case in runners.of(backend).cases()
         if case.startswith("eager/") and (("-fp32-fp16-" in case and "+" not in case) or case.startswith(scenarios))
     ]
     results = runners.again(backend, cases)

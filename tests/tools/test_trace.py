@@ -642,13 +642,13 @@ def test_nested_traces_are_refused_and_the_outer_one_goes_on() -> None:
 
 
 def test_an_exception_leaves_no_mode_behind_and_the_record_readable() -> None:
-    original = torch.overrides.has_torch_function
+    original, threads = torch.overrides.has_torch_function, torch._C._is_multithreading_enabled()
     with pytest.raises(RuntimeError, match="cannot be multiplied"), trace() as t, region():
         torch.mm(torch.ones(2, 3), torch.ones(2, 3))
     assert torch._C._len_torch_function_stack() == 0
     assert torch._C._len_torch_dispatch_stack() == 0
     assert torch.overrides.has_torch_function is original
-    assert torch._C._is_multithreading_enabled()
+    assert torch._C._is_multithreading_enabled() == threads
     assert t.ops[-1].name == "mm"
     assert t.ops[-1].error.startswith("RuntimeError: mat1 and mat2")
     assert "mm" in t.table()
