@@ -20,13 +20,15 @@ run: $(RUN)/ready
 # cases of the suites. Many processes make the jax device and compile the same programs, which they leave to each other.
 # Workers get neighbouring tests, so that one of them makes what a module makes once. A choice by ARGS may leave a
 # session without tests: it ends with 5.
+# The suites run as users run them, a process for each backend: PyTorch has one accelerator in a process.
 test: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/$(TEST)/jax-cache
+# The suites run as users run them, a process for each backend: PyTorch has one accelerator in a process.
 test: $(TEST)/ready
 	./scripts/ensure-chromium
 	$(MAKE) check
 	$(TEST)/bin/python -m pytest tests -q -n auto --dist worksteal $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
 	$(TEST)/bin/python -m pytest tests/jax -q -rs -n auto --dist loadfile $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
-	$(TEST)/bin/python -m pytest suites -q -n auto --dist worksteal $(or $(ARGS),--smoke) $(if $(ARGS),|| [ $$? -eq 5 ])
+	$(if $(ARGS),$(TEST)/bin/python -m pytest suites -q -n auto --dist worksteal $(ARGS) || [ $$? -eq 5 ],$(TEST)/bin/ampcheck run --smoke)
 
 check: $(TEST)/ready
 	$(TEST)/bin/ruff check .
