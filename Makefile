@@ -22,7 +22,6 @@ run: $(RUN)/ready
 # session without tests: it ends with 5.
 # The suites run as users run them, a process for each backend: PyTorch has one accelerator in a process.
 test: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/$(TEST)/jax-cache
-# The suites run as users run them, a process for each backend: PyTorch has one accelerator in a process.
 test: $(TEST)/ready
 	./scripts/ensure-chromium
 	$(MAKE) check
