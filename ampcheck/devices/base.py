@@ -80,6 +80,9 @@ class Device(ABC):
     backend: str = ""
     """What makes its device type known to PyTorch, where two backends would do so for one type. They exclude each other
     in a process."""
+    lone: bool = False
+    """Whether it has no backward pass in the process of a PrivateUse1 backend: autograd's streams are those of one
+    accelerator, and such a backend comes first (torch.accelerator.current_accelerator)."""
     observes_composite_ops: bool = True
     """False where PyTorch takes composite ops apart before `observe` sees them; one that was not seen whole is then
     judged by its outputs alone."""

@@ -66,18 +66,23 @@ def known(modules: Sequence[str] = ()) -> dict[str, Device]:
 
 
 def select(names: Sequence[str], modules: Sequence[str] = ()) -> list[Device]:
-    """Return the devices of those names; without names, every one this machine has but those tested on request alone.
+    """Return the devices of those names; without names, every one this machine has but those tested on request alone,
+    and those that share no process with another of them.
 
     Raises UsageError for a name that is unknown, or that this machine does not have, for a device that `unusable`
-    refuses, and for devices of one type that different backends bring.
+    refuses, for devices of one type that different backends bring, and for those that share no process.
     """
     devices = _usable(names, modules)
+    if not names:
+        devices = [device for device in devices if not _crowding(device, devices)]
     backends: dict[str, Device] = {}
     for device in devices:
-        other = backends.setdefault(device.type, device)
-        if other.backend != device.backend:
+        if other := _crowding(device, devices):
+            raise UsageError(f"devices {device.name!r} and {other!r} cannot be tested in one run: {_ONE}")
+        first = backends.setdefault(device.type, device)
+        if first.backend != device.backend:
             raise UsageError(
-                f"devices {other.name!r} and {device.name!r} cannot be tested in one run: both are of type "
+                f"devices {first.name!r} and {device.name!r} cannot be tested in one run: both are of type "
                 f"{device.type!r}, and a process has one backend of a type; run them one after the other"
             )
     return devices
@@ -93,9 +98,21 @@ def groups(names: Sequence[str], modules: Sequence[str] = (), *, on_request: boo
     backward pass, and PrivateUse1 has its name. Raises UsageError as `select` does, but not for two backends of a type.
     """
     found: dict[str, list[str]] = {}
-    for device in _usable(names, modules, on_request=on_request):
-        found.setdefault(device.backend, []).append(device.name)
+    devices = _usable(names, modules, on_request=on_request)
+    for device in devices:
+        beside = [other for other in devices if other.backend == device.backend]
+        found.setdefault(device.name if _crowding(device, beside) else device.backend, []).append(device.name)
     return list(found.values())
+
+
+_ONE = "PyTorch has one accelerator in a process; run them one after the other, or by ampcheck run"
+
+
+def _crowding(device: Device, devices: Iterable[Device]) -> str:
+    """Return the name of one of some devices whose process a device does not share, or ""."""
+    if not device.lone:
+        return ""
+    return next((other.name for other in devices if other.has_values and other.key == "AutocastPrivateUse1"), "")
 
 
 def _usable(names: Sequence[str], modules: Sequence[str], *, on_request: bool = False) -> list[Device]:
@@ -126,7 +143,7 @@ def absent(modules: Sequence[str] = (), tested: Collection[str] = ()) -> dict[st
 
     `tested`: the names of those on request alone that it tests.
     """
-    found = {}
+    found, usable = {}, []
     for name, device in known(modules).items():
         try:
             reason = unusable(device)
@@ -136,6 +153,11 @@ def absent(modules: Sequence[str] = (), tested: Collection[str] = ()) -> dict[st
             found[name] = reason
         elif device.on_request and name not in tested:
             found[name] = f"it is tested by whole runs, and where it is named: {device.on_request}"
+        else:
+            usable.append(device)
+    for device in usable:
+        if device.name not in tested and (other := _crowding(device, usable)):
+            found[device.name] = f"{other} is in this process, and {_ONE}"
     return found
 
 

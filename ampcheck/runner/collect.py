@@ -273,7 +273,7 @@ class Collector:
         nightly += [c.name for d in devices for rule in RULES for c in compiled_cases(d, rule, nightly=True)]
         nightly += [c.name for d in devices for rule in RULES for s in ("eager", "jit") for c in cell_cases(d, rule, s)]
         unjudged = [*files, SHARED, JIT, KERNELS] if self._device_option else files
-        tokens = [known(self.modules)[name].token for name in absent(self.modules)]
+        tokens = [known(self.modules)[name].token for name in absent(self.modules, self.devices)]
         return self.deviations.stale([*self._names, *self._nightly_cells(), *nightly], unjudged=unjudged, absent=tokens)
 
 

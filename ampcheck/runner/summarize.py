@@ -496,7 +496,7 @@ class RunRecorder:
         self.complete = True
 
     def write_files(self) -> Iterator[str]:
-        """Write the files beside the run file, of what there is, and yield a line that names each, the run file first.
+        """Write the summary and the JUnit file of the run, and yield a line that names each file, the run file first.
 
         Raises UsageError where one cannot be written.
         """

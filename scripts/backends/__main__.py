@@ -2,7 +2,7 @@
 
 Each recipe of recipes.toml gets a folder with a virtual environment, is checked by `ampcheck onboard` and judged by
 `ampcheck run --smoke`. What came out goes to facts/NAME.json, and all facts to docs/backends.md, which is written alone
-where no --into is given.
+where no --into is given. Ends with 1 where a backend is red for something that its facts did not have.
 """
 
 from __future__ import annotations
@@ -137,7 +137,8 @@ class Place:
             onboard = ["ampcheck", "onboard", "--package", self.recipe.package]
         else:
             onboard = ["ampcheck", "onboard", device, "--device-module", module]
-        facts.commands.append(" ".join(onboard))
+        settings = [f"{key}={value}" for key, value in self.recipe.env.items()]
+        facts.commands.append(" ".join([*settings, *onboard]))
         done = self.run(*onboard, check=False)
         (self.folder / "onboard.txt").write_text(done.stdout + done.stderr)
         if not module:
@@ -150,7 +151,7 @@ class Place:
             self.run(self.scripts / "python", "-c", _READ, module, device).stdout.splitlines()[-1]
         )
         run = ["ampcheck", "run", "--smoke", "--device", device, "--device-module", module]
-        facts.commands.append(" ".join(run))
+        facts.commands.append(" ".join([*settings, *run]))
         (self.folder / "run.jsonl").unlink(missing_ok=True)
         done = self.run(*run, "--run-file", "run.jsonl", check=False)
         (self.folder / "run.txt").write_text(done.stdout + done.stderr)
@@ -199,8 +200,14 @@ def page(recipes: dict[str, Recipe], facts: dict[str, Facts]) -> str:
     return f"{_HEAD}{tabulate(rows, headers, tablefmt='github')}\n\n{said}{''.join(parts)}"
 
 
-def main() -> None:
-    """Try the named recipes, or all, and write the facts and the page."""
+def red(facts: Facts) -> set[str]:
+    """Return what of a backend is red, without the figures that differ from machine to machine."""
+    steps = {said.partition(": raised")[0] for said in facts.preflight if said.startswith("failed")}
+    return steps | {key for _, key, _ in facts.causes} | ({"it does not load"} if facts.refused else set())
+
+
+def main() -> int:
+    """Try the named recipes, or all, and write the facts and the page. Returns 1 where something new is red."""
     parser = argparse.ArgumentParser(prog="python -m scripts.backends", description=__doc__)
     parser.add_argument("names", metavar="NAME", nargs="*")
     parser.add_argument("--into", type=Path, metavar="FOLDER", help="make the environments in this folder")
@@ -210,23 +217,28 @@ def main() -> None:
     for name in args.names:
         if name not in recipes:
             raise unknown("backend", name, recipes)
+    new = False
     for name in (args.names or recipes) if args.into else ():
         place = Place(name, recipes[name], args.into.resolve() / name, args.source)
         print(f"{name}: installs", flush=True)
         place.install()
         print(f"{name}: runs", flush=True)
         found = place.judge()
-        (HERE / "facts" / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
-        red = f"{found.counts['red']} of {found.counts['cases']} cases are red" if found.counts else "does not load"
-        print(f"{name}: {red}", flush=True)
+        kept = HERE / "facts" / f"{name}.json"
+        before = red(msgspec.json.decode(kept.read_bytes(), type=Facts)) if kept.exists() else set()
+        kept.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+        said = f"{found.counts['red']} of {found.counts['cases']} cases are red" if found.counts else "does not load"
+        print(f"{name}: {said}", *(f"new: {what}" for what in sorted(red(found) - before)), sep="\n", flush=True)
+        new |= bool(red(found) - before)
     files = sorted((HERE / "facts").glob("*.json"))
     facts = {path.stem: msgspec.json.decode(path.read_bytes(), type=Facts) for path in files}
     PAGE.write_text(page(recipes, facts), encoding="utf-8")
+    return int(new)
 
 
 if __name__ == "__main__":
     try:
-        main()
+        sys.exit(main())
     except UsageError as wrong:
         print(f"scripts.backends: {wrong}", file=sys.stderr)
         sys.exit(2)

@@ -7,12 +7,14 @@ import io
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from ampcheck.devices.registry import known
+from ampcheck.devices.registry import absent, groups, known, select
+from ampcheck.errors import UsageError
 
 DEVICE = known()["emulated:cuda"]
 if reason := DEVICE.unavailable():
@@ -129,3 +131,26 @@ def test_torch_cuda_answers_while_it_is_entered() -> None:
         assert 0 <= begin.elapsed_time(end) < 1000
     assert not torch.cuda.is_available()
     assert torch.accelerator.current_accelerator() is None
+
+
+THEIRS = """
+from ampcheck.devices.cpu import Cpu
+class Theirs(Cpu):
+    name = token = type = "their"
+    key = "AutocastPrivateUse1"
+DEVICES = (Theirs(),)
+"""
+
+
+def test_it_shares_no_process_with_a_privateuse1_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch has one accelerator in a process, and a backward pass on another one asserts."""
+    (tmp_path / "their_device.py").write_text(THEIRS)
+    monkeypatch.syspath_prepend(tmp_path)
+    modules = ["their_device"]
+    assert groups(["cpu", "emulated:cuda", "their"], modules) == [["cpu", "their"], ["emulated:cuda"]]
+    with pytest.raises(UsageError, match=r"'emulated:cuda' and 'their' cannot be tested in one run: PyTorch has one"):
+        select(["emulated:cuda", "their"], modules)
+    assert [device.name for device in select(["cpu", "emulated:cuda"])] == ["cpu", "emulated:cuda"]
+    assert "emulated:cuda" not in {device.name for device in select([], modules)}
+    assert "is in this process, and PyTorch has one accelerator" in absent(modules)["emulated:cuda"]
+    assert "emulated:cuda" not in absent(modules, ["emulated:cuda"])

@@ -261,6 +261,13 @@ def test_a_virtual_device_that_ignores_the_index_it_is_given() -> None:
     assert found[0].happened == "a tensor copied to cuda:0 is on cuda:1"
 
 
+def test_all_devices_start_before_the_first_backward_pass() -> None:
+    steps: list[str] = []
+    for _ in examine((Planted(), Planted()), lambda device, step: steps.append(step)):
+        pass
+    assert steps[:2] == ["start", "start"]
+
+
 # ---- through the command line
 
 MODULE = """

@@ -16,7 +16,7 @@ import pytest
 
 from ampcheck.runner import summarize as summary
 from ampcheck.runner.deviations import ENTRIES, GLOBS, as_toml, load, suggest
-from ampcheck.runner.record import Result, Run, grouped, read
+from ampcheck.runner.record import RED, Result, Run, grouped, read
 from ampcheck.runner.run import NO, YES, reproduce
 from ampcheck.runner.summarize import merge
 from tests.cli_support import LIMIT, ROOT, environment, run_pytest
@@ -53,6 +53,18 @@ def test_three_faults_are_three_causes_in_order_of_size(found: Found) -> None:
     assert groups[0].text.endswith("(three_faults.py in kernel)")
     assert groups[1].text.endswith("(rule downcast)")
     assert groups[2].text.endswith("(three_faults.py in kernel)")
+
+
+def test_each_red_case_keeps_cause_message_and_traceback(found: Found) -> None:
+    for result in found.run.results.values():
+        assert bool(result.cause) == (result.status in RED)
+        assert bool(result.traceback) == (result.op in ("mm", "exp") and result.status in RED)
+        if result.traceback:
+            first = result.traceback.splitlines()[1]
+            assert "ampcheck" not in first.replace(str(ROOT), "")
+            assert "in kernel" in result.traceback
+        if result.op == "mm" and result.status in RED:
+            assert "see the list of kernels in its manual " + "m" * 300 in result.message
 
 
 def test_the_first_screen_names_the_causes(found: Found) -> None:
@@ -97,6 +109,18 @@ def test_the_summary_beside_the_run_file_has_each_cause_in_full(found: Found) ->
     assert text.count("<details>") == text.count("</pre>") == 3
     assert "raise RuntimeError" in text
     assert f"or in plain torch ({NO}):" in text
+
+
+def test_junit_groups_by_cause(found: Found) -> None:
+    suite = xml.parse(found.folder / "run.xml").getroot()[0]
+    failures = [case[0] for case in suite if len(case) and case[0].tag == "failure"]
+    steps = [note for note in found.run.header.get("preflight", ()) if note.startswith("failed")]
+    assert sum("type" not in failure.attrib for failure in failures) == len(steps)  # the preflight's, beside the cases
+    failures = [failure for failure in failures if "type" in failure.attrib]
+    assert len(failures) == sum(result.status in RED for result in found.run.results.values())
+    assert {failure.attrib["type"] for failure in failures} == {r.cause for r in found.run.results.values() if r.cause}
+    assert all(len(failure.attrib["message"]) <= 200 for failure in failures)
+    assert any("raise ValueError" in (failure.text or "") for failure in failures)
 
 
 @pytest.mark.nightly

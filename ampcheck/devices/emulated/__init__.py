@@ -162,6 +162,7 @@ class Emulated(Cuda):
     token = "emc"
     compilers = ANYWHERE
     share = 3
+    lone = True
     deviations = Path(__file__).parent / "deviations.toml"
     setup = (
         "from ampcheck.devices.emulated import DEVICES",

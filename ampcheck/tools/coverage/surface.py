@@ -191,7 +191,10 @@ class Surface:
 
 def count() -> Surface:
     """Count the surface of the installed torch."""
-    reached, reasons = exercised(), [line for line in surface.lines() if line.kind != ":"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is deprecated is called, too
+        reached = exercised()
+    reasons = [line for line in surface.lines() if line.kind != ":"]
     rows: dict[str, Counter[str]] = {space or "torch": Counter() for space in SPACES}
     missing, apart = defaultdict(list), defaultdict(list)
     for identity, names in walked().items():
@@ -208,5 +211,5 @@ def count() -> Surface:
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """Tell whether a name has a pattern, whose * stands for anything but a point."""
+    """Return whether a name fits a pattern, in which a * stands for any letters within one part of a dotted name."""
     return name.count(".") == pattern.count(".") and fnmatchcase(name, pattern)

@@ -1,0 +1,82 @@
+"""Relations of a program: each way to run it is seen to be noticed where it goes wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ampcheck.checks import relations
+from ampcheck.checks.relations import assert_program
+from ampcheck.checks.scenario import DeviceAmp
+from ampcheck.devices.registry import known
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def _left_again(patch: pytest.MonkeyPatch) -> None:
+    """A region that is entered inside of another one is off."""
+    enter: Callable[[torch.autocast], Any] = torch.autocast.__enter__
+
+    def wrong(region: torch.autocast) -> Any:
+        if torch.is_autocast_enabled("cpu"):
+            region._enabled = False
+        return enter(region)
+
+    patch.setattr(torch.autocast, "__enter__", wrong)
+
+
+def _off_without_cache(patch: pytest.MonkeyPatch) -> None:
+    """A region without a cache is off."""
+    init = torch.autocast.__init__
+
+    def wrong(region: torch.autocast, *args: Any, **options: Any) -> None:
+        init(region, *args, **options)
+        region._enabled &= region._cache_enabled
+
+    patch.setattr(torch.autocast, "__init__", wrong)
+
+
+def _of_thread(patch: pytest.MonkeyPatch) -> None:
+    """A thread has no region."""
+    enter: Callable[[torch.autocast], Any] = torch.autocast.__enter__
+
+    def wrong(region: torch.autocast) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            region._enabled = False
+        return enter(region)
+
+    patch.setattr(torch.autocast, "__enter__", wrong)
+
+
+class Widened(TorchDispatchMode):
+    """Gives results of kernels in float32."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {})).float()
+
+
+WRONG: dict[str, Patch] = {
+    "decorator": lambda patch: patch.setattr(torch.autocast, "__call__", lambda self, function: function),
+    "region entered again": _left_again,
+    "region without a cache": _off_without_cache,
+    "thread": _of_thread,
+    "checkpoint": lambda patch: patch.setattr(relations, "checkpoint", lambda call, *_, **__: call(nullcontext)),
+    "dispatch mode": lambda patch: patch.setattr(relations, "FlopCounterMode", lambda **_: Widened()),
+}
+
+
+@pytest.mark.parametrize("way", WRONG)
+def test_a_way_that_differs_is_named(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    amp = DeviceAmp(known()["cpu"], "bf16")
+    assert_program(amp, "a @ b")
+    assert amp.differences == []
+    WRONG[way](monkeypatch)
+    assert_program(amp, "a @ b")
+    said = f"{way} of sample 0: gave torch.float32[4, 4]; the other way gave torch.bfloat16[4, 4]"
+    assert said in amp.differences
