@@ -17,9 +17,8 @@ from ampcheck.bench.core.model import COMPILERS, ESTIMATED, Group, Rounds, key_o
 from ampcheck.bench.core.peaks import Peaks
 from ampcheck.bench.run import ceilings
 from ampcheck.bench.run.group import FULL, LEFT_OUT, QUICK, RESERVE, Bench, Event, Mode, Task, expect
-from ampcheck.bench.run.outcome import invalid
 from ampcheck.bench.run.runfile import BenchWriter, rounds_of
-from ampcheck.bench.run.summary import summarize
+from ampcheck.bench.run.summary import invalid_variants, summarize
 from ampcheck.bench.run.variants import compilers, select
 from ampcheck.bench.tpu import estimate
 from ampcheck.bench.workloads import catalogue
@@ -88,7 +87,7 @@ class BenchOutcome:
     def counts(self) -> bool:
         """Return whether something was measured, and everything counts that was, but for known gaps."""
         measured = any(variant.verdict != "not measured" for group in self.groups for variant in group.variants)
-        return measured and not invalid(self.groups, self.platforms)[0]
+        return measured and not invalid_variants(self.groups, self.platforms)[0]
 
 
 def choose(options: BenchOptions) -> Chosen:

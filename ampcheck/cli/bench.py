@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from ampcheck.bench import session  # noqa: PLC0415  # imports torch
     from ampcheck.bench.core.table import table  # noqa: PLC0415  # imports torch
-    from ampcheck.bench.run.outcome import summary  # noqa: PLC0415  # imports torch
+    from ampcheck.bench.run.summary import summary  # noqa: PLC0415  # imports torch
 
     options = session.BenchOptions(
         devices=args.device,

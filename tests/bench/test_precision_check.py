@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ampcheck.bench.core import accuracy, kernels
+from ampcheck.bench.core import kernels, precision_check
 from ampcheck.bench.core.kernels import BenchKernel
 from ampcheck.bench.core.model import PRECISIONS, OpWorkload, Spec, StepWorkload, Variant, Workload
 from ampcheck.bench.core.precision_check import PrecisionCheck, check_precision, differs, judge
@@ -407,4 +407,4 @@ def test_vectors_of_other_shapes_are_refused() -> None:
     ],
 )
 def test_what_is_too_large_says_so(found: float, precision: str, workload: OpWorkload, words: str) -> None:
-    assert accuracy.beyond(found, PRECISIONS[precision], workload, "cuda") == words
+    assert precision_check.beyond(found, PRECISIONS[precision], workload, "cuda") == words

@@ -15,8 +15,8 @@ import pytest
 
 from ampcheck.bench.core import table
 from ampcheck.bench.run import exports
-from ampcheck.bench.run.outcome import SHOWN, summary
 from ampcheck.bench.run.runfile import BenchRun, read
+from ampcheck.bench.run.summary import SHOWN, summary
 from ampcheck.bench.session import BenchOutcome
 from tests.report.made_bench import HEADER, PLAIN, made_group, two_run_groups, written
 

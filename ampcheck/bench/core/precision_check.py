@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ampcheck.bench.core import accuracy
+from ampcheck.bench.core import counting
 from ampcheck.bench.core.kernels import (
     BenchKernel,
     KernelProgram,
@@ -23,13 +23,13 @@ from ampcheck.bench.core.kernels import (
     observed_step,
     program,
 )
-from ampcheck.bench.core.model import COMPILERS, StepWorkload, Variant, Workload
+from ampcheck.bench.core.model import COMPILERS, Precision, StepWorkload, Variant, Workload
 from ampcheck.bench.core.prepare import Prepared
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError, one_line
 from ampcheck.observe.closeness import relative_error
 from ampcheck.spec.casting import expect
-from ampcheck.spec.dtypes import LOW, widest
+from ampcheck.spec.dtypes import LOW, is_floating, widest
 from ampcheck.spec.torch_dtypes import name_of
 
 
@@ -127,9 +127,9 @@ def _values(
     found = relative_error(output, exact)
     platform = device.describe().get("platform", device.type)
     kind = ""
-    if variant.precision.low is None and variant.precision.matmul != "highest" and not accuracy.given_low(workload):
-        kind = accuracy.float32_kind(found, workload, platform)
-    return kind and f"error of {kind}", wrong or accuracy.beyond(found, variant.precision, workload, platform)
+    if variant.precision.low is None and variant.precision.matmul != "highest" and not given_low(workload):
+        kind = float32_kind(found, workload, platform)
+    return kind and f"error of {kind}", wrong or beyond(found, variant.precision, workload, platform)
 
 
 def differs(variant: Variant, workload: Workload, output: torch.Tensor, reference: torch.Tensor) -> str:
@@ -193,7 +193,7 @@ def judge(
     """
     precision = variant.precision
     if precision.low is None:
-        if accuracy.given_low(workload):
+        if given_low(workload):
             return ""
         below = [(k, low) for k in kernels for low in LOW if low in (*k.got, *k.out)]
         return f"{below[0][0].short} computes in {below[0][1]} in a variant named {variant.name}" if below else ""
@@ -281,3 +281,68 @@ def _by_dtype(kernels: Sequence[BenchKernel]) -> str:
 def _listed(names: Counter[str]) -> str:
     shown = [f"{count} {name}" if count > 1 else name for name, count in sorted(names.items())]
     return ", ".join(shown[:_NAMED]) + (", …" if len(shown) > _NAMED else "")
+
+
+# ---- the largest error against float64 that each precision may have, by `relative_error`
+#
+# The reference is `ampcheck.bench.core.prepare.reference`: the workload with the same values, in float64 on the
+# CPU. Outputs are vectors as `Prepared.output` gives them, without integers and booleans.
+
+# Limits on the relative error, about ten times what normal numbers give, so that only another kind of arithmetic
+# exceeds them. Measured: products of normal numbers 2e-7 (float32, 4e-6 at 65536 terms), 3e-4 (TF32 and fp16), 2.4e-3
+# (products of bf16 numbers, kept in float32), 2.9e-3 (bf16), 4.2e-3 (exp and softmax in bf16). A step adds up layers.
+_OP = {"fp32": 3e-5, "tf32": 1e-3, "fp16": 8e-3, "bf16": 3e-2, "fp64": 1e-12}
+_STEP = {"fp32": 1e-4, "tf32": 5e-3, "fp16": 8e-2, "bf16": 3e-1, "fp64": 1e-11}
+
+
+def limit(kind: str, workload: Workload) -> float:
+    """Return the largest relative error that a precision gives on a workload.
+
+    `kind`: "fp32", "tf32", "fp16", "bf16" or "fp64". Raises KeyError for another.
+    """
+    return (_STEP if isinstance(workload, StepWorkload) else _OP)[kind]
+
+
+def given_low(workload: Workload) -> str:
+    """Return the lower precision that the workload's own inputs have in every variant, "" where they are float32."""
+    for spec in getattr(workload, "inputs", ()):
+        name = name_of(spec.dtype)
+        if is_floating(name) and spec.dtype.itemsize < 4:
+            return name
+    return ""
+
+
+def float32_kind(found: float, workload: Workload, platform: str) -> str:
+    """Name the arithmetic of a float32 variant, by the size of its error.
+
+    "float32", "TF32", "bf16 products" (on a TPU its default), or "" where the error is larger than all of these give.
+    `platform`: e.g. "cpu", "cuda", "tpu".
+    """
+    if found <= limit("fp32", workload):
+        return "float32"
+    if found <= limit("tf32", workload) and platform != "tpu":
+        return "TF32"
+    if found <= limit("bf16", workload):
+        return "TPU default: bf16 products" if platform == "tpu" else "bf16 products"
+    return ""
+
+
+def beyond(found: float, precision: Precision, workload: Workload, platform: str = "") -> str:
+    """Say why the precision does not explain an error, "" where it does.
+
+    `found`: relative error. `platform` as for `float32_kind`.
+    """
+    if found == float("inf"):
+        return "the output is not finite, or not zero, where float64's is"
+    low = name_of(precision.low) if precision.low else given_low(workload)
+    if low:
+        most = max(limit(low, workload), limit(given_low(workload) or low, workload))
+        return f"error {found:.1e} is beyond what {low} gives ({most:.0e} at most)" if found > most else ""
+    kind = float32_kind(found, workload, platform)
+    allowed = {"highest": ("float32",), "tf32": ("float32", "TF32")}.get(precision.matmul)
+    if kind and (allowed is None or kind in allowed):
+        return ""
+    most = limit("tf32" if precision.matmul == "tf32" else "fp32" if allowed else "bf16", workload)
+    what = f"error {found:.1e} is beyond what {precision.name} gives ({most:.0e} at most)"
+    multiplies = counting.flops(workload) > 0 or workload.policy in ("downcast", "mixed")
+    return f"{what}: this is {kind}" if kind and multiplies else what

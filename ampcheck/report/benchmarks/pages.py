@@ -242,7 +242,6 @@ def summary(history: BenchHistory) -> dict[str, object] | None:
         "workloads": len(latest.groups),
         "run_groups": len(history.run_groups),
         "left_out": history.left_out,
-        "estimates": any(group.estimate for group in latest.groups.values()),
     }
 
 
@@ -277,7 +276,6 @@ def _variant(group: Group, variant: VariantResult, other: Sequence[str]) -> Row:
         if variant.low and variant.high
         else "",
         "base": table.seconds(base.seconds),
-        "base_name": base.name,
         "base_valid": valid(base),
         "ratio": table.ratio(variant),
         "default": table.default_ratio(variant),
