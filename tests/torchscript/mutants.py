@@ -12,7 +12,7 @@ import torch
 
 from ampcheck import torchscript
 from ampcheck.devices.registry import select
-from ampcheck.torchscript import ops, programs
+from ampcheck.torchscript import programs, rewrite
 from ampcheck.torchscript.agreement import OURS, measure
 from ampcheck.torchscript.regions import scripted
 from tests.faults.collecting import Result
@@ -62,7 +62,7 @@ def _of_program(name: str) -> list[str]:
 
 def forgetting(kind: str) -> Inject:
     """Let the pass not see values of a kind."""
-    return put(ops, _TENSORS={name: what for name, what in ops._TENSORS.items() if what != kind})
+    return put(rewrite, _TENSORS={name: what for name, what in rewrite._TENSORS.items() if what != kind})
 
 
 PASS = {
