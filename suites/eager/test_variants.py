@@ -39,6 +39,8 @@ Call = Callable[[list[torch.Tensor]], object]
 def _op(amp: Amp, name: str, function: Callable[..., torch.Tensor], *inputs: object) -> torch.Tensor:
     """Call a function on what autocast makes of its tensors. float64 is not eligible, so it stays."""
     policy = amp.policies.get(name, "")
+    if not policy and len({x.dtype for x in inputs if isinstance(x, torch.Tensor) and x.is_floating_point()}) > 1:
+        amp.unsupported(f"{amp.name} does not promise policies that the case needs: {name}")
     wanted = {"downcast": amp.dtype, "upcast": torch.float32, "optdtype": torch.float32}.get(policy)
     return function(*(_cast(each, wanted) for each in inputs))
 
