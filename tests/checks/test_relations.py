@@ -19,39 +19,15 @@ from ampcheck.devices.registry import known
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
-def _left_again(patch: pytest.MonkeyPatch) -> None:
-    """A region that is entered inside of another one is off."""
+def _off_where(wrong: Callable[[torch.autocast], bool]) -> Patch:
+    """Return a patch by which the regions of which `wrong` is true as they are entered are off."""
     enter: Callable[[torch.autocast], Any] = torch.autocast.__enter__
 
-    def wrong(region: torch.autocast) -> Any:
-        if torch.is_autocast_enabled("cpu"):
-            region._enabled = False
+    def entered(region: torch.autocast) -> Any:
+        region._enabled &= not wrong(region)
         return enter(region)
 
-    patch.setattr(torch.autocast, "__enter__", wrong)
-
-
-def _off_without_cache(patch: pytest.MonkeyPatch) -> None:
-    """A region without a cache is off."""
-    init = torch.autocast.__init__
-
-    def wrong(region: torch.autocast, *args: Any, **options: Any) -> None:
-        init(region, *args, **options)
-        region._enabled &= region._cache_enabled
-
-    patch.setattr(torch.autocast, "__init__", wrong)
-
-
-def _of_thread(patch: pytest.MonkeyPatch) -> None:
-    """A thread has no region."""
-    enter: Callable[[torch.autocast], Any] = torch.autocast.__enter__
-
-    def wrong(region: torch.autocast) -> Any:
-        if threading.current_thread() is not threading.main_thread():
-            region._enabled = False
-        return enter(region)
-
-    patch.setattr(torch.autocast, "__enter__", wrong)
+    return lambda patch: patch.setattr(torch.autocast, "__enter__", entered)
 
 
 class Widened(TorchDispatchMode):
@@ -63,9 +39,9 @@ class Widened(TorchDispatchMode):
 
 WRONG: dict[str, Patch] = {
     "decorator": lambda patch: patch.setattr(torch.autocast, "__call__", lambda self, function: function),
-    "region entered again": _left_again,
-    "region without a cache": _off_without_cache,
-    "thread": _of_thread,
+    "region entered again": _off_where(lambda _: torch.is_autocast_enabled("cpu")),
+    "region without a cache": _off_where(lambda region: not region._cache_enabled),
+    "thread": _off_where(lambda _: threading.current_thread() is not threading.main_thread()),
     "checkpoint": lambda patch: patch.setattr(relations, "checkpoint", lambda call, *_, **__: call(nullcontext)),
     "dispatch mode": lambda patch: patch.setattr(relations, "FlopCounterMode", lambda **_: Widened()),
 }
