@@ -19,7 +19,7 @@ import torch
 from ampcheck.checks.base import OpCheck, carrying
 from ampcheck.checks.call import CallPlan, because, plan
 from ampcheck.checks.comparisons import changed, far, same_bits, same_error, wrong_anyway
-from ampcheck.checks.forward import require_inputs
+from ampcheck.checks.forward import DISABLED, float32_products, judged_at, require_inputs
 from ampcheck.checks.program import PlainProgram, cast_blocks, region
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
@@ -107,22 +107,44 @@ class BackwardCheck(OpCheck):
             require_inputs(todo, device)
             places = differentiable(todo, device)
             want = run(todo, device, places)
-            got = run(todo, device, places, device.autocast(case.amp))
-            if differences := same_error(got.error, want.error, todo.name):
-                return carrying(got.error, differences)
-            if want.error is not None or not want.gradients():
-                _require_gradient(todo, device, want)
-            if want.written:
-                raise Broken([SPOILED.format(place=place, name=todo.name) for place in want.written])
-            why = why_back(case.rule)
-            differences = output_grads(got.roots, want.roots, todo.name, why)
-            differences += gradient_dtypes(got.leaves, got.gradients(), want.gradients(), todo.name, why)
-            if device.has_values and not differences:
-                differences = _values(todo, device, places, got, want)
-            return differences or backward_kernels(got.kernels, want.kernels, todo.name, why)
+            return _judge(case, device, todo, places, want) or _disabled(case, device)
 
     def write(self, case: Case, device: Device, message: str, modules: Sequence[str], *, ran: bool) -> str:
-        return BackwardProgram(case, device, ran=ran).written(message, modules, ran=ran)
+        return BackwardProgram(case, device, message, ran=ran).written(modules, ran=ran)
+
+
+def _judge(
+    case: Case, device: Device, todo: CallPlan, places: Collection[int], want: Pass, *, enabled: bool = True
+) -> list[str]:
+    """Compare both passes of a call in a region with those of the reference."""
+    got = run(todo, device, places, device.autocast(case.amp, enabled=enabled))
+    if differences := same_error(got.error, want.error, todo.name):
+        return carrying(got.error, differences)
+    if want.error is not None or not want.gradients():
+        _require_gradient(todo, device, want)
+    if want.written:
+        raise Broken([SPOILED.format(place=place, name=todo.name) for place in want.written])
+    why = why_back(case.rule)
+    differences = output_grads(got.roots, want.roots, todo.name, why)
+    differences += gradient_dtypes(got.leaves, got.gradients(), want.gradients(), todo.name, why)
+    if device.has_values and not differences:
+        differences = _values(todo, device, places, got, want)
+    return differences or backward_kernels(got.kernels, want.kernels, todo.name, why)
+
+
+def _disabled(case: Case, device: Device) -> list[str]:
+    """Check the gradient of an op of lower precision in a disabled region, where its kernels for float32 run.
+
+    A device may lack these, as it may lack the one of the forward pass.
+    """
+    if case.sample or case.rule != "downcast" or case.inputs != f"fp32{GRADIENT}":
+        return []
+    todo = planned(case, device, "fallthrough")
+    places = differentiable(todo, device)
+    want = run(todo, device, places)
+    if want.error is not None and (lacks_kernel(want.error) or device.refuses(want.error)):
+        return []
+    return judged_at(DISABLED, partial(_judge, case, device, todo, places, want, enabled=False))
 
 
 def why_back(rule: str) -> str:
@@ -130,9 +152,9 @@ def why_back(rule: str) -> str:
     return f"({because(rule)}, and its gradient passes the cast back)"
 
 
-def planned(case: Case, device: Device) -> CallPlan:
-    """Return what the specification expects of the forward pass of a gradient case."""
-    return plan(replace(case, inputs=case.inputs.removesuffix(GRADIENT)), device)
+def planned(case: Case, device: Device, policy: str | None = None) -> CallPlan:
+    """Return what the specification expects of the forward pass of a gradient case; of its rule, or of a policy."""
+    return plan(replace(case, inputs=case.inputs.removesuffix(GRADIENT)), device, policy)
 
 
 def _require_gradient(todo: CallPlan, device: Device, want: Pass) -> None:
@@ -347,13 +369,16 @@ def squares(gradient: torch.Tensor, exact: torch.Tensor) -> float:
     return (gradient.double() - exact.double()).square().sum().item()
 
 
-def gradient_accuracy(got: Gradients, exact: Exact, kernel: torch.dtype, name: str) -> list[str]:
-    """Check that each gradient is near the float64 one. `kernel`: the least precise dtype that took part."""
+def gradient_accuracy(got: Gradients, exact: Exact, kernel: torch.dtype, name: str, products: str = "") -> list[str]:
+    """Check that each gradient is near the float64 one.
+
+    `kernel`: the least precise dtype that took part. `products`: as in `ampcheck.observe.closeness.bound`.
+    """
     differences = []
     for place, (gradient, moved) in exact.items():
         what = f"the gradient of argument {place} of {name}"
         if place in got:
-            differences += far(got[place], gradient, moved, kernel, what, BACKWARD_PASSES)
+            differences += far(got[place], gradient, moved, kernel, what, BACKWARD_PASSES, products)
         elif gradient.any():
             differences.append(f"{what} is missing, with and without autocast; in float64 it is there")
     return differences
@@ -392,10 +417,10 @@ def _values(todo: CallPlan, device: Device, places: Collection[int], under: Pass
         with device.native_ops():
             if not any(changed(other, first) for other in others):
                 return differences
-    kernel = narrowest(todo, outside.dtypes())
+    how = narrowest(todo, outside.dtypes()), todo.name, float32_products(device, todo)
     with device.native_ops():
-        found = gradient_accuracy(got, exact, kernel, todo.name)
-        anyway = gradient_accuracy(want, exact, kernel, todo.name) if found else []
+        found = gradient_accuracy(got, exact, *how)
+        anyway = gradient_accuracy(want, exact, *how) if found else []
     told = wrong_anyway(found, anyway)
     if anyway:
         raise Broken(told)
@@ -437,9 +462,11 @@ def _moved(
 class BackwardProgram(PlainProgram):
     """A gradient case as plain torch: both passes, beside explicit casts in the graph."""
 
-    def __init__(self, case: Case, device: Device, *, ran: bool) -> None:
-        todo = planned(case, device)
-        super().__init__(device, todo)
+    def __init__(self, case: Case, device: Device, message: str, *, ran: bool) -> None:
+        disabled = f"{DISABLED}: " in message
+        todo = planned(case, device, "fallthrough" if disabled else None)
+        super().__init__(device, todo, where=DISABLED if disabled else "")
+        self.message = message
         with device.activate():
             asked = differentiable(todo, device) if ran else None
         self.places = [n for n, leaf in enumerate(todo.given) if leaf.eligible] if asked is None else asked
@@ -449,10 +476,12 @@ class BackwardProgram(PlainProgram):
         if not device.has_values and device.name.startswith("virtual:"):
             self.add([graphs.allow, graphs.backward], f"allow({device.type!r})")
             self.options += ", backward=backward"
-        self.first = f"got = run_passes(call, inputs, {self.places}, {region(device, case.amp)}{self.options})"
+        within = region(device, case.amp, enabled=not disabled)
+        self.first = f"got = run_passes(call, inputs, {self.places}, {within}{self.options})"
 
-    def written(self, message: str, modules: Sequence[str], *, ran: bool) -> str:
+    def written(self, modules: Sequence[str], *, ran: bool) -> str:
         """Return the program; see `Check.program`."""
+        message = self.message
         if not ran:
             self.add([], f"{self.first}\nprint(got)")
             return self.text(modules)
@@ -489,7 +518,8 @@ class BackwardProgram(PlainProgram):
         call = f"lambda *given: {self.reference}(*given{filled})"
         with self.device.activate():
             outputs = run(self.todo, self.device, self.places, forward_only=True).dtypes()
-        given = f"exact, {narrowest(self.todo, outputs)}, {self.todo.name!r}"
+        products = float32_products(self.device, self.todo)
+        given = f"exact, {narrowest(self.todo, outputs)}, {self.todo.name!r}, {products!r}"
         self._host()
         self.add(
             [gradient_accuracy, wrong_anyway, mover, moved_by],

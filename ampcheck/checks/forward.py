@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -154,14 +155,8 @@ def _forms(case: Case, device: Device, todo: CallPlan) -> list[str]:
             continue
         mode = MODES.get(("fp32" if case.inputs == "fp32" else "low", form), "")
         where = f"on {form} inputs, in torch.{mode}()" if mode else f"on {form} inputs"
-        try:
-            require_inputs(other, device)  # outside of the mode, since their values are kept for other cases
-            with getattr(torch, mode or "enable_grad")():
-                differences = _results(case, device, other)
-        except Broken as broken:
-            raise Broken([f"{where}: {text}" for text in broken.differences], broken.error) from None
-        if differences:
-            return [Difference(f"{where}: {text}", error_of(text)) for text in differences]
+        if differences := judged_at(where, partial(_in_mode, mode, case, device, other)):
+            return differences
         # After each form, for the last one has the values of the first call again.
         now = [device.host(x) for x in first.outputs]
         with device.native_ops():
@@ -169,6 +164,21 @@ def _forms(case: Case, device: Device, todo: CallPlan) -> list[str]:
         if places:
             raise Broken([comparisons.OVERWRITTEN.format(place=place, name=todo.name) for place in places])
     return []
+
+
+def _in_mode(mode: str, case: Case, device: Device, todo: CallPlan) -> list[str]:
+    require_inputs(todo, device)  # outside of the mode, since their values are kept for other cases
+    with getattr(torch, mode or "enable_grad")():
+        return _results(case, device, todo)
+
+
+def judged_at(where: str, judge: Callable[[], list[str]]) -> list[str]:
+    """Return the differences that `judge` finds, or raise its Broken, with `where` before each sentence."""
+    try:
+        differences = judge()
+    except Broken as broken:
+        raise Broken([f"{where}: {text}" for text in broken.differences], broken.error) from None
+    return [Difference(f"{where}: {text}", error_of(text)) for text in differences]
 
 
 def _disabled(case: Case, device: Device) -> list[str]:
@@ -183,11 +193,7 @@ def _disabled(case: Case, device: Device) -> list[str]:
     refused = error is not None and (lacks_kernel(error) or device.refuses(error))
     if refused or reference(todo).error is not None:
         return []
-    try:
-        differences = _results(case, device, todo, enabled=False)
-    except Broken as broken:
-        raise Broken([f"{DISABLED}: {text}" for text in broken.differences], broken.error) from None
-    return [Difference(f"{DISABLED}: {text}", error_of(text)) for text in differences]
+    return judged_at(DISABLED, partial(_results, case, device, todo, enabled=False))
 
 
 def in_layout(todo: CallPlan, form: str) -> CallPlan | None:
@@ -347,7 +353,7 @@ def _wrong(device: Device, todo: CallPlan, seen: Observation) -> list[str]:
         return out
     if len(seen.outputs) != len(exact.outputs):
         return comparisons.output_dtypes(seen.outputs, [""] * len(exact.outputs), todo.name)
-    products = _products(device, todo)
+    products = float32_products(device, todo)
     for place, got in enumerate(seen.outputs):
         what = f"output {place} of {todo.name}"
         out += placed(got, exact, place, seen.inputs, device.type, what)
@@ -358,7 +364,7 @@ def _wrong(device: Device, todo: CallPlan, seen: Observation) -> list[str]:
     return out or shared_when_written(device, exact, seen, todo)
 
 
-def _products(device: Device, todo: CallPlan) -> str:
+def float32_products(device: Device, todo: CallPlan) -> str:
     """Return the `products` of `ampcheck.observe.closeness.bound` for a call."""
     kind = sums_products(todo.op.overload)
     return device.float32_products(kind) if kind in ("matmul", "conv") else kind
@@ -462,11 +468,11 @@ class ForwardProgram(PlainProgram):
     def __init__(self, case: Case, device: Device, message: str, layout: Callable[..., object] | None = None) -> None:
         self.case, self.message = case, message
         found = re.search(rf"on ({'|'.join(FORMS)}) inputs(?:, in torch\.(\w+)\(\))?", message)
-        self.where, self.form, mode = (found[0], found[1], found[2]) if found else ("", "", "")
+        where, self.form, mode = (found[0], found[1], found[2]) if found else ("", "", "")
         enabled = f"{DISABLED}: " not in message
         planned = plan(case, device) if enabled else plan(case, device, "fallthrough")
-        self.where = self.where if enabled else DISABLED
-        super().__init__(device, (in_layout(planned, self.form) if self.form else None) or planned, layout)
+        todo = (in_layout(planned, self.form) if self.form else None) or planned
+        super().__init__(device, todo, layout, where=where if enabled else DISABLED)
         self.region = region(device, case.amp, enabled=enabled)
         if mode:
             self.blocks.append(f"mode = torch.{mode}()\nmode.__enter__()  # for all that follows")
@@ -510,9 +516,6 @@ class ForwardProgram(PlainProgram):
         if all("reached the kernel as" in text for text in texts):
             return self._received
         return self._never_ran if re.search("never ran|before its kernel ran", self.message) else None
-
-    def say(self, what: str, found: str) -> str:
-        return super().say(what, f'[f"{self.where}: {{text}}" for text in {found}]' if self.where else found)
 
     # What the recorder shows.
 
@@ -783,7 +786,7 @@ def exact(draw=None):  # on the CPU in {wide}, of inputs that are half a roundin
         )
         place = len(self.blocks) - 1
         what = f'f"output {{place}} of {self.todo.name}"'
-        products = _products(self.device, self.todo)
+        products = float32_products(self.device, self.todo)
         products = f", {products!r}" if products else ""
         found = (
             f"far(x.detach().cpu(), in_float64[place], moved[place], {kernel}, {what}, {self.todo.op.passes}{products})"

@@ -198,11 +198,13 @@ class PlainProgram:
     """A program in the making: `inputs`, which makes the tensors of a call, `call`, and what a check adds to them.
 
     `needed`: the functions and classes that its blocks name. `made`: how each tensor is made. `layout`: lays out each
-    floating tensor.
+    floating tensor. `where`: stands before each difference, as of `ampcheck.checks.forward.judged_at`.
     """
 
-    def __init__(self, device: Device, todo: CallPlan, layout: Callable[..., object] | None = None) -> None:
-        self.device, self.todo = device, todo
+    def __init__(
+        self, device: Device, todo: CallPlan, layout: Callable[..., object] | None = None, where: str = ""
+    ) -> None:
+        self.device, self.todo, self.where = device, todo, where
         self.needed: list[Needed] = [report, *([layout] if layout else [])]
         self.made: list[str] = []
         for place, (leaf, given) in enumerate(zip(leaves(todo.sample), todo.given, strict=True)):
@@ -234,6 +236,7 @@ class PlainProgram:
 
     def say(self, what: str, found: str) -> str:
         """Return the line that reports the differences which an expression gives."""
+        found = f'[f"{self.where}: {{text}}" for text in {found}]' if self.where else found
         return f"report({what!r}, {found})"
 
     def text(self, modules: Sequence[str]) -> str:

@@ -375,7 +375,10 @@ WARNINGS = made(
 _LAYER_NORM = {"layer-norm-without-weight": without_weight}
 _SECOND_OUTPUT = {"a-second-output-of-another-shape": giving(lambda out: out.flatten(), which=1)}
 _CONV = {"float32-convolved-in-tf32": kernels("convolution", rounding_to(11))}
-_NEGATED = {"gradient-negated-in-low": giving(torch.neg, low, which=1)}
+_CONV_BACKWARD = {
+    "gradient-negated-in-low": giving(torch.neg, low, which=1),
+    "float32-gradient-in-tf32": rounding_to(11),
+}
 MUTANTS = made(
     (
         ("eager/downcast", "mm", {**of_kernel("mm", MM), **MM_AUTOCAST}),
@@ -405,7 +408,7 @@ MUTANTS = made(
             of_kernel("_softmax", {"gradient-off-in-regions-alone": giving(lambda out: out * 0.5, in_region)}),
         ),
         ("autograd/upcast", "mse_loss", of_kernel("mse_loss_backward", MSE_BACKWARD)),
-        ("autograd/downcast", "conv2d", of_kernel("convolution_backward", _NEGATED)),
+        ("autograd/downcast", "conv2d", of_kernel("convolution_backward", _CONV_BACKWARD)),
         (
             "autograd/downcast",
             "mm",
