@@ -19,9 +19,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel, parallel_apply, replicate
-from torch.utils.checkpoint import checkpoint
 
 from ampcheck.runner.suite import Amp, named, scenario
 
@@ -285,72 +283,6 @@ def test_region_in_the_forward(amp: Amp, place: str) -> None:
     plain = _network(amp)
     _forward_and_backward(amp, plain, x)
     amp.assert_equal("gradients", gradients, _dtypes_and_values(amp, plain))
-
-
-HOOKS: dict[str, Callable[..., object]] = {
-    "low": default_hooks.bf16_compress_hook,
-    "half": default_hooks.fp16_compress_hook,
-}
-
-
-@scenario(hook=HOOKS, inside=named(inside=True, after=False), types=TYPES, values=True)
-def test_compressed(amp: Amp, hook: str, inside: bool) -> None:
-    """A compressing hook sends gradients in its dtype and gives float32 back, rounded once (default_hooks)."""
-    if hook == "low":
-        amp.unsupported("PyTorch takes its hook for bfloat16 with NCCL or XCCL alone")
-    plain, x = _network(amp), amp.rand(3, 4)
-    dtype = torch.bfloat16 if hook == "low" else torch.float16
-
-    def run() -> list[tuple[torch.dtype, object]]:
-        net = DistributedDataParallel(_network(amp))
-        net.register_comm_hook(None, HOOKS[hook])
-        with amp.region() if inside else nullcontext():
-            _forward_and_backward(amp, net, x, 1 / 3)
-        with amp.region() if inside else nullcontext():
-            _forward_and_backward(amp, plain, x, 1 / 3)
-        return _dtypes_and_values(amp, net)
-
-    got = _in_a_group(amp, run)
-    sent = [gradient.to(dtype).float() for gradient in _gradients(plain)]
-    amp.assert_equal("gradients", got, [(gradient.dtype, amp.values(gradient)) for gradient in sent])
-
-
-@scenario(types=TYPES, values=True)
-def test_gathered_in_turns(amp: Amp) -> None:
-    """Gradients of steps without a reduction add up, in float32, to those of the model (no_sync)."""
-    plain = _network(amp)
-    xs = [amp.rand(3, 4) for _ in range(3)]
-
-    def run() -> list[tuple[torch.dtype, object]]:
-        net = DistributedDataParallel(_network(amp))
-        with net.no_sync():
-            for x in xs[:2]:
-                _forward_and_backward(amp, net, x)
-        _forward_and_backward(amp, net, xs[2])
-        return _dtypes_and_values(amp, net)
-
-    got = _in_a_group(amp, run)
-    for x in xs:
-        _forward_and_backward(amp, plain, x)
-    amp.assert_equal("gradients", got, _dtypes_and_values(amp, plain))
-
-
-@scenario(reentrant=named(reentrant=True, saved=False), types=TYPES, values=True)
-def test_computed_again(amp: Amp, reentrant: bool) -> None:
-    """A part that is computed again in the backward pass has its gradients reduced all the same (torch.utils)."""
-    plain, x = _network(amp), amp.rand(3, 4, requires_grad=True)
-
-    class Net(torch.nn.Sequential):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return checkpoint(super().forward, x, use_reentrant=reentrant)
-
-    def run() -> tuple[torch.dtype, list[tuple[torch.dtype, object]]]:
-        net = DistributedDataParallel(Net(*_network(amp)), static_graph=reentrant)
-        return _forward_and_backward(amp, net, x), _dtypes_and_values(amp, net)
-
-    dtype, got = _in_a_group(amp, run)
-    amp.assert_equal("dtype of the result", dtype, _forward_and_backward(amp, plain, x))
-    amp.assert_equal("gradients", got, _dtypes_and_values(amp, plain))
 
 
 @scenario(around=["none", "same", "other", "off"], types=TYPES, values=True)

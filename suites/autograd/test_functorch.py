@@ -119,17 +119,6 @@ def test_inner_region_off(amp: Amp, derivative: str) -> None:
         amp.assert_close(f"tensor {place}", got[place], want)
 
 
-@scenario(derivative=["jvp", "jacfwd"], values=True)
-def test_inner_region_other(amp: Amp, derivative: str) -> None:
-    """A region of one lower precision inside one of the other has derivatives in its own precision (amp.html)."""
-    product, x, v = _Product(amp), amp.rand(3, 3), amp.rand(3, 3)
-    with amp.region(amp.other):
-        got = _tensor_leaves(DERIVATIVES[derivative](product.with_region, x, v))
-    amp.assert_equal("dtypes of products", {dtype for _, dtype, _ in product.seen}, {amp.dtype})
-    for place, want in enumerate(_tensor_leaves(DERIVATIVES[derivative](product.reference(amp.dtype), x, v))):
-        amp.assert_equal(f"values of tensor {place}", amp.values(got[place]), amp.values(want))
-
-
 @scenario(derivative=["vjp", "linearize"], values=True)
 def test_pulled_outside(amp: Amp, derivative: str) -> None:
     """The function that vjp or linearize returns in a region may be called after it or in another (torch.func.vjp)."""
@@ -143,18 +132,6 @@ def test_pulled_outside(amp: Amp, derivative: str) -> None:
     with amp.region(enabled=False):
         _expect_close(amp, "the result in a disabled region", pull(v), want)
     amp.assert_equal("state afterwards", amp.state(), before)
-
-
-@scenario(derivative=["grad", "vjp", "jvp", "jacrev", "jacfwd"], low=named(low=True, wide=False), values=True)
-def test_dtype_follows_the_input(amp: Amp, derivative: str, low: bool) -> None:
-    """Derivatives with respect to a tensor have its dtype, tangents of a result that of the result (torch.func)."""
-    dtype = amp.dtype if low else torch.float32
-    weight, x, v = amp.rand(3, 3), amp.rand(3, 3, dtype=dtype), amp.rand(3, 3)
-    with amp.region():
-        along = v.to(amp.dtype if derivative == "vjp" else dtype)
-        found = _tensor_leaves(DERIVATIVES[derivative](lambda x: torch.mm(x, weight), x, along))
-    wanted = {"jvp": [amp.dtype] * 2, "jacfwd": [amp.dtype]}.get(derivative, [dtype])
-    amp.assert_equal(f"dtypes of {derivative}", [tensor.dtype for tensor in found], wanted)
 
 
 @scenario(values=True)
@@ -238,22 +215,6 @@ def test_loss_in_float32(amp: Amp) -> None:
     factor = (2 / 9 * (low - target)).to(amp.dtype)
     want = torch.mm(x.to(amp.dtype).t(), factor).float()
     amp.assert_close("gradient", gradient, want, 2 * torch.finfo(amp.dtype).eps)
-
-
-@scenario(derivative=["grad", "jvp", "hessian"], values=True)
-def test_what_it_raises(amp: Amp, derivative: str) -> None:
-    """An exception of a transformed function with its own region comes out, and the state is restored (torch.func)."""
-    x, v = amp.rand(3, 3), amp.rand(3, 3)
-
-    def fails(x: torch.Tensor) -> torch.Tensor:
-        with amp.region(amp.other, cache_enabled=False):
-            raise KeyError("on purpose")
-
-    with amp.region():
-        before = amp.state(), amp.depth()
-        amp.assert_raises("a function that fails", KeyError, "on purpose", lambda: DERIVATIVES[derivative](fails, x, v))
-        amp.assert_equal("state and depth afterwards", (amp.state(), amp.depth()), before)
-        amp.assert_equal("dtype a product runs in", amp.probe(), amp.dtype)
 
 
 @scenario(values=True)
@@ -386,19 +347,6 @@ def test_other_parameters(amp: Amp, kept: bool) -> None:
     own = any(p.grad is not None for p in net.parameters())
     amp.assert_equal("whether the module's own have gradients", own, False)
     amp.assert_equal("dtypes of gradients", {getattr(p.grad, "dtype", None) for p in doubled.values()}, {torch.float32})
-
-
-@scenario(values=True)
-def test_gradient_of_a_functional_call(amp: Amp) -> None:
-    """The gradient with respect to a module's parameters equals that of backward (torch.func.functional_call)."""
-    net, x = _two_layers(amp, 0), amp.rand(5, 3)
-    parameters = {name: p.detach() for name, p in net.named_parameters()}
-    with amp.region():
-        out = net(x)
-        found = grad(lambda p: functional_call(net, p, (x,)).float().square().sum())(parameters)
-    out.float().square().sum().backward()
-    for name, parameter in net.named_parameters():
-        amp.assert_close(f"gradient of {name}", found[name], parameter.grad, 4 * torch.finfo(amp.dtype).eps)
 
 
 @scenario(randomness=["different", "same"], values=True)

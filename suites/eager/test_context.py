@@ -4,7 +4,7 @@ Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast, and `__enter
 torch/amp/autocast_mode.py.
 """
 
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -12,8 +12,6 @@ import torch
 from ampcheck.runner.suite import Amp, named, scenario
 
 pytestmark = pytest.mark.rule("context")
-
-TYPES = ("cpu", "cuda", "xpu", "mps", "mtia")
 
 
 @scenario()
@@ -91,15 +89,6 @@ def test_exit_stack(amp: Amp) -> None:
 
 
 @scenario()
-def test_several_on_one_line(amp: Amp) -> None:
-    """`with a, b` is b inside a (Python's with statement)."""
-    before = amp.state()
-    with amp.region(), amp.region(amp.other):
-        amp.assert_equal("state inside both", amp.state(), (True, amp.other, True))
-    amp.assert_equal("state after both", amp.state(), before)
-
-
-@scenario()
 def test_used_again_after_its_end(amp: Amp) -> None:
     """A region object may be entered again after it was left (autocast_mode.py: __init__ fixes options only)."""
     region = amp.region(cache_enabled=False)
@@ -108,22 +97,6 @@ def test_used_again_after_its_end(amp: Amp) -> None:
         with region:
             amp.assert_state(f"inside, time {time}", (True, amp.dtype, False))
         amp.assert_equal(f"state after, time {time}", amp.state(), before)
-
-
-@scenario()
-def test_used_again_elsewhere(amp: Amp) -> None:
-    """Each time a region object is left, the state from before that time is back (autocast_mode.py, __exit__)."""
-    region = amp.region()
-    with region:
-        pass
-    with amp.region(amp.other, cache_enabled=False):
-        with region:
-            amp.assert_equal("state inside, the second time", amp.state(), (True, amp.dtype, True))
-        amp.assert_equal("state after the second time", amp.state(), (True, amp.other, False))
-    with amp.region(amp.other, enabled=False):
-        with region:
-            amp.assert_equal("dtype a product runs in, the third time", amp.probe(), amp.dtype)
-        amp.assert_equal("state after the third time", amp.state(), (False, amp.other, True))
 
 
 @scenario()
@@ -138,86 +111,12 @@ def test_options_by_keyword(amp: Amp) -> None:
 
 
 @scenario()
-def test_options_by_position(amp: Amp) -> None:
-    """The arguments come in the documented order: type, dtype, enabled, cache_enabled (amp.html#torch.autocast)."""
-    with torch.autocast(amp.type, amp.dtype, False, False):
-        amp.assert_equal("state inside the region", amp.state(), (False, amp.dtype, False))
-    with torch.autocast(amp.type, amp.other, False):
-        amp.assert_equal("state with three arguments", amp.state(), (False, amp.other, True))
-
-
-@scenario()
-def test_set_inside_put_back(amp: Amp) -> None:
-    """A setting that the body changes through the state functions ends with the region (autocast_mode.py, __exit__)."""
-    before = amp.state()
-    with amp.region():
-        torch.set_autocast_enabled(amp.type, False)
-        torch.set_autocast_dtype(amp.type, amp.other)
-        torch.set_autocast_cache_enabled(False)
-        amp.assert_equal("state the body has set", amp.state(), (False, amp.other, False))
-        with amp.region():
-            amp.assert_equal("dtype a product runs in, inside a region after that", amp.probe(), amp.dtype)
-        amp.assert_equal("state after the inner region", amp.state(), (False, amp.other, False))
-    amp.assert_equal("state after the region", amp.state(), before)
-
-
-@scenario()
-def test_setting_from_outside_is_put_back(amp: Amp) -> None:
-    """A region restores the state that functions had set before it, not the defaults (autocast_mode.py, __enter__)."""
-    torch.set_autocast_enabled(amp.type, True)
-    torch.set_autocast_dtype(amp.type, amp.other)
-    torch.set_autocast_cache_enabled(False)
-    with amp.region(cache_enabled=True):
-        amp.assert_equal("state inside the region", amp.state(), (True, amp.dtype, True))
-    amp.assert_state("after the region", (True, amp.other, False))
-
-
-@scenario()
-def test_other_device_types_untouched(amp: Amp) -> None:
-    """A region is of one device type; entering and leaving it changes no other (amp.html: device_type)."""
-
-    def others() -> list[tuple[str, bool, torch.dtype]]:
-        names = [name for name in TYPES if name != amp.type]
-        return [(name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in names]
-
-    before = others()
-    with amp.region(amp.other):
-        amp.assert_equal("other device types inside the region", others(), before)
-    amp.assert_equal("other device types after the region", others(), before)
-
-
-@scenario()
 def test_results_outlive_the_region(amp: Amp) -> None:
     """A tensor made in a region keeps its dtype after it (amp.html#torch.autocast, the example of f_float16)."""
     with amp.region():
         low = torch.mm(amp.rand(2, 2), amp.rand(2, 2))
     amp.assert_equal("dtype of the result after the region", low.dtype, amp.dtype)
     amp.assert_equal("dtype of a product after .float()", torch.mm(amp.rand(2, 2), low.float()).dtype, torch.float32)
-
-
-@scenario()
-def test_inputs_keep_their_dtype(amp: Amp) -> None:
-    """Autocast casts what an op receives, not the caller's tensors (amp.html: no manual casts are required)."""
-    a, b = amp.rand(2, 2), amp.rand(2, 2)
-    with amp.region():
-        torch.mm(a, b)
-        amp.assert_equal("dtypes of the inputs inside the region", (a.dtype, b.dtype), (torch.float32, torch.float32))
-    amp.assert_equal("dtype of a product of them after the region", torch.mm(a, b).dtype, torch.float32)
-
-
-@scenario()
-def test_left_without_being_entered(amp: Amp) -> None:
-    """__exit__ of a region that was never entered sets no state, whether it raises or not (it restores nothing)."""
-
-    def leave() -> tuple[bool, torch.dtype, bool]:
-        torch.set_autocast_enabled(amp.type, True)
-        torch.set_autocast_dtype(amp.type, amp.other)
-        with suppress(Exception):  # PyTorch does not say whether it raises
-            amp.region().__exit__(None, None, None)
-        return amp.state()
-
-    # In another thread: the nesting depth may be wrong after this misuse.
-    amp.assert_equal("state after __exit__ alone", amp.thread(leave), (True, amp.other, True))
 
 
 @scenario()

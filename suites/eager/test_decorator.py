@@ -7,9 +7,8 @@ PyTorch promises nothing about a decorated generator function or coroutine funct
 makes the generator or coroutine, and its body runs later. Only what follows from that is checked.
 """
 
-import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -293,24 +292,6 @@ def test_tensors_pass_through(amp: Amp) -> None:
     amp.assert_equal("dtypes that came out", (same.dtype, low.dtype), (torch.float32, amp.dtype))
 
 
-@scenario(dtypes="default")
-def test_exception_passes_through(amp: Amp) -> None:
-    """An exception of the function reaches the caller, and the state is restored (autocast_mode.py, __exit__)."""
-    planned = KeyError("planned")
-
-    @amp.region()
-    def function() -> None:
-        raise planned
-
-    try:
-        function()
-        raised = None
-    except BaseException as error:  # whatever comes out is what is to be seen
-        raised = error
-    amp.assert_equal("whether the function's own exception came out", raised is planned, True)
-    amp.assert_state("after the exception", (False, amp.default, True), 0)
-
-
 # ---- threads
 @scenario()
 def test_called_in_a_thread(amp: Amp) -> None:
@@ -369,54 +350,3 @@ def _send_and_drain(made: Iterator[int], value: object) -> list[int]:
         return [made.send(value), *made]
     except StopIteration:
         return []
-
-
-@scenario(dtypes="default")
-def test_coroutine_function(amp: Amp) -> None:
-    """A decorated coroutine function gives its result and leaks no state; its body's state is left open by PyTorch."""
-
-    @amp.region()
-    async def work(value: int) -> int:
-        await asyncio.sleep(0)
-        return value + 1
-
-    @amp.region()
-    async def count() -> AsyncIterator[int]:
-        yield 1
-        yield 2
-
-    async def main() -> list[int]:
-        return [await work(1), *[value async for value in count()]]
-
-    before = amp.state()
-    amp.assert_equal("results", amp.assert_no_warning("the event loop", lambda: asyncio.run(main())), [2, 1, 2])
-    amp.assert_state("after them", before, 0)
-
-
-@scenario()
-def test_region_in_a_generator(amp: Amp) -> None:
-    """A with statement in a generator holds for its body; where the generator ends, so does the region (amp.html)."""
-
-    def steps() -> Iterator[torch.dtype]:
-        with amp.region():
-            yield amp.probe()
-            yield amp.probe()
-
-    before = amp.state()
-    amp.assert_equal("dtypes of products in the generator", list(steps()), [amp.dtype, amp.dtype])
-    amp.assert_equal("state after the generator", amp.state(), before)
-
-
-@scenario()
-def test_region_in_a_coroutine(amp: Amp) -> None:
-    """A with statement in a coroutine holds for its body, over an await too while no other task runs (amp.html)."""
-
-    async def work() -> list[torch.dtype]:
-        with amp.region():
-            found = [amp.probe()]
-            await asyncio.sleep(0)
-            return [*found, amp.probe()]
-
-    before = amp.state()
-    amp.assert_equal("dtypes before and after the await", asyncio.run(work()), [amp.dtype, amp.dtype])
-    amp.assert_equal("state after the coroutine", amp.state(), before)

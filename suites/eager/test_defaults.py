@@ -45,12 +45,6 @@ def test_available_device_types(amp: Amp) -> None:
 
 
 @scenario(dtypes="default")
-def test_available(amp: Amp) -> None:
-    """Autocast is available for the device under test (amp.html, is_autocast_available)."""
-    amp.assert_equal("is_autocast_available", torch.amp.is_autocast_available(amp.type), True)
-
-
-@scenario(dtypes="default")
 def test_enabled(amp: Amp) -> None:
     """A region is enabled unless told otherwise, and gives no warning (amp.html#torch.autocast, enabled)."""
     amp.assert_equal("enabled outside of any region", torch.is_autocast_enabled(amp.type), False)
@@ -81,17 +75,6 @@ def test_dtype_in_force(amp: Amp) -> None:
     torch.set_autocast_dtype(amp.type, amp.default)
     with amp.region(), amp.autocast():
         amp.assert_equal("dtype of a product in an inner region without a dtype", amp.probe(), amp.dtype)
-
-
-@scenario()
-def test_dtype_at_construction(amp: Amp) -> None:
-    """A region has the settings of the time it is made, not entered (torch/amp/autocast_mode.py, __init__)."""
-    torch.set_autocast_dtype(amp.type, amp.dtype)
-    region = amp.autocast()
-    torch.set_autocast_dtype(amp.type, amp.other)
-    with region:
-        amp.assert_equal("dtype of a product", amp.probe(), amp.dtype)
-    amp.assert_equal("dtype afterwards", torch.get_autocast_dtype(amp.type), amp.other)
 
 
 @scenario(dtypes="default")

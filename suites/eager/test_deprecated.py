@@ -57,36 +57,6 @@ def test_class_default(amp: Amp) -> None:
         amp.assert_equal("state in the region", amp.state(), (True, amp.default, True))
 
 
-@scenario(types=("cpu", "cuda"), dtypes="default")
-def test_class_around_a_function(amp: Amp) -> None:
-    """The deprecated class decorates as torch.autocast does, and is a subclass (amp.html#torch.cuda.amp.autocast)."""
-    region = _deprecated_region(amp)
-
-    @region
-    def product() -> torch.dtype:
-        """A product."""
-        return amp.probe()
-
-    amp.assert_equal("dtype of a product in the function", product(), amp.default)
-    amp.assert_equal("name and docstring", (product.__name__, product.__doc__), ("product", "A product."))
-    amp.assert_equal("whether it is a torch.autocast", isinstance(region, torch.autocast), True)
-
-
-@scenario(types=("cpu",), dtypes="default")
-def test_class_refuses_a_dtype(amp: Amp) -> None:
-    """An unsupported dtype disables it in the same words (torch/amp/autocast_mode.py, __init__)."""
-    said = "the target dtype is not supported. Disabling autocast."
-    region = amp.assert_warns(
-        "the deprecated class with float32", UserWarning, said, lambda: _float32_region(torch.cpu.amp.autocast)
-    )
-    with region:
-        amp.assert_equal("dtype of a product", amp.probe(), torch.float32)
-
-
-def _float32_region(kind: type[torch.autocast]) -> torch.autocast:
-    return kind(dtype=torch.float32)
-
-
 @scenario(dtypes="default")
 def test_replacement_is_quiet(amp: Amp) -> None:
     """The spellings that the warnings name give none (amp.html, warning)."""

@@ -4,10 +4,8 @@ Parts: exceptions in the body; ops that raise; decorators, stacks and constructi
 body, such as `return`, `break` and a closed generator. Source: `__exit__` of torch/amp/autocast_mode.py.
 """
 
-from collections.abc import Generator
 from contextlib import ExitStack, suppress
 from functools import partial
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -65,36 +63,6 @@ def test_leaves_several_regions(amp: Amp) -> None:
 
 
 @scenario()
-def test_leaves_several_regions_at_once(amp: Amp) -> None:
-    """An exception that passes three regions without a stop ends all of them (autocast_mode.py, __exit__)."""
-    with suppress(KeyError), amp.region(), amp.region(amp.other), amp.region(enabled=False, cache_enabled=False):
-        raise KeyError
-    _expect_state_outside(amp, "after the exception")
-
-
-@scenario()
-def test_caught_inside(amp: Amp) -> None:
-    """An exception that is caught inside leaves the region in force (Python's with statement)."""
-    with amp.region():
-        try:
-            raise KeyError
-        except KeyError:
-            amp.assert_equal("state in the handler", amp.state(), (True, amp.dtype, True))
-        amp.assert_state("after the handler", (True, amp.dtype, True))
-    _expect_state_outside(amp, "after the region")
-
-
-@scenario()
-def test_caught_between(amp: Amp) -> None:
-    """An exception that leaves an inner region and is caught in the outer one leaves that on (autocast_mode.py)."""
-    with amp.region():
-        with suppress(KeyError), amp.region(amp.other, enabled=False, cache_enabled=False):
-            raise KeyError
-        amp.assert_state("in the outer region", (True, amp.dtype, True), 1)
-    _expect_state_outside(amp, "after the outer region")
-
-
-@scenario()
 def test_finally_inside(amp: Amp) -> None:
     """A finally clause inside the region still runs in it (Python's with statement)."""
     seen = []
@@ -116,14 +84,6 @@ def test_op_raises(amp: Amp) -> None:
         amp.assert_raises("a product of wrong shapes", RuntimeError, "", call)
         amp.assert_state("after the op", (True, amp.dtype, True))
     _expect_state_outside(amp, "after the region")
-
-
-@scenario()
-def test_op_raises_out_of_the_region(amp: Amp) -> None:
-    """An op's error that leaves the region restores the state (autocast_mode.py, __exit__)."""
-    with suppress(RuntimeError), amp.region(), amp.region(amp.other):
-        torch.mm(amp.rand(2, 2), amp.rand(3, 3))
-    _expect_state_outside(amp, "after the exception")
 
 
 @scenario(types=("cuda", "xpu", "mtia"))
@@ -205,17 +165,6 @@ def test_exit_stack(amp: Amp) -> None:
     _expect_state_outside(amp, "after the stack")
 
 
-@scenario()
-def test_exit_with_an_exception_by_hand(amp: Amp) -> None:
-    """__exit__ given an exception returns something false, so it swallows nothing, and restores (autocast_mode.py)."""
-    region = amp.region()
-    region.__enter__()
-    error = KeyError("planned")
-    swallowed = region.__exit__(type(error), error, None)
-    amp.assert_equal("whether __exit__ asks for the exception to be swallowed", bool(swallowed), False)
-    _expect_state_outside(amp, "after __exit__")
-
-
 @scenario(dtypes="default")
 def test_construction_fails(amp: Amp) -> None:
     """A region that cannot be made changes nothing (autocast_mode.py: __init__ sets no state)."""
@@ -279,43 +228,3 @@ def test_break_and_continue(amp: Amp) -> None:
         amp.assert_equal(f"state after turn {turn}", amp.state(), (False, amp.default, True))
     amp.assert_equal("turn of the break", turn, 2)
     _expect_state_outside(amp, "after the loop")
-
-
-def _generator_in_region(amp: Amp) -> Generator[torch.dtype, None, None]:
-    with amp.region():
-        yield amp.probe()
-        yield amp.probe()
-
-
-@scenario()
-def test_generator_closed(amp: Amp) -> None:
-    """A generator that is closed in a region leaves it (Python: GeneratorExit is raised at the yield)."""
-    made = _generator_in_region(amp)
-    amp.assert_equal("dtype a product runs in", next(made), amp.dtype)
-    made.close()
-    _expect_state_outside(amp, "after close")
-
-
-@scenario()
-def test_generator_dropped(amp: Amp) -> None:
-    """A generator that is dropped in a region leaves it (CPython closes it at once)."""
-    made = _generator_in_region(amp)
-    amp.assert_equal("dtype a product runs in", next(made), amp.dtype)
-    lost: list[str] = []
-    with patch("sys.unraisablehook", lambda error: lost.append(repr(error.exc_value))):
-        del made
-    amp.assert_equal("exceptions on the way out that nobody gets", lost, [])
-    _expect_state_outside(amp, "after the generator is gone")
-
-
-@scenario()
-def test_thrown_into_a_generator(amp: Amp) -> None:
-    """An exception thrown into a generator leaves the region in it (Python's generators)."""
-    made = _generator_in_region(amp)
-    next(made)
-    planned = KeyError("planned")
-    try:
-        made.throw(planned)
-    except KeyError as error:
-        amp.assert_equal("whether the same exception came out", error is planned, True)
-    _expect_state_outside(amp, "after throw")

@@ -17,12 +17,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import strategies as st
 from torch import nn
 
-from ampcheck.observe.isolation import reset
-from ampcheck.programs.search import Search
-from ampcheck.runner.suite import Amp, DeviceAmp, Product, promised, scenario, where
+from ampcheck.runner.suite import Amp, Product, promised, scenario, where
 from ampcheck.spec.state import Process, Region, Tensor, Thread
 from ampcheck.spec.torch_dtypes import name_of
 
@@ -585,49 +582,3 @@ def test_known(amp: Amp, steps: tuple[Step, ...]) -> None:
         else:
             ends.append(HOLDERS[step[0]](_made(amp, step[1])))
         look(f"after step {place} ({' '.join(step)})", next(promised))
-
-
-@st.composite
-def _drawn(draw: st.DrawFn) -> tuple[Step, ...]:
-    """Return steps that end each holder they open."""
-    held: list[str] = []
-    steps: list[Step] = []
-    for _ in range(draw(st.integers(2, 12))):
-        if len(held) < 5 and (not held or draw(st.booleans())):
-            held.append(draw(st.sampled_from(list(HOLDERS))))
-            steps.append((held[-1], draw(st.sampled_from(REGIONS))))
-        else:
-            steps.append(_end(draw, held))
-    while held:
-        steps.append(_end(draw, held))
-    return tuple(steps)
-
-
-def _end(draw: st.DrawFn, held: list[str]) -> Step:
-    place = draw(st.integers(0, len(held) - 1))
-    holder = held.pop(place)
-    ends = [cell[1] for cell in ENDS.reachable if (cell[0], cell[2]) == (holder, "nothing")]
-    return "end", str(place), draw(st.sampled_from(ends))
-
-
-EXAMPLES, NIGHTLY = 15, 1000
-
-
-@scenario(dtypes="default")
-def test_random(amp: DeviceAmp, request: pytest.FixtureRequest) -> None:
-    """Programs of up to five holders that are drawn (the sources are those of ampcheck/spec/state.py)."""
-    search = Search.of(request.config.option)
-    tried: dict[tuple[Step, ...], DeviceAmp] = {}
-
-    def difference(steps: tuple[Step, ...]) -> str | None:
-        reset({amp.type: amp.device.default_amp})  # regions that overlap may leave autocast on
-        own = DeviceAmp(amp.device, name_of(amp.dtype))
-        test_known(own, steps)
-        amp.looked_at += own.looked_at
-        tried[steps] = own
-        return "\n".join(own.differences) or None
-
-    if found := search.first_difference(difference, _drawn(), examples=EXAMPLES, nightly=NIGHTLY):
-        steps = found[1]
-        amp.differences += found[0].split("\n")
-        amp.reproduced_by(test_known, tried[steps], steps=steps)

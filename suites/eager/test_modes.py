@@ -10,15 +10,13 @@ says it has, and autocast casts it by that dtype. While `__torch_dispatch__` run
 
 from __future__ import annotations
 
-import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -284,72 +282,3 @@ def _assert_result(amp: Amp, what: str, got: torch.Tensor | str, want: torch.Ten
         # A fake tensor has no values.
         if amp.has_values and type(got) is torch.Tensor and got.dtype == want.dtype:
             amp.assert_identical(f"result of {what}", got, want)
-
-
-# ---- tensors that hold tensors, as PyTorch has them
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Make this process a group of one, if it is in none."""
-    own = not dist.is_initialized()
-    if own:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        if own:
-            dist.destroy_process_group()
-
-
-def _distributed(x: torch.Tensor) -> torch.Tensor:
-    # Not at the top: it takes a second to import, which every run of any suite would wait for.
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, distribute_tensor
-
-    return distribute_tensor(x, init_device_mesh("cpu", (1,)), [Replicate()])
-
-
-KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "distributed": _distributed,
-    "jagged": lambda x: torch.nested.nested_tensor([x, x], layout=torch.jagged),
-}
-CALLS: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[str, ...]]] = {
-    "layer": ("linear", torch.nn.functional.linear, ("wide", "wide", "wide")),
-    "exponential": ("exp", torch.exp, ("low",)),
-    "loss": ("mse_loss", torch.nn.functional.mse_loss, ("low", "wide")),
-    "angle": ("atan2", torch.atan2, ("low", "wide")),
-    "joined": ("cat", lambda *tensors: torch.cat(tensors, -1), ("low", "wide")),
-    "softmax": ("softmax.int", lambda x: torch.softmax(x, -1), ("low",)),
-    "sine": ("sin", torch.sin, ("low",)),
-    "scaled": ("mul.Tensor", torch.mul, ("wide", "wide")),
-}
-"""Ops of which every argument may be such a tensor, as `OPS` has them."""
-
-HELD = Product(
-    {"kind": tuple(KINDS), "call": tuple(CALLS), "region": ("on", "off")},
-    {"jagged tensors have no mse_loss": lambda cell: (cell["kind"], cell["call"]) == ("jagged", "loss")},
-)
-
-
-@scenario(HELD, types=("cpu",))
-def test_held(amp: Amp, kind: str, call: str, region: str) -> None:
-    """A DTensor and a nested tensor are cast as other tensors are (torch.distributed.tensor, torch.nested)."""
-    given = [amp.rand(2, 2).to(amp.dtype if dtype == "low" else torch.float32) for dtype in CALLS[call][2]]
-    if call == "layer":
-        given[2] = given[2][0]
-    with _alone():
-        tensors = [KINDS[kind](x) for x in given]
-        if kind == "jagged":
-            tensors[1:] = given[1:] if call == "layer" else [_like(tensors[0], x) for x in given[1:]]
-        with amp.region(enabled=region == "on", cache_enabled=False):
-            out: Any = CALLS[call][1](*tensors)
-        inner = out.to_local() if kind == "distributed" else out.values()
-    casting = amp.casting(CALLS[call][0], [x.dtype for x in given], enabled=region == "on")
-    widest = functools.reduce(torch.promote_types, casting.dtypes)
-    amp.assert_equal("class of the result", type(out), type(tensors[0]))
-    amp.assert_equal("dtype of the result", name_of(out.dtype), name_of(casting.dtype or widest))
-    amp.assert_equal("dtype of what it holds", inner.dtype, out.dtype)
-
-
-def _like(other: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return a jagged tensor with the offsets of another one, without which they cannot meet."""
-    return torch.nested.nested_tensor_from_jagged(torch.cat([x, x]), offsets=other.offsets())

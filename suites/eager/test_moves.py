@@ -13,7 +13,6 @@ import weakref
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
 from ampcheck.runner.suite import Amp, scenario
 
@@ -157,22 +156,6 @@ def test_optimizer_made_before(amp: Amp, how: str, optimizer: str) -> None:
 
 
 @scenario(values=True, dtypes="default")
-def test_scaler_and_accumulation(amp: Amp) -> None:
-    """Gradients of passes before and after a move are unscaled once and stepped together (Module._apply)."""
-    model = _tied(amp)
-    bias = model["head"].bias
-    optimizer = torch.optim.SGD([bias], lr=1.0)
-    with torch.no_grad():
-        bias.zero_()
-    scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
-    (bias.sum() * 4.0).backward()
-    model.to(amp.type)
-    scaler.scale(model["head"].bias.sum()).backward()
-    scaler.step(optimizer)
-    amp.assert_close("the bias", model["head"].bias, torch.full((5,), -2.0), 0.0)
-
-
-@scenario(values=True, dtypes="default")
 def test_hooks_stay(amp: Amp) -> None:
     """Hooks of a parameter that were registered before a move run after it (Module._apply)."""
     model = _tied(amp)
@@ -243,31 +226,6 @@ def test_recurrent_module(amp: Amp) -> None:
     module.to(amp.type)
     same = [a is b is c for a, b, c in zip(weights, module.parameters(), module._flat_weights, strict=True)]
     amp.assert_equal("whether each is the object it was", same, [True] * 4)
-
-
-class _Doubled(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-
-@scenario(values=True, dtypes="default")
-def test_parametrized_module(amp: Amp) -> None:
-    """What a parametrized weight is computed of stays shared, and an optimizer trains it (nn.utils.parametrize)."""
-    amp.seed()
-    module = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
-    module[1].weight = module[0].weight
-    for part in module:
-        parametrize.register_parametrization(part, "weight", _Doubled())
-    original = module[0].parametrizations.weight.original
-    module[1].parametrizations.weight.original = original
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    module.to(amp.type)
-    with amp.region():
-        module(amp.rand(2, 3)).float().sum().backward()
-    optimizer.step()
-    same = [part.parametrizations.weight.original is original for part in module]
-    amp.assert_equal("whether the originals are the object it was", same, [True, True])
-    amp.assert_identical("the weight after a step", module[1].weight, original.detach() * 2)
 
 
 @scenario(how=COPIES, values=True, dtypes="default")

@@ -66,18 +66,6 @@ def test_dtype_order(amp: Amp, order: tuple[str, ...]) -> None:
 
 
 @scenario()
-def test_other_dtype_through_a_disabled_region(amp: Amp) -> None:
-    """A disabled region between two enabled ones changes the dtype of neither (amp.html#torch.autocast)."""
-    with amp.region():
-        with amp.region(amp.other, enabled=False):
-            amp.assert_equal("dtype a product runs in, disabled", amp.probe(), torch.float32)
-            with amp.region(amp.other):
-                amp.assert_equal("dtype a product runs in, enabled again", amp.probe(), amp.other)
-            amp.assert_equal("dtype a product runs in, disabled again", amp.probe(), torch.float32)
-        amp.assert_equal("dtype a product runs in, back outside", amp.probe(), amp.dtype)
-
-
-@scenario()
 def test_low_meets_full_in_a_disabled_region(amp: Amp) -> None:
     """A disabled region casts nothing: a low tensor and a float32 one reach the kernel as they are (amp.html)."""
     full = amp.rand(2, 2)
@@ -276,16 +264,6 @@ def test_ops_on_two_devices(amp: Amp) -> None:
             with torch.autocast("cpu", enabled=False):
                 amp.assert_equal("dtypes with the CPU disabled", (amp.probe(), on_cpu()), (amp.dtype, torch.float32))
         amp.assert_equal("dtypes after the CPU's region", (amp.probe(), on_cpu()), (amp.dtype, torch.float32))
-
-
-@scenario()
-def test_reuse_across_device_types(amp: Amp) -> None:
-    """cache_enabled is one flag for all device types: an inner region of another type sets it, and puts it back."""
-    name = _another_device_type(amp)
-    with amp.region():
-        with torch.autocast(name, dtype=amp.other, cache_enabled=False):
-            amp.assert_equal("cache_enabled in the other type's region", torch.is_autocast_cache_enabled(), False)
-        amp.assert_equal("cache_enabled after it", torch.is_autocast_cache_enabled(), True)
 
 
 @scenario()

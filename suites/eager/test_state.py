@@ -43,25 +43,6 @@ def test_dtype_round_trip(amp: Amp) -> None:
         amp.assert_equal(f"dtype of a product after setting {dtype}", amp.probe(), dtype)
 
 
-@scenario()
-def test_reuse_round_trip(amp: Amp) -> None:
-    """set_autocast_cache_enabled sets what is_autocast_cache_enabled reads (init.cpp)."""
-    for enabled in (False, True, True, False):
-        torch.set_autocast_cache_enabled(enabled)
-        amp.assert_equal(f"cache_enabled after setting {enabled}", torch.is_autocast_cache_enabled(), enabled)
-
-
-@scenario()
-def test_setters_return_nothing(amp: Amp) -> None:
-    """The setters return None and reading twice reads the same (init.cpp)."""
-    amp.assert_equal("set_autocast_enabled", torch.set_autocast_enabled(amp.type, True), None)
-    amp.assert_equal("set_autocast_dtype", torch.set_autocast_dtype(amp.type, amp.dtype), None)
-    amp.assert_equal("set_autocast_cache_enabled", torch.set_autocast_cache_enabled(True), None)
-    amp.assert_equal("clear_autocast_cache", torch.clear_autocast_cache(), None)
-    amp.assert_equal("the second reading", amp.state(), amp.state())
-    amp.assert_equal("state after it all", amp.state(), (True, amp.dtype, True))
-
-
 def other_types(amp: Amp) -> list[str]:
     """Every device type but the region's own, whose second name PrivateUse1's may be."""
     own = {amp.type, *(["privateuseone"] if amp.type == torch._C._get_privateuse1_backend_name() else [])}
@@ -149,14 +130,6 @@ def test_changes_inside_a_region(amp: Amp) -> None:
         torch.set_autocast_cache_enabled(False)
         amp.assert_equal("dtype of a product after another dtype", amp.probe(), amp.other)
     amp.assert_equal("state after the region", amp.state(), before)
-
-
-@scenario()
-def test_any_dtype_can_be_set(amp: Amp) -> None:
-    """set_autocast_dtype takes every dtype; whether a region takes it is the region's business (init.cpp)."""
-    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
-        torch.set_autocast_dtype(amp.type, dtype)
-        amp.assert_equal("dtype read back", torch.get_autocast_dtype(amp.type), dtype)
 
 
 Call = Callable[[str], object]

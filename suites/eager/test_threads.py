@@ -34,28 +34,6 @@ def test_starts_outside(amp: Amp) -> None:
         amp.assert_equal("state here", amp.state(), (True, amp.dtype, False))
 
 
-@scenario()
-def test_does_not_take_over_what_was_set(amp: Amp) -> None:
-    """Settings made in one thread do not reach a thread started later (autocast_mode.cpp: thread_local)."""
-    torch.set_autocast_enabled(amp.type, True)
-    torch.set_autocast_dtype(amp.type, amp.other if amp.default == amp.dtype else amp.dtype)
-    torch.set_autocast_cache_enabled(False)
-    amp.assert_equal("state in a new thread", amp.thread(amp.state), (False, amp.default, True))
-    amp.assert_equal("dtype a product runs in there", amp.thread(amp.probe), torch.float32)
-
-
-@scenario()
-def test_default_dtype_of_its_own(amp: Amp) -> None:
-    """A region without a dtype, in a new thread, takes that thread's dtype, not the starter's (get_autocast_dtype)."""
-
-    def look() -> torch.dtype:
-        with torch.autocast(amp.type, enabled=False):
-            return torch.get_autocast_dtype(amp.type)
-
-    with amp.region(amp.other), amp.region(amp.dtype):
-        amp.assert_equal("dtype in force in the thread's region", amp.thread(look), amp.default)
-
-
 # ---- what a thread does stays in it
 @scenario()
 def test_region_stays_in_its_thread(amp: Amp) -> None:
@@ -129,26 +107,6 @@ def test_left_in_another_order(amp: Amp) -> None:
 
     amp.interleave(lambda: worker(4, True), lambda: worker(1, False), lambda: worker(2, True))
     amp.assert_equal("state here", amp.state(), (False, amp.default, True))
-
-
-@scenario()
-def test_nested_in_turns(amp: Amp) -> None:
-    """The nesting depth counts the regions of one thread (autocast_mode.cpp: thread_local nesting)."""
-
-    def worker(depth: int) -> Iterator[None]:
-        for level in range(1, depth + 1):
-            region = amp.region(amp.dtype if level % 2 else amp.other)
-            region.__enter__()
-            regions.setdefault(depth, []).append(region)
-            yield
-            amp.assert_equal(f"nesting depth at level {level} of {depth}", amp.depth(), level)
-        while regions[depth]:
-            regions[depth].pop().__exit__(None, None, None)
-            yield
-        amp.assert_equal("state at the end", amp.state(), (False, amp.default, True))
-
-    regions: dict[int, list[torch.autocast]] = {}
-    amp.interleave(lambda: worker(4), lambda: worker(2), lambda: worker(3))
 
 
 @scenario()

@@ -179,23 +179,6 @@ def test_disabled(amp: Amp, recipe: str) -> None:
         amp.assert_equal("the scale", scale, 1.0)
 
 
-@scenario(values=True, dtypes="default", types=("cuda", "xpu", "mps", "jax"))
-def test_two_devices(amp: Amp) -> None:
-    """One scaler serves parameters on two devices; nan on either skips the step (test_grad_scaling_multigpu)."""
-    held = [torch.nn.Parameter(torch.full((3,), 2.0, device=where)) for where in (amp.type, "cpu")]
-    optimizer, scaler = torch.optim.SGD(held, lr=0.25), torch.amp.GradScaler(amp.type, init_scale=64.0)
-    for bad in (None, 0, 1):
-        optimizer.zero_grad()
-        for scaled in scaler.scale([one.square().sum() / 2 for one in held]):
-            scaled.backward()
-        if bad is not None:
-            held[bad].grad = torch.full_like(held[bad], float("nan"))
-        step_and_update(scaler, optimizer)
-        for one in held:
-            amp.assert_identical(f"the parameter on {one.device.type} with nan in {bad}", one, torch.full((3,), 1.5))
-    amp.assert_equal("the scale", scaler.get_scale(), 16.0)
-
-
 # ---- compiled, saved, averaged, sharded and checkpointed loops
 INF, NAN = float("inf"), float("nan")
 
@@ -285,52 +268,6 @@ def test_resumed(amp: Amp) -> None:
         amp.assert_identical(f"parameter {n}", got, want)
 
 
-@scenario(values=True, dtypes="default")
-def test_averaged(amp: Amp) -> None:
-    """Averages of the parameters are of those that steps gave; a skipped one adds the old (torch.optim.swa_utils)."""
-    results = []
-    for scaled in (False, True):
-        model = amp.module(_model).requires_grad_(True)
-        averages = [
-            torch.optim.swa_utils.AveragedModel(model),
-            torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)),
-        ]
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
-        scaler = torch.amp.GradScaler(amp.type, init_scale=256.0, enabled=scaled)
-        for n in range(4):
-            optimizer.zero_grad()
-            x, y = _batch(amp, n)
-            scaler.scale(torch.nn.functional.mse_loss(model(x), y) * (INF if scaled and n == 1 else 1.0)).backward()
-            if scaled or n != 1:
-                step_and_update(scaler, optimizer)
-            for average in averages:
-                average.update_parameters(model)
-        results.append([one for average in averages for one in average.module.parameters()])
-    for n, (got, want) in enumerate(zip(results[1], results[0], strict=True)):
-        amp.assert_close(f"averaged parameter {n}", got, want, 1e-6)
-
-
-class Bounded(torch.amp.GradScaler):
-    """A scaler whose scale keeps within bounds, as people write it."""
-
-    def update(self, new_scale: Any = None) -> None:
-        super().update(new_scale)
-        super().update(min(max(self.get_scale(), 1.0), 512.0))
-
-
-@scenario(values=True, dtypes="default")
-def test_subclass(amp: Amp) -> None:
-    """A subclass that bounds the scale after each update trains with it (pytorch#99640 asks for such a bound)."""
-    leaf, optimizer, _ = trained(amp, (1.0, -2.0))
-    scaler, scales = Bounded(amp.type, init_scale=128.0, growth_interval=1), []
-    for slope in (0.5, 0.5, 0.5, *[INF] * 12, 0.5):
-        iterate(leaf, optimizer, scaler, slope)
-        scales.append(scaler.get_scale())
-    want = [256.0, 512.0, 512.0, *(max(512.0 / 2**n, 1.0) for n in range(1, 13)), 2.0]
-    amp.assert_equal("the scales", scales, want)
-    amp.assert_identical("the parameter", leaf, torch.tensor([1.0, -2.0]) - 4 * 0.25)
-
-
 @contextmanager
 def _sharded(amp: Amp) -> Iterator[Any]:
     """Yield FSDP's scaler, in a group of one process."""
@@ -410,24 +347,6 @@ def test_sharded_gradients(amp: Amp, grad: str, default: str) -> None:
     amp.assert_identical("the gradient", got, torch.tensor([[1.5, 2.0]], device=amp.type, dtype=dtype))
 
 
-@scenario(values=True, dtypes="default")
-def test_recomputed_segment(amp: Amp) -> None:
-    """A checkpointed segment gives the same scaled gradients as one that is kept (torch.utils.checkpoint)."""
-    results = []
-    for kept in (True, False):
-        model: Any = amp.module(_model).requires_grad_(True)
-        optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.125), torch.amp.GradScaler(amp.type, 256.0)
-        x, y = _batch(amp, 0)
-        with amp.region():
-            out = model(x) if kept else torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
-            loss = torch.nn.functional.mse_loss(out, y)
-        scaler.scale(loss).backward()
-        step_and_update(scaler, optimizer)
-        results.append(list(model.parameters()))
-    for n, (got, want) in enumerate(zip(results[1], results[0], strict=True)):
-        amp.assert_identical(f"parameter {n}", got, want)
-
-
 # ---- long runs, and both ends of the scale's range
 THREE = (1.0, -2.0, 3.0)
 """The values that a parameter starts with."""
@@ -493,24 +412,6 @@ def test_top_of_the_scale(amp: Amp) -> None:
     amp.assert_identical("the parameter after an overflow", leaf, torch.tensor(THREE) - 4 * 2.0**-21)
 
 
-@scenario(values=True, dtypes="default")
-def test_swings(amp: Amp) -> None:
-    """The scale goes up at each interval and down at each overflow, and each step counts once (GradScaler.update)."""
-    options = {"growth_interval": 3, "growth_factor": 4.0, "backoff_factor": 0.25}
-    leaf, optimizer, scaler = trained(amp, THREE, init_scale=8.0, **options)
-    scale, tracker, taken = 8.0, 0, 0
-    for step in range(40):
-        bad = step % 7 == 5 or step in (20, 21)
-        iterate(leaf, optimizer, scaler, NAN if bad else 2.0**-4)
-        scale, tracker = (scale * 0.25, 0) if bad else (scale, tracker + 1)
-        if tracker == 3:
-            scale, tracker = scale * 4.0, 0
-        taken += not bad
-        got = scaler.get_scale(), scaler._get_growth_tracker()
-        amp.assert_equal(f"scale and tracker after step {step}", got, (scale, tracker))
-    amp.assert_identical("the parameter", leaf, torch.tensor(THREE) - taken * 2.0**-5)
-
-
 def _fit_sine(amp: Amp, *, scaled: bool, region: bool, scale: float) -> tuple[float, int, float]:
     """Return the loss of a small network fitted to a sine, how many steps were skipped, and the scale at the end."""
     model = amp.module(
@@ -543,18 +444,3 @@ def test_recovers(amp: Amp) -> None:
         amp.assert_equal("whether the scale came down", scale < 2.0**30, True)
     else:
         amp.assert_equal("steps skipped in bfloat16, which has float32's range", skipped, 0)
-
-
-@scenario(values=True, dtypes="default")
-def test_infinite_loss_then_finite(amp: Amp) -> None:
-    """One bad batch costs one step and half the scale, and leaves no trace in momentum (GradScaler.step; apex#289)."""
-    results = []
-    for bad in (False, True):
-        leaf = torch.nn.Parameter(torch.tensor([1.0, -2.0], device=amp.type))
-        optimizer = torch.optim.SGD([leaf], lr=0.5, momentum=0.5)
-        scaler = torch.amp.GradScaler(amp.type, init_scale=64.0)
-        for slope in (0.5, INF, 0.25, 0.125) if bad else (0.5, 0.25, 0.125):
-            iterate(leaf, optimizer, scaler, slope)
-        results.append(leaf)
-        amp.assert_equal(f"the scale, with a bad batch: {bad}", scaler.get_scale(), 32.0 if bad else 64.0)
-    amp.assert_identical("the parameter", results[1], results[0])

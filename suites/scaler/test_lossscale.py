@@ -9,7 +9,6 @@ torch/amp/grad_scaler.py.
 """
 
 from collections.abc import Callable
-from functools import partial
 from math import inf, nan
 from typing import Any
 from unittest.mock import patch
@@ -19,7 +18,7 @@ import torch
 from torch.amp import GradScaler
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from ampcheck.checks.scaling import one_process, step_and_update, trained
+from ampcheck.checks.scaling import one_process, step_and_update
 from ampcheck.programs.scaler.run import ScalerExplorer
 from ampcheck.programs.search import Search
 from ampcheck.runner.suite import Amp, Product, named, scenario
@@ -68,24 +67,6 @@ def test_before_the_first_output(amp: Amp) -> None:
     amp.assert_equal("scale after it", scaler.get_scale(), 24.0)
 
 
-@scenario(values=True, dtypes="default")
-def test_grows_at_the_interval(amp: Amp) -> None:
-    """The scale grows in the growth_interval-th iteration in a row without overflow, and counts anew (update)."""
-    weights, optimizer, scaler = _made(amp, lr=0.125, init_scale=8.0, growth_factor=4.0, growth_interval=3)
-    seen = [_iterate(scaler, optimizer, weights) for _ in range(7)]
-    want = [(8.0, 1), (8.0, 2), (32.0, 0), (32.0, 1), (32.0, 2), (128.0, 0), (128.0, 1)]
-    amp.assert_equal("scale and tracker after each iteration", seen, want)
-
-
-@scenario(values=True, dtypes="default")
-def test_overflow_begins_the_count_anew(amp: Amp) -> None:
-    """An overflow multiplies the scale by backoff_factor, and iterations before it no longer count (update)."""
-    weights, optimizer, scaler = _made(amp, lr=0.125, init_scale=64.0, backoff_factor=0.25, growth_interval=2)
-    seen = [_iterate(scaler, optimizer, weights, {0: inf} if n in (1, 2, 5) else {}) for n in range(8)]
-    want = [(64.0, 1), (16.0, 0), (4.0, 0), (4.0, 1), (8.0, 0), (2.0, 0), (2.0, 1), (4.0, 0)]
-    amp.assert_equal("scale and tracker after each iteration", seen, want)
-
-
 @scenario(kind=BAD, place=named(first=0, middle=1, last=2), values=True, dtypes="default")
 def test_skips(amp: Amp, kind: str, place: int) -> None:
     """One element that is not finite, wherever it is, skips the step; weights and momentum keep their bits (step)."""
@@ -101,24 +82,6 @@ def test_skips(amp: Amp, kind: str, place: int) -> None:
     _iterate(scaler, optimizer, weights)
     moved = [amp.values(one) != was for one, was in zip(held, before, strict=True)]
     amp.assert_equal("whether the next step moves each", moved, [True] * 6)
-
-
-@scenario(foreach=["loop", "foreach", "fused"], values=True, dtypes="default")
-def test_step_count_of_adam(amp: Amp, foreach: str) -> None:
-    """A skipped step is none for Adam, however it is computed: its count and averages stay (step)."""
-    how = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[foreach]
-    weights, optimizer, scaler = _made(amp, make=partial(torch.optim.Adam, **how), init_scale=4.0)
-    for bad in ({}, {2: nan}, {0: inf}, {}):
-        _iterate(scaler, optimizer, weights, bad)
-    counts = [float(kept["step"]) for kept in optimizer.state.values()]
-    amp.assert_equal("steps that Adam has counted", counts, [2.0] * 3)
-    reference, reference_optimizer, _ = _made(amp, make=torch.optim.Adam)
-    for _ in range(2):
-        for weight in reference:
-            weight.grad = torch.ones_like(weight)
-        reference_optimizer.step()
-    for n, (weight, want) in enumerate(zip(weights, reference, strict=True)):
-        amp.assert_close(f"weight {n}", weight, want)
 
 
 @scenario(values=True, dtypes="default")
@@ -190,26 +153,6 @@ def test_given_to_the_step(amp: Amp) -> None:
     _set_gradients(scaler, weights, {0: nan})
     amp.assert_equal("what a skipped step returned", scaler.step(optimizer, 3), None)
     amp.assert_equal("what the optimizer was given", got, [((1,), {"two": 2})])
-
-
-@scenario(values=True, dtypes="default")
-def test_scales_by_itself(amp: Amp) -> None:
-    """An optimizer that says it handles scaling is always called, with grad_scale and found_inf on it (step)."""
-    seen: list[tuple[float, float]] = []
-
-    class Own(torch.optim.SGD):
-        _step_supports_amp_scaling = True
-
-        def step(self, closure: Any = None) -> Any:
-            seen.append((float(self.grad_scale), float(self.found_inf)))
-
-    weights, optimizer, scaler = _made(amp, make=Own, init_scale=16.0)
-    for bad in ({}, {1: inf}):
-        _iterate(scaler, optimizer, weights, bad)
-    amp.assert_equal("grad_scale and found_inf in each step", seen, [(16.0, 0.0), (16.0, 1.0)])
-    amp.assert_equal("scale after both", scaler.get_scale(), 8.0)
-    left = hasattr(optimizer, "grad_scale") or hasattr(optimizer, "found_inf")
-    amp.assert_equal("whether it still has them", left, False)
 
 
 @scenario(values=True, dtypes="default")
@@ -361,44 +304,6 @@ def test_two_places(amp: Amp, bad: str) -> None:
     want = ([0.5, 0.5], [0.75, 0.75]) if bad == "nowhere" else ([1.0, 1.0], [1.0, 1.0])
     amp.assert_equal("weights after the step", (amp.values(here), amp.values(there)), want)
     amp.assert_equal("scale after it", scaler.get_scale(), 4.0 if bad == "nowhere" else 2.0)
-
-
-@scenario(values=True, dtypes="default")
-def test_clipped(amp: Amp) -> None:
-    """The step uses gradients clipped between unscale_ and step (amp_examples.html, gradient clipping)."""
-    weight, optimizer, scaler = trained(amp, (1.0, 2.0), 1.0, init_scale=1024.0)
-    scaler.scale((weight * torch.tensor([3.0, 4.0], device=amp.type)).sum()).backward()
-    scaler.unscale_(optimizer)
-    amp.assert_equal("norm of the gradients", round(float(torch.nn.utils.clip_grad_norm_([weight], 2.5)), 4), 5.0)
-    scaler.step(optimizer)
-    amp.assert_close("weight after the step", weight, torch.tensor([-0.5, 0.0]))
-
-
-@scenario(values=True, dtypes="default")
-def test_accumulated(amp: Amp) -> None:
-    """Gradients of several backward passes at one scale add up to one step (amp_examples.html, accumulation)."""
-    weight, optimizer, scaler = trained(amp, (1.0, 2.0), 0.25, init_scale=8.0, growth_interval=2)
-    for _ in range(3):
-        scaler.scale(weight.sum()).backward()
-    step_and_update(scaler, optimizer)
-    amp.assert_equal("weight after three passes and a step", amp.values(weight), [0.25, 1.25])
-    amp.assert_equal("tracker after them", scaler.state_dict()["_growth_tracker"], 1)
-    optimizer.zero_grad()
-    scaler.scale((weight * inf).sum()).backward()
-    scaler.scale(weight.sum()).backward()
-    scaler.step(optimizer)
-    amp.assert_equal("weight where one pass of two overflowed", amp.values(weight), [0.25, 1.25])
-
-
-@scenario(values=True, dtypes="default")
-def test_penalty(amp: Amp) -> None:
-    """The gradients of a step have the penalty on explicitly unscaled gradients (amp_examples.html, penalty)."""
-    weight, optimizer, scaler = trained(amp, (1.0, 2.0), 0.125, init_scale=256.0)
-    loss = (weight**2).sum()
-    scaled = torch.autograd.grad(scaler.scale(loss), [weight], create_graph=True)
-    scaler.scale(loss + sum((grad / scaler.get_scale()).square().sum() for grad in scaled)).backward()
-    scaler.step(optimizer)
-    amp.assert_equal("weight after the step", amp.values(weight), [-0.25, -0.5])  # 2 w + 8 w, an eighth of it
 
 
 # ---- random calls

@@ -124,18 +124,6 @@ def test_half_gradients(amp: Amp) -> None:
     amp.assert_equal("weights after it", (amp.values(wide), amp.values(half)), ([1.0, 1.0], [1.0, 1.0]))
 
 
-@scenario(values=True, dtypes="default")
-def test_complex_gradients(amp: Amp) -> None:
-    """A complex gradient is refused by an error that names its dtype (pytorch#58228)."""
-    weight = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64, device=amp.type))
-    optimizer = torch.optim.SGD([weight], lr=0.5)
-    scaler = torch.amp.GradScaler(amp.type, init_scale=8.0)
-    scaler.scale(torch.ones((), device=amp.type))
-    weight.grad = torch.ones_like(weight)
-    amp.assert_raises("step", RuntimeError, "omplex", lambda: scaler.step(optimizer))
-    amp.assert_equal("weight after it", amp.values(weight), [1, 1])
-
-
 @scenario(how=["keyword", "none_by_keyword", "position"], values=True, dtypes="default")
 def test_closure(amp: Amp, how: str) -> None:
     """A closure is refused while scaling, however it is given, and not called (step: "not currently supported")."""
@@ -146,17 +134,6 @@ def test_closure(amp: Amp, how: str) -> None:
     text, call = "Closure use is not currently supported if GradScaler is enabled.", partial(scaler.step, optimizer)
     amp.assert_raises(f"step with a closure by {how}", RuntimeError, text, partial(call, *given, **named))
     amp.assert_equal("calls of the closure, and weight", (called, amp.values(weight)), ([], [1.0, 1.0]))
-
-
-@scenario(values=True, dtypes="default")
-def test_error_of_the_optimizer(amp: Amp) -> None:
-    """An error that the optimizer raises comes through, and the step can be made again (step)."""
-    scaler, weight, optimizer = _after_calls(amp, "backward")
-    handle = optimizer.register_step_pre_hook(lambda *_: 1 / 0)
-    amp.assert_raises("step", ZeroDivisionError, "division by zero", lambda: scaler.step(optimizer))
-    handle.remove()
-    scaler.step(optimizer)
-    amp.assert_equal("weight after the second time", amp.values(weight), [0.5, 0.5])
 
 
 @scenario(values=True, dtypes="default")
@@ -358,27 +335,6 @@ def test_getters_where_disabled(amp: Amp, what: str) -> None:
         amp.assert_equal(f"get_{what}()", getattr(scaler, f"get_{what}")(), given[what])
     except AttributeError as error:
         amp.assert_equal(f"what get_{what}() raised", str(error), "")
-
-
-def _counted(name: str) -> Any:
-    """Return a method that notes its call, and does what GradScaler's does."""
-
-    def method(self: Any, *args: Any, **options: Any) -> Any:
-        self.calls.append(name)
-        return getattr(torch.amp.GradScaler, name)(self, *args, **options)
-
-    return method
-
-
-@scenario(values=True, dtypes="default")
-def test_subclass(amp: Amp) -> None:
-    """A subclass is the scaler it is made of, and step asks its own unscale_ (step: "internally invokes unscale_")."""
-    methods = {name: _counted(name) for name in ("scale", "unscale_", "step", "update")}
-    counting: Any = type("Counting", (torch.amp.GradScaler,), {**methods, "calls": []})
-    scaler = counting(amp.type, init_scale=4.0, growth_interval=1)
-    amp.assert_equal("scale after an iteration", _scale_after_iteration(scaler, amp), 8.0)
-    amp.assert_equal("scale after an overflow", _scale_after_iteration(scaler, amp, float("nan")), 4.0)
-    amp.assert_equal("what was called", scaler.calls, ["scale", "step", "unscale_", "update"] * 2)
 
 
 # ---- the scaler of FSDP

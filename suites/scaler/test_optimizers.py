@@ -7,7 +7,6 @@ torch/amp/grad_scaler.py.
 """
 
 import copy
-import functools
 import inspect
 import pickle
 from collections.abc import Callable
@@ -241,17 +240,6 @@ def test_dtype(amp: Amp, way: str, dtype: torch.dtype) -> None:
 
 
 @scenario(values=True, dtypes="default")
-def test_half_is_refused(amp: Amp) -> None:
-    """float16 gradients are refused, and neither they nor the parameters change (grad_scaler.py; pytorch#74739)."""
-    leaf = _parameter(amp, dtype=torch.float16)
-    optimizer, scaler = torch.optim.SGD([leaf], lr=0.25), torch.amp.GradScaler(amp.type, init_scale=512.0)
-    scaler.scale(leaf.float().sum()).backward()
-    amp.assert_raises("step", ValueError, "Attempting to unscale FP16 gradients", lambda: scaler.step(optimizer))
-    amp.assert_identical("the parameter", leaf, (torch.arange(3) - 1.5).half())
-    amp.assert_identical("the gradient", leaf.grad, torch.full((3,), 512.0).half())
-
-
-@scenario(values=True, dtypes="default")
 def test_complex_is_refused(amp: Amp) -> None:
     """Complex gradients are refused by an error that names the dtype, and the parameter is kept (pytorch#127176)."""
     leaf = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64, device=amp.type))
@@ -281,32 +269,6 @@ def test_dtypes_in_one(amp: Amp, way: str) -> None:
             amp.assert_identical(f"parameter {n} after an infinity in one of {bad.dtype}", leaf, kept)
 
 
-@scenario(way=IMPLEMENTED, to_none=named(none=True, zeros=False), values=True, dtypes="default")
-def test_parameters_without_gradient(amp: Amp, way: str, to_none: bool) -> None:
-    """Frozen and unused parameters stay, and weigh nothing in the check (grad_scaler.py: no gradient, no check)."""
-    used, frozen, unused = _parameter(amp), _parameter(amp).requires_grad_(False), _parameter(amp)
-    optimizer = torch.optim.SGD([frozen, used, unused], lr=0.25, foreach=way == "foreach", fused=way == "fused")
-    scaler = torch.amp.GradScaler(amp.type, init_scale=512.0)
-    for _ in range(2):
-        optimizer.zero_grad(set_to_none=to_none)
-        scaler.scale(used.square().sum() / 2).backward()
-        step_and_update(scaler, optimizer)
-    start = torch.arange(3) - 1.5
-    amp.assert_identical("the parameter used", used, start * 0.75**2)
-    amp.assert_identical("the frozen one", frozen, start)
-    amp.assert_identical("the unused one", unused, start)
-
-
-@scenario(values=True, dtypes="default")
-def test_no_gradient_at_all(amp: Amp) -> None:
-    """A step without any gradient says that nothing was checked (grad_scaler.py; accelerate#357)."""
-    leaf = _parameter(amp)
-    optimizer, scaler = torch.optim.SGD([leaf], lr=0.25), torch.amp.GradScaler(amp.type)
-    scaler.scale(torch.ones((), device=amp.type))
-    amp.assert_raises("step", AssertionError, "No inf checks were recorded", lambda: scaler.step(optimizer))
-    amp.assert_identical("the parameter", leaf, torch.arange(3) - 1.5)
-
-
 @scenario(way=["SparseAdam", "SGD", "Momentum", "Adagrad"], values=True, dtypes="default")
 def test_sparse(amp: Amp, way: str) -> None:
     """Optimizers that take sparse gradients take those of a scaled loss (pytorch#35810; torch.nn.Embedding)."""
@@ -332,64 +294,6 @@ def test_sparse(amp: Amp, way: str) -> None:
                 scaler.update()
         results.append(table.weight)
     amp.assert_identical("the table", results[1], results[0])
-
-
-@scenario(values=True, dtypes="default")
-def test_closure(amp: Amp) -> None:
-    """A closure is refused before it is called, by keyword and in first place (amp.html, GradScaler.step).
-
-    "Closure use is not currently supported": LBFGS cannot step without one, so no scaler can step it.
-    """
-    for make in (torch.optim.LBFGS, torch.optim.SGD):
-        leaf = _parameter(amp)
-        called: list[int] = []
-        optimizer, scaler = make([leaf], lr=0.25), torch.amp.GradScaler(amp.type, init_scale=512.0)
-        closure = functools.partial(lambda leaf, called: called.append(1) or leaf.sum(), leaf, called)
-        scaler.scale(leaf.sum()).backward()
-        text = "Closure use is not currently supported"
-        for what, give in (
-            ("by keyword", lambda o=optimizer, s=scaler, c=closure: s.step(o, closure=c)),
-            ("in first place", lambda o=optimizer, s=scaler, c=closure: s.step(o, c)),
-        ):
-            amp.assert_raises(f"a closure given to {make.__name__} {what}", RuntimeError, text, give)
-        amp.assert_equal(f"calls of the closure given to {make.__name__}", len(called), 0)
-
-
-@scenario(values=True, dtypes="default")
-def test_returned_value(amp: Amp) -> None:
-    """step passes its arguments to the optimizer's step and returns the result (amp.html, GradScaler.step)."""
-
-    class Counted(torch.optim.SGD):
-        def step(self, closure: Any = None, *, told: int = 0) -> Any:
-            super().step(closure)
-            return told + 1
-
-    leaf = _parameter(amp)
-    optimizer, scaler = Counted([leaf], lr=0.25), torch.amp.GradScaler(amp.type, init_scale=512.0)
-    scaler.scale(leaf.sum()).backward()
-    amp.assert_equal("what a step returned", scaler.step(optimizer, told=4), 5)
-
-
-@scenario(values=True, dtypes="default")
-def test_scheduler(amp: Amp) -> None:
-    """A learning rate scheduler's rates hold for scaled steps, also after a skipped one (amp_examples.html)."""
-    results = []
-    for scaled in (False, True):
-        leaf = _parameter(amp)
-        optimizer = torch.optim.SGD([leaf], lr=1.0)
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-        scaler = torch.amp.GradScaler(amp.type, init_scale=512.0, enabled=scaled)
-        for step in range(4):
-            leaf.grad = None
-            scaler.scale(leaf.square().sum() / 2).backward()
-            if step == 2 and leaf.grad is not None:
-                leaf.grad[0] = INF
-            if scaled or step != 2:
-                step_and_update(scaler, optimizer)
-            scheduler.step()
-        results.append(leaf)
-        amp.assert_equal(f"the rate, scaled={scaled}", optimizer.param_groups[0]["lr"], 0.0625)
-    amp.assert_identical("the parameter", results[1], results[0])
 
 
 @scenario(values=True, dtypes="default")
@@ -568,24 +472,6 @@ def test_gradient_spoiled_after_the_check(amp: Amp, name: str) -> None:
         step_and_update(scaler, optimizer)
         amp.assert_equal(f"whether the parameter is nan, fused={fused}", bool(leaf.isnan().all().item()), True)
         amp.assert_equal(f"the scale, fused={fused}", scaler.get_scale(), 256.0)
-
-
-@scenario(values=True, dtypes="default")
-def test_groups_of_both_kinds(amp: Amp) -> None:
-    """Each parameter group is stepped with its own settings, from one scale (torch.optim, param groups)."""
-    for made in FUSED.values():
-        results = []
-        for scaled in (False, True):
-            held = [_parameter(amp, 4), _parameter(amp, 3), _parameter(amp, 1)]
-            scaler = torch.amp.GradScaler(amp.type, init_scale=256.0, enabled=scaled)
-            optimizer = made([{"params": held[:1], "lr": 0.5}, {"params": held[1:], "weight_decay": 0.25}], fused=True)
-            for _ in range(2):
-                for leaf in held:
-                    _scaled_backward(leaf, scaler)
-                step_and_update(scaler, optimizer)
-            results.append(held)
-        for n, (got, want) in enumerate(zip(results[1], results[0], strict=True)):
-            amp.assert_close(f"parameter {n}", got, want, 1e-6)
 
 
 class Own(torch.optim.SGD):

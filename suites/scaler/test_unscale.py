@@ -329,27 +329,6 @@ def test_divides(amp: Amp, scale: float) -> None:
     amp.assert_equal("the scale afterwards", scaler.get_scale(), scale)
 
 
-@scenario(dtype=named(brain=torch.bfloat16, single=torch.float32, double=torch.float64), values=True, dtypes="default")
-def test_keeps_dtype(amp: Amp, dtype: torch.dtype) -> None:
-    """A gradient stays the tensor it was, in its own dtype (amp.html#torch.amp.GradScaler.unscale_; pytorch#127176)."""
-    held = _parameters(amp, [torch.tensor([4.0, -8.0, 4 / 3], dtype=dtype)])
-    before, optimizer, scaler = held[0].grad, torch.optim.SGD(held), _scaler(amp, 4.0)
-    scaler.unscale_(optimizer)
-    amp.assert_equal("whether the gradient is the same tensor", held[0].grad is before, True)
-    amp.assert_identical("the gradient", held[0].grad, torch.tensor([4.0, -8.0, 4 / 3], dtype=dtype) / 4)
-
-
-@scenario(values=True, dtypes="default")
-def test_half_is_refused(amp: Amp) -> None:
-    """float16 gradients are refused before any gradient is changed (grad_scaler.py; pytorch#74739, diffusers#1246)."""
-    held = _parameters(amp, [torch.ones(2), torch.ones(2, dtype=torch.float16)])
-    optimizer, scaler = torch.optim.SGD(held), _scaler(amp, 4.0)
-    text = "Attempting to unscale FP16 gradients"
-    amp.assert_raises("unscale_", ValueError, text, lambda: scaler.unscale_(optimizer))
-    for one in held:
-        amp.assert_identical("the gradient", one.grad, torch.ones(2, dtype=one.dtype))
-
-
 @pytest.mark.parametrize("bad_one", [None, 0, 1, 2, 3, 4, 5, 6], ids=lambda n: "none" if n is None else f"at_{n}")
 @scenario(bad=["inf", "nan"], values=True, dtypes="default")
 def test_perfect_storm(amp: Amp, bad: str, bad_one: int | None) -> None:
@@ -448,20 +427,6 @@ def test_sparse_beside_dense(amp: Amp) -> None:
     want = torch.tensor([0.0, 3.0, 0.0, 0.0, 3.0])
     amp.assert_identical("the sparse gradient", made.weight.grad.to_dense()[:, 0], want)
     amp.assert_identical("the dense gradient", dense[0].grad, torch.full((3,), 2.0))
-
-
-@scenario(values=True, dtypes="default")
-def test_own_gradients_alone(amp: Amp) -> None:
-    """unscale_ touches the gradients of the optimizer it is given, and no others (amp_examples.html, several)."""
-    one, two = _parameters(amp, [torch.full((2,), 8.0), torch.full((2,), 8.0)])
-    first, second, scaler = torch.optim.SGD([one]), torch.optim.SGD([two]), _scaler(amp, 4.0)
-    scaler.unscale_(first)
-    amp.assert_identical("gradient of the first optimizer", one.grad, torch.full((2,), 2.0))
-    amp.assert_identical("gradient of the second optimizer", two.grad, torch.full((2,), 8.0))
-    two.grad = torch.full((2,), NAN, device=amp.type)
-    scaler.unscale_(second)
-    amp.assert_equal("what was found in the first", _found_inf(scaler, first), 0.0)
-    amp.assert_equal("what was found in the second", _found_inf(scaler, second), 1.0)
 
 
 @scenario(values=True, dtypes="default")

@@ -117,10 +117,10 @@ STATE = {
         set_autocast_enabled=lambda own, *a: own(*a) if len(a) == 2 and type(a[1]) is bool else None
     ),
     "set-dtype-low-only": on_torch(set_autocast_dtype=set_dtype_low_only),
-    "set-cache-nothing": on_torch(set_autocast_cache_enabled=returns(None)),
     "depth-one-too-many": on_torch(autocast_increment_nesting=lambda own: own() + 1),
 }
 CACHING = {
+    "set-cache-nothing": on_torch(set_autocast_cache_enabled=returns(None)),
     "clear-does-nothing": on_torch(clear_autocast_cache=returns(None)),
     "clear-in-the-main-thread-alone": on_torch(
         clear_autocast_cache=lambda own: own() if threading.current_thread() is threading.main_thread() else None

@@ -15,7 +15,7 @@ import torch
 from torch.autograd.grad_mode import set_multithreading_enabled
 from torch.nn import functional as F
 
-from ampcheck.checks.gradients import assert_same_gradients, backward, copies_of, copy_of
+from ampcheck.checks.gradients import assert_same_gradients, copies_of, copy_of
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("autodiff")
@@ -163,44 +163,6 @@ def test_twice(amp: Amp, second: str) -> None:
     amp.assert_raises("a third time", RuntimeError, "a second time", lambda: out.backward())
 
 
-@scenario(values=True)
-def test_two_losses_of_one_region(amp: Amp) -> None:
-    """Two losses that share a weight have a graph each: neither backward needs retain_graph."""
-    x, w = _leaves(amp)
-    (w2,) = copies_of(w)
-    with amp.region():
-        one, two = torch.mm(x, w), torch.mm(w, x)
-        _weighted_loss(one).backward()
-        _weighted_loss(two).backward()
-    low = amp.dtype
-    _weighted_loss(torch.mm(x.detach().to(low), w2.to(low))).backward()
-    _weighted_loss(torch.mm(w2.to(low), x.detach().to(low))).backward()
-    amp.assert_identical("gradient of the weight", w.grad, w2.grad)
-
-
-@scenario(values=True)
-def test_from_another_thread(amp: Amp) -> None:
-    """A backward that another thread runs is the same, and leaves that thread's state alone."""
-    x, w = _leaves(amp)
-    (w2,) = copies_of(w)
-    with amp.region():
-        out, want = _weighted_loss(torch.mm(x.detach(), w)), _weighted_loss(torch.mm(x.detach(), w2))
-    want.backward()
-    seen: list[Any] = []
-    w.register_hook(lambda gradient: seen.append(amp.state()))
-
-    def elsewhere() -> tuple[Any, Any]:
-        before = amp.state()
-        out.backward()
-        return before, amp.state()
-
-    with amp.region():
-        before, after = amp.thread(elsewhere)
-    amp.assert_equal("state of the thread after backward", after, before)
-    amp.assert_equal("state a hook sees in the thread", seen, [before])
-    amp.assert_identical("gradient of the weight", w.grad, w2.grad)
-
-
 @scenario(place=["outside", "same", "another", "off", "unkept"], values=True)
 def test_what_a_hook_sees(amp: Amp, place: str) -> None:
     """Hooks run in the region backward is called in, whatever thread they run in (pytorch#132715)."""
@@ -229,24 +191,6 @@ def test_function_instead_of_method(amp: Amp) -> None:
     amp.assert_identical("gradient of what is not used", found[1], None)
     amp.assert_identical("gradient of x", found[2], x2.grad)
     amp.assert_equal("whether .grad is set", (x.grad, w.grad), (None, None))
-
-
-@scenario(values=True)
-def test_several_roots(amp: Amp) -> None:
-    """torch.autograd.backward takes results of every dtype at once, each with its gradient (its page)."""
-    x, w = _leaves(amp)
-    (w2,) = copies_of(w)
-    fixed = x.detach()
-    with amp.region():
-        low, wide = torch.mm(fixed, w), w.pow(2)
-    with amp.region(amp.other):
-        other = torch.mm(w, fixed)
-    torch.autograd.backward([low, wide, other], [torch.ones_like(low), torch.ones_like(wide), torch.ones_like(other)])
-    parts = [torch.mm(fixed.to(amp.dtype), w2.to(amp.dtype)), torch.mm(w2.to(amp.other), fixed.to(amp.other))]
-    for part in (*parts, w2.pow(2)):
-        part.float().sum().backward()
-    amp.assert_equal("dtype of the gradient", getattr(w.grad, "dtype", None), torch.float32)
-    amp.assert_close("gradient of three roots", w.grad, w2.grad, 1e-5)
 
 
 @scenario(values=True)
@@ -282,40 +226,6 @@ def test_grad_mode(amp: Amp, mode: str, order: str) -> None:
     with amp.region():
         again = torch.mm(x, w)
     amp.assert_equal("does the next product require grad", again.requires_grad, True)
-
-
-@scenario(values=True)
-def test_mode_around_a_decorated_forward(amp: Amp) -> None:
-    """A forward decorated by no_grad inside one decorated by a region gives a low result without a graph."""
-
-    @amp.region()
-    def outer(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return inner(x, w), torch.mm(x, w)
-
-    @torch.no_grad()
-    def inner(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return torch.mm(x, w)
-
-    first, second = outer(amp.rand(3, 3), amp.rand(3, 3, requires_grad=True))
-    amp.assert_equal("dtypes", (first.dtype, second.dtype), (amp.dtype, amp.dtype))
-    amp.assert_equal("requires_grad", (first.requires_grad, second.requires_grad), (False, True))
-
-
-@scenario(values=True)
-def test_leaf_of_inference_mode(amp: Amp) -> None:
-    """A tensor made in inference mode can be an input of a region that records gradients (torch.inference_mode).
-
-    Autograd may not save it, and what it saves of a product is the cast, which is an ordinary tensor.
-    """
-    w = amp.rand(3, 3, requires_grad=True)
-    reference = copy_of(w)
-    with torch.inference_mode():
-        x = amp.rand(3, 3)
-    with amp.region():
-        out = torch.mm(x, w)
-    want = torch.mm(x.to(amp.dtype), reference.to(amp.dtype))
-    backward(out, want)
-    amp.assert_identical("gradient", w.grad, reference.grad)
 
 
 @scenario(order=["around", "inside"], values=True)
@@ -405,46 +315,3 @@ def test_double_backward(amp: Amp, place: str) -> None:
     amp.assert_equal("whether x has a second derivative", x.grad is not None, True)
     amp.assert_identical("penalty", penalty, reference)
     assert_same_gradients(amp, "xw", (x, w), (x2, w2))
-
-
-@scenario(values=True)
-def test_second_derivative_of_a_leaf(amp: Amp) -> None:
-    """Each derivative of a float32 leaf is float32, to the third, and as with explicit casts (torch.autograd.grad)."""
-    w = amp.rand(3, 3, requires_grad=True)
-    reference = copy_of(w)
-    with amp.region(cache_enabled=False):
-        got: Any = torch.mm(w, w).float().pow(3).sum()
-    want: Any = torch.mm(reference.to(amp.dtype), reference.to(amp.dtype)).float().pow(3).sum()
-    for order in ("first", "second", "third"):
-        (got,) = torch.autograd.grad(got.sum(), w, create_graph=True)
-        (want,) = torch.autograd.grad(want.sum(), reference, create_graph=True)
-        amp.assert_identical(f"{order} derivative", got, want)
-
-
-@scenario(values=True)
-def test_penalty_in_a_region(amp: Amp) -> None:
-    """The documented recipe computes the penalty's norm in a region, from float32 gradients (amp_examples.html)."""
-    x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
-    reference = copy_of(w)
-    with amp.region():
-        loss = torch.mm(x, w).float().pow(2).sum()
-    (gradient,) = torch.autograd.grad(loss, w, create_graph=True)
-    with amp.region():
-        (loss + gradient.pow(2).sum().sqrt()).backward()
-    loss = torch.mm(x.to(amp.dtype), reference.to(amp.dtype)).float().pow(2).sum()
-    (wanted,) = torch.autograd.grad(loss, reference, create_graph=True)
-    (loss + wanted.pow(2).sum().sqrt()).backward()
-    amp.assert_identical("gradient", gradient, wanted)
-    amp.assert_identical("gradient with the penalty", w.grad, reference.grad)
-
-
-@scenario(values=True)
-def test_batched_gradients(amp: Amp) -> None:
-    """is_grads_batched gives each row the result of a separate call (torch.autograd.grad; pytorch#184890)."""
-    x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
-    with amp.region():
-        out = torch.nn.functional.layer_norm(torch.mm(x, w), (3,))
-    rows = torch.eye(9, device=amp.type, dtype=out.dtype).view(9, 3, 3)
-    (batched,) = torch.autograd.grad(out, w, rows, is_grads_batched=True, retain_graph=True)
-    single = torch.stack([torch.autograd.grad(out, w, row, retain_graph=True)[0] for row in rows])
-    amp.assert_close("gradients of nine rows", batched, single, 2 * torch.finfo(amp.dtype).eps)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.autograd.graph import register_multi_grad_hook, save_on_cpu, saved_tensors_hooks
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 from ampcheck.runner.suite import Amp, scenario
 
@@ -46,16 +46,6 @@ def test_tensor_hook_that_replaces(amp: Amp) -> None:
     want = torch.mm(x.to(amp.dtype), reference.to(amp.dtype))
     want.backward(torch.full_like(want, 3))
     amp.assert_identical("gradient of the leaf", w.grad, reference.grad / 7)
-
-
-@scenario(values=True)
-def test_hook_of_another_dtype(amp: Amp) -> None:
-    """A hook that changes the dtype of a gradient raises an error (torch/csrc/autograd/python_hook.cpp)."""
-    x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
-    with amp.region():
-        out = torch.mm(x, w)
-    out.register_hook(lambda gradient: gradient.float())
-    amp.assert_raises("a low gradient made float32", RuntimeError, "changed the type", lambda: out.sum().backward())
 
 
 @scenario(values=True)
@@ -112,56 +102,6 @@ def test_left_open_in_a_hook(amp: Amp) -> None:
         amp.assert_equal("state after backward", (amp.state(), amp.depth()), (before, depth))
         amp.assert_equal("dtype a product runs in", amp.probe(), amp.dtype)
     amp.assert_equal("state after the region", amp.state()[0], False)
-
-
-@scenario(values=True)
-def test_node_hooks(amp: Amp) -> None:
-    """The product's node takes a low gradient, and that of the weight's cast gives a float32 one.
-
-    What goes between the two is not promised: a device may add up in float32 what several uses of a weight give.
-    """
-    w = amp.rand(3, 3, requires_grad=True)
-    with amp.region():
-        out = torch.mm(amp.rand(3, 3), w)
-    product = out.grad_fn
-    cast = product.next_functions[1][0]
-    seen: dict[str, Any] = {}
-    product.register_prehook(lambda taken: seen.update(taken=taken[0].dtype))
-    cast.register_hook(lambda given, taken: seen.update(cast=given[0].dtype))
-    out.sum().backward()
-    amp.assert_equal("dtypes at the nodes", seen, {"taken": amp.dtype, "cast": torch.float32})
-
-
-@scenario(values=True)
-def test_accumulated(amp: Amp) -> None:
-    """register_post_accumulate_grad_hook runs once per backward with .grad in the leaf's dtype (its page).
-
-    However often the leaf is used in the region.
-    """
-    x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
-    seen: list[Any] = []
-    w.register_post_accumulate_grad_hook(lambda leaf: seen.append(getattr(leaf.grad, "dtype", None)))
-    for _ in range(2):
-        with amp.region():
-            out = torch.mm(torch.mm(x, w), w) + torch.mm(x, w)
-        out.float().sum().backward()
-    amp.assert_equal("dtype of .grad at each call", seen, [torch.float32] * 2)
-
-
-@scenario(values=True)
-def test_several_tensors(amp: Amp) -> None:
-    """register_multi_grad_hook gives all gradients at once, each in its tensor's dtype (torch.autograd.graph)."""
-    v, w = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
-    seen: list[Any] = []
-    with amp.region():
-        low = torch.mm(v, w)
-        out = torch.mm(low, w).float().sum()
-    register_multi_grad_hook((v, low, w), lambda gradients: seen.append([gradient.dtype for gradient in gradients]))
-    register_multi_grad_hook((low, w), lambda gradient: seen.append(gradient.dtype), mode="any")
-    out.backward()
-    want = [[torch.float32, amp.dtype, torch.float32]]
-    amp.assert_equal("dtypes of all", [s for s in seen if isinstance(s, list)], want)
-    amp.assert_equal("dtype of the first", [s for s in seen if not isinstance(s, list)], [amp.dtype])
 
 
 @scenario(values=True)

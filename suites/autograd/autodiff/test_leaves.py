@@ -61,24 +61,6 @@ def test_low_leaf_in_float32_op(amp: Amp) -> None:
     amp.assert_identical("gradient", w.grad, reference.grad)
 
 
-@scenario(regions=["each", "one"], values=True)
-def test_micro_batches(amp: Amp, regions: str) -> None:
-    """Gradients of micro-batches are added up in float32 (amp_examples.html#gradient-accumulation).
-
-    Whether each forward has a region, or one is around the loop, backward included.
-    """
-    w, xs = amp.rand(4, 4, requires_grad=True), [amp.rand(2, 4) for _ in range(6)]
-    reference = copy_of(w)
-    with amp.region(enabled=regions == "one", cache_enabled=regions != "one"):
-        for x in xs:
-            with amp.region():
-                loss = torch.mm(x, w).float().square().mean() / len(xs)
-            loss.backward()
-    for x in xs:
-        (torch.mm(x.to(amp.dtype), reference.to(amp.dtype)).float().square().mean() / len(xs)).backward()
-    amp.assert_identical("gradient of six micro-batches", w.grad, reference.grad)
-
-
 @scenario(values=True)
 def test_many_small_steps(amp: Amp) -> None:
     """A thousand backward passes of a gradient of 1 make 1000, which no lower precision counts to (amp_examples.html).
@@ -195,21 +177,6 @@ def test_sparse_gradient(amp: Amp) -> None:
     backward(out, want)
     amp.assert_equal("layout of the gradient", table.grad.layout, torch.sparse_coo)
     amp.assert_identical("gradient", table.grad.to_dense(), reference.grad.to_dense())
-
-
-@scenario(values=True)
-def test_complex_in_between(amp: Amp) -> None:
-    """A complex op in a region is not cast, and its gradient reaches float32 leaves (amp.html#autocast-eligibility)."""
-    x, w = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
-    x2, w2 = copies_of(x, w)
-    with amp.region():
-        product = torch.mm(x, w).float()
-        loss = (torch.complex(product, x) * torch.complex(w, product)).abs().sum()
-    reference = torch.mm(x2.to(amp.dtype), w2.to(amp.dtype)).float()
-    want = (torch.complex(reference, x2) * torch.complex(w2, reference)).abs().sum()
-    loss.backward()
-    want.backward()
-    assert_same_gradients(amp, "xw", (x, w), (x2, w2))
 
 
 @scenario(values=True)

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch.utils.checkpoint import CheckpointError, checkpoint, checkpoint_sequential, set_checkpoint_early_stop
 
-from ampcheck.checks.gradients import custom_function
 from ampcheck.runner.suite import Amp, named, scenario
 
 pytestmark = pytest.mark.rule("checkpoint")
@@ -168,23 +167,6 @@ def test_host_type_too(amp: Amp, host: bool, reentrant: bool) -> None:
     amp.assert_equal("how often the function ran", len(seen), 2)
 
 
-@scenario(way=["list", "closure", "deep"], reentrant=BOTH, values=True)
-def test_tensors_elsewhere(amp: Amp, way: str, reentrant: bool) -> None:
-    """The state is replayed wherever the function takes its tensors from: a container, or what it closes over."""
-    x, seen, watched = _watched(amp)
-    trigger = torch.zeros(1, requires_grad=True)
-    calls: dict[str, tuple[Callable[..., torch.Tensor], tuple[object, ...]]] = {
-        "list": (lambda trigger, xs: watched(xs[0]), (trigger, [x])),
-        "closure": (lambda trigger: watched(x), (trigger,)),
-        "deep": (lambda trigger, xs: watched(xs["a"][0][1]), (trigger, {"a": ((0, x),)})),
-    }
-    function, args = calls[way]
-    with amp.region(cache_enabled=False):
-        out = checkpoint(function, *args, use_reentrant=reentrant)
-    out.float().sum().backward()
-    _expect_two_equal_runs(amp, "the function", seen)
-
-
 @scenario(values=True)
 def test_keyword_tensors(amp: Amp) -> None:
     """Keyword arguments reach the function both times, in the same state (checkpoint, **kwargs)."""
@@ -231,34 +213,6 @@ def test_sequence(amp: Amp, segments: int, reentrant: bool) -> None:
     states = {state for seen in seens for state in seen}
     amp.assert_equal("states and dtypes", states, {((True, amp.dtype, False), amp.dtype)})
     amp.assert_equal("dtypes of the gradients", [getattr(w.grad, "dtype", None) for w in weights], [torch.float32] * 3)
-
-
-@scenario(reentrant=BOTH, values=True)
-def test_another_thread(amp: Amp, reentrant: bool) -> None:
-    """A backward pass in a thread outside of every region replays the state of the forward, and leaves none there."""
-    x, seen, function = _watched(amp)
-
-    def backward() -> tuple[object, ...]:
-        before = amp.state(), amp.depth()
-        loss.backward()
-        return before, (amp.state(), amp.depth())
-
-    with amp.region(cache_enabled=False):
-        loss = checkpoint(function, x, use_reentrant=reentrant).float().sum()
-        before, after = amp.thread(backward)
-        amp.assert_equal("state of the first thread", amp.state(), (True, amp.dtype, False))
-    amp.assert_equal("state of the other thread afterwards", after, before)
-    _expect_two_equal_runs(amp, "the function", seen)
-
-
-@scenario(reentrant=BOTH, values=True)
-def test_without_gradients(amp: Amp, reentrant: bool) -> None:
-    """Under no_grad the function runs once, in the region, and its result needs no gradient (checkpoint)."""
-    x, seen, function = _watched(amp)
-    with amp.region(), torch.no_grad():
-        out = checkpoint(function, x, use_reentrant=reentrant)
-    amp.assert_equal("what ran", seen, [((True, amp.dtype, True), amp.dtype)])
-    amp.assert_equal("dtype, and whether it requires grad", (out.dtype, out.requires_grad), (amp.dtype, False))
 
 
 @scenario(reentrant=BOTH, types=("cuda", "xpu", "mps", "mtia", "jax"), values=True)
@@ -427,29 +381,3 @@ def test_saved_tensors(amp: Amp) -> None:
         got, wanted = getattr(out, name), getattr(want, name)
         amp.assert_equal(f"dtype of {name}", got.dtype, amp.dtype)
         amp.assert_equal(f"values of {name}", amp.values(got), amp.values(wanted))
-
-
-@scenario(reentrant=BOTH, values=True)
-def test_functions_of_their_own(amp: Amp, reentrant: bool) -> None:
-    """custom_fwd casts, and custom_bwd runs, the same in a recomputation as in a forward pass (amp.html#custom_fwd)."""
-    seen: list[object] = []
-
-    def forwards(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        seen.append(("forward", amp.state()[:2], x.dtype, weight.dtype))
-        ctx.save_for_backward(x, weight)
-        return torch.mm(x, weight)
-
-    def backwards(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x, weight = ctx.saved_tensors
-        seen.append(("backward", amp.state()[:2], x.dtype, weight.dtype))
-        return torch.mm(grad, weight.t()), torch.mm(x.t(), grad)
-
-    product = custom_function(amp.type, forwards, backwards, cast_inputs=amp.other)
-    x, weight = _leaves(amp)
-    with amp.region():
-        out = checkpoint(lambda x: torch.sin(product.apply(x, weight)), x, use_reentrant=reentrant)
-    amp.assert_equal("dtype of the result", out.dtype, amp.other)
-    out.float().sum().backward()
-    forward = ("forward", (False, amp.dtype), amp.other, amp.other)
-    amp.assert_equal("what ran", seen, [forward, forward, ("backward", *forward[1:])])
-    amp.assert_equal("dtype of the gradient", getattr(x.grad, "dtype", None), torch.float32)

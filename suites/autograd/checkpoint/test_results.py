@@ -15,7 +15,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
-    checkpoint_sequential,
     create_selective_checkpoint_contexts,
 )
 
@@ -106,28 +105,6 @@ def test_weights_used_before(amp: Amp, before: bool, inside: bool, reentrant: bo
 
     for place, (got, want) in enumerate(zip(run(True), run(False), strict=True)):
         amp.assert_close(f"tensor {place}", got, want, 8 * torch.finfo(amp.dtype).eps)
-
-
-@scenario(reentrant=BOTH, values=True)
-def test_sequence_bits(amp: Amp, reentrant: bool) -> None:
-    """A sequence in segments gives the result of the sequence (checkpoint_sequential)."""
-    leaves = _leaves(amp)
-    pairs = zip(leaves[1:], (torch.sin, torch.exp, torch.tanh), strict=True)
-    functions = [partial(lambda weight, after, x: after(torch.mm(x, weight)), *pair) for pair in pairs]
-
-    def plain(x: torch.Tensor) -> torch.Tensor:
-        for function in functions:
-            x = function(x)
-        return x
-
-    def run(segments: int) -> torch.Tensor:
-        with amp.region():
-            if not segments:
-                return plain(leaves[0])
-            return checkpoint_sequential(functions, segments, leaves[0], use_reentrant=reentrant)
-
-    for segments in (1, 2, 3):
-        _expect_same_outcome(amp, f"in {segments} segments", leaves, partial(run, segments), partial(run, 0))
 
 
 @scenario(reentrant=BOTH, values=True)

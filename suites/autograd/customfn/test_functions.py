@@ -420,35 +420,6 @@ def test_in_place(amp: Amp, to: str) -> None:
         amp.assert_equal(f"gradient {where}", amp.values(leaf.grad), [2.0, 2.0])
 
 
-@scenario(values=True)
-def test_backward_in_backward(amp: Amp) -> None:
-    """A backward that runs another backward, as checkpointing does, puts the outer state back after it."""
-    seen: list[Any] = []
-
-    def forwards(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return torch.mm(x, x)
-
-    def backwards(ctx: Any, gradient: torch.Tensor) -> torch.Tensor | None:
-        x: torch.Tensor = ctx.saved_tensors[0].detach().requires_grad_()
-        before = amp.state()
-        with torch.enable_grad(), amp.region(amp.other):
-            inner = torch.mm(x, x)
-        inner.backward(gradient.to(inner.dtype))
-        seen.append((inner.dtype, amp.state() == before, before[:2]))
-        return x.grad
-
-    x = amp.rand(3, 3, requires_grad=True)
-    reference = copy_of(x)
-    with amp.region():
-        out = custom_function(amp.type, forwards, backwards).apply(x)
-    out.float().sum().backward()
-    other = reference.to(amp.other)
-    torch.mm(other, other).backward(torch.ones(3, 3, device=amp.type, dtype=amp.other))
-    amp.assert_equal("dtype inside, state after it, state before it", seen, [(amp.other, True, (True, amp.dtype))])
-    amp.assert_close("gradient", x.grad, reference.grad, 4 * torch.finfo(amp.dtype).eps)
-
-
 # ---- torch.vmap, torch.func.grad and forward-mode differentiation
 @scenario(values=True)
 def test_under_vmap(amp: Amp) -> None:

@@ -231,23 +231,6 @@ def test_second_derivative_of_an_op(amp: Amp) -> None:
 
 
 @scenario(values=True, since="2.13")
-def test_op_inside_an_op(amp: Amp) -> None:
-    """An op that is called by another one runs with autocast off, and casts nothing again."""
-    inner_seen: Seen = []
-    inner = _copy_op(amp, inner_seen)
-    inner.register_autocast(amp.type, amp.dtype)
-
-    def outer(x: Tensor) -> Tensor:
-        return inner(x)
-
-    op = _custom_op(amp, outer)
-    op.register_autocast(amp.type, torch.float32)
-    with amp.region():
-        amp.assert_equal("dtype of the outer op's result", op(amp.rand(2, dtype=amp.dtype)).dtype, torch.float32)
-        amp.assert_equal("dtype of the inner op alone", inner(amp.rand(2)).dtype, amp.dtype)
-
-
-@scenario(values=True, since="2.13")
 def test_op_under_vmap(amp: Amp) -> None:
     """An op with a vmap rule is cast under torch.vmap too (torch.library.register_vmap)."""
     op = _copy_op(amp, [])
