@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import textwrap
 import tomllib
@@ -16,6 +15,7 @@ from ampcheck.cli.common import Subparsers
 from ampcheck.errors import UsageError
 from ampcheck.tools.lint import NAMED, RULES, TRAINING, Read, Report, find, lint_files
 from ampcheck.tools.lint.fix import fix_files
+from ampcheck.tools.user_program import screen_width
 
 
 def add(commands: Subparsers) -> None:
@@ -116,7 +116,7 @@ def _number(count: int, what: str) -> str:
 
 
 def _text(found: list[Report]) -> str:
-    width = min(shutil.get_terminal_size((100, 24)).columns, 100)
+    width = screen_width()
     lines = []
     for report in found:
         place, rule, said = str(report).split(": ", 2)

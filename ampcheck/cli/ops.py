@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 from ampcheck.cli.common import Subparsers, add_device, add_device_module, remembered
 from ampcheck.errors import unknown
+from ampcheck.tools.user_program import screen_width
 
 
 def add_explain(commands: Subparsers) -> None:
@@ -17,7 +18,7 @@ def add_explain(commands: Subparsers) -> None:
     parser.add_argument(
         "op", metavar="OP", help="e.g. mm, sum.dim_IntList, softmax, torch.softmax, F.linear, Tensor.mm"
     )
-    add_device(parser, "for this device, by default for every one")
+    add_device(parser, "for this device, by default for every one that a whole run tests")
     parser.add_argument("--amp-dtype", metavar="DTYPE", help="the region's dtype; by default the device's default")
     parser.add_argument("--inputs", metavar="DTYPES", help="the floating tensors' dtypes, e.g. fp32,fp16")
     parser.set_defaults(run=explain)
@@ -25,7 +26,7 @@ def add_explain(commands: Subparsers) -> None:
 
 def explain(args: argparse.Namespace) -> int:
     """Print it. Raises UsageError for an unknown op, device or dtype, and for dtypes that no overload takes."""
-    question = ["explain", args.op, str(args.amp_dtype), str(args.inputs), *args.device]
+    question = ["explain", args.op, str(args.amp_dtype), str(args.inputs), str(screen_width()), *args.device]
     for line in _explained(args) if args.device_module else remembered(question, lambda: _explained(args)):
         print(line)
     return 0
@@ -35,7 +36,7 @@ def _explained(args: argparse.Namespace) -> Iterator[str]:
     from ampcheck.devices.registry import named, promised  # noqa: PLC0415  # imports torch
     from ampcheck.tools.explain import explain as said  # noqa: PLC0415  # imports torch
 
-    devices = named(args.device, args.device_module)
+    devices = [one for one in named(args.device, args.device_module) if args.device or not one.on_request]
     for device in devices:
         promised(device)
     return said(args.op, devices, args.amp_dtype, args.inputs)

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import operator
+import textwrap
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache, reduce
+from dataclasses import dataclass, replace
+from functools import cache, partial, reduce
+from textwrap import shorten
 
 import torch
 from tabulate import tabulate
 
 from ampcheck import samples
+from ampcheck.checks.call import plan
 from ampcheck.checks.cases import floating_count, op_cases
 from ampcheck.devices.base import Device
-from ampcheck.errors import UsageError, unknown
+from ampcheck.devices.cpu import Cpu
+from ampcheck.errors import UsageError, one_line, unknown
 from ampcheck.observe.dispatcher import live_registrations
 from ampcheck.observe.recorder import is_composite, tensors
 from ampcheck.observe.recorder import overload as callable_of
 from ampcheck.register.torch_private import op_names
 from ampcheck.runner.deviations import Deviation, KnownDeviations
 from ampcheck.samples.describe import Sample, TensorArg, leaves, map_leaves
+from ampcheck.spec.case import Case
 from ampcheck.spec.casting import Expectation, Leaf, expect
 from ampcheck.spec.dtypes import LOW, is_floating
 from ampcheck.spec.policies import KEYS, closest, rows
 from ampcheck.spec.rules import RULES
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
+from ampcheck.tools.user_program import screen_width
 
-_PARTS = "It is composite, so what comes out depends on the ops it is made of; ampcheck trace shows them."
 _NONE = (
     "has no policy under any dispatch key, so autocast lets it fall through to its kernel as if there were no region."
 )
@@ -64,40 +70,77 @@ def explain(op: str, devices: Sequence[Device], amp: str | None = None, inputs: 
 
 
 def _overload(overload: str, devices: Sequence[Device], amp: str | None, inputs: tuple[str, ...]) -> list[str]:
-    out = [f"aten::{overload}", ""]
+    """Say what happens on the devices, those of this machine first, and then where each policy is registered."""
+    groups: dict[tuple[str, str], list[Device]] = {}
+    for device in sorted(devices, key=lambda device: device.unavailable() is not None or not device.has_values):
+        policy = device.policies().get(overload, "fallthrough")
+        groups.setdefault((policy, amp or device.default_amp), []).append(device)
     found = keys(overload, devices)
-    if all(policy == "fallthrough" for _, policy, _ in found):
+    out = [f"aten::{overload}"]
+    if nowhere := all(policy == "fallthrough" for _, policy, _ in found):
         groups = {("fallthrough", amp or devices[0].default_amp): list(devices)}
-        out[0] += f" {_NONE}"
-    else:
-        out.append(tabulate(found, headers=["dispatch key", "policy", "source"]))
-        groups = {}
-        for device in devices:
-            policy = device.policies().get(overload, "fallthrough")
-            groups.setdefault((policy, amp or device.default_amp), []).append(device)
+        out = wrapped(f"{out[0]} {_NONE}")
     for (policy, dtype), members in groups.items():
         out += ["", *_group(overload, policy, dtype, members, inputs)]
-    return out
+    for (policy, _), members in groups.items():
+        for deviation, count in deviations(overload, policy, members).items():
+            cases = "case" if count == 1 else "cases"
+            out += wrapped(f"Known deviation {deviation.id!r} ({count} {cases}): {deviation.reason} {deviation.link}")
+    if not nowhere:
+        out += [
+            "",
+            *tabulate(
+                found, headers=["dispatch key", "policy", f"source in torch {closest(torch.__version__)}"]
+            ).splitlines(),
+        ]
+    sources = {policy: RULES[policy].source for policy, _ in groups}
+    return [*out, "", *(f"{policy}: {source}" for policy, source in sources.items())]
+
+
+def wrapped(text: str) -> list[str]:
+    """Return a sentence in lines as wide as the terminal, at most 100 columns, the later ones indented."""
+    return textwrap.wrap(text, screen_width(), subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _group(overload: str, policy: str, dtype: str, members: list[Device], inputs: tuple[str, ...]) -> list[str]:
     """Describe an op on devices that share a policy and a region's dtype."""
     where = ", ".join(device.name for device in members)
-    rule = RULES[policy]
-    out = [f"On {where}, in a region of {dtype}: {policy}: {rule.sentence}.", f"  {rule.source}", ""]
+    out = wrapped(f"On {where} in a region of {dtype}: {policy}: {RULES[policy].sentence}.")
+    headers = ["given", "the kernel gets", "comes out", "and"]
     if policy == "fallthrough" and is_composite(overload):
-        out.append(f"  {_PARTS}")
+        headers[1] = "its parts get"
+        shown = _parts(overload, members, dtype, inputs)
     else:
-        rows = effects(overload, policy, members[0], dtype, inputs)
-        headers = ["given", "the kernel gets", "and", "comes out"]
         shown = [
-            [_dtypes(e.given), _dtypes(e.kernel) if e.out != "nothing" else "-", e.also or "-", e.out] for e in rows
+            [_dtypes(e.given), _dtypes(e.kernel) if e.out != "nothing" else "-", e.out, e.also]
+            for e in effects(overload, policy, members[0], dtype, inputs)
         ]
-        out += [f"  {line}" for line in tabulate(shown, headers=headers).splitlines()]
-    for deviation, count in deviations(overload, policy, members).items():
-        cases = "case" if count == 1 else "cases"
-        out += ["", f"  Known deviation {deviation.id!r} ({count} {cases}): {deviation.reason} {deviation.link}"]
-    return out
+    if not any(row[-1] for row in shown):
+        headers, shown = headers[:-1], [row[:-1] for row in shown]
+    return out + [f"  {line}" for line in tabulate(shown, headers=headers).splitlines()]
+
+
+def _parts(overload: str, members: Sequence[Device], amp: str, inputs: tuple[str, ...]) -> list[list[str]]:
+    """Run a composite op in a region, and say what its parts get: on a device that needs no backend, else the CPU."""
+    if overload not in samples.catalogue():
+        return [["-", "no sample of it is here to run", "see ampcheck trace", ""]]
+    device = next((one for one in members if one.type == "cpu" or not one.has_values), Cpu())
+    todo = plan(Case("eager", "fallthrough", overload, "", "fp32", amp, device.name, device.token), device)
+    rows = []
+    for dtypes in _chosen(overload, len(todo.dtypes), amp, inputs):
+        with device.activate(), warnings.catch_warnings(action="ignore"):
+            given = replace(todo, dtypes=dtypes).inputs(device)
+            with device.autocast(amp):
+                seen = device.observe(partial(todo.call, *given), device.policies(), given)
+        got = [f"{kernel.overload} {_dtypes(tuple(leaf.got for leaf in kernel.leaves))}" for kernel in seen.kernels]
+        out = one_line(seen.error) if seen.error else _dtypes(tuple(name_of(x.dtype) for x in seen.outputs))
+        shown = (shorten(text, _WIDEST, placeholder=" …") for text in ("; ".join(dict.fromkeys(got)), out))
+        rows.append([_dtypes(dtypes), *shown, ""])
+    return rows
+
+
+_WIDEST = 40
+"""The most characters of a cell of a table."""
 
 
 def _dtypes(names: tuple[str, ...]) -> str:
@@ -107,13 +150,12 @@ def _dtypes(names: tuple[str, ...]) -> str:
 def keys(overload: str, devices: Iterable[Device]) -> list[tuple[str, str, str]]:
     """Dispatch key, policy and source for an overload, for each key of PyTorch's tables and of the devices."""
     out = []
-    version = closest(torch.__version__)
-    table = {row.key: row for row in rows(version) if row.overload == overload}
+    table = {row.key: row for row in rows(closest(torch.__version__)) if row.overload == overload}
     live = live_registrations()
     for key in KEYS:
         if row := table.get(key):
             builds = f", in builds with {row.builds}" if row.builds else ""
-            out.append((key, row.policy, f"torch {version}, {row.source} ({row.verified}){builds}"))
+            out.append((key, row.policy, f"{row.source.removeprefix('aten/src/ATen/')} ({row.verified}){builds}"))
         elif overload in live[key]:
             out.append((key, "unknown", "registered in this torch, but in no table"))
         else:
@@ -142,10 +184,14 @@ def effects(overload: str, policy: str, device: Device, amp: str, inputs: Sequen
     sample = _sample(overload, inputs)
     args = list(leaves(sample)) if sample else _schema_leaves(overload)
     count = sum(1 for arg in args if arg.dtype is None)
+    chosen = _chosen(overload, count, amp, inputs)
+    return [_effect(overload, policy, device, amp, sample, args, dtypes) for dtypes in chosen]
+
+
+def _chosen(overload: str, count: int, amp: str, inputs: Sequence[str]) -> list[tuple[str, ...]]:
     if len(inputs) > 1 and len(inputs) != count:
         raise UsageError(f"aten::{overload} takes {count} floating tensors; --inputs names {len(inputs)} dtypes")
-    chosen = [tuple(inputs) if len(inputs) == count else tuple(inputs) * count] if inputs else _typical(count, amp)
-    return [_effect(overload, policy, device, amp, sample, args, dtypes) for dtypes in chosen]
+    return [tuple(inputs) if len(inputs) == count else tuple(inputs) * count] if inputs else _typical(count, amp)
 
 
 def _sample(overload: str, inputs: Sequence[str]) -> Sample | None:
@@ -189,7 +235,7 @@ def _effect(
     expected = expect(policy, overload, given, amp, dtype_given=caller)
     shown = tuple(leaf.dtype for leaf in given)
     if expected.error:
-        return Effect(shown, (), f"refused with an error that names {expected.error}", "nothing")
+        return Effect(shown, (), f"refused: use {expected.error}", "nothing")
     also = []
     if expected.overload != overload:
         also.append(f"runs aten::{expected.overload}")
@@ -245,7 +291,11 @@ def spellings() -> dict[str, list[str]]:
 
 def without_policy() -> frozenset[str]:
     """Return the overloads of this torch that have no policy under any of PyTorch's dispatch keys."""
-    return frozenset(name for name in _aten() if not name.endswith("out")) - _with_policy()
+    return frozenset(name for name in _aten() if not _is_out(name)) - _with_policy()
+
+
+def _is_out(overload: str) -> bool:
+    return overload.partition(".")[2].endswith("out")
 
 
 _ABBREVIATIONS = {"F.": "torch.nn.functional.", "Tensor.": "torch.Tensor.", "nn.functional.": "torch.nn.functional."}
@@ -315,7 +365,7 @@ def _overloads(asked: str, name: str, *, exact: bool) -> Resolved:
     if exact and (full in _aten() or full in samples.catalogue()):
         return Resolved((full,))
     packet = [overload for overload in sorted(_aten()) if overload.partition(".")[0] == full]
-    plain = [overload for overload in packet if not overload.endswith("out")]
+    plain = [overload for overload in packet if not _is_out(overload)]
     shown = [overload for overload in plain if overload in _with_policy() or overload in samples.catalogue()] or plain
     if not shown:
         raise _unknown(asked)

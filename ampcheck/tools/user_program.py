@@ -8,6 +8,7 @@ import importlib
 import inspect
 import os
 import runpy
+import shutil
 import sys
 import traceback
 import warnings
@@ -33,6 +34,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
+
+
+def screen_width() -> int:
+    """Return how many columns an answer may take: those of the terminal, 60 at least and 100 at most."""
+    return max(60, min(shutil.get_terminal_size((100, 24)).columns, 100))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -108,11 +108,11 @@ def test_devices_shows_a_third_partys(
 @pytest.mark.parametrize(
     ("arguments", "row"),
     [
-        (("mm", "--inputs=fp16,fp32", "--amp-dtype=fp16"), "fp16, fp32 | fp16, fp16 | - | fp16"),
-        (("cat", "--inputs=bf16,fp32"), "bf16, fp32 | fp32, fp32 | - | fp32"),
-        (("mm", "--inputs=fp64,fp32"), "fp64, fp32 | fp64, bf16 | - | as the kernel gives"),
-        (("mm", "--inputs=fp64"), "fp64, fp64 | fp64, fp64 | - | fp64"),
-        (("hardshrink", "--inputs=fp32"), "fp32 | fp32 | - | as the kernel gives"),
+        (("mm", "--inputs=fp16,fp32", "--amp-dtype=fp16"), "fp16, fp32 | fp16, fp16 | fp16"),
+        (("cat", "--inputs=bf16,fp32"), "bf16, fp32 | fp32, fp32 | fp32"),
+        (("mm", "--inputs=fp64,fp32"), "fp64, fp32 | fp64, bf16 | as the kernel gives"),
+        (("mm", "--inputs=fp64"), "fp64, fp64 | fp64, fp64 | fp64"),
+        (("hardshrink", "--inputs=fp32"), "fp32 | fp32 | as the kernel gives"),
     ],
 )
 def test_explain_with_inputs(arguments: tuple[str, ...], row: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,8 +126,8 @@ def test_explain_tells_keys_apart(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search("AutocastCPU +upcast", out)
     assert re.search("AutocastCUDA +banned", out)
     assert re.search("AutocastMPS +fallthrough +not registered", out)
-    assert "refused with an error that names binary_cross_entropy_with_logits" in out
-    assert "dtype=float32 filled in  fp32" in said(capsys, "explain", "softmax", "--device=virtual:cuda")
+    assert "refused: use binary_cross_entropy_with_logits" in out
+    assert "fp32         dtype=float32 filled in" in said(capsys, "explain", "softmax", "--device=virtual:cuda")
     assert "runs aten::norm.ScalarOpt_dtype" in said(capsys, "explain", "norm.Scalar", "--device=virtual:cuda")
 
 
@@ -152,10 +152,22 @@ def test_explain_resolves_names(name: str, overloads: list[str], capsys: pytest.
 
 
 def test_explain_says_what_no_policy_means(capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(capsys, "explain", "relu")
+    out = " ".join(said(capsys, "explain", "relu").split())
     assert "aten::relu has no policy under any dispatch key, so autocast lets it fall through" in out
     assert RULES["fallthrough"].sentence in out
-    assert "It is composite" in said(capsys, "explain", "softmax", "--device=cpu")
+    for op, row in (("softmax", "bf16 +_softmax bf16 +bf16"), ("layer_norm", "native_layer_norm.*RuntimeError")):
+        assert re.search(row, said(capsys, "explain", op, "--device=cpu"))
+    assert re.search("fp16 +_fft_r2c fp16 +complex32", said(capsys, "explain", "fft_fft", "--device=virtual:cuda"))
+
+
+@pytest.mark.parametrize("op", ["softmax", "linear", "scaled_dot_product_attention", "layer_norm", "sum", "cat"])
+def test_explain_answers_on_the_first_screen(op: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = said(capsys, "explain", op).splitlines()
+    assert max(map(len, lines)) <= 100
+    groups = [place for place, line in enumerate(lines) if line.startswith("On ")]
+    assert lines[groups[0]].startswith("On cpu in a region of bf16: ")
+    assert groups[1] < 12
+    assert any(re.match("  fp16.*fp(16|32)", line) for line in lines[groups[1] : 24])
 
 
 def test_explain_names_known_deviations(capsys: pytest.CaptureFixture[str]) -> None:

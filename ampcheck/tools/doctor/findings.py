@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import linecache
-import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from ampcheck.tools.catalogue import COSTS, RULES
+from ampcheck.tools.user_program import screen_width
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ def screen(found: Sequence[Finding], ran: str, *, everything: bool = False) -> s
         ran: what was watched, in one sentence.
         everything: show every finding, not those alone that fit a screen.
     """
-    width = min(shutil.get_terminal_size((100, 24)).columns, 100)
+    width = screen_width()
     if not found:
         return f"Nothing is wrong with the mixed precision of this program, as far as it ran.\n{ran}"
     things = "1 thing is" if len(found) == 1 else f"{len(found)} things are"

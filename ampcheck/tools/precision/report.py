@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -157,7 +156,7 @@ def percent(error: float) -> str:
 
 def text(answer: Answer, *, everything: bool = False) -> str:
     """Return the answer as text, cut to a screen unless everything is asked for."""
-    width = min(shutil.get_terminal_size((100, 24)).columns, 100)
+    width = user_program.screen_width()
     what = "loss" if answer.training else "output"
     far = "is not finite" if answer.distance == inf else f"is up to {percent(answer.distance)} from float32's"
     head = f"In {answer.low} the {what} of {answer.program} {far} in {len(answer.losses)} steps"
