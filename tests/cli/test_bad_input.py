@@ -1,7 +1,5 @@
 """Bad input: one sentence on stderr, exit code 2, nothing lost; by `ampcheck` and by plain pytest."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -264,9 +262,6 @@ def test_a_full_disk_ends_a_run_with_a_sentence_and_whole_files(tmp_path: Path) 
     done = subprocess.run(["bash", "-c", limited], cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert done.returncode == 2, done.stdout + done.stderr
     (file,) = (tmp_path / "reports" / "runs").iterdir()
-    assert (
-        done.stderr.splitlines()[-1]
-        == f"ampcheck: the run file {file.relative_to(tmp_path)} cannot be written: File too large"
-    )
+    assert done.stderr.splitlines()[-1].endswith(f"{file.relative_to(tmp_path)} cannot be written: File too large")
     assert "Traceback" not in done.stderr
     assert len(results.read(file).results) > 3

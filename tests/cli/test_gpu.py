@@ -1,7 +1,5 @@
 """`ampcheck gpu`: what is done is not done again, what was cut off goes on, and the summary names what is left."""
 
-from __future__ import annotations
-
 import argparse
 import signal
 import time

@@ -1,7 +1,5 @@
 """`ampcheck lists`: lists of tables and of C++ source; tests/jax has that of a process."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

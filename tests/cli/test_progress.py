@@ -1,7 +1,5 @@
 """The estimate of a run's time from given numbers, and the number of its processes."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from statistics import fmean
@@ -103,9 +101,7 @@ def test_a_run_that_cannot_know_says_nothing_of_it(tmp_path: Path, capsys: pytes
     assert capsys.readouterr().out == "torch 1\n1 case in 1 process\n"
 
 
-def test_a_run_says_what_is_left(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     outcome = begun("abcd")

@@ -1,7 +1,5 @@
 """Programs of regions: torch and the model agree, faults in torch are found, and reproductions say what runs see."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Callable, Iterator
@@ -171,29 +169,11 @@ def _broken(*_: object) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "wrong", "draw", "words"),
     [
-        (
-            AUTOCAST,
-            "__exit__",
-            partial(_wrong_exit, "dtype"),
-            programs,
-            "off in fp16 with the cache on, depth 0",
-        ),
+        (AUTOCAST, "__exit__", partial(_wrong_exit, "dtype"), programs, "off in fp16 with the cache on, depth 0"),
         (AUTOCAST, "__exit__", partial(_wrong_exit, "enabled"), programs, "after the region is on in"),
         (AUTOCAST, "__exit__", partial(_wrong_exit, "depth"), programs, "depth 1; expected off in bf16 with the cache"),
-        (
-            torch,
-            "clear_autocast_cache",
-            lambda: lambda: None,
-            weight_programs,
-            "casts made for mm on cpu is 1; exp",
-        ),
-        (
-            AUTOCAST,
-            "__enter__",
-            lambda: _broken,
-            programs,
-            "the program raised RuntimeError: broken; exp",
-        ),
+        (torch, "clear_autocast_cache", lambda: lambda: None, weight_programs, "casts made for mm on cpu is 1; exp"),
+        (AUTOCAST, "__enter__", lambda: _broken, programs, "the program raised RuntimeError: broken; exp"),
     ],
 )
 def test_a_fault_is_found_by_a_small_program(

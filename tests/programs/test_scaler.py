@@ -1,7 +1,5 @@
 """Programs of a GradScaler: torch does what the reference does, faults in torch are found, and what is printed runs."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

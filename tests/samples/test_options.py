@@ -1,7 +1,5 @@
 """The samples of an op with a policy vary each of its arguments but tensors, so that one that is lost shows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The casting oracle: every policy, every reason for an argument to be left alone, and what holds for all calls."""
 
-from __future__ import annotations
-
 from functools import reduce
 
 import pytest
@@ -61,9 +59,7 @@ def test_policies_that_cast(policy: str, given_leaves: list[Leaf], dtypes: tuple
         ([], False, None),
     ],
 )
-def test_optdtype_fills_in_float32_and_casts_nothing(
-    given_leaves: list[Leaf], dtype_given: bool, filled: str | None
-) -> None:
+def test_optdtype_fills_in_float32_alone(given_leaves: list[Leaf], dtype_given: bool, filled: str | None) -> None:
     got = expect("optdtype", "sum", given_leaves, "fp16", dtype_given=dtype_given)
     assert got == Expectation(tuple(leaf.dtype for leaf in given_leaves), "sum", dtype_kwarg=filled)
 

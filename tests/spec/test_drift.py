@@ -1,7 +1,5 @@
 """Drift between the policy table and a dispatcher, injected and live."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Case ids and the dtype assignments in them."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The docstrings of the op rules' functions, `suites/*/test_ops.py`, say what `ampcheck.spec.rules` says."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

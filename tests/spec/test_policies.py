@@ -1,7 +1,5 @@
 """The policy table: what it holds, how versions are chosen and what the loader refuses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Private names: those of torch are taken in the files torch_private.py, which name all that are missing at once."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

@@ -1,7 +1,5 @@
 """The table of a new torch: what is taken over, what the header decides, what a person is asked."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The model of GradScaler where no program asks it; `tests/programs/test_scaler.py` runs it beside torch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The model of the autocast state where no program of `suites/eager` runs it beside torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -58,9 +56,7 @@ def test_a_region_in_two_threads_restores_each() -> None:
         ("cuda", "fp32", True, True, False),
     ],
 )
-def test_unsupported_dtypes(
-    thread: Thread, device: str, dtype: str, enabled: bool, region_enabled: bool, warns: bool
-) -> None:
+def test_unsupported(thread: Thread, device: str, dtype: str, enabled: bool, region_enabled: bool, warns: bool) -> None:
     region = thread.construct(device, dtype, enabled=enabled)
     assert (region.enabled, region.warns, region.dtype) == (region_enabled, warns, dtype)
 

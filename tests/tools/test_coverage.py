@@ -1,7 +1,5 @@
 """`ampcheck coverage` and `ampcheck entered`: what the cases reach is counted, and what they miss is named."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -173,9 +171,7 @@ def test_the_command_prints_and_writes_the_figure(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.usefixtures("few_ops")
-def test_faults_in_random_cells_are_noticed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_faults_in_random_cells_are_seen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(Cpu, "compilers", ("script", "aot"))
     assert main.main(["coverage", "--try", "2", "--seed", "0", "--device", "cpu"]) == 0
     head, _, rows = capsys.readouterr().out.partition("\n\n")
@@ -185,9 +181,7 @@ def test_faults_in_random_cells_are_noticed(
 
 
 @pytest.mark.usefixtures("few_ops")
-def test_faults_that_a_blind_sweep_misses_are_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_faults_that_are_missed_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(Cpu, "compilers", ())
     monkeypatch.setattr(SweepCall, "differences", lambda _: [])
     assert main.main(["coverage", "--try", "1", "--device", "cpu"]) == 0

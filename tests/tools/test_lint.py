@@ -1,7 +1,5 @@
 """`ampcheck lint` reads programs without running them, and says where, what and what instead."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,10 +1,9 @@
 """`check_scripted` reports what compiling changes, with the line, and nothing else."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,54 +52,57 @@ def test_values_that_were_rounded_twice_are_found() -> None:
     }
 
 
+class Net(torch.nn.Module):
+    def forward(self, a: torch.Tensor) -> torch.Tensor:
+        return disabled(a)
+
+
+def traced() -> torch.jit.ScriptFunction:
+    return torch.jit.trace(disabled, (X,), check_trace=False)
+
+
+def calling(program: Callable[..., object]) -> Callable[..., object]:
+    def caller(a):  # type: ignore[no-untyped-def]
+        return program(a)
+
+    return caller
+
+
+def from_a_file(folder: Path) -> object:
+    traced().save(str(folder / "traced.pt"))
+    return torch.jit.load(str(folder / "traced.pt"))
+
+
 @pytest.mark.parametrize(
-    ("compiler", "rule"), [("script", "disabled-in-script"), ("traced", "lost-in-trace"), ("fx", "lost-in-fx")]
+    ("program", "options", "rule"),
+    [
+        (lambda _: disabled, {"compilers": ("script",)}, "disabled-in-script"),
+        (lambda _: disabled, {"compilers": ("traced",)}, "lost-in-trace"),
+        (lambda _: disabled, {"compilers": ("fx",)}, "lost-in-fx"),
+        (lambda _: torch.jit.script(disabled), {}, "disabled-in-script"),
+        (lambda _: Net(), {"compilers": ("traced",)}, "lost-in-trace"),
+        (lambda _: calling(traced()), {"compilers": ("script",)}, "lost-in-trace"),
+        (from_a_file, None, "lost-in-trace"),
+    ],
 )
-def test_a_dropped_region_is_placed(compiler: str, rule: str) -> None:
-    found = ampcheck.check_scripted(disabled, X, compilers=(compiler,))
-    assert {(Path(one.file).name, one.line, one.rule) for one in found} == {(Path(__file__).name, LINE, rule)}
+def test_a_dropped_region_is_placed(program: Any, options: dict[str, Any] | None, rule: str, tmp_path: Path) -> None:
+    made = program(tmp_path)
+    eager, options = (made, options) if options is not None else (disabled, {"compiled": made})
+    found = ampcheck.check_scripted(eager, X, **options)
+    assert {(Path(one.file).name, one.line) for one in found} == {(Path(__file__).name, LINE)}
+    assert rule in {one.rule for one in found}
     assert any("in a region of bf16" in one.what for one in found)
     assert any("gives mm fp32, fp32" in one.eager and "bf16, bf16" in one.compiled for one in found)
 
 
-def test_a_scripted_function_is_compared_with_its_python() -> None:
-    found = ampcheck.check_scripted(torch.jit.script(disabled), X)
-    assert {one.rule for one in found} == {"disabled-in-script"}
-
-
-def test_a_traced_callee_is_found_where_it_was_written() -> None:
-    traced = torch.jit.trace(disabled, (X,), check_trace=False)
-
-    def caller(a):  # type: ignore[no-untyped-def]
-        return traced(a)
-
-    found = ampcheck.check_scripted(caller, X, compilers=("script",))
-    assert {(one.line, one.rule) for one in found} == {(LINE, "lost-in-trace")}
-
-
-def test_a_traced_program_from_a_file_tells_of_its_region(tmp_path: Path) -> None:
-    file = tmp_path / "traced.pt"
-    torch.jit.trace(disabled, (X,), check_trace=False).save(str(file))
-    found = ampcheck.check_scripted(disabled, X, compiled=torch.jit.load(str(file)))
-    assert {one.line for one in found} == {LINE}
-    assert "lost-in-trace" in {one.rule for one in found}
+def test_an_exported_module_agrees() -> None:
+    assert ampcheck.check_scripted(Net(), X, compiled=torch.export.export(Net(), (X,))) == []
 
 
 def test_a_question_that_ends_the_process_is_not_asked() -> None:
     (found,) = ampcheck.check_scripted(asks, X, compilers=("script",))
     assert found.rule == "query-in-script"
     assert found.line == asks.__code__.co_firstlineno + 1
-
-
-def test_a_module() -> None:
-    class Net(torch.nn.Module):
-        def forward(self, a: torch.Tensor) -> torch.Tensor:
-            with torch.autocast("cpu", enabled=False):
-                return torch.mm(a, a)
-
-    assert {one.rule for one in ampcheck.check_scripted(Net(), X, compilers=("traced",))} == {"lost-in-trace"}
-    exported = torch.export.export(Net(), (X,))
-    assert ampcheck.check_scripted(Net(), X, compiled=exported) == []
 
 
 def test_the_state_is_left_alone() -> None:

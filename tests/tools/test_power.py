@@ -1,7 +1,5 @@
 """Mutants of source change what functions do and are undone; they are drawn by a seed, tried, counted and shown."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

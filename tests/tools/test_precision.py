@@ -1,7 +1,5 @@
 """`ampcheck precision` finds the op that loses accuracy, and the code it writes keeps the loss within the tolerance."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 A line `# also: RULE, RULE` names what follows from the mistake. `complete/` has longer scripts with several.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

@@ -1,7 +1,5 @@
 """`ampcheck.trace`: records, advice and the command; beside the profiler's event tree and runs without a trace."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys
@@ -512,86 +510,52 @@ WHOLE = ("mlp", "conv_bn") if torch.ops.mkldnn._is_mkldnn_bf16_supported() else 
 has none for the processor."""
 
 
-def profiled(run: Program) -> tuple[int, int, int]:
-    """All casts, those autocast makes and those of gradients that a program makes, from the profiler.
+def profiled(run: Program) -> tuple[Any, int, int, int]:
+    """What a program gives, and from the profiler: all its casts, those autocast makes, and those of gradients.
 
     A kernel of autocast casts and then calls its own op again, so the last event of such a cast's parent has its name.
     """
     with profile(activities=[ProfilerActivity.CPU]) as prof:
-        run()
+        out = run()
     found = [event for event in prof.events() if event.name == "aten::_to_copy"]
-    autocast = gradient = 0
-    for event in found:
-        conversion = event.cpu_parent
-        caller = conversion.cpu_parent if conversion is not None else None
-        if caller is None:
-            continue
-        if caller.cpu_children[-1].name == caller.name:
-            autocast += 1
-        elif "ToCopyBackward" in caller.name:
-            gradient += 1
-    return len(found), autocast, gradient
+    callers = [event.cpu_parent and event.cpu_parent.cpu_parent for event in found]
+    own = [caller for caller in callers if caller and caller.cpu_children[-1].name == caller.name]
+    gradient = [caller for caller in callers if caller and caller not in own and "ToCopyBackward" in caller.name]
+    return out, len(found), len(own), len(gradient)
 
 
-def _compare_totals(program: str, t: Any, total: int) -> None:
+@pytest.mark.parametrize("how", [*GRAD, "backward outside", "backward inside"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_results_are_those_without_a_trace_and_casts_those_the_profiler_sees(program: str, how: str) -> None:
+    run = PROGRAMS[program]()
+
+    def step() -> torch.Tensor:
+        with region(), GRAD.get(how, contextlib.nullcontext)():
+            out = run()
+            if how in GRAD:
+                run()  # by the casts that are kept
+            if how == "backward inside":
+                out.float().sum().backward()
+        if how == "backward outside":
+            out.float().sum().backward()
+        return out
+
+    expected, total, autocast, gradient = profiled(step)
+    with trace() as t:
+        got = step()
+    assert got.dtype == expected.dtype
+    assert torch.equal(got, expected)
+    assert len(casts(t, "autocast")) == autocast > 0
     seen = sum(len(op.casts) for op in t.ops)
     # The profiler also sees what a single kernel casts inside of itself, as the recurrent one does.
     assert seen == total if program in WHOLE else seen <= total
-
-
-@pytest.mark.parametrize("mode", GRAD)
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_the_casts_are_those_the_profiler_sees(program: str, mode: str) -> None:
-    run = PROGRAMS[program]()
-
-    def inside() -> None:
-        with region(), GRAD[mode]():
-            run()
-            run()
-
-    total, autocast, _ = profiled(inside)
-    with trace() as t:
-        inside()
-    assert len(casts(t, "autocast")) == autocast > 0
-    _compare_totals(program, t, total)
-
-
-@pytest.mark.parametrize("where", ["outside", "inside"])
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_the_casts_of_a_backward_are_those_the_profiler_sees(program: str, where: str) -> None:
-    run = PROGRAMS[program]()
-
-    def step() -> None:
-        with region():
-            loss = run().float().sum()
-            if where == "inside":
-                loss.backward()
-        if where == "outside":
-            loss.backward()
-
-    total, autocast, gradient = profiled(step)
-    with trace() as t:
-        step()
-    _compare_totals(program, t, total)
-    assert len(casts(t, "autocast")) == autocast > 0
-    of_the_program = sum(op.phase == "backward" for op in t.ops for cast in op.casts if cast.origin == "user")
+    if how in GRAD:
+        return
+    backward = [cast.origin for op in t.ops if op.phase == "backward" for cast in op.casts]
     if program in WHOLE:
-        assert len(casts(t, "gradient")) + of_the_program == gradient
+        assert len(casts(t, "gradient")) + backward.count("user") == gradient
     assert 0 < len(casts(t, "gradient")) <= gradient
-    backward = [cast for op in t.ops if op.phase == "backward" for cast in op.casts if cast.origin == "autocast"]
-    assert where == "inside" or not backward
-
-
-@pytest.mark.parametrize("mode", GRAD)
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_results_are_what_they_are_without_a_trace(program: str, mode: str) -> None:
-    run = PROGRAMS[program]()
-    with region(), GRAD[mode]():
-        expected = run()
-    with trace(), region(), GRAD[mode]():
-        got = run()
-    assert got.dtype == expected.dtype
-    assert torch.equal(got, expected)
+    assert how == "backward inside" or "autocast" not in backward
 
 
 def _trained(traced: bool, where: str) -> list[torch.Tensor]:

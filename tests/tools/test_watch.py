@@ -1,7 +1,5 @@
 """ampcheck.watch: what it says of steps, that it changes nothing, and that its page is right."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re
