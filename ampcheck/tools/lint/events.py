@@ -10,10 +10,11 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeAlias
 
 from ampcheck.tools.lint.names import Function, LintedRegion, Names, Option, region
-from ampcheck.tools.lint.values import Values, arguments, last_name
+from ampcheck.tools.lint.values import SAME, Values, arguments, last_name
 
 Thing: TypeAlias = tuple[ast.AST, str]
 """An object of the program: the function or class that binds it, and its expression there."""
@@ -86,10 +87,21 @@ class Walk:
         self.halved = dict(_halved(self))
         """The modules of the file that are cast to lower precision, and where."""
         self._halved_origins = {
-            thing: {one for one in self.values.origins(cast.func.value) if isinstance(one, ast.Call)}
+            thing: {one for one in self.values.origins(cast) if isinstance(one, ast.Call)}
             for thing, cast in self.halved.items()
-            if isinstance(cast, ast.Call) and isinstance(cast.func, ast.Attribute)
         }
+
+    def scalers(self) -> list[ast.Call]:
+        """Return the calls of the file that make GradScalers."""
+        calls = (node for node in ast.walk(self.names.tree) if isinstance(node, ast.Call))
+        return [call for call in calls if self.names.dotted(call.func) in GRAD_SCALERS]
+
+    @cached_property
+    def always_scales(self) -> bool:
+        """Return whether the file makes GradScalers, and none of them can be disabled."""
+        words = [word for call in self.scalers() for word in call.keywords if word.arg in (None, "enabled")]
+        known = all(isinstance(word.value, ast.Constant) and word.value.value is True for word in words)
+        return known and bool(self.scalers())
 
     def paths(self, root: ast.Module | Function) -> list[Path]:
         """Return the paths through a function, or through a file's own statements; none where there are too many.
@@ -184,12 +196,22 @@ class Walk:
             made = self.values.region(one) if (one := entered.get(call.func.attr)) is not None else None
             if made is not None:
                 yield made
+        function = self.values.definition(call) if isinstance(call, ast.Call) else None
+        if function is not None and "enter_context(" in ast.unparse(function):  # on the stack that it is given
+            taken = {one.arg for one in function.args.args}
+            for inner in function.body:
+                stack = getattr(getattr(getattr(inner, "value", None), "func", None), "value", None)
+                if isinstance(stack, ast.Name) and stack.id in taken:
+                    yield from self._entered(inner)
 
     def _statement(self, statement: ast.stmt, frame: _Frame, paths: list[Path]) -> list[Path]:
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) or self._is_dull(statement):
             return paths
         if isinstance(statement, ast.If):
             return self._branch(statement, frame, paths)
+        if isinstance(statement, ast.Expr) and isinstance(choice := statement.value, ast.IfExp):
+            sides: list[list[ast.stmt]] = [[ast.Expr(side)] for side in (choice.body, choice.orelse)]
+            return self._branch(ast.If(choice.test, *sides), frame, paths)
         if isinstance(statement, (ast.With, ast.AsyncWith)):
             return self._with(statement, frame, paths)
         if isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):
@@ -454,29 +476,46 @@ def _atom(test: ast.expr) -> tuple[str, bool]:
         elif isinstance(test.ops[0], (ast.Eq, ast.NotEq)):
             return f"{ast.unparse(test.left)} != {ast.unparse(other)}", positive
     text = ast.unparse(test)
+    if re.search(r"(^|[._])(no|without|disable)_(?=[a-z])", text):
+        positive = not positive
     return ("mixed precision" if _AMP.search(text) and not isinstance(test, ast.Compare) else text), positive
 
 
 LOW = ("torch.float16", "torch.half", "torch.bfloat16")
-_LOWERS = ("to", "half", "bfloat16")
+_WIDE = ("torch.float32", "torch.float", "torch.float64", "torch.double")
 
 
-def _halved(walk: Walk) -> Iterator[tuple[Thing, ast.AST]]:
+def _halved(walk: Walk) -> Iterator[tuple[Thing, ast.Call]]:
     """Yield the modules that are cast to lower precision and whose parameters are trained."""
-    text = ast.unparse(walk.names.tree)
-    for node in ast.walk(walk.names.tree):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+    values, nodes = walk.values, list(ast.walk(walk.names.tree))
+    alone: dict[Thing, ast.Call] = {}
+    for one in nodes:
+        if isinstance(one, ast.Expr) and (low := _cast(values, one.value, LOW)):
+            alone[walk.thing(low[0])] = low[1]
+    for node in nodes:
+        if not isinstance(node, ast.Attribute) or node.attr != "parameters":
             continue
-        words = (*node.args, *(word.value for word in node.keywords)) if node.func.attr in _LOWERS else ()
-        given = [name for value in words for name in walk.values.constants(value) or [None]]
-        low = node.func.attr in _LOWERS[1:] and not words
-        if not low and not any(name in LOW for name in given):
-            continue
-        around = next(walk.names.parents(node), None)
-        named: ast.expr | None = node.func.value
-        if isinstance(around, ast.Assign) and len(around.targets) == 1:
-            named = around.targets[0]
-        elif not isinstance(around, ast.Expr):
-            named = None
-        if isinstance(named, (ast.Name, ast.Attribute)) and f"{ast.unparse(named)}.parameters()" in text:
-            yield walk.thing(named), node
+        waiting, seen = list[ast.AST]([node.value]), set[ast.AST]()
+        while waiting:
+            made = waiting.pop()
+            if made in seen or _cast(values, made, _WIDE):
+                continue
+            seen.add(made)
+            low = _cast(values, made, LOW)
+            if low is not None:
+                yield walk.thing(node.value), low[1]
+            elif isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and made.func.attr in SAME:
+                waiting.append(made.func.value)
+            elif isinstance(made, (ast.Name, ast.Attribute)) and walk.thing(made) in alone:
+                yield walk.thing(node.value), alone[walk.thing(made)]
+            elif isinstance(made, (ast.Name, ast.Attribute, ast.Call)):
+                waiting += values.sources(made)
+
+
+def _cast(values: Values, node: ast.AST, dtypes: tuple[str, ...]) -> tuple[ast.expr, ast.Call] | None:
+    """Return the object that a call casts to one of some dtypes, and the call; None where it casts to none of them."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return None
+    words = (*node.args, *(word.value for word in node.keywords))
+    to = [name for value in words for name in values.constants(value)] if node.func.attr == "to" else []
+    return (node.func.value, node) if {f"torch.{node.func.attr}", *to} & set(dtypes) else None

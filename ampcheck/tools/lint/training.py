@@ -57,7 +57,9 @@ def _inherited(names: Names) -> Iterator[Mistake]:
 
 
 def _ordered(walk: Walk, function: ast.Module | Function) -> Iterator[Mistake]:
-    paths = walk.paths(function)
+    # Where mixed precision is not wanted, the scaler is disabled.
+    off = ("mixed precision", False)
+    paths = [path for path in walk.paths(function) if walk.always_scales or off not in path.choices]
     found = {mistake for path in paths for mistake in _on_path(walk, path)}
     for rule, event, cause in found:
         least = 2 if event == cause and rule == "unscale-twice" else 1  # the same line twice, in a loop
@@ -125,7 +127,7 @@ def _low_output(walk: Walk, loss: LoopEvent, regions: list[LoopEvent]) -> LoopEv
     """Return the region whose output, in lower precision, a loss takes."""
     call = loss.node
     for given in map(_reshaped, call.args[:1] if isinstance(call, ast.Call) else ()):
-        made = walk.values.bound(given) if isinstance(given, (ast.Name, ast.Attribute)) else []
+        made = _made(walk, given) if isinstance(given, (ast.Name, ast.Attribute)) else []
         for event in regions:
             block = event.what[0] if event.what else None
             calls = [value for value in made if isinstance(value, ast.Call)]
@@ -137,6 +139,15 @@ def _low_output(walk: Walk, loss: LoopEvent, regions: list[LoopEvent]) -> LoopEv
     return None
 
 
+def _made(walk: Walk, value: ast.AST, depth: int = 0) -> list[ast.AST]:
+    """Return what a value is made by: of a function of the file whose name is no model's, what it returns."""
+    made: list[ast.AST] = []
+    for one in walk.values.bound(value) if isinstance(value, (ast.Name, ast.Attribute)) else [value]:
+        returns = walk.values.sources(one) if isinstance(one, ast.Call) and depth < 3 and not _models(one) else []
+        made += [origin for inner in returns for origin in _made(walk, inner, depth + 1)] or [one]
+    return made
+
+
 def _reshaped(value: ast.expr) -> ast.expr:
     """Return the value that is reshaped, or the value itself."""
     while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _RESHAPES:
@@ -146,7 +157,6 @@ def _reshaped(value: ast.expr) -> ast.expr:
 
 def _raw(walk: Walk, call: ast.Call) -> bool:
     """Return whether a call is one of a model, whose output nothing is said to lift."""
-    named = "" if isinstance(call.func, ast.Call) else _name(call.func)
     function = walk.values.definition(call)
     lifts = function is not None and re.search(r"float|double|return [^\n]*(loss|softmax)", ast.unparse(function))
     if lifts:
@@ -156,6 +166,12 @@ def _raw(walk: Walk, call: ast.Call) -> bool:
         ends = [kind for one in returned if isinstance(one, ast.Call) for kind in walk.values.kinds(one.func)]
         if len(ends) == 1 and re.match(r"torch\.nn\.(Linear|Conv)", ends[0]):
             return True
+    return _models(call)
+
+
+def _models(call: ast.Call) -> bool:
+    """Return whether a call's function is named as a model is."""
+    named = "" if isinstance(call.func, ast.Call) else _name(call.func)
     return bool(re.search(r"model|net|module|forward|^(g|d|f|m|gen|disc|encoder|decoder)$", named, re.IGNORECASE))
 
 
@@ -172,21 +188,7 @@ def _is(walk: Walk, event: LoopEvent, dtype: str) -> bool:
 
 
 def _scaled_for_nothing(walk: Walk, made: LoopEvent, backward: LoopEvent) -> bool:
-    return _is(walk, made, "bfloat16") and _of(walk, made, backward) and _always_enabled(walk.names)
-
-
-def _scales(names: Names) -> bool:
-    """Return whether the file makes a GradScaler."""
-    return any(isinstance(node, ast.Call) and names.dotted(node.func) in GRAD_SCALERS for node in ast.walk(names.tree))
-
-
-def _always_enabled(names: Names) -> bool:
-    """Return whether the file makes GradScalers, and none of them can be disabled."""
-    calls = [
-        node for node in ast.walk(names.tree) if isinstance(node, ast.Call) and names.dotted(node.func) in GRAD_SCALERS
-    ]
-    words = [word for call in calls for word in call.keywords if word.arg in (None, "enabled")]
-    return bool(calls) and all(isinstance(word.value, ast.Constant) and word.value.value is True for word in words)
+    return _is(walk, made, "bfloat16") and _of(walk, made, backward) and walk.always_scales
 
 
 def _not_scaled(walk: Walk, made: LoopEvent, backward: LoopEvent) -> bool:
@@ -265,7 +267,7 @@ def _in_call(walk: Walk, call: ast.Call) -> Iterator[Mistake]:
         yield call, "state-of-cuda"
     if name in DEPRECATED and not guarded(names, call, VERSION):
         yield call, "deprecated-amp"
-    if _name(call.func) == "register_hook" and call.args and _scales(names):
+    if _name(call.func) == "register_hook" and call.args and walk.scalers():
         hooked = [ast.unparse(one) for one in walk.values.origins(call.args[0])]
         if any(re.search(r"\bcla?[mi]p_?\(", text) for text in hooked):
             yield call, "clip-before-unscale"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ampcheck.tools.lint.names import Function, LintedRegion, Names, region
 
 # Methods that return their object.
-_SAME = ("eval", "train", "to", "cuda", "cpu", "float", "double", "requires_grad_", "compile")
+SAME = ("eval", "train", "to", "cuda", "cpu", "float", "double", "half", "bfloat16", "requires_grad_", "compile")
 _WRAPS = ("torch.compile", "torch.nn.DataParallel", "torch.nn.parallel.DistributedDataParallel")
 _CONTEXT = ("contextlib.contextmanager", "contextlib.asynccontextmanager")
 
@@ -87,19 +87,20 @@ class Values:
         text = ast.unparse(node)
         stored = self.names.lookup(text, node)
         found = [origin for value in (stored[1] if stored else ()) for origin in self._of_bound(value)]
-        unknown = not isinstance(node.slice, ast.Constant)
-        key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        keys = self.constants(node.slice)
+        unknown = None in keys
+        key = keys[0] if len(keys) == 1 else None
         for origin in self.origins(node.value):
             if isinstance(origin, ast.Dict):
                 pairs = zip(origin.keys, origin.values, strict=True)
                 found += [
                     o
                     for k, v in pairs
-                    if unknown or (isinstance(k, ast.Constant) and k.value == key)
+                    if unknown or (isinstance(k, ast.Constant) and k.value in keys)
                     for o in self.origins(v)
                 ]
             elif isinstance(origin, ast.Call) and last_name(origin.func) == "dict":
-                found += [o for word in origin.keywords if word.arg == key for o in self.origins(word.value)]
+                found += [o for word in origin.keywords if word.arg in keys for o in self.origins(word.value)]
             elif isinstance(origin, (ast.List, ast.Tuple)):
                 items = origin.elts[key : key + 1 or None] if isinstance(key, int) else origin.elts
                 found += [o for item in items for o in self.origins(item)]
@@ -112,10 +113,13 @@ class Values:
                 return [call]
             returned = (one.value for one in self.own(function) if isinstance(one, ast.Return) and one.value)
             return [origin for value in returned for origin in self.origins(value)]
-        if isinstance(call.func, ast.Attribute) and call.func.attr in _SAME:
+        if isinstance(call.func, ast.Attribute) and call.func.attr in SAME:
             return self.origins(call.func.value)
         if self.names.dotted(call.func) in _WRAPS and call.args:
             return self.origins(call.args[0])
+        if last_name(call.func) == "getattr" and len(call.args) == 2 and self.names.dotted(call.args[0]) == "torch":
+            named = self.constants(call.args[1])
+            return [ast.Attribute(call.args[0], str(one), ast.Load()) for one in named if one is not None] or [call]
         return [call]
 
     def own(self, function: Function) -> Iterator[ast.AST]:
@@ -134,12 +138,13 @@ class Values:
         bound = self.bound(call.func)
         if not bound and not isinstance(call.func, (ast.Name, ast.Attribute, ast.Subscript)):
             return None
-        found = [one for one in bound if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        origins = self.origins(call.func)
+        found = [one for one in origins if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
         if not found:
             for kind, _ in self._instances(call.func):
                 methods = self.names.attribute(kind, "forward") or self.names.attribute(kind, "__call__")
                 found += [one for one in methods if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
-        return found[0] if len(set(found)) == 1 and len(found) == max(len(bound), 1) else None
+        return found[0] if len(set(found)) == 1 and len(found) == max(len(origins), 1) else None
 
     def _instances(self, node: ast.AST) -> list[tuple[ast.ClassDef, ast.Call | None]]:
         """Return the classes of the file that an expression's values are instances of, and the calls that made them."""
