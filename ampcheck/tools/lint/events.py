@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from ampcheck.tools.lint.names import Function, LintedRegion, Names, Option, region
-from ampcheck.tools.lint.values import SAME, Values, arguments, last_name
+from ampcheck.tools.lint.values import SAME, Values, last_name
 
 Thing: TypeAlias = tuple[ast.AST, str]
 """An object of the program: the function or class that binds it, and its expression there."""
@@ -37,6 +37,7 @@ _CLIPS = tuple(
 _CLIP_METHODS = ("clip_grad_norm_", "clip_grad_value_")
 _CLAMPS = ("clamp", "clamp_", "clip", "clip_")
 _FACTORS = ("mul_", "div_")
+_THREADS = ("threading.Thread", "concurrent.futures.ThreadPoolExecutor", "multiprocessing.pool.ThreadPool")
 _NO_GRAD = ("torch.no_grad", "torch.inference_mode")
 
 
@@ -119,10 +120,13 @@ class Walk:
     def thing(self, expression: ast.expr) -> Thing:
         """Return the object that an expression names."""
         key = ast.unparse(expression)
-        root = key.partition(".")[0]
-        if root in ("self", "cls"):
-            return self.names.owner(expression) or self.names.tree, key
-        bound = self.names.lookup(root, expression)
+        root = expression
+        while isinstance(root, (ast.Attribute, ast.Subscript, ast.Call)):
+            root = root.func if isinstance(root, ast.Call) else root.value
+        owner = self.names.itself(root)
+        if owner is not None:
+            return owner, key
+        bound = self.names.lookup(key.partition(".")[0], expression)
         return bound[0] if bound else self.names.tree, key
 
     def constants(self, option: Option) -> list[object]:
@@ -302,7 +306,7 @@ class Walk:
             return not self._is_dull(function)
         if self._clips(call) or self.names.dotted(call.func) == "torch.autograd.backward":
             return True
-        if self.lossy(call):
+        if self.lossy(call) or self.starts(call):
             return True
         base = call.func.value if isinstance(call.func, ast.Attribute) else call.func
         attribute = call.func.attr if isinstance(call.func, ast.Attribute) else ""
@@ -344,11 +348,13 @@ class Walk:
             paths = event("call", called) if called else paths
         function = self.values.definition(call)
         if function is not None and function not in frame.calls and len(frame.calls) <= _DEPTH:
-            pairs = arguments(call, function)
+            pairs = self.values.arguments(call, function)
             objects = (ast.Name, ast.Attribute, ast.Subscript)
             given: dict[Thing, Thing] = {(function, n): known(v) for n, v in pairs if isinstance(v, objects)}
             inner = replace(frame, known={**frame.known, **given}, calls=(*frame.calls, function))
             return self._called(function, inner, paths)
+        if self.starts(call):
+            return event("thread")
         if self._clips(call):
             return event("clip")
         if self.lossy(call):
@@ -396,6 +402,22 @@ class Walk:
         around = next((one for one in self.names.parents(call) if isinstance(one, ast.FunctionDef)), None)
         takes = around is not None and "norm(" in ast.unparse(around)
         return takes and not any(re.search("scale|inv", ast.unparse(one), re.IGNORECASE) for one in call.args)
+
+    def starts(self, call: ast.Call) -> bool:
+        """Return whether a call makes a thread of a function of the file, or gives it to one, that enters no region."""
+        words = {word.arg: word.value for word in call.keywords}
+        run: list[ast.AST] = []
+        if self.names.dotted(call.func) == _THREADS[0] and "target" in words:
+            run = self.values.bound(words["target"])
+        elif isinstance(call.func, ast.Attribute) and call.func.attr in ("submit", "map") and call.args:
+            pooled = set(self.values.kinds(call.func.value)) & set(_THREADS)
+            run = self.values.bound(call.args[0]) if pooled else []
+        else:
+            kinds = [one for one in self.names.definitions(call.func) if isinstance(one, ast.ClassDef)]
+            mine = [one for one in kinds if any(self.names.dotted(base) == _THREADS[0] for base in one.bases)]
+            run = [method for one in mine for method in self.names.attribute(one, "run")]
+        functions = (ast.unparse(one) for one in run if isinstance(one, ast.FunctionDef))
+        return any(not re.search(r"autocast|amp", text) for text in functions)
 
     def lossy(self, call: ast.Call) -> bool:
         """Return whether a call computes a loss."""
@@ -482,16 +504,22 @@ def _atom(test: ast.expr) -> tuple[str, bool]:
 
 
 LOW = ("torch.float16", "torch.half", "torch.bfloat16")
+_PARTS = ("modules", "children", "named_modules", "named_children")
 _WIDE = ("torch.float32", "torch.float", "torch.float64", "torch.double")
 
 
 def _halved(walk: Walk) -> Iterator[tuple[Thing, ast.Call]]:
     """Yield the modules that are cast to lower precision and whose parameters are trained."""
     values, nodes = walk.values, list(ast.walk(walk.names.tree))
-    alone: dict[Thing, ast.Call] = {}
+    alone: dict[Thing | ast.AST, ast.Call] = {}
     for one in nodes:
         if isinstance(one, ast.Expr) and (low := _cast(values, one.value, LOW)):
-            alone[walk.thing(low[0])] = low[1]
+            model = low[0]
+            for made in values.bound(model):  # `for layer in model.modules(): layer.half()`
+                part = made.iter if isinstance(made, ast.For) else None
+                if isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in _PARTS:
+                    model = part.func.value
+            alone |= dict.fromkeys([walk.thing(model), *values.origins(model)], low[1])
     for node in nodes:
         if not isinstance(node, ast.Attribute) or node.attr != "parameters":
             continue
@@ -508,14 +536,27 @@ def _halved(walk: Walk) -> Iterator[tuple[Thing, ast.Call]]:
                 waiting.append(made.func.value)
             elif isinstance(made, (ast.Name, ast.Attribute)) and walk.thing(made) in alone:
                 yield walk.thing(node.value), alone[walk.thing(made)]
+            elif isinstance(made, ast.Call) and made in alone:
+                yield walk.thing(node.value), alone[made]
             elif isinstance(made, (ast.Name, ast.Attribute, ast.Call)):
                 waiting += values.sources(made)
+                waiting += _parts(walk, made)
+
+
+def _parts(walk: Walk, made: ast.AST) -> list[ast.AST]:
+    """Return what an instance of a class of the file keeps, where it trains all of it, and what a Sequential is of."""
+    if not isinstance(made, ast.Call) or "requires_grad" in ast.unparse(walk.names.tree):
+        return []
+    kept = [value for kind in walk.names.definitions(made.func) for value in walk.names.kept(kind)]
+    return kept + (list(made.args) if walk.names.dotted(made.func) == "torch.nn.Sequential" else [])
 
 
 def _cast(values: Values, node: ast.AST, dtypes: tuple[str, ...]) -> tuple[ast.expr, ast.Call] | None:
     """Return the object that a call casts to one of some dtypes, and the call; None where it casts to none of them."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return None
-    words = (*node.args, *(word.value for word in node.keywords))
-    to = [name for value in words for name in values.constants(value)] if node.func.attr == "to" else []
+    made = values.names.dotted(node.func).startswith("torch.nn.")  # with dtype=
+    words = [word.value for word in node.keywords if not made or word.arg == "dtype"]
+    words += node.args if node.func.attr == "to" else []
+    to = [name for value in words for name in values.constants(value)] if made or node.func.attr == "to" else []
     return (node.func.value, node) if {f"torch.{node.func.attr}", *to} & set(dtypes) else None

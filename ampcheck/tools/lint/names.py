@@ -53,10 +53,8 @@ class Names:
     def _assign(self, node: ast.AST, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Name):
             self._add(self.scope(node), target.id, value)
-        elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
-            owner = self.owner(node)
-            if owner is not None:
-                self._add(owner, target.attr, value)
+        elif isinstance(target, ast.Attribute) and (owner := self.itself(target.value)) is not None:
+            self._add(owner, target.attr, value)
         elif isinstance(target, (ast.Tuple, ast.List)):
             values = value.elts if isinstance(value, (ast.Tuple, ast.List)) else []
             if len(values) == len(target.elts):
@@ -100,10 +98,35 @@ class Names:
             yield found
             found = self._parents.get(found)
 
+    def beside(self, statement: ast.AST) -> tuple[list[ast.stmt], list[ast.stmt]]:
+        """Return the statements before and after one in its block."""
+        around = self._parents.get(statement)
+        for block in (getattr(around, name, None) for name in ("body", "orelse", "finalbody")):
+            if isinstance(block, list) and statement in block:
+                at = block.index(statement)
+                return block[:at], block[at + 1 :]
+        return [], []
+
     def owner(self, node: ast.AST) -> ast.ClassDef | None:
         """Return the class whose method contains a node."""
         found = next((parent for parent in self.parents(node) if isinstance(parent, ast.ClassDef)), None)
         return found and self.acting.get(found, found)
+
+    def method(self, function: ast.AST) -> str:
+        """Return the name of the instance, or the class, that a method is given first; "" for other functions."""
+        inside = isinstance(self._parents.get(function), ast.ClassDef)
+        if not inside or not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return ""
+        first = [*function.args.posonlyargs, *function.args.args][:1]
+        static = any(ast.unparse(one) == "staticmethod" for one in function.decorator_list)
+        return first[0].arg if first and not static else ""
+
+    def itself(self, node: ast.AST) -> ast.ClassDef | None:
+        """Return the class whose instance a name is in its methods, `self`; None for other expressions."""
+        if not isinstance(node, ast.Name):
+            return None
+        named = node.id in ("self", "cls") or any(self.method(one) == node.id for one in self.parents(node))
+        return self.owner(node) if named else None
 
     def lookup(self, name: str, at: ast.AST) -> tuple[Scope, list[ast.AST]] | None:
         """Return the scope that binds a name seen from a node, and what it binds it to; None where none does."""
@@ -132,6 +155,14 @@ class Names:
                     if found:
                         return found
         return []
+
+    def kept(self, owner: ast.AST) -> list[ast.AST]:
+        """Return what a class of the file binds the attributes of its instances to."""
+        return (
+            [one for made in self._bound.get(owner, {}).values() for one in made]
+            if isinstance(owner, ast.ClassDef)
+            else []
+        )
 
     def definitions(self, expression: ast.expr) -> list[ast.AST]:
         """Return what a name is bound to."""

@@ -133,9 +133,8 @@ class LintedProgram:
             bound = self.names.lookup(expression.id, expression)
             found = bound[1] if bound else []
         elif isinstance(expression, ast.Attribute) and isinstance(expression.value, ast.Name):
-            owner = self.names.owner(expression)
-            if expression.value.id == "self" and owner is not None:
-                found = self.names.attribute(owner, expression.attr)
+            owner = self.names.itself(expression.value)
+            found = self.names.attribute(owner, expression.attr) if owner is not None else []
         # Bound more than once, a name may be any of it; the last one is what later code sees.
         return self.value(found[-1], depth + 1) if found and found[-1] is not expression else expression
 
@@ -183,8 +182,8 @@ class LintedProgram:
         """Return the class of the file that an expression's value is an instance of."""
         if depth > _DEPTH:
             return None
-        if isinstance(expression, ast.Name) and expression.id == "self":
-            return self.names.owner(expression)
+        if (owner := self.names.itself(expression)) is not None:
+            return owner
         value = self.value(expression)
         if isinstance(value, ast.arg):
             kind = self.value(value.annotation) if value.annotation is not None else None

@@ -15,7 +15,6 @@ _PRODUCTS = re.compile(
 )
 _LIFTS = ("float", "double")
 _POLICIES = ("MixedPrecision", "MixedPrecisionPolicy")
-_THREADS = ("threading.Thread", "concurrent.futures.ThreadPoolExecutor", "multiprocessing.pool.ThreadPool")
 _SOFTMAX = re.compile(r"\b(log_)?softmax$")
 
 Seen = Iterator[tuple[ast.AST, str]]
@@ -23,12 +22,11 @@ Seen = Iterator[tuple[ast.AST, str]]
 
 def rounded(walk: Walk, node: ast.AST) -> Seen:
     """Yield what an expression shows."""
-    if is_product(walk.names, node):
+    if is_product(walk.names, node) or _layer(walk, node):
         yield from _of_positions(walk, node)
     if isinstance(node, ast.Call):
         yield from _lifted(walk, node)
         yield from _fsdp(walk, node)
-        yield from _threads(walk, node)
 
 
 def is_product(names: Names, node: ast.AST) -> bool:
@@ -60,12 +58,25 @@ def in_region(walk: Walk, node: ast.AST) -> bool | None:
 
 
 def _lifted(walk: Walk, call: ast.Call) -> Seen:
-    if not isinstance(call.func, ast.Attribute) or not is_product(walk.names, call.func.value):
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in (*_LIFTS, "to"):
+        return
+    lifted: ast.AST = call.func.value
+    statement = next((one for one in walk.names.parents(call) if isinstance(one, ast.stmt)), call)
+    before = walk.names.beside(statement)[0][-1:]
+    if before and isinstance(before[0], ast.Assign) and ast.unparse(before[0].targets[0]) == ast.unparse(lifted):
+        lifted = before[0].value
+    if not is_product(walk.names, lifted):
         return
     to = [walk.names.dotted(value) for value in (*call.args, *(word.value for word in call.keywords))]
     lifts = call.func.attr in _LIFTS or (call.func.attr == "to" and {"torch.float32", "torch.float"} & set(to))
     if lifts and in_region(walk, call):
         yield call, "lift-after-product"
+
+
+def _layer(walk: Walk, node: ast.AST) -> bool:
+    """Return whether a node calls a layer of torch.nn that multiplies."""
+    kinds = walk.values.kinds(node.func) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else []
+    return any(re.match(r"torch\.nn\.(Linear|Bilinear|Conv)", kind) for kind in kinds)
 
 
 def _of_positions(walk: Walk, product: ast.AST) -> Seen:
@@ -117,18 +128,3 @@ def _fsdp(walk: Walk, call: ast.Call) -> Seen:
     sums = any(walk.lossy(one) or _SOFTMAX.search(ast.unparse(one.func)) for one in calls)
     if ".backward(" in text and sums and not re.search(r"\.float\(\)|torch\.float32", text):
         yield call, "fsdp-policy-is-no-region"
-
-
-def _threads(walk: Walk, call: ast.Call) -> Seen:
-    made = walk.names.dotted(call.func) == "threading.Thread"
-    words = {word.arg: word.value for word in call.keywords}
-    target: ast.expr | None = words.get("target") if made else None
-    if isinstance(call.func, ast.Attribute) and call.func.attr in ("submit", "map") and call.args:
-        made = bool(set(walk.values.kinds(call.func.value)) & set(_THREADS))
-        target = call.args[0]
-    if not made or target is None or not in_region(walk, call):
-        return
-    for function in walk.values.bound(target):
-        text = ast.unparse(function)
-        if isinstance(function, ast.FunctionDef) and not re.search(r"autocast|amp", text):
-            yield call, "thread-without-region"

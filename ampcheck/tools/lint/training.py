@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TypeAlias
 
 from ampcheck.tools.lint.events import GRAD_SCALERS, LOW, LoopEvent, Path, Walk
@@ -20,7 +21,20 @@ Mistake: TypeAlias = tuple[ast.AST, str]
 _ON = re.compile(
     r"^(use|enable|with|do)?_?(amp|autocast|mixed_precision|mixed|fp16|bf16|half)(_enabled)?$", re.IGNORECASE
 )
-_RESHAPES = ("view", "reshape", "flatten", "transpose", "permute", "squeeze", "unsqueeze", "contiguous")
+_RESHAPES = (
+    "softmax",
+    "log_softmax",
+    "sigmoid",
+    "logsigmoid",
+    "view",
+    "reshape",
+    "flatten",
+    "transpose",
+    "permute",
+    "squeeze",
+    "unsqueeze",
+    "contiguous",
+)
 _FORWARD = tuple(f"torch.{module}custom_fwd" for module in ("amp.", "cuda.amp.", "amp.autocast_mode."))
 _OLD = tuple(f"torch.cuda.amp.{name}" for name in ("autocast", "GradScaler", "custom_fwd", "custom_bwd"))
 VERSION = r"version|hasattr|(?i:torch_?(greater|ge|gte|\d))"
@@ -82,6 +96,8 @@ def _on_path(walk: Walk, path: Path) -> Iterator[tuple[str, LoopEvent, LoopEvent
                 yield "backward-in-region", event, event
             if event.kind in ("alone", "step"):
                 yield "optimizer-in-region", event, event
+            if event.kind == "thread":
+                yield "thread-without-region", event, event
             if event.kind == "call" and event.what in walk.halved:
                 yield "half-model-in-region", event, event
         if event.kind in ("backward", "scaled-backward"):
@@ -126,7 +142,7 @@ def _on_path(walk: Walk, path: Path) -> Iterator[tuple[str, LoopEvent, LoopEvent
 def _low_output(walk: Walk, loss: LoopEvent, regions: list[LoopEvent]) -> LoopEvent | None:
     """Return the region whose output, in lower precision, a loss takes."""
     call = loss.node
-    for given in map(_reshaped, call.args[:1] if isinstance(call, ast.Call) else ()):
+    for given in [_reshaped(walk, one) for one in (call.args[:1] if isinstance(call, ast.Call) else ())]:
         made = _made(walk, given) if isinstance(given, (ast.Name, ast.Attribute)) else []
         for event in regions:
             block = event.what[0] if event.what else None
@@ -143,15 +159,18 @@ def _made(walk: Walk, value: ast.AST, depth: int = 0) -> list[ast.AST]:
     """Return what a value is made by: of a function of the file whose name is no model's, what it returns."""
     made: list[ast.AST] = []
     for one in walk.values.bound(value) if isinstance(value, (ast.Name, ast.Attribute)) else [value]:
-        returns = walk.values.sources(one) if isinstance(one, ast.Call) and depth < 3 and not _models(one) else []
+        called = walk.values.definition(one) if isinstance(one, ast.Call) and depth < 3 else None
+        model = called is not None and (called.name == "forward" and walk.names.method(called))
+        returns = walk.values.sources(one) if called is not None and not model else []
         made += [origin for inner in returns for origin in _made(walk, inner, depth + 1)] or [one]
     return made
 
 
-def _reshaped(value: ast.expr) -> ast.expr:
-    """Return the value that is reshaped, or the value itself."""
+def _reshaped(walk: Walk, value: ast.expr) -> ast.expr:
+    """Return the value that is reshaped, or that softmax takes, or the value itself."""
     while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _RESHAPES:
-        value = value.func.value
+        function = walk.names.dotted(value.func).startswith("torch.") and value.args
+        value = value.args[0] if function else value.func.value
     return value
 
 
@@ -232,15 +251,15 @@ def _alone(walk: Walk, node: ast.AST) -> Iterator[Mistake]:
     yield from rounded(walk, node)
     if isinstance(node, ast.Call):
         yield from _in_call(walk, node)
-        made = region(names, node)
+        made = region(names, walk.values.unpacked(node))
         if made is not None:
-            yield from _in_region(names, made)
+            yield from _in_region(names, replace(made, call=node))
         inner = walk.values.region(node.func)
         if inner is not None and len(node.args) == 1 and _generator(names, node.args[0]):
             yield node, "decorated-generator"
     elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         for decorator in node.decorator_list:
-            if region(names, decorator) is not None and _yields(names, node):
+            if walk.values.region(decorator) is not None and _yields(names, node):
                 yield decorator, "decorated-generator"
             if names.dotted(decorator) in DEPRECATED and not guarded(names, node, VERSION):
                 yield decorator, "deprecated-amp"
@@ -271,7 +290,7 @@ def _in_call(walk: Walk, call: ast.Call) -> Iterator[Mistake]:
         hooked = [ast.unparse(one) for one in walk.values.origins(call.args[0])]
         if any(re.search(r"\bcla?[mi]p_?\(", text) for text in hooked):
             yield call, "clip-before-unscale"
-    for word in call.keywords:
+    for word in walk.values.unpacked(call).keywords:
         if name in _FORWARD and word.arg == "cast_inputs" and names.dotted(word.value) in LOW:
             yield call, "cast-inputs-constant"
         if name in GRAD_SCALERS and word.arg == "enabled" and _off(word.value):
@@ -333,16 +352,21 @@ def _inverted(walk: Walk, node: ast.If) -> Iterator[Mistake]:
 
     def regions(statements: list[ast.stmt]) -> list[LintedRegion]:
         parts = [part for one in statements for part in ast.walk(one)]
-        found = [
-            walk.values.region(item.context_expr) for part in parts if isinstance(part, ast.With) for item in part.items
-        ]
+        entered = [item.context_expr for part in parts if isinstance(part, ast.With) for item in part.items]
+        entered += [part.value for part in parts if isinstance(part, ast.Return) and part.value is not None]
+        found = map(walk.values.region, entered)
         return [made for made in found if made is not None and not made.disabled]
 
     test = node.test
-    wrong = node.body if _off(test) else node.orelse if _on(test) else []
-    right = node.orelse if _off(test) else node.body
+    orelse = node.orelse
+    if not orelse and isinstance(node.body[-1], ast.Return):  # `if use_amp: return nullcontext()`
+        orelse = walk.names.beside(node)[1]
+        if "nullcontext(" not in "".join(map(ast.unparse, orelse if _off(test) else node.body)):
+            return
+    wrong = node.body if _off(test) else orelse if _on(test) else []
+    right = orelse if _off(test) else node.body
     named = _name(test.operand if isinstance(test, ast.UnaryOp) else test)
-    if node.orelse and right and regions(wrong) and not regions(right):
+    if orelse and right and regions(wrong) and not regions(right):
         dtypes = {one for made in regions(wrong) for one in walk.constants(made.dtype)}
         low = {"fp16": "torch.bfloat16", "half": "torch.bfloat16", "bf16": "torch.float16"}.get(named.lower())
         if low is None or low not in dtypes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ampcheck.tools.lint.names import Function, LintedRegion, Names, region
 
@@ -63,9 +64,9 @@ class Values:
             return found[1] if found else []
         if not isinstance(node, ast.Attribute) or self.names.dotted(node).startswith("torch."):
             return []
-        if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
-            owner = self.names.owner(node)
-            return self.names.attribute(owner, node.attr) if owner else []
+        owner = self.names.itself(node.value)
+        if owner is not None:
+            return self.names.attribute(owner, node.attr)
         return [
             value
             for kind, made in self._instances(node.value)
@@ -186,18 +187,39 @@ class Values:
         made = isinstance(owner, ast.ClassDef) and function.name == "__init__"
         if function.name == "forward" and isinstance(owner, ast.ClassDef):
             for call in self._of_modules().get(owner, ()):
-                found += [value for name, value in arguments(call, function) if name == parameter.arg]
+                found += [value for name, value in self.arguments(call, function) if name == parameter.arg]
         for call in self._called.get(owner.name if made and isinstance(owner, ast.ClassDef) else function.name, ()):
             if made or function in self.bound(call.func):
-                found += [value for name, value in arguments(call, function) if name == parameter.arg]
+                found += [value for name, value in self.arguments(call, function) if name == parameter.arg]
         return found
+
+    def arguments(self, call: ast.Call, function: Function) -> list[tuple[str, ast.expr]]:
+        """Return the names of a function's parameters and what a call gives for them."""
+        parameters = [*function.args.posonlyargs, *function.args.args][bool(self.names.method(function)) :]
+        pairs = [(one.arg, value) for one, value in zip(parameters, call.args, strict=False)]
+        return pairs + [(word.arg, word.value) for word in self.unpacked(call).keywords if word.arg]
+
+    def unpacked(self, call: ast.Call) -> ast.Call:
+        """Return a call with the items of `**options` as keywords, where the file makes that dict."""
+        words: list[ast.keyword] = []
+        for word in call.keywords:
+            made = self.origins(word.value) if word.arg is None else []
+            one = made[0] if len(made) == 1 else word
+            if isinstance(one, ast.Call) and last_name(one.func) == "dict":
+                words += one.keywords
+            elif isinstance(one, ast.Dict):
+                items = zip(one.keys, one.values, strict=True)
+                words += [ast.keyword(str(key.value), value) for key, value in items if isinstance(key, ast.Constant)]
+            else:
+                words.append(word)
+        return call if words == call.keywords else ast.Call(call.func, call.args, words)
 
     def _of_modules(self) -> dict[ast.ClassDef, list[ast.Call]]:
         """Return the calls `self.part(x)` and `part(x)` by the class of the file that the part is made of."""
         if self._parts is None:
             self._parts = {}
             for call in (one for calls in self._called.values() for one in calls):
-                own = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self"
+                own = isinstance(call.func, ast.Attribute) and self.names.itself(call.func.value)
                 for value in self.bound(call.func) if own or isinstance(call.func, ast.Name) else ():
                     for kind in self.names.definitions(value.func) if isinstance(value, ast.Call) else ():
                         if isinstance(kind, ast.ClassDef):
@@ -237,17 +259,17 @@ class Values:
     def region(self, node: ast.AST) -> LintedRegion | None:
         """Return the region that entering an expression's value, or being decorated by it, opens; None for none."""
         for origin in (node, *self.origins(node)):
-            made = region(self.names, origin)
-            if made is not None:
-                return made
+            made = region(self.names, self.unpacked(origin) if isinstance(origin, ast.Call) else origin)
+            if made is not None and isinstance(origin, ast.Call):
+                return replace(made, call=origin)
             function: ast.AST | None = origin
             if isinstance(origin, ast.Call):
                 for partial in self.origins(origin.func):
                     if isinstance(partial, ast.Call) and self.names.dotted(partial.func) == "functools.partial":
-                        words = [*partial.keywords, *origin.keywords]
+                        words = [*self.unpacked(partial).keywords, *self.unpacked(origin).keywords]
                         made = region(self.names, ast.Call(partial.args[0], [*partial.args[1:], *origin.args], words))
                         if made is not None:
-                            return made
+                            return replace(made, call=origin)
                 function = self.definition(origin)
             if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 made = self._opened_by(function)
@@ -270,15 +292,6 @@ class Values:
                 if parent is function:
                     break
         return None
-
-
-def arguments(call: ast.Call, function: Function) -> list[tuple[str, ast.expr]]:
-    """Return the names of a function's parameters and what a call gives for them."""
-    parameters = [*function.args.posonlyargs, *function.args.args]
-    if parameters and parameters[0].arg in ("self", "cls"):
-        parameters = parameters[1:]
-    pairs = [(one.arg, value) for one, value in zip(parameters, call.args, strict=False)]
-    return pairs + [(word.arg, word.value) for word in call.keywords if word.arg]
 
 
 def last_name(expression: ast.AST) -> str:
