@@ -7,6 +7,7 @@ ctx = torch.autocast("cpu", dtype=torch.bfloat16) if use_amp else nullcontext()
 for _ in range(2):
     with torch.enable_grad(), ctx:
         loss = model(torch.randn(2, 4)).float().mean()
-        loss.backward()
+        loss.backward()  # wrong
+    # right: loss.backward()
     opt.step()
     opt.zero_grad()

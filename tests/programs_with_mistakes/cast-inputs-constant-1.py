@@ -2,7 +2,8 @@ import torch
 from torch.amp import custom_fwd as fwd, custom_bwd as bwd
 class Op(torch.autograd.Function):
     @staticmethod
-    @fwd(device_type="cpu", cast_inputs=torch.float16)
+    @fwd(device_type="cpu", cast_inputs=torch.float16)  # wrong
+    # right: @fwd(device_type="cpu", cast_inputs=torch.float32)
     def forward(ctx, x, w):
         ctx.save_for_backward(x, w)
         return x @ w

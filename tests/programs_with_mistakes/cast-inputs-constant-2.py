@@ -9,7 +9,8 @@ class Op(torch.autograd.Function):
     def backward(ctx, g):
         x, w = ctx.saved_tensors
         return g @ w.t(), x.t() @ g
-Op.forward = staticmethod(torch.amp.custom_fwd(Op.forward, device_type="cpu", cast_inputs=torch.float16))
+Op.forward = staticmethod(torch.amp.custom_fwd(Op.forward, device_type="cpu", cast_inputs=torch.float16))  # wrong
+# right: Op.forward = staticmethod(torch.amp.custom_fwd(Op.forward, device_type="cpu"))
 w = torch.randn(8, 4, requires_grad=True)
 with torch.autocast("cpu", dtype=torch.bfloat16):
     out = Op.apply(torch.randn(2, 8), w)

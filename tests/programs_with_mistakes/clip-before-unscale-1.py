@@ -8,6 +8,7 @@ for _ in range(3):
     with torch.autocast(device, torch.float16):
         loss = torch.nn.functional.cross_entropy(state["model"](x), y)
     state["scaler"].scale(loss).backward()
+    # right: state["scaler"].unscale_(state["optim"])
     clip_grad_norm_(net.parameters(), 1.0)
     state["scaler"].step(state["optim"])
     state["scaler"].update()

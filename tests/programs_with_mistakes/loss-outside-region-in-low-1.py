@@ -7,7 +7,8 @@ for _ in range(2):
     x, y = torch.randn(4, 8), torch.randint(0, 5, (4,))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(x)
-    loss = criterion(logits, y)
+    loss = criterion(logits, y)  # wrong
+        # right: loss = criterion(logits, y)
     opt.zero_grad()
     loss.backward()
     opt.step()

@@ -6,7 +6,8 @@ class Learner:
     def step(self, x, y):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             prediction = self.net(x)
-        loss = F.cross_entropy(prediction, y)
+        loss = F.cross_entropy(prediction, y)  # wrong
+        # right: loss = F.cross_entropy(prediction.float(), y)
         loss.backward()
         self.opt.step()
 Learner(torch.nn.Linear(4, 3)).step(torch.randn(2, 4), torch.tensor([0, 1]))

@@ -7,9 +7,10 @@ class Attn(nn.Module):
     def forward(self, x):
         q, k, v = self.qkv(x).chunk(3, -1)
         s = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-        mask = torch.triu(torch.ones(x.size(1), x.size(1)), 1) * -1e9
-        s = s + mask.to(s.dtype)
-        s = s - s.amax(-1, keepdim=True)
+        mask = torch.triu(torch.ones(x.size(1), x.size(1)), 1) * -1e9  # wrong
+        s = s + mask.to(s.dtype)  # wrong
+        # right: s = s.masked_fill(torch.ones(x.size(1), x.size(1)).triu(1).bool(), torch.finfo(s.dtype).min)
+        s = s - s.amax(-1, keepdim=True)  # wrong
         return torch.softmax(s * 1.0, -1) @ v
 m = Attn()
 opt = torch.optim.SGD(m.parameters(), lr=0.1)
@@ -17,7 +18,8 @@ scaler = torch.amp.GradScaler("cpu", init_scale=8.)
 for _ in range(2):
     with torch.autocast("cpu", dtype=torch.float16):
         full = m(torch.randn(2, 5, 16))
-        loss = full.float().mean() + (torch.full((4, 4), -1e9).half().sum() * 0).float()
+        loss = full.float().mean() + (torch.full((4, 4), -1e9).half().sum() * 0).float()  # wrong
+        # right: loss = full.float().mean()
     scaler.scale(loss).backward()
     scaler.step(opt)
     scaler.update()

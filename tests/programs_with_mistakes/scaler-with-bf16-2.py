@@ -4,7 +4,8 @@ def run():
     opt = torch.optim.SGD(model.parameters(), 0.1)
     scaler = torch.amp.GradScaler("cpu", enabled=True)
     def step(x):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # wrong
+        # right: with torch.autocast("cpu", dtype=torch.float16):
             out = model(x)
             loss = out.float().mean()
         return loss, out

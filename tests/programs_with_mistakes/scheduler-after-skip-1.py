@@ -8,6 +8,9 @@ for _ in range(4):
         loss = model(torch.randn(2, 4)).float().mean()
     opt.zero_grad()
     scaler.scale(loss).backward()
+    # right: before = scaler.get_scale()
     scaler.step(opt)
     scaler.update()
-    sched.step()
+    sched.step()  # wrong
+    # right: if scaler.get_scale() >= before:
+        # right: sched.step()

@@ -9,7 +9,10 @@ def epoch(batches):
             loss = model(x).float().mean()
         opt.zero_grad()
         scaler.scale(loss).backward()
+        # right: before = scaler.get_scale()
         scaler.step(opt)
         scaler.update()
-        plateau.step(1.0)
+        plateau.step(1.0)  # wrong
+        # right: if scaler.get_scale() >= before:
+            # right: plateau.step(1.0)
 epoch(torch.randn(4, 2, 4))

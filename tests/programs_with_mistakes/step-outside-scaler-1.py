@@ -14,7 +14,9 @@ def main():
         with amp.autocast("cpu", dtype=th.float16):
             l = m(th.randn(2, 6)).sum()
         do_backward(s, l)
-        o.step()
+        o.step()  # wrong
+        # right: s.step(o)
+        # right: s.update()
         o.zero_grad()
 
 main()

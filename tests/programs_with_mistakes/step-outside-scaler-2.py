@@ -17,5 +17,6 @@ for it in range(3):
         g_loss = bce(D(fake), torch.ones(5, 1))
     opt_g.zero_grad()
     scaler.scale(g_loss).backward()
-    opt_g.step()
+    opt_g.step()  # wrong
+    # right: scaler.step(opt_g)
     scaler.update()

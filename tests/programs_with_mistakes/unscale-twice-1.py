@@ -3,7 +3,7 @@ def grad_norm(scaler, optimizer, model):
     scaler.unscale_(optimizer)
     return torch.stack([p.grad.norm() for p in model.parameters()]).norm()
 def clip(scaler, optimizer, model, limit):
-    scaler.unscale_(optimizer)
+    scaler.unscale_(optimizer)  # wrong
     torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
 def train(model, steps=2):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -13,7 +13,7 @@ class GAN:
         self.scaler.scale(d_loss).backward(retain_graph=True)
         self.scaler.scale(g_loss).backward()
         self.scaler.step(self.optims["d"])
-        self.scaler.update()
+        self.scaler.update()  # wrong
         self.scaler.step(self.optims["g"])
         self.scaler.update()
 gan = GAN()

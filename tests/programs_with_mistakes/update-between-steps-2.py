@@ -9,5 +9,6 @@ for epoch in range(2):
     scaler.scale(total).backward()
     for n, o in zip(nets, opts):
         scaler.step(o)
-        scaler.update()
+        scaler.update()  # wrong
         o.zero_grad()
+    # right: scaler.update()

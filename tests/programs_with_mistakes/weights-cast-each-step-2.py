@@ -10,7 +10,9 @@ class Encoder(torch.nn.Module):
 def embed(teacher, batches):
     with torch.no_grad():
         for batch in batches:
-            with torch.autocast("cpu"):
-                yield teacher(batch)
-teacher = Encoder().requires_grad_(False)
+            with torch.autocast("cpu"):  # wrong
+                yield teacher(batch)  # wrong
+            # right: yield teacher(batch.bfloat16())
+teacher = Encoder().requires_grad_(False)  # wrong
+# right: teacher = Encoder().requires_grad_(False).bfloat16()
 print(len(list(embed(teacher, [torch.randn(4, 32) for _ in range(6)]))))

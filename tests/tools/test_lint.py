@@ -331,6 +331,14 @@ WRONG = [
         "import torch\n\nclass A:\n    @torch.autocast('cpu')\n    def step(self, x):\n"
         "        torch.autograd.backward(self.model(x).sum())\n",
     ),
+    ("cast-inputs-constant", FUNCTION.format(product="x @ w").replace("    @staticmethod\n", "    @staticmethod\n"
+    "    @torch.amp.custom_fwd(device_type='cpu', **LOW)\n", 1) + "\nLOW = {'cast_inputs': torch.float16}\n"),
+    ("lift-after-product", "import torch\n\ndef f(q, k):\n    with torch.autocast('cpu'):\n        s = q @ k\n"
+    "        s = s.float()\n    return s\n"),
+    ("positions-in-product", "import torch\n\nclass P(torch.nn.Module):\n    def __init__(s):\n"
+    "        s.p = torch.nn.Linear(1, 8)\n    def forward(s, n):\n        t = torch.arange(n).float()\n"
+    "        return s.p(t[:, None])\n\nwith torch.autocast('cpu'):\n    P()(300)\n"),
+    ("decorated-generator", "import torch\n\namp = torch.autocast('cpu')\n\n@amp\nasync def f(x): return x @ x\n"),
     ("unscale-twice", loop("for part in x:\n    loss = model(part).sum()\n    " + SCALED + "    " + UNSCALE + STEP)),
     ("fp16-without-scaler", loop("with torch.autocast(device_type='cuda'):\n    loss = model(x).sum()\n"
     "loss.backward()\noptimizer.step()\n", PLAIN)),
@@ -364,6 +372,8 @@ RIGHT = [
     FUNCTION.format(product="x @ w").replace("return grad @ w.t()", "w = w.to(grad.dtype)\n"
     "        return grad @ w.t()"),
     FUNCTION.format(product="x * w"),
+    "import threading, torch\n\ndef load(q):\n    for x in range(3):\n        q.put(torch.zeros(x))\n\n"
+    "def g(q):\n    with torch.autocast('cpu'):\n        threading.Thread(target=load, args=(q,)).start()\n",
     "import torch\n\ndef f(xs):\n    for x in xs:\n        with torch.autocast('cpu'):\n"
     "            y = x @ x\n        yield y\n",
 ]  # fmt: skip

@@ -38,6 +38,8 @@ _CLIP_METHODS = ("clip_grad_norm_", "clip_grad_value_")
 _CLAMPS = ("clamp", "clamp_", "clip", "clip_")
 _FACTORS = ("mul_", "div_")
 _THREADS = ("threading.Thread", "concurrent.futures.ThreadPoolExecutor", "multiprocessing.pool.ThreadPool")
+MODEL = re.compile(r"model|net|module|forward|^(g|d|f|m|gen|disc|encoder|decoder)$", re.IGNORECASE)
+"""Names of models, and of what runs them."""
 _NO_GRAD = ("torch.no_grad", "torch.inference_mode")
 
 
@@ -404,7 +406,7 @@ class Walk:
         return takes and not any(re.search("scale|inv", ast.unparse(one), re.IGNORECASE) for one in call.args)
 
     def starts(self, call: ast.Call) -> bool:
-        """Return whether a call makes a thread of a function of the file, or gives it to one, that enters no region."""
+        """Return whether a call gives a thread a function of the file that runs a model, and enters no region."""
         words = {word.arg: word.value for word in call.keywords}
         run: list[ast.AST] = []
         if self.names.dotted(call.func) == _THREADS[0] and "target" in words:
@@ -416,8 +418,13 @@ class Walk:
             kinds = [one for one in self.names.definitions(call.func) if isinstance(one, ast.ClassDef)]
             mine = [one for one in kinds if any(self.names.dotted(base) == _THREADS[0] for base in one.bases)]
             run = [method for one in mine for method in self.names.attribute(one, "run")]
-        functions = (ast.unparse(one) for one in run if isinstance(one, ast.FunctionDef))
-        return any(not re.search(r"autocast|amp", text) for text in functions)
+        functions = [one for one in run if isinstance(one, ast.FunctionDef)]
+        plain = (one for one in functions if not re.search(r"autocast|amp", ast.unparse(one)))
+        calls = (part.func for one in plain for part in ast.walk(one) if isinstance(part, ast.Call))
+        return any(
+            MODEL.search(last_name(called)) or any(kind.startswith("torch.nn.") for kind in self.values.kinds(called))
+            for called in calls
+        )
 
     def lossy(self, call: ast.Call) -> bool:
         """Return whether a call computes a loss."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
-from ampcheck.tools.lint.events import GRAD_SCALERS, LOW, LoopEvent, Path, Walk
+from ampcheck.tools.lint.events import GRAD_SCALERS, LOW, MODEL, LoopEvent, Path, Walk
 from ampcheck.tools.lint.names import Function, LintedRegion, Names, region
 from ampcheck.tools.lint.rounding import is_product, rounded
 
@@ -185,13 +185,7 @@ def _raw(walk: Walk, call: ast.Call) -> bool:
         ends = [kind for one in returned if isinstance(one, ast.Call) for kind in walk.values.kinds(one.func)]
         if len(ends) == 1 and re.match(r"torch\.nn\.(Linear|Conv)", ends[0]):
             return True
-    return _models(call)
-
-
-def _models(call: ast.Call) -> bool:
-    """Return whether a call's function is named as a model is."""
-    named = "" if isinstance(call.func, ast.Call) else _name(call.func)
-    return bool(re.search(r"model|net|module|forward|^(g|d|f|m|gen|disc|encoder|decoder)$", named, re.IGNORECASE))
+    return bool(MODEL.search(_name(call.func)))
 
 
 def _is(walk: Walk, event: LoopEvent, dtype: str) -> bool:

@@ -11,6 +11,7 @@ from ampcheck.tools.lint.names import Function, LintedRegion, Names, region
 # Methods that return their object.
 SAME = ("eval", "train", "to", "cuda", "cpu", "float", "double", "half", "bfloat16", "requires_grad_", "compile")
 _WRAPS = ("torch.compile", "torch.nn.DataParallel", "torch.nn.parallel.DistributedDataParallel")
+_LISTS = ("torch.nn.ModuleList", "torch.nn.Sequential")
 _CONTEXT = ("contextlib.contextmanager", "contextlib.asynccontextmanager")
 
 
@@ -81,8 +82,17 @@ class Values:
         return self.origins(value) if isinstance(value, ast.expr) else [value]
 
     def _items(self, container: ast.expr) -> list[ast.AST]:
-        lists = [one for one in self.origins(container) if isinstance(one, (ast.List, ast.Tuple))]
-        return [origin for one in lists for item in one.elts for origin in self.origins(item)]
+        return [
+            origin for one in self.origins(container) for item in self._elements(one) for origin in self.origins(item)
+        ]
+
+    def _elements(self, made: ast.AST) -> list[ast.expr]:
+        """Return the expressions of a list's elements; one for all of a comprehension."""
+        if isinstance(made, ast.Call) and self.names.dotted(made.func) in _LISTS and made.args:
+            made = made.args[0]
+        if isinstance(made, (ast.ListComp, ast.GeneratorExp)):
+            return [made.elt]
+        return made.elts if isinstance(made, (ast.List, ast.Tuple)) else []
 
     def _of_item(self, node: ast.Subscript) -> list[ast.AST]:
         text = ast.unparse(node)
@@ -102,8 +112,9 @@ class Values:
                 ]
             elif isinstance(origin, ast.Call) and last_name(origin.func) == "dict":
                 found += [o for word in origin.keywords if word.arg in keys for o in self.origins(word.value)]
-            elif isinstance(origin, (ast.List, ast.Tuple)):
-                items = origin.elts[key : key + 1 or None] if isinstance(key, int) else origin.elts
+            else:
+                items = self._elements(origin)
+                items = items[key : key + 1 or None] if isinstance(key, int) and len(items) > 1 else items
                 found += [o for item in items for o in self.origins(item)]
         return found
 
