@@ -165,29 +165,6 @@ def test_one_thread_each(amp: Amp, kind: type[_Net]) -> None:
     amp.assert_equal("whether both gave the same", amp.values(outs[0]), amp.values(outs[1]))
 
 
-@scenario(kept=named(kept=True, dropped=False), values=True)
-def test_shared_weights(amp: Amp, kept: bool) -> None:
-    """Replicas that share their weights add up one gradient, float32, as if they had run in turn (DataParallel)."""
-    seen: Seen = []
-    net = _Net(amp, seen)
-    xs = [amp.rand(2, 3) for _ in range(3)]
-    outs: list[torch.Tensor] = []
-
-    def worker(x: torch.Tensor) -> Iterator[None]:
-        with amp.region(cache_enabled=kept):
-            yield
-            outs.append(net(x))
-            yield
-
-    amp.interleave(*(partial(worker, x) for x in xs))
-    torch.stack([out.float().sum() for out in outs]).sum().backward()
-    grad = net.weight.grad
-    dtypes = [out.dtype for out in outs], getattr(grad, "dtype", None)
-    amp.assert_equal("dtypes", dtypes, ([amp.dtype] * 3, torch.float32))
-    want = sum(torch.mm(x.to(amp.dtype).t(), torch.ones_like(out)).float() for x, out in zip(xs, outs, strict=True))
-    amp.assert_close("gradient", grad, want, 4 * torch.finfo(amp.dtype).eps)
-
-
 # ---- replicas in processes
 T = TypeVar("T")
 TYPES = ("cpu", "cuda")

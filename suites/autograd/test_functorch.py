@@ -135,29 +135,6 @@ def test_pulled_outside(amp: Amp, derivative: str) -> None:
 
 
 @scenario(values=True)
-def test_dual_numbers(amp: Amp) -> None:
-    """A tangent is cast with its tensor, through the ops of each policy (torch.autograd.forward_ad)."""
-    x, v, weight, u = (amp.rand(3, 3) for _ in range(4))
-
-    def tangents(product: Callable[[Any, Any], torch.Tensor]) -> list[Any]:
-        with forward_ad.dual_level():
-            first = product(forward_ad.make_dual(x, v), weight)
-            second = product(x, forward_ad.make_dual(weight, u))
-            both = product(forward_ad.make_dual(x, v), forward_ad.make_dual(weight, u))
-            wide = torch.softmax(both.float(), -1)
-            return [forward_ad.unpack_dual(dual) for dual in (first, second, both, wide)]
-
-    with amp.region():
-        got = tangents(torch.mm)
-        amp.assert_equal("dtype of a product after the level", torch.mm(x, weight).dtype, amp.dtype)
-    low = tangents(lambda a, b: torch.mm(a.to(amp.dtype), b.to(amp.dtype)))
-    for place, ((primal, tangent), (wanted, along)) in enumerate(zip(got, low, strict=True)):
-        amp.assert_equal(f"dtypes of dual number {place}", (primal.dtype, tangent.dtype), (wanted.dtype, along.dtype))
-        amp.assert_equal(f"primal of dual number {place}", amp.values(primal), amp.values(wanted))
-        amp.assert_equal(f"tangent of dual number {place}", amp.values(tangent), amp.values(along))
-
-
-@scenario(values=True)
 def test_weight_with_a_tangent(amp: Amp) -> None:
     """A weight whose cast is cached has its tangent where it is given one, and none afterwards (forward_ad)."""
     weight, x, u = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3), amp.rand(3, 3)
@@ -372,26 +349,6 @@ def test_randomness_refused(amp: Amp) -> None:
         amp.assert_equal("dtype of a mapped product", vmap(torch.mm)(x, x).dtype, amp.dtype)
 
 
-@scenario(norm=["none", "layer_norm", "batch_norm", "group_norm"], values=True)
-def test_batched_gradients(amp: Amp, norm: str) -> None:
-    """A batch of gradients of a region's result, taken after it, equals a loop over them (pytorch#184890)."""
-    norms: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "none": torch.tanh,
-        "layer_norm": lambda x: functional.layer_norm(x, (4,), scale, shift),
-        "batch_norm": lambda x: functional.batch_norm(x, None, None, scale, shift, training=True),
-        "group_norm": lambda x: functional.group_norm(x, 2, scale, shift),
-    }
-    scale, shift = amp.rand(4, requires_grad=True), amp.rand(4, requires_grad=True)
-    x, weight, last = amp.rand(5, 3), amp.rand(3, 4, requires_grad=True), amp.rand(4, 1)
-    with amp.region():
-        out = torch.mm(norms[norm](torch.mm(x, weight)), last)[:, 0]
-    rows = torch.eye(5, dtype=out.dtype).to(amp.type)
-    looped = [torch.autograd.grad(out, weight, row, retain_graph=True)[0] for row in rows]
-    (mapped,) = torch.autograd.grad(out, weight, rows, is_grads_batched=True)
-    amp.assert_equal("dtype", mapped.dtype, torch.float32)
-    amp.assert_close("gradients", mapped, _stack_on_cpu(amp, looped), 16 * torch.finfo(amp.dtype).eps)
-
-
 @scenario(how=["looped", "mapped", "forward"], values=True)
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_jacobian(amp: Amp, how: str) -> None:
@@ -421,25 +378,6 @@ def test_functionalized(amp: Amp) -> None:
         got, want = torch.func.functionalize(function)(x), function(x)
     amp.assert_equal("dtype", got.dtype, amp.dtype)
     amp.assert_equal("values", amp.values(got), amp.values(want))
-
-
-@scenario(first=["mapped", "plain"], values=True)
-def test_weight_mapped_over(amp: Amp, first: str) -> None:
-    """A weight mapped over, or closed over, is cast for itself: no cached cast is used for another (torch.vmap)."""
-    weights, x = amp.rand(3, 4, 4, requires_grad=True), amp.rand(4, 4)
-    single = amp.rand(4, 4, requires_grad=True)
-    with amp.region():
-        plain = torch.mm(x, single) if first == "plain" else None
-        mapped = vmap(lambda w: torch.mm(torch.mm(x, w), single))(weights)
-        looped = [torch.mm(torch.mm(x, w), single) for w in weights]
-        again = torch.mm(x, single)
-    amp.assert_equal("dtypes", (mapped.dtype, again.dtype, type(again)), (amp.dtype, amp.dtype, torch.Tensor))
-    amp.assert_close("products", mapped, _stack_on_cpu(amp, looped), 4 * torch.finfo(amp.dtype).eps)
-    if plain is not None:
-        amp.assert_equal("a product before and after", amp.values(plain), amp.values(again))
-    (mapped.float().sum() + again.float().sum()).backward()
-    for name, leaf in (("the weights mapped over", weights), ("the one closed over", single)):
-        amp.assert_equal(f"dtype of the gradient of {name}", getattr(leaf.grad, "dtype", None), torch.float32)
 
 
 @scenario(values=True)
@@ -485,16 +423,30 @@ LAYERS: dict[str, Layer] = {
 """Functions between two products of a region."""
 
 
-@scenario(layer=LAYERS, values=True)
-def test_mapped_backward(amp: Amp, layer: str) -> None:
-    """vmap of autograd.grad of a region's result equals a loop over it (torch.func's notes; pytorch#184890)."""
+def _gradients_of(amp: Amp, layer: str) -> tuple[Callable[..., Any], torch.Tensor, torch.Tensor]:
+    """Return what takes the gradient of five results of a region, a row for each result, and the rows' gradients."""
     scale, shift = amp.rand(4, requires_grad=True), amp.rand(4, requires_grad=True)
     x, weight, last = amp.rand(5, 3), amp.rand(3, 4, requires_grad=True), amp.rand(4, 1)
     with amp.region():
         out = torch.mm(LAYERS[layer](torch.mm(x, weight), scale, shift), last)[:, 0]
     rows = torch.eye(5, dtype=out.dtype).to(amp.type)
     gradients = partial(torch.autograd.grad, out, weight, retain_graph=True)
-    looped = torch.stack([amp.host(gradients(row)[0]) for row in rows])
+    return gradients, rows, torch.stack([amp.host(gradients(row)[0]) for row in rows])
+
+
+@scenario(layer=["activation", "layer_norm", "batch_norm", "group_norm"], values=True)
+def test_batched_gradients(amp: Amp, layer: str) -> None:
+    """A batch of gradients of a region's result, taken after it, equals a loop over them (pytorch#184890)."""
+    gradients, rows, looped = _gradients_of(amp, layer)
+    (mapped,) = gradients(rows, is_grads_batched=True)
+    amp.assert_equal("dtype", mapped.dtype, torch.float32)
+    amp.assert_close("gradients", mapped, looped, 16 * torch.finfo(amp.dtype).eps)
+
+
+@scenario(layer=LAYERS, values=True)
+def test_mapped_backward(amp: Amp, layer: str) -> None:
+    """vmap of autograd.grad of a region's result equals a loop over it (torch.func's notes; pytorch#184890)."""
+    gradients, rows, looped = _gradients_of(amp, layer)
     try:
         (mapped,) = torch.vmap(gradients)(rows)
     except RuntimeError as error:

@@ -13,7 +13,7 @@ from threading import Thread
 import pytest
 import torch
 
-from ampcheck.runner.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, named, scenario
 from ampcheck.spec.torch_dtypes import name_of
 
 pytestmark = pytest.mark.rule("cache")
@@ -245,22 +245,11 @@ def test_freed_after_the_region(amp: Amp) -> None:
     amp.assert_equal("whether the weight is alive after its last use", source() is not None, False)
 
 
-@scenario(values=True)
-def test_address_used_again(amp: Amp) -> None:
+@scenario(grad=named(with_grad=True, no_grad=False), values=True)
+def test_address_used_again(amp: Amp, grad: bool) -> None:
     """A new weight at the address of a deleted one is not taken for it (autocast_mode.cpp: the weak reference)."""
     x = torch.ones(2, 64, device=amp.type)
-    with amp.region():
-        for number in range(40):  # an allocator uses blocks of 16 KiB again at once, tiny ones only by chance
-            weight = torch.full((64, 64), float(number), device=amp.type, requires_grad=True)
-            amp.assert_equal(f"product with weight {number}", amp.values(torch.mm(x, weight))[0][0], 64.0 * number)
-            del weight
-
-
-@scenario(values=True)
-def test_address_used_again_without_grad(amp: Amp) -> None:
-    """Under no_grad, too, a new weight at a deleted one's address is cast (autocast_mode.cpp: the weak reference)."""
-    x = torch.ones(2, 64, device=amp.type)
-    with amp.region(), torch.no_grad():
+    with amp.region(), torch.set_grad_enabled(grad):
         for number in range(40):  # an allocator uses blocks of 16 KiB again at once, tiny ones only by chance
             weight = torch.full((64, 64), float(number), device=amp.type, requires_grad=True)
             amp.assert_equal(f"product with weight {number}", amp.values(torch.mm(x, weight))[0][0], 64.0 * number)

@@ -4,8 +4,6 @@ Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast, and `__enter
 torch/amp/autocast_mode.py.
 """
 
-from contextlib import ExitStack
-
 import pytest
 import torch
 
@@ -62,33 +60,6 @@ def test_construction_changes_nothing(amp: Amp) -> None:
 
 
 @scenario()
-def test_entered_and_left_by_hand(amp: Amp) -> None:
-    """__enter__ and __exit__ called directly act as a with statement (autocast_mode.py)."""
-    before = amp.state()
-    region = amp.region(cache_enabled=False)
-    region.__enter__()
-    amp.assert_state("after __enter__", (True, amp.dtype, False))
-    region.__exit__(None, None, None)
-    amp.assert_state("after __exit__", before, 0)
-
-
-@scenario()
-def test_exit_stack(amp: Amp) -> None:
-    """An ExitStack enters regions in order and leaves them in reverse (contextlib's protocol)."""
-    before = amp.state()
-    with ExitStack() as stack:
-        stack.enter_context(amp.region())
-        stack.enter_context(amp.region(enabled=False))
-        stack.enter_context(amp.region(amp.other, cache_enabled=False))
-        amp.assert_state("in three regions", (True, amp.other, False))
-        later = stack.pop_all()
-        amp.assert_equal("state after pop_all", amp.state(), (True, amp.other, False))
-        later.close()
-        amp.assert_equal("state after close", amp.state(), before)
-    amp.assert_equal("depth after the stack", amp.depth(), 0)
-
-
-@scenario()
 def test_used_again_after_its_end(amp: Amp) -> None:
     """A region object may be entered again after it was left (autocast_mode.py: __init__ fixes options only)."""
     region = amp.region(cache_enabled=False)
@@ -117,13 +88,3 @@ def test_results_outlive_the_region(amp: Amp) -> None:
         low = torch.mm(amp.rand(2, 2), amp.rand(2, 2))
     amp.assert_equal("dtype of the result after the region", low.dtype, amp.dtype)
     amp.assert_equal("dtype of a product after .float()", torch.mm(amp.rand(2, 2), low.float()).dtype, torch.float32)
-
-
-@scenario()
-def test_enabled_by_expression(amp: Amp) -> None:
-    """enabled takes the place of an if around the statement (amp.html: `enabled=use_amp`, amp_examples.html)."""
-    for use_amp in (True, False, True):
-        with amp.region(enabled=use_amp):
-            want = amp.dtype if use_amp else torch.float32
-            amp.assert_equal(f"dtype a product runs in with enabled={use_amp}", amp.probe(), want)
-        amp.assert_equal(f"state after enabled={use_amp}", amp.state(), (False, amp.default, True))

@@ -37,77 +37,6 @@ def test_function(amp: Amp) -> None:
 
 
 @scenario()
-def test_decoration_changes_nothing(amp: Amp) -> None:
-    """The region is entered by the call and not by the decoration (autocast_mode.py, autocast_decorator)."""
-    before = amp.state()
-
-    @amp.region()
-    def function() -> None:
-        """Not called."""
-
-    amp.assert_state("after the decoration", before)
-    del function
-
-
-@scenario()
-def test_method(amp: Amp) -> None:
-    """A decorated method gets its object, on each object (amp.html: "e.g. on the forward method")."""
-
-    class Holder:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        @amp.region()
-        def method(self, more: int) -> tuple[str, int, torch.dtype]:
-            return self.name, more, amp.probe()
-
-        @staticmethod
-        @amp.region()
-        def static(more: int) -> tuple[int, torch.dtype]:
-            return more, amp.probe()
-
-        @classmethod
-        @amp.region()
-        def of_class(cls, more: int) -> tuple[str, int, torch.dtype]:
-            return cls.__name__, more, amp.probe()
-
-        @property
-        @amp.region()
-        def attribute(self) -> torch.dtype:
-            return amp.probe()
-
-        @amp.region()
-        def __call__(self) -> torch.dtype:
-            return amp.probe()
-
-    one, two = Holder("one"), Holder("two")
-    amp.assert_equal("method", one.method(1), ("one", 1, amp.dtype))
-    amp.assert_equal("method of a second object", two.method(2), ("two", 2, amp.dtype))
-    amp.assert_equal("static method", (one.static(3), Holder.static(4)), ((3, amp.dtype), (4, amp.dtype)))
-    amp.assert_equal("class method", Holder.of_class(5), ("Holder", 5, amp.dtype))
-    amp.assert_equal("property", one.attribute, amp.dtype)
-    amp.assert_equal("__call__", two(), amp.dtype)
-    amp.assert_equal("state after the calls", amp.state(), (False, amp.default, True))
-
-
-@scenario()
-def test_forward(amp: Amp) -> None:
-    """A module whose forward is decorated runs in mixed precision when called (amp.html, class AutocastModel)."""
-    weight = amp.rand(2, 2)
-
-    class Model(torch.nn.Module):
-        @amp.region()
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.mm(x, weight)
-
-    model = Model()
-    amp.assert_equal("dtype of the module's output", model(amp.rand(2, 2)).dtype, amp.dtype)
-    amp.assert_equal("dtype of forward's output", model.forward(amp.rand(2, 2)).dtype, amp.dtype)
-    amp.assert_equal("dtype of a sequence of two", torch.nn.Sequential(model, Model())(amp.rand(2, 2)).dtype, amp.dtype)
-    amp.assert_equal("state after the calls", amp.state(), (False, amp.default, True))
-
-
-@scenario()
 def test_other_callables(amp: Amp) -> None:
     """Any callable can be decorated: a lambda, a partial, a torch function (autocast_mode.py, __call__)."""
     a, b = amp.rand(2, 2), amp.rand(2, 2)
@@ -179,20 +108,6 @@ def test_several_decorators(amp: Amp) -> None:
     amp.assert_equal("dtype with this dtype innermost", inner_on(), amp.dtype)
     amp.assert_equal("dtype with a disabled region innermost", inner_off(), torch.float32)
     amp.assert_equal("state after the calls", amp.state(), (False, amp.default, True))
-
-
-@scenario()
-def test_with_inside(amp: Amp) -> None:
-    """A with statement in a decorated function is an inner region (amp.html: subregions)."""
-
-    @amp.region()
-    def function() -> list[torch.dtype]:
-        found = [amp.probe()]
-        with amp.region(enabled=False):
-            found.append(amp.probe())
-        return [*found, amp.probe()]
-
-    amp.assert_equal("dtypes before, in and after the subregion", function(), [amp.dtype, torch.float32, amp.dtype])
 
 
 @scenario()

@@ -66,53 +66,6 @@ def test_options_by_place(amp: Amp) -> None:
             amp.assert_equal("state in a region given no dtype", amp.state(), (True, amp.default, False))
 
 
-@scenario()
-def test_dtype_in_force(amp: Amp) -> None:
-    """A region given no dtype takes the one get_autocast_dtype gives (amp.html#torch.autocast, dtype)."""
-    torch.set_autocast_dtype(amp.type, amp.dtype)
-    with amp.autocast():
-        amp.assert_equal("dtype of a product after set_autocast_dtype", amp.probe(), amp.dtype)
-    torch.set_autocast_dtype(amp.type, amp.default)
-    with amp.region(), amp.autocast():
-        amp.assert_equal("dtype of a product in an inner region without a dtype", amp.probe(), amp.dtype)
-
-
-@scenario(dtypes="default")
-def test_reuse_setting(amp: Amp) -> None:
-    """Without cache_enabled a region leaves the setting as it finds it (torch/amp/autocast_mode.py, __init__)."""
-    for setting in (True, False):
-        torch.set_autocast_cache_enabled(setting)
-        with amp.region():
-            got = torch.is_autocast_cache_enabled()
-            amp.assert_equal(f"cache_enabled, not given, where it was {setting}", got, setting)
-        for asked in (True, False):
-            with amp.region(cache_enabled=asked):
-                found = torch.is_autocast_cache_enabled()
-                amp.assert_equal(f"cache_enabled={asked} where it was {setting}", found, asked)
-            amp.assert_equal(f"cache_enabled after cache_enabled={asked}", torch.is_autocast_cache_enabled(), setting)
-
-
-@scenario(dtypes="default")
-def test_reuse_setting_at_construction(amp: Amp) -> None:
-    """A region made while the cache is off keeps it off (torch/amp/autocast_mode.py, __init__; pytorch#63552)."""
-    torch.set_autocast_cache_enabled(False)
-    region = amp.region()
-    torch.set_autocast_cache_enabled(True)
-    with region:
-        amp.assert_equal("cache_enabled in a region made while it was off", torch.is_autocast_cache_enabled(), False)
-    amp.assert_equal("cache_enabled afterwards", torch.is_autocast_cache_enabled(), True)
-
-
-@scenario()
-def test_disabled_region(amp: Amp) -> None:
-    """enabled=False runs ops as they are, in whatever dtype the region names (amp.html#torch.autocast, enabled)."""
-    with amp.region(enabled=False):
-        amp.assert_equal("enabled", torch.is_autocast_enabled(amp.type), False)
-        amp.assert_equal("dtype of a product", amp.probe(), torch.float32)
-    with amp.region(), amp.region(enabled=False):
-        amp.assert_equal("dtype of a product in a disabled inner region", amp.probe(), torch.float32)
-
-
 @scenario(dtypes="default")
 def test_spellings_of_the_class(amp: Amp) -> None:
     """torch.autocast and torch.amp.autocast are one class (amp.html: both names are used for it)."""

@@ -4,7 +4,7 @@ Parts: exceptions in the body; ops that raise; decorators, stacks and constructi
 body, such as `return`, `break` and a closed generator. Source: `__exit__` of torch/amp/autocast_mode.py.
 """
 
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -59,19 +59,6 @@ def test_leaves_several_regions(amp: Amp) -> None:
         finally:
             seen.append(amp.state())
     amp.assert_equal("states on the way out", seen, [(True, amp.other, False), (True, amp.dtype, True)])
-    _expect_state_outside(amp, "after the exception")
-
-
-@scenario()
-def test_finally_inside(amp: Amp) -> None:
-    """A finally clause inside the region still runs in it (Python's with statement)."""
-    seen = []
-    with suppress(KeyError), amp.region():
-        try:
-            raise KeyError
-        finally:
-            seen.append((amp.state(), amp.probe()))
-    amp.assert_equal("state and dtype of a product in the clause", seen, [((True, amp.dtype, True), amp.dtype)])
     _expect_state_outside(amp, "after the exception")
 
 
@@ -140,31 +127,6 @@ def test_leaves_a_decorated_function(amp: Amp, kind: str) -> None:
     _expect_state_outside(amp, "after the exception")
 
 
-@scenario()
-def test_region_after_an_exception(amp: Amp) -> None:
-    """A region object that an exception left works as before (autocast_mode.py, __enter__)."""
-    region = amp.region()
-    for time in range(3):
-        with suppress(KeyError), region:
-            amp.assert_equal(f"state inside, time {time}", amp.state(), (True, amp.dtype, True))
-            raise KeyError
-        _expect_state_outside(amp, f"after time {time}")
-
-
-@scenario()
-def test_exit_stack(amp: Amp) -> None:
-    """An ExitStack that an exception unwinds leaves its regions in reverse (contextlib's protocol)."""
-    seen: list[object] = []
-    with suppress(KeyError), ExitStack() as stack:
-        stack.callback(lambda: seen.append(amp.state()))
-        stack.enter_context(amp.region())
-        stack.callback(lambda: seen.append(amp.state()))
-        stack.enter_context(amp.region(amp.other))
-        raise KeyError
-    amp.assert_equal("states while unwinding", seen, [(True, amp.dtype, True), (False, amp.default, True)])
-    _expect_state_outside(amp, "after the stack")
-
-
 @scenario(dtypes="default")
 def test_construction_fails(amp: Amp) -> None:
     """A region that cannot be made changes nothing (autocast_mode.py: __init__ sets no state)."""
@@ -213,18 +175,3 @@ def test_return(amp: Amp) -> None:
 
     amp.assert_equal("dtype a product runs in", returns(), amp.dtype)
     _expect_state_outside(amp, "after the return")
-
-
-@scenario()
-def test_break_and_continue(amp: Amp) -> None:
-    """break and continue out of the body end the region (Python's with statement)."""
-    for turn in range(4):
-        with amp.region():
-            amp.assert_equal("nesting depth in the body", amp.depth(), 1)
-            if turn == 1:
-                continue
-            if turn == 2:
-                break
-        amp.assert_equal(f"state after turn {turn}", amp.state(), (False, amp.default, True))
-    amp.assert_equal("turn of the break", turn, 2)
-    _expect_state_outside(amp, "after the loop")

@@ -127,48 +127,6 @@ def test_gradients_move(amp: Amp, how: str) -> None:
     amp.assert_close("gradient of two passes", bias.grad, torch.full((5,), 2.0), 0.0)
 
 
-@scenario(how=["there", "there_and_back_and_there", "emptied"], optimizer=["SGD", "AdamW"], values=True)
-def test_optimizer_made_before(amp: Amp, how: str, optimizer: str) -> None:
-    """An optimizer made before a move does, in a region, what one made after it does (Module._apply)."""
-    trained = []
-    for when in ("before", "after"):
-        model = _tied(amp)
-        state = copy.deepcopy(model.state_dict())
-        early = getattr(torch.optim, optimizer)(model.parameters(), lr=0.1)
-        if how == "there_and_back_and_there":
-            model.to(amp.type).cpu()
-        if how == "emptied":
-            model.to_empty(device=amp.type).load_state_dict(state)
-        model.to(amp.type)
-        late = getattr(torch.optim, optimizer)(model.parameters(), lr=0.1)
-        _train(amp, model, early if when == "before" else late)
-        trained.append(model)
-    start = _tied(amp)
-    amp.check(
-        not torch.equal(amp.host(trained[0]["head"].weight.detach()), start["head"].weight),
-        "the weight after three steps",
-        "is what it was before",
-    )
-    amp.assert_equal("names without the shared weight", _untied(trained[0]), [])
-    for name, want in trained[1].state_dict().items():
-        got = trained[0].state_dict()[name]
-        amp.assert_identical(f"{name}, trained by an optimizer made before the move", got, want)
-
-
-@scenario(values=True, dtypes="default")
-def test_hooks_stay(amp: Amp) -> None:
-    """Hooks of a parameter that were registered before a move run after it (Module._apply)."""
-    model = _tied(amp)
-    bias, seen = model["head"].bias, []
-    bias.register_hook(lambda gradient: gradient * 3)
-    bias.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter is bias))
-    model.to(amp.type)
-    moved = model["head"].bias
-    moved.sum().backward()
-    amp.assert_equal("what the hook after accumulation saw", seen, [True])
-    amp.assert_close("gradient after the hook", moved.grad, torch.full((5,), 3.0), 0.0)
-
-
 @scenario(kept=["weak_reference", "output", "output_and_gradients", "used_graph"], values=True, dtypes="default")
 def test_parameters_that_others_hold(amp: Amp, kept: str) -> None:
     """A module moves whatever refers to its parameters: weak references, or a graph that is kept (Module._apply)."""

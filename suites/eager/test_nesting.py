@@ -4,7 +4,6 @@ This holds for enabled, dtype and cache, to any depth, also for regions of sever
 https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast ("Autocast-enabled regions can be nested").
 """
 
-from contextlib import ExitStack
 from functools import partial
 from itertools import product
 
@@ -66,21 +65,6 @@ def test_dtype_order(amp: Amp, order: tuple[str, ...]) -> None:
 
 
 @scenario()
-def test_low_meets_full_in_a_disabled_region(amp: Amp) -> None:
-    """A disabled region casts nothing: a low tensor and a float32 one reach the kernel as they are (amp.html)."""
-    full = amp.rand(2, 2)
-    with amp.region():
-        low = torch.mm(full, full)
-        with amp.region(enabled=False):
-            names = amp.received("mm", lambda: torch.mm(low, full))
-            want = "bf16" if amp.dtype == torch.bfloat16 else "fp16"
-            amp.assert_equal("dtypes a product received in the disabled region", names, (want, "fp32"))
-            amp.assert_equal("dtype of a product of low tensors there", torch.mm(low, low).dtype, amp.dtype)
-            got = torch.mm(low.float(), full).dtype
-            amp.assert_equal("dtype of a product after .float() there", got, torch.float32)
-
-
-@scenario()
 def test_documented_example(amp: Amp) -> None:
     """The documentation's example of a subregion, line by line (amp.html#torch.autocast, a_float32 to g_float16)."""
     a, b, c, d = (amp.rand(8, 8) for _ in range(4))
@@ -91,22 +75,6 @@ def test_documented_example(amp: Amp) -> None:
         g = torch.mm(d, f)
     for name, tensor, want in (("e", e, amp.dtype), ("f", f, torch.float32), ("g", g, amp.dtype)):
         amp.assert_equal(f"dtype of {name}", tensor.dtype, want)
-
-
-@scenario(dtypes="default")
-def test_deep(amp: Amp) -> None:
-    """Sixty regions inside each other, alternately on and off and in both dtypes, unwind to where they began."""
-    with ExitStack() as stack:
-        states = []
-        for level in range(60):
-            states.append(amp.state())
-            stack.enter_context(amp.region(amp.dtype if level % 3 else amp.other, enabled=level % 2 == 0))
-        amp.assert_state("in the innermost region", (False, amp.dtype, True), 60)
-    with ExitStack() as stack:
-        for level in range(60):
-            amp.assert_equal(f"state before level {level}", amp.state(), states[level])
-            stack.enter_context(amp.region(amp.dtype if level % 3 else amp.other, enabled=level % 2 == 0))
-    amp.assert_state("after sixty regions", states[0], 0)
 
 
 # ---- what a region takes over when it is made
@@ -134,23 +102,6 @@ def test_reuse_left_out(amp: Amp, outer: bool) -> None:
         with inner:
             amp.assert_equal("cache_enabled where it is entered later", torch.is_autocast_cache_enabled(), outer)
         amp.assert_equal("cache_enabled after that", torch.is_autocast_cache_enabled(), not outer)
-
-
-@scenario(order=_orders(3), dtypes="default")
-def test_reuse_order(amp: Amp, order: tuple[bool, ...]) -> None:
-    """cache_enabled on and off in every order: the innermost region's holds, the outer one's is back after it."""
-
-    def down(depth: int) -> None:
-        if depth == len(order):
-            return
-        with amp.region(cache_enabled=order[depth]):
-            amp.assert_equal(f"cache_enabled at depth {depth + 1}", torch.is_autocast_cache_enabled(), order[depth])
-            down(depth + 1)
-            got = torch.is_autocast_cache_enabled()
-            amp.assert_equal(f"cache_enabled, back at depth {depth + 1}", got, order[depth])
-
-    down(0)
-    amp.assert_equal("state after all regions", amp.state(), (False, amp.default, True))
 
 
 # ---- one region object

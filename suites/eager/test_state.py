@@ -118,20 +118,6 @@ def test_depth(amp: Amp) -> None:
     amp.assert_equal("depth afterwards", depth(), 0)
 
 
-@scenario()
-def test_changes_inside_a_region(amp: Amp) -> None:
-    """A setting made inside a region holds until its end, then the outer state is back (torch/amp/autocast_mode.py)."""
-    before = amp.state()
-    with amp.region():
-        torch.set_autocast_enabled(amp.type, False)
-        amp.assert_equal("dtype of a product after disabling", amp.probe(), torch.float32)
-        torch.set_autocast_enabled(amp.type, True)
-        torch.set_autocast_dtype(amp.type, amp.other)
-        torch.set_autocast_cache_enabled(False)
-        amp.assert_equal("dtype of a product after another dtype", amp.probe(), amp.other)
-    amp.assert_equal("state after the region", amp.state(), before)
-
-
 Call = Callable[[str], object]
 WRONG: dict[str, tuple[str, Call]] = {
     "read_number": ("must be str, not int", lambda name: torch.is_autocast_enabled(1)),

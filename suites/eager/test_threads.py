@@ -14,7 +14,7 @@ from threading import Barrier
 import pytest
 import torch
 
-from ampcheck.runner.suite import Amp, named, scenario
+from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("threads")
 
@@ -35,16 +35,6 @@ def test_starts_outside(amp: Amp) -> None:
 
 
 # ---- what a thread does stays in it
-@scenario()
-def test_region_stays_in_its_thread(amp: Amp) -> None:
-    """A region entered in a thread, and never left there, does not reach another one (amp.html: thread-local)."""
-
-    def enter() -> tuple[object, torch.dtype]:
-        amp.region(cache_enabled=False).__enter__()
-        return amp.state(), amp.probe()
-
-    amp.assert_equal("state and dtype in the thread", amp.thread(enter), ((True, amp.dtype, False), amp.dtype))
-    amp.assert_state("here", (False, amp.default, True), 0)
 
 
 @scenario()
@@ -61,37 +51,7 @@ def test_what_is_set_stays_in_its_thread(amp: Amp) -> None:
         amp.assert_state("here", (True, amp.dtype, True))
 
 
-@scenario()
-def test_exception_in_a_thread(amp: Amp) -> None:
-    """An exception that ends a region in one thread ends none in another (amp.html: thread-local)."""
-
-    def fail() -> None:
-        with amp.region(amp.other):
-            raise KeyError("planned")
-
-    with amp.region():
-        amp.assert_raises("the thread", KeyError, "planned", lambda: amp.thread(fail))
-        amp.assert_equal("state here", amp.state(), (True, amp.dtype, True))
-    amp.assert_equal("nesting depth after the region", amp.depth(), 0)
-
-
 # ---- several threads at once
-@scenario()
-def test_two_dtypes_in_turns(amp: Amp) -> None:
-    """Two threads whose regions overlap each have their own dtype (amp.html: thread-local)."""
-
-    def worker(dtype: torch.dtype) -> Iterator[None]:
-        amp.assert_equal("state before the region", amp.state(), (False, amp.default, True))
-        yield
-        with amp.region(dtype):
-            for _ in range(3):
-                amp.assert_state("inside", (True, dtype, True))
-                yield
-        amp.assert_equal("state after the region", amp.state(), (False, amp.default, True))
-        yield
-        amp.assert_equal("dtype a product runs in after the region", amp.probe(), torch.float32)
-
-    amp.interleave(lambda: worker(amp.dtype), lambda: worker(amp.other))
 
 
 @scenario()
@@ -234,22 +194,6 @@ def test_backward_in_another_thread(amp: Amp) -> None:
 
 
 @scenario(values=True)
-def test_backward_outside(amp: Amp) -> None:
-    """A forward in a thread's region and backward here, outside of one, give the forward's dtypes (amp.html)."""
-    weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
-
-    def forward() -> torch.Tensor:
-        with amp.region():
-            return torch.mm(x, weight)
-
-    out = amp.thread(forward)
-    amp.assert_equal("dtype of the output", out.dtype, amp.dtype)
-    out.float().sum().backward()
-    got = getattr(weight.grad, "dtype", None)
-    amp.assert_equal("dtype of the weight's gradient", got, torch.float32)
-
-
-@scenario(values=True)
 def test_backward_sees_the_callers_region(amp: Amp) -> None:
     """Python code in backward sees the dtype of the thread that called backward (pytorch#132715, autograd threads)."""
     seen: list[tuple[object, ...]] = []
@@ -322,22 +266,3 @@ def test_tasks_share_the_thread(amp: Amp) -> None:
 
     amp.assert_equal("state in the other task", asyncio.run(main()), (True, amp.dtype, True))
     amp.assert_equal("state after the tasks", amp.state(), (False, amp.default, True))
-
-
-@scenario(count=named(two=2, five=5), dtypes="default")
-def test_tasks_that_do_not_overlap(amp: Amp, count: int) -> None:
-    """Tasks whose regions hold over no await are each in their own (amp.html: a region is its body)."""
-
-    async def work(number: int) -> object:
-        await asyncio.sleep(0)
-        with amp.region(amp.dtype if number % 2 else amp.other):
-            found = amp.probe()
-        await asyncio.sleep(0)
-        return found, amp.state()
-
-    async def main() -> list[object]:
-        return list(await asyncio.gather(*(work(number) for number in range(count))))
-
-    outside = (False, amp.default, True)
-    want = [(amp.dtype if number % 2 else amp.other, outside) for number in range(count)]
-    amp.assert_equal("dtypes in the tasks' regions, and states after them", asyncio.run(main()), want)

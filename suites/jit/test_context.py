@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
-from ampcheck.spec.compilers import DYNAMO, GUARDED, TRACEABLE
+from ampcheck.spec.compilers import DYNAMO, TRACEABLE
 
 pytestmark = pytest.mark.rule("context")
 
@@ -34,22 +34,6 @@ def test_body_alone(amp: Amp, compiler: str) -> None:
         amp.assert_equal(f"state after the {call} call", amp.state(), (False, amp.default, True))
 
 
-@scenario(compiler=GUARDED)
-def test_compiled_once_called_in_and_out(amp: Amp, compiler: str) -> None:
-    """A compiled function acts in each region as in eager mode (upstream test_ambient_autocast_recompile)."""
-    x = amp.rand(2, 2)
-    compiled = amp.compiled(compiler, torch.mm, x, x)
-    amp.assert_equal("dtype outside, before any region", compiled(x, x).dtype, torch.float32)
-    with amp.region():
-        amp.assert_equal("dtype in a region", compiled(x, x).dtype, amp.dtype)
-        with amp.region(amp.other):
-            amp.assert_equal("dtype in a region of another dtype", compiled(x, x).dtype, amp.other)
-        with amp.region(enabled=False):
-            amp.assert_equal("dtype in a disabled region", compiled(x, x).dtype, torch.float32)
-        amp.assert_equal("dtype in the region again", compiled(x, x).dtype, amp.dtype)
-    amp.assert_equal("dtype outside again", compiled(x, x).dtype, torch.float32)
-
-
 @scenario(compiler=TRACEABLE)
 def test_parts_of_a_composite_op(amp: Amp, compiler: str) -> None:
     """An op made of others is cast inside a region, as itself or as its parts (upstream test_nonidempotent_amp)."""
@@ -65,47 +49,27 @@ def test_parts_of_a_composite_op(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtypes, as in eager mode", [y.dtype for y in compiled(x)], want)
 
 
-@scenario(compiler=["export", "strict", "decomposed"])
-def test_captured_outside_called_inside(amp: Amp, compiler: str) -> None:
-    """An exported program is a module, and a region casts what a module calls."""
-    x = amp.rand(2, 2)
-    exported = amp.compiled(compiler, torch.mm, x, x)
-    amp.assert_equal("dtype outside", exported(x, x).dtype, torch.float32)
-    with amp.region():
-        amp.assert_equal("dtype in a region", exported(x, x).dtype, amp.dtype)
-    amp.assert_equal("dtype outside again", exported(x, x).dtype, torch.float32)
-
-
-@scenario(compiler=["packaged"])
-def test_package_called_in_a_region(amp: Amp, compiler: str) -> None:
-    """A package is machine code: its casts are those of the regions in its source, whatever region calls it."""
+@scenario(compiler=DYNAMO, placed=["beginning", "behind_an_op", "called_function", "before_a_return"])
+def test_graph_break(amp: Amp, compiler: str, placed: str) -> None:
+    """A region goes on behind a graph break and ends where it does in eager mode (pytorch#93890, #95837, #102414)."""
     kind, low = amp.type, amp.dtype
 
-    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with torch.autocast(kind, dtype=low):
-            cast = torch.mm(x, x)
-        return cast, torch.mm(x, x), torch.linalg.inv(x), torch.cat([x, x.double()])
-
-    x, package = amp.compiled_with_matrix(compiler, program)
-    outside = package(x)
-    amp.assert_equal("dtypes", [out.dtype for out in outside], [low, torch.float32, torch.float32, torch.float64])
-    with amp.region():
-        inside = package(x)
-    for name, before, after in zip(("mm in a region", "mm", "inv", "cat"), outside, inside, strict=True):
-        amp.assert_identical(name, after, before)
-
-
-@scenario(compiler=DYNAMO, placed=["beginning", "behind_an_op"])
-def test_graph_break_in_the_body(amp: Amp, compiler: str, placed: str) -> None:
-    """A region goes on behind a graph break in its body (pytorch#93890, #95837)."""
-    kind, low = amp.type, amp.dtype
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        y = torch.mm(x, x)
+        torch._dynamo.graph_break()
+        return torch.mm(y.float(), x)
 
     def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         out: tuple[torch.Tensor, ...] = ()
         with torch.autocast(kind, dtype=low):
             if placed == "behind_an_op":
                 out += (torch.mm(x, x),)
-            torch._dynamo.graph_break()
+            if placed == "called_function":
+                out += (inner(x),)
+            else:
+                torch._dynamo.graph_break()
+            if placed == "before_a_return":
+                return torch.mm(x, x), torch.mm(x, x).float()
             out += (torch.mm(x, x),)
             torch._dynamo.graph_break()
             out += (torch.mm(x, x),)
@@ -116,43 +80,6 @@ def test_graph_break_in_the_body(amp: Amp, compiler: str, placed: str) -> None:
         dtypes = [out.dtype for out in compiled(x)]
         amp.assert_equal(f"dtypes, {call} call", dtypes, [low] * (len(dtypes) - 1) + [torch.float32])
         amp.assert_equal(f"state after the {call} call", amp.state(), (False, amp.default, True))
-
-
-@scenario(compiler=DYNAMO)
-def test_graph_break_in_a_called_function(amp: Amp, compiler: str) -> None:
-    """A region goes on behind a graph break in a function that its body calls (pytorch#102414)."""
-    kind, low = amp.type, amp.dtype
-
-    def inner(x: torch.Tensor) -> torch.Tensor:
-        y = torch.mm(x, x)
-        torch._dynamo.graph_break()
-        return torch.mm(y.float(), x)
-
-    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.autocast(kind, dtype=low):
-            y = inner(x)
-            z = torch.mm(x, x)
-        return y, z
-
-    x, compiled = amp.compiled_with_matrix(compiler, program, fullgraph=False)
-    amp.assert_equal("dtypes", [out.dtype for out in compiled(x)], [low, low])
-    amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
-
-
-@scenario(compiler=DYNAMO)
-def test_graph_break_where_the_region_ends(amp: Amp, compiler: str) -> None:
-    """A function left from inside a region, behind a graph break, leaves the region, too."""
-    kind, low = amp.type, amp.dtype
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(kind, dtype=low):
-            torch._dynamo.graph_break()
-            return torch.mm(x, x)
-
-    x = amp.rand(2, 2)
-    amp.assert_equal("dtype", amp.compiled(compiler, program, x, fullgraph=False)(x).dtype, low)
-    amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
-    amp.assert_equal("dtype of a product afterwards", torch.mm(x, x).dtype, torch.float32)
 
 
 @scenario(compiler=DYNAMO)

@@ -46,7 +46,7 @@ def test_default_set_between_calls(amp: Amp, compiler: str) -> None:
 
 @scenario(compiler=["dynamo", "aot", "inductor", "export", "jaxcompile"], dtypes="default")
 def test_arguments_by_place_and_name(amp: Amp, compiler: str) -> None:
-    """A region inside takes its arguments by place and by name (upstream test_autocast_arguments_binding)."""
+    """A region inside takes its arguments by place and by name, also as torch.amp.autocast (pytorch#140279)."""
     kind, other = amp.type, amp.other
 
     def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -54,25 +54,12 @@ def test_arguments_by_place_and_name(amp: Amp, compiler: str) -> None:
             first = torch.mm(x, x)
         with torch.autocast(enabled=False, device_type=kind):
             second = torch.mm(x, x)
-        with torch.autocast(cache_enabled=True, dtype=other, device_type=kind):
+        with torch.amp.autocast(cache_enabled=True, dtype=other, device_type=kind):
             third = torch.mm(x, x)
         return first, second, third
 
     x, compiled = amp.compiled_with_matrix(compiler, program)
     amp.assert_equal("dtypes", [y.dtype for y in compiled(x)], [other, torch.float32, other])
-
-
-@scenario(compiler=["dynamo", "aot", "inductor", "export", "jaxcompile"], dtypes="default")
-def test_amp_spelling(amp: Amp, compiler: str) -> None:
-    """torch.amp.autocast is torch.autocast inside a compiled function, too (pytorch#140279)."""
-    kind, other = amp.type, amp.other
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        with torch.amp.autocast(kind, dtype=other):
-            return torch.mm(x, x)
-
-    x = amp.rand(2, 2)
-    amp.assert_equal("dtype", amp.compiled(compiler, program, x)(x).dtype, other)
 
 
 @scenario(compiler=["dynamo", "aot", "inductor", "export"], dtypes="default", types=("cpu", "cuda"))

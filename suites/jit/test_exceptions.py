@@ -53,23 +53,6 @@ def test_caught_inside(amp: Amp, compiler: str) -> None:
         amp.assert_equal("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
 
 
-@scenario(compiler=DYNAMO, values=True)
-def test_raised_by_an_op(amp: Amp, compiler: str) -> None:
-    """An op that refuses its arguments in a region of a compiled function leaves no state behind."""
-    kind, low = amp.type, amp.dtype
-
-    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(kind, dtype=low):
-            return torch.mm(x, y)
-
-    x = amp.rand(2, 3)
-    compiled = amp.compiled(compiler, program, x, x, fullgraph=False)
-    said = "cannot be multiplied" if torch.__version__ >= "2.14" else "reduction dim"
-    amp.assert_raises("a product of shapes that do not fit", Exception, said, lambda: compiled(x, x))
-    amp.assert_equal("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
-    amp.assert_equal("dtype of a product that fits", compiled(x, amp.rand(3, 2)).dtype, low)
-
-
 @scenario(compiler=["export", "strict", "traced"])
 def test_raised_while_captured(amp: Amp, compiler: str) -> None:
     """An exception while a program is captured is the program's own, and leaves no state behind (pytorch#153202)."""
@@ -85,19 +68,3 @@ def test_raised_while_captured(amp: Amp, compiler: str) -> None:
     amp.assert_raises("capturing", Exception, "raised while captured", lambda: amp.compiled(compiler, program, x))
     amp.assert_equal("state after it", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
     amp.assert_equal("dtype of a product outside", torch.mm(x, x).dtype, torch.float32)
-
-
-@scenario(compiler=DYNAMO)
-def test_raised_in_the_surroundings(amp: Amp, compiler: str) -> None:
-    """A compiled function that raises in a region leaves that region as it was."""
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        y = torch.mm(x, x)
-        torch._dynamo.graph_break()
-        raise ValueError(str(y.dtype))
-
-    x, compiled = amp.compiled_with_matrix(compiler, program, fullgraph=False)
-    with amp.region():
-        amp.assert_raises("the call", ValueError, str(amp.dtype), lambda: compiled(x))
-        amp.assert_equal("state in the region after it", (*amp.state(), amp.depth()), (True, amp.dtype, True, 1))
-    amp.assert_raises("the call outside", ValueError, "float32", lambda: compiled(x))

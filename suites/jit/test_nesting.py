@@ -4,8 +4,6 @@ Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast; cases name t
 from.
 """
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -35,54 +33,6 @@ def test_three_deep(amp: Amp, compiler: str) -> None:
     want = [low, other, torch.float32, other, low, torch.float32]
     amp.assert_equal("dtypes on the way in and out", [out.dtype for out in compiled(x)], want)
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
-
-
-def _off_then_on(kind: str) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """Return a product in a disabled region, and one behind it."""
-
-    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.autocast(kind, enabled=False):
-            off = torch.mm(x, x)
-        return off, torch.mm(x, x)
-
-    return program
-
-
-@scenario(compiler=TRACEABLE)
-def test_disabled_inside_called_in_a_region(amp: Amp, compiler: str) -> None:
-    """A disabled region inside a compiled function is off where the function is called in a region."""
-    program, x = _off_then_on(amp.type), amp.rand(2, 2)
-    with amp.region():
-        compiled = amp.compiled(compiler, program, x)
-        for _ in range(2):
-            amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [torch.float32, amp.dtype])
-
-
-@scenario(compiler=["traced", "export", "strict", "decomposed"])
-def test_disabled_captured_outside_called_in_a_region(amp: Amp, compiler: str) -> None:
-    """A disabled region captured outside of every region is off where the program is called in one."""
-    program, x = _off_then_on(amp.type), amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x)
-    with amp.region():
-        amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [torch.float32, amp.dtype])
-
-
-@scenario(compiler=TRACEABLE)
-def test_dtype_of_its_own_called_in_a_region(amp: Amp, compiler: str) -> None:
-    """A region inside a compiled function decides alone where the function is called in a region of another dtype."""
-    kind, other = amp.type, amp.other
-
-    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.autocast(kind, dtype=other):
-            own = torch.mm(x, x)
-        return own, torch.mm(x, x)
-
-    x = amp.rand(2, 2)
-    with amp.region():
-        compiled = amp.compiled(compiler, program, x)
-        for _ in range(2):
-            amp.assert_equal("dtypes inside and behind", [out.dtype for out in compiled(x)], [other, amp.dtype])
-        amp.assert_equal("state in the region after it", amp.state(), (True, amp.dtype, True))
 
 
 @scenario(
@@ -119,24 +69,6 @@ def test_dtype_from_an_argument(amp: Amp, compiler: str) -> None:
     for dtype in (amp.dtype, amp.other, amp.dtype):
         amp.assert_equal(f"dtype in a region of {dtype}", compiled(x, dtype, True).dtype, dtype)
         amp.assert_equal("dtype in a disabled region", compiled(x, dtype, False).dtype, torch.float32)
-
-
-@scenario(compiler=GUARDED)
-def test_one_region_a_turn(amp: Amp, compiler: str) -> None:
-    """Regions in a loop of a compiled function take their dtypes in turns."""
-    kind, turns = amp.type, (amp.dtype, amp.other, amp.dtype)
-
-    def program(x: torch.Tensor) -> list[torch.Tensor]:
-        out = []
-        for dtype in turns:
-            with torch.autocast(kind, dtype=dtype):
-                out.append(torch.mm(x, x))
-            out.append(torch.mm(x, x))
-        return out
-
-    x, compiled = amp.compiled_with_matrix(compiler, program)
-    want = [dtype for turn in turns for dtype in (turn, torch.float32)]
-    amp.assert_equal("dtypes turn by turn", [out.dtype for out in compiled(x)], want)
 
 
 @scenario(compiler=DYNAMO)

@@ -4,7 +4,6 @@ Source: https://docs.pytorch.org/docs/2.13/amp.html; cases name the upstream iss
 """
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -50,29 +49,6 @@ def test_training(amp: Amp, compiler: str) -> None:
     amp.assert_equal("whether the loss falls", found[1][-1] < found[1][0], True)
 
 
-@scenario(compiler=DYNAMO, values=True)
-def test_dropout(amp: Amp, compiler: str) -> None:
-    """Dropout in a region of a compiled function drops in the backward pass what it dropped in the forward one."""
-    kind, low = amp.type, amp.dtype
-
-    def program(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(kind, dtype=low):
-            return torch.dropout(torch.mm(x, weight), 0.5, True)
-
-    x = torch.eye(16, device=kind)
-    weight = torch.ones(16, 16, device=kind, requires_grad=True)
-    compiled = amp.compiled(compiler, program, x, weight)
-    amp.seed()
-    for call in ("first", "second"):
-        weight.grad = None
-        out = compiled(x, weight)
-        amp.assert_equal(f"dtype, {call} call", out.dtype, low)
-        out.float().sum().backward()
-        kept = amp.host(out.detach()).float()
-        amp.assert_equal(f"values it makes of ones, {call} call", sorted(set(kept.flatten().tolist())), [0.0, 2.0])
-        amp.assert_close(f"gradient, {call} call", weight.grad, kept)
-
-
 @scenario(compiler=["dynamo", "aot", "inductor"], values=True)
 def test_random_numbers(amp: Amp, compiler: str) -> None:
     """A compiled function draws the random numbers in a region that eager mode draws after the same seed."""
@@ -112,22 +88,6 @@ def test_any_size(amp: Amp, compiler: str) -> None:
 
 
 @scenario(compiler=DYNAMO)
-def test_other_input_dtypes(amp: Amp, compiler: str) -> None:
-    """A compiled function called with inputs of other dtypes compiles anew and gives the promised dtypes."""
-    kind, low = amp.type, amp.dtype
-
-    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(kind, dtype=low):
-            return torch.mm(x, y)
-
-    x, y = amp.rand(2, 2), amp.rand(2, 2)
-    compiled = amp.compiled(compiler, program, x, y)
-    for a, b in ((x, y), (x.to(low), y), (x, y.to(amp.other)), (x.to(low), y.to(amp.other)), (x, y)):
-        amp.assert_equal(f"dtype of {a.dtype} by {b.dtype}", compiled(a, b).dtype, low)
-    amp.assert_equal("dtype of float64 by float64", compiled(x.double(), y.double()).dtype, torch.float64)
-
-
-@scenario(compiler=DYNAMO)
 def test_compiled_generator(amp: Amp, compiler: str) -> None:
     """A generator that a compiled function runs to its end keeps its region while it is suspended, as in eager mode."""
     kind, low = amp.type, amp.dtype
@@ -147,46 +107,6 @@ def test_compiled_generator(amp: Amp, compiler: str) -> None:
     want = [y.dtype for y in program(x)]
     amp.assert_equal("dtypes, as in eager mode", [y.dtype for y in compiled(x)], want)
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
-
-
-@scenario(compiler=DYNAMO, values=True)
-def test_backward_in_no_region(amp: Amp, compiler: str) -> None:
-    """A backward pass that is called in no region runs in the regions that backward_pass_autocast documents.
-
-    In those of the forward pass by default, and in none where it is "off", as autograd does without a backward graph
-    (pytorch#157104). Rule derivatives tries more regions; here the backward pass is written in Python.
-    """
-
-    class Square(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            ctx.save_for_backward(x)
-            return x * x
-
-        @staticmethod
-        def backward(ctx: Any, *grads: Any) -> torch.Tensor:
-            (x,) = ctx.saved_tensors
-            return torch.mm(grads[0], x).float() * 2
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        return Square.apply(x)
-
-    x = torch.full((2, 2), 1.001, device=amp.type)
-
-    def gradient(call: Any, region: bool) -> torch.Tensor:
-        leaf = x.clone().requires_grad_()
-        with amp.region():
-            out = call(leaf)
-        with amp.region() if region else nullcontext():
-            out.sum().backward()
-        return amp.host(leaf.grad)
-
-    for setting in ("same_as_forward", "off"):
-        torch._dynamo.reset()  # no guard asks for the setting
-        with torch._functorch.config.patch(backward_pass_autocast=setting):
-            got = gradient(amp.compiled(compiler, program, x), region=False)
-        want = gradient(program, region=setting == "same_as_forward" and compiler != "dynamo")
-        amp.assert_close(f"gradient, {setting}", got, want)
 
 
 @scenario(compiler=DYNAMO, values=True)

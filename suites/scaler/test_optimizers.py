@@ -249,26 +249,6 @@ def test_complex_is_refused(amp: Amp) -> None:
     amp.assert_equal("the parameter", amp.values(leaf), [1.0, 1.0])
 
 
-@scenario(way=IMPLEMENTED, values=True, dtypes="default")
-def test_dtypes_in_one(amp: Amp, way: str) -> None:
-    """Parameters of several dtypes and shapes in one optimizer are all stepped, or all skipped (grad_scaler.py)."""
-    dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.float32)
-    results = []
-    for scaled in (False, True):
-        leaves = [_parameter(amp, dtype=dtype, size=n + 1) for n, dtype in enumerate(dtypes)]
-        optimizer = torch.optim.Adam(leaves, lr=0.25, foreach=way == "foreach", fused=way == "fused")
-        scaler = _steps(amp, leaves, optimizer, scaled=scaled)
-        results.append([leaf.detach().clone() for leaf in leaves])
-    for n, (got, want) in enumerate(zip(results[1], results[0], strict=True)):
-        amp.assert_identical(f"parameter {n}", got, want)
-    for bad in leaves:
-        for leaf in leaves:
-            leaf.grad = torch.full_like(leaf, INF if leaf is bad else 1.0)
-        step_and_update(scaler, optimizer)
-        for n, (leaf, kept) in enumerate(zip(leaves, results[1], strict=True)):
-            amp.assert_identical(f"parameter {n} after an infinity in one of {bad.dtype}", leaf, kept)
-
-
 @scenario(way=["SparseAdam", "SGD", "Momentum", "Adagrad"], values=True, dtypes="default")
 def test_sparse(amp: Amp, way: str) -> None:
     """Optimizers that take sparse gradients take those of a scaled loss (pytorch#35810; torch.nn.Embedding)."""

@@ -59,19 +59,6 @@ def test_what_it_holds(amp: Amp, stage: str) -> None:
     amp.assert_equal("their values", [saved[key] for key in KEYS], [64.0, 4.0, 0.25, 5, count])
 
 
-@scenario(stage=["scaled", "divided", "stepped"], values=True, dtypes="default")
-def test_holds_no_reference(amp: Amp, stage: str) -> None:
-    """A saved state does not follow the scaler, nor the scaler the saved state (state_dict: Python numbers)."""
-    scaler, weight, optimizer = _at_stage(amp, stage)
-    saved = scaler.state_dict()
-    was = dict(saved)
-    scaler.update(2.0)
-    iterate(weight, optimizer, scaler, float("inf"))
-    amp.assert_equal("what was saved, after another iteration", saved, was)
-    saved["scale"] = 9.0
-    amp.assert_equal("scale after what was saved is changed", scaler.get_scale(), 0.5)
-
-
 @scenario(stage=["new", "updated"], end=ENDS, values=True, dtypes="default")
 def test_goes_on(amp: Amp, stage: str, end: str) -> None:
     """The scaler at the other end goes through the same scales as the one it came from (state_dict, __getstate__)."""
@@ -134,20 +121,6 @@ def test_getters_after_loading(amp: Amp) -> None:
     scaler.load_state_dict(dict(zip(KEYS, [5.0, 7.0, 0.75, 11, 2], strict=True)))
     got = (scaler.get_scale(), scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval())
     amp.assert_equal("scale, factors and interval", got, (5.0, 7.0, 0.75, 11))
-
-
-@scenario(values=True, dtypes="default")
-def test_loaded_in_the_middle(amp: Amp) -> None:
-    """Loading between unscale_ and step sets scale and count alone: the iteration goes on (load_state_dict)."""
-    scaler, weight, optimizer = _at_stage(amp, "divided")
-    grad = amp.values(weight.grad)
-    scaler.load_state_dict({**scaler.state_dict(), "scale": 8.0, "_growth_tracker": 1})
-    amp.assert_raises("another unscale_", RuntimeError, "has already been called", lambda: scaler.unscale_(optimizer))
-    scaler.step(optimizer)
-    amp.assert_equal("gradient after the step", amp.values(weight.grad), grad)
-    scaler.update()
-    saved = scaler.state_dict()
-    amp.assert_equal("scale and tracker after update", (saved["scale"], saved["_growth_tracker"]), (8.0, 2))
 
 
 @scenario(values=True, dtypes="default")

@@ -149,17 +149,3 @@ def test_wrong_argument(amp: Amp, which: str) -> None:
         given = [tensor.to(amp.type) for tensor in {**good, which: wrong}.values()]
         what, text = f"{which} of {list(wrong.shape)} {wrong.dtype}", f"{which} must be a"
         amp.assert_raises(what, RuntimeError, text, partial(torch._amp_update_scale_, *given, 2.0, 0.5, 3))
-
-
-@pytest.mark.parametrize("found", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=lambda pair: f"{pair[0]}_{pair[1]}")
-@scenario(values=True, dtypes="default")
-def test_two_found(amp: Amp, found: tuple[int, int]) -> None:
-    """One overflow in any of several optimizers is one for the scale, and so are two (grad_scaler.py, update)."""
-    scaler = torch.amp.GradScaler(amp.type, init_scale=8.0, growth_interval=1)
-    leaves = [torch.nn.Parameter(torch.ones(2, device=amp.type)) for _ in found]
-    both = [torch.optim.SGD([leaf], lr=0.1) for leaf in leaves]
-    for leaf, bad, optimizer in zip(leaves, found, both, strict=True):
-        scaler.scale(leaf.sum() * (INF if bad else 1.0)).backward()
-        scaler.step(optimizer)
-    scaler.update()
-    amp.assert_equal("scale", scaler.get_scale(), 4.0 if any(found) else 16.0)

@@ -258,12 +258,10 @@ UPCAST = {"jit-upcast-lost": handed_out(_LOW), "jit-upcast-after-rounding": hand
 BANNED = {"jit-refusal-swallowed": handed_out(calling(swallowed))}
 PROMOTE = {"jit-mixed-refused-by-script": handed_out(calling(refusing_mixed), "script")}
 CONTEXT = {
-    "jit-no-guard-on-surroundings": handed_out(remembering(frozen)),
     "jit-kept-across-dtypes": handed_out(remembering(frozen_dtypes)),
     "jit-result-widened": handed_out(_WIDE),
     "jit-result-in-float64": handed_out(_DOUBLE),
     "jit-result-in-float64-by-export": handed_out(_DOUBLE, "export"),
-    "jit-called-outside": handed_out(within(off), "export"),
     "jit-nothing-frozen": put(torch.jit, freeze=lambda module: module),
     "jit-state-left-on-by-script": handed_out(afterwards(leave_on), "script"),
     "jit-node-without-metadata": wrap(torch.export, export=without_metadata),
@@ -296,6 +294,7 @@ RANDOM = {
 
 
 AMBIENT = {
+    "jit-called-outside": handed_out(within(off), "export"),
     "state-of-another-thread": handed_out(eager_in_threads),
     "trace-without-its-casts": handed_out(lambda _, function: function, "trace"),
     "graph-without-its-casts": put(proxy_tensor, make_fx=lambda function, **_: lambda *_: function),
@@ -331,6 +330,7 @@ def keyed_by(*queries: Callable[[], object]) -> Inject:
 
 
 GUARDS = {
+    "jit-no-guard-on-surroundings": handed_out(remembering(frozen)),
     "no-guard": keyed_by(),
     "no-guard-on-the-dtype": keyed_by(lambda: IS("cpu")),
     "no-guard-on-the-switch": keyed_by(lambda: DTYPE("cpu")),

@@ -40,6 +40,44 @@ NETS: dict[str, Callable[[Any, Any, Callable[[Any], Any]], Any]] = {
     "loss": lambda x, w, low: F.mse_loss(torch.mm(low(x), low(w)).float(), x),
     "deep": lambda x, w, low: torch.mm(torch.mm(low(x), low(w)).relu(), low(w.t())).float().pow(2),
 }
+CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "scaled": lambda out: out.mul_(3),
+    "added_wide": lambda out: out.add_(torch.ones_like(out, dtype=torch.float32)),
+    "row": lambda out: out[0].zero_(),
+    "filled": lambda out: out.masked_fill_(out > 0.5, 0.0),
+    "copied": lambda out: out[1].copy_(torch.ones_like(out[1], dtype=torch.float32)),
+    "chained": lambda out: out.t().mul_(0.5)[0].add_(1).exp_(),
+}
+"""What is done in place to a low result or to a view of it (amp.html: in-place ops)."""
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda w: w.t(),
+    "sliced": lambda w: w[1:, ::2],
+    "expanded": lambda w: w[:1].expand(4, 4),
+    "chunked": lambda w: w.chunk(2)[1],
+    "diagonal": lambda w: torch.diag_embed(w.diagonal()),
+    "reshaped": lambda w: w.view(2, 8),
+    "detached_part": lambda w: torch.cat([w[:2], w[2:].detach()]),
+    "unbound": lambda w: torch.stack(list(w.unbind())),
+}
+"""Views of a leaf, whose gradient goes back to its places."""
+
+
+def _viewed(x: Any, w: Any, low: Callable[[Any], Any], view: str) -> Any:
+    part = VIEWS[view](w)
+    return torch.mm(low(part), low(part.t()))
+
+
+def _changed(x: Any, w: Any, low: Callable[[Any], Any], change: str) -> Any:
+    out = torch.mm(low(x), low(w))
+    CHANGES[change](out)
+    return out
+
+
+BY_HAND = {
+    **NETS,
+    **{f"view_{view}": partial(_viewed, view=view) for view in VIEWS},
+    **{f"changed_{change}": partial(_changed, change=change) for change in CHANGES},
+}
 
 
 def _leaves(amp: Amp, count: int = 2) -> list[torch.Tensor]:
@@ -48,7 +86,7 @@ def _leaves(amp: Amp, count: int = 2) -> list[torch.Tensor]:
 
 
 def _output(net: str, leaves: list[torch.Tensor], low: Callable[[Any], Any] = lambda tensor: tensor) -> torch.Tensor:
-    return NETS[net](*leaves, low)
+    return BY_HAND[net](*leaves, low)
 
 
 def _weighted_loss(out: torch.Tensor) -> torch.Tensor:
@@ -57,7 +95,7 @@ def _weighted_loss(out: torch.Tensor) -> torch.Tensor:
     return (out.float() * (many * 30.0).clamp(max=30000.0)).sum()
 
 
-@scenario(net=NETS, values=True)
+@scenario(net=BY_HAND, values=True)
 def test_as_by_hand(amp: Amp, net: str) -> None:
     """Values and gradients of a forward in a region are those of the same ops with explicit casts, to the last bit."""
     leaves = _leaves(amp)

@@ -62,29 +62,6 @@ def test_hook_that_computes(amp: Amp) -> None:
     amp.assert_equal("dtypes of a product of gradients", seen, [torch.float32, amp.dtype, amp.other])
 
 
-@scenario(values=True)
-def test_region_in_a_hook(amp: Amp) -> None:
-    """A region that a hook enters is left with it: the backward that goes on and its caller do not see it."""
-    x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
-    reference = w.detach().clone().requires_grad_()
-    seen: list[Any] = []
-
-    def enters(gradient: torch.Tensor) -> None:
-        with amp.region(amp.other):
-            seen.append(amp.state())
-
-    out = torch.mm(torch.mm(x, w), w)
-    out.register_hook(enters)
-    w.register_hook(lambda gradient: seen.append(amp.state()))
-    before = amp.state()
-    (out * 0.3).sum().backward()
-    (torch.mm(torch.mm(x, reference), reference) * 0.3).sum().backward()
-    amp.assert_equal("state in the region of a hook", seen[0], (True, amp.other, True))
-    amp.assert_equal("state in the next hook", seen[1], before)
-    amp.assert_equal("state after backward", amp.state(), before)
-    amp.assert_identical("gradient of the leaf", w.grad, reference.grad)
-
-
 @scenario(types=NATIVE, values=True)
 def test_left_open_in_a_hook(amp: Amp) -> None:
     """An exception out of a region in a hook ends backward and leaves the state of its caller (autocast_mode.py)."""

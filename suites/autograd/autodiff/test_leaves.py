@@ -113,59 +113,6 @@ def test_changed_where_it_is_saved_itself(amp: Amp) -> None:
     amp.assert_raises("backward", RuntimeError, "modified by an inplace operation", lambda: out.sum().backward())
 
 
-CHANGED: dict[str, Callable[[torch.Tensor], Any]] = {
-    "scaled": lambda out: out.mul_(3),
-    "added_wide": lambda out: out.add_(torch.ones_like(out, dtype=torch.float32)),
-    "row": lambda out: out[0].zero_(),
-    "filled": lambda out: out.masked_fill_(out > 0.5, 0.0),
-    "copied": lambda out: out[1].copy_(torch.ones_like(out[1], dtype=torch.float32)),
-    "chained": lambda out: out.t().mul_(2)[0].add_(1).exp_(),
-}
-
-
-@scenario(change=CHANGED, values=True)
-def test_result_changed_in_place(amp: Amp, change: str) -> None:
-    """An in-place op on a low result, or on a view of it, keeps its dtype and its gradient (amp.html: in-place ops)."""
-    x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
-    reference = copy_of(w)
-    with amp.region():
-        out = torch.mm(x, w)
-        CHANGED[change](out)
-        loss = out.float().pow(2).sum()
-    want = torch.mm(x.to(amp.dtype), reference.to(amp.dtype))
-    CHANGED[change](want)
-    want.float().pow(2).sum().backward()
-    loss.backward()
-    amp.assert_identical("result", out, want)
-    amp.assert_identical("gradient", w.grad, reference.grad)
-
-
-VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "transposed": lambda w: w.t(),
-    "sliced": lambda w: w[1:, ::2],
-    "expanded": lambda w: w[:1].expand(4, 4),
-    "chunked": lambda w: w.chunk(2)[1],
-    "diagonal": lambda w: torch.diag_embed(w.diagonal()),
-    "reshaped": lambda w: w.view(2, 8),
-    "detached_part": lambda w: torch.cat([w[:2], w[2:].detach()]),
-    "unbound": lambda w: torch.stack(list(w.unbind())),
-}
-
-
-@scenario(view=VIEWS, values=True)
-def test_view_of_a_leaf(amp: Amp, view: str) -> None:
-    """The gradient of a view goes back to the places of its leaf, from the view's own cast."""
-    w = amp.rand(4, 4, requires_grad=True)
-    reference = copy_of(w)
-    with amp.region(cache_enabled=False):
-        seen = VIEWS[view](w)
-        out = torch.mm(seen, seen.t())
-    part = VIEWS[view](reference)
-    want = torch.mm(part.to(amp.dtype), part.t().to(amp.dtype))
-    backward(out, want)
-    amp.assert_identical("gradient", w.grad, reference.grad)
-
-
 @scenario(values=True)
 def test_sparse_gradient(amp: Amp) -> None:
     """A sparse embedding's gradient stays sparse and float32, with the values of explicit casts (nn.Embedding)."""

@@ -167,16 +167,6 @@ def test_host_type_too(amp: Amp, host: bool, reentrant: bool) -> None:
     amp.assert_equal("how often the function ran", len(seen), 2)
 
 
-@scenario(values=True)
-def test_keyword_tensors(amp: Amp) -> None:
-    """Keyword arguments reach the function both times, in the same state (checkpoint, **kwargs)."""
-    x, seen, function = _watched(amp)
-    with amp.region(cache_enabled=False):
-        out = checkpoint(function, x=x, use_reentrant=False)
-    out.float().sum().backward()
-    _expect_two_equal_runs(amp, "the function", seen)
-
-
 @scenario(reentrant=BOTH, values=True)
 def test_inside_each_other(amp: Amp, reentrant: bool) -> None:
     """A checkpoint within one is computed again in the inner state, whichever of the two asks for it (checkpoint)."""

@@ -166,25 +166,6 @@ def test_double_backward(amp: Amp) -> None:
         amp.assert_close(f"derivative {place}", got, want, 1e-4)
 
 
-@scenario(reentrant=BOTH, values=True)
-def test_no_grad_inside(amp: Amp, reentrant: bool) -> None:
-    """A function that runs a part of itself without gradients first has the bits it has unchecked (pytorch#141896)."""
-    leaves = _leaves(amp)
-    first, second = leaves[1:3]
-
-    def block(x: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            scale = torch.mm(x, first).float().abs().max()
-        hidden = torch.mm(x, first) / scale
-        with torch.no_grad():
-            torch.mm(hidden, second)
-        return torch.mm(hidden, second).sin()
-
-    plain = partial(block, leaves[0])
-    checkpointed = partial(checkpoint, block, leaves[0], use_reentrant=reentrant)
-    _expect_same_outcome(amp, "checkpointed", leaves, amp.region()(checkpointed), amp.region()(plain))
-
-
 # ---- policies that say what is saved
 SAVED: dict[str, CheckpointPolicy | list[Any]] = {
     "must_save": CheckpointPolicy.MUST_SAVE,

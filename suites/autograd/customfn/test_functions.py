@@ -376,27 +376,6 @@ def test_several_results(amp: Amp) -> None:
     amp.assert_equal("gradient", amp.values(x.grad), [[2.0, 2.0], [2.0, 2.0]])
 
 
-@scenario(values=True)
-def test_not_materialized(amp: Amp) -> None:
-    """set_materialize_grads(False) and needs_input_grad work under the decorators (torch.autograd.function)."""
-    seen: list[Any] = []
-
-    def forwards(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.set_materialize_grads(False)
-        return x * 2, y * 3
-
-    def backwards(ctx: Any, one: Any, two: Any) -> tuple[Any, None]:
-        seen.append((one is None, two is None, ctx.needs_input_grad))
-        return one * 2, None
-
-    x, y = torch.ones(2, device=amp.type, dtype=amp.dtype, requires_grad=True), amp.rand(2)
-    with amp.region():
-        one, _ = custom_function(amp.type, forwards, backwards, torch.float32).apply(x, y)
-    one.sum().backward()
-    amp.assert_equal("which gradients are None, and which are needed", seen, [(False, True, (True, False))])
-    amp.assert_equal("gradient", amp.values(x.grad), [2.0, 2.0])
-
-
 @scenario(to=["wide", "low"], values=True)
 def test_in_place(amp: Amp, to: str) -> None:
     """A function that changes its input in place, and says so with mark_dirty, does so in a region (mark_dirty)."""

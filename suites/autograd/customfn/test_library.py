@@ -231,17 +231,6 @@ def test_second_derivative_of_an_op(amp: Amp) -> None:
 
 
 @scenario(values=True, since="2.13")
-def test_op_under_vmap(amp: Amp) -> None:
-    """An op with a vmap rule is cast under torch.vmap too (torch.library.register_vmap)."""
-    op = _copy_op(amp, [])
-    op.register_vmap(lambda info, dims, x: (op(x), dims[0]))
-    op.register_autocast(amp.type, amp.dtype)
-    x = amp.rand(3, 2)
-    with amp.region():
-        amp.assert_identical("mapped over three rows", torch.vmap(op)(x), x.to(amp.dtype))
-
-
-@scenario(values=True, since="2.13")
 def test_refused(amp: Amp) -> None:
     """A device type that is none, or has no autocast, and an op that does not exist are refused by name."""
     op = _copy_op(amp, [])
