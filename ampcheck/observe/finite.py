@@ -8,8 +8,10 @@ from collections.abc import Iterable
 import torch
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-CHOSEN = frozenset(("fill", "fill_", "masked_fill", "masked_fill_", "full", "full_like", "new_full", "where"))
-"""Kernels whose infinity is the program's own choice, as that of a mask."""
+CHOSEN = frozenset(
+    ("fill", "fill_", "masked_fill", "masked_fill_", "full", "full_like", "new_full", "where", "resize_", "empty")
+) | {"empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"}
+"""Kernels whose infinity or nan is the program's own choice, as that of a mask, or nobody's, as those of new memory."""
 
 
 def bounds(x: torch.Tensor) -> tuple[float, float] | None:

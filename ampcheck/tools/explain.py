@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from ampcheck.spec.dtypes import LOW, is_floating
 from ampcheck.spec.policies import KEYS, closest, rows
 from ampcheck.spec.rules import RULES
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
-from ampcheck.tools.user_program import screen_width
+from ampcheck.tools.user_program import wrapped
 
 _NONE = (
     "has no policy under any dispatch key, so autocast lets it fall through to its kernel as if there were no region."
@@ -95,11 +94,6 @@ def _overload(overload: str, devices: Sequence[Device], amp: str | None, inputs:
         ]
     sources = {policy: RULES[policy].source for policy, _ in groups}
     return [*out, "", *(f"{policy}: {source}" for policy, source in sources.items())]
-
-
-def wrapped(text: str) -> list[str]:
-    """Return a sentence in lines as wide as the terminal, at most 100 columns, the later ones indented."""
-    return textwrap.wrap(text, screen_width(), subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _group(overload: str, policy: str, dtype: str, members: list[Device], inputs: tuple[str, ...]) -> list[str]:

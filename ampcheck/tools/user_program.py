@@ -10,6 +10,7 @@ import os
 import runpy
 import shutil
 import sys
+import textwrap
 import traceback
 import warnings
 import zipfile
@@ -39,6 +40,19 @@ class Parser(argparse.ArgumentParser):
 def screen_width() -> int:
     """Return how many columns an answer may take: those of the terminal, 60 at least and 100 at most."""
     return max(60, min(shutil.get_terminal_size((100, 24)).columns, 100))
+
+
+def wrapped(text: str) -> list[str]:
+    """Return a line in as many as fit `screen_width`, the later ones indented further."""
+    begin = " " * (len(text) - len(text.lstrip()))
+    return textwrap.wrap(
+        text.strip(), screen_width(), initial_indent=begin, subsequent_indent=f"{begin}  ", break_on_hyphens=False
+    )
+
+
+def shortened(line: str, width: int) -> str:
+    """Return a line that fits a width."""
+    return line if len(line) <= width else line[: width - 1] + "…"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

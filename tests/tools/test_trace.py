@@ -22,6 +22,7 @@ from tests.cli_support import refused
 from tests.processor import lstm_that_runs
 
 Program = Callable[[], Any]
+COMPLETE = sorted((Path(__file__).parents[1] / "programs_with_mistakes" / "complete").glob("*.py"))
 
 
 def casts(t: Trace, *origins: str) -> list[Any]:
@@ -373,15 +374,42 @@ def test_table_sorts_limits_and_refuses() -> None:
         a + 1
         torch.mm(a, a)
         torch.mm(torch.ones(32, 32), torch.ones(32, 32, dtype=torch.bfloat16))
-    assert [line.split()[0] for line in t.table().splitlines()[2:]] == ["add", "mm", "ones", "ones", "mm"]
+    assert [line.split()[0] for line in t.table().splitlines()[3:]] == ["add", "mm", "ones", "ones", "mm"]
     by_bytes = t.table("bytes", limit=1).splitlines()
-    assert "6.1 kB" in by_bytes[2]
-    assert by_bytes[3] == "1 of 5 rows"
-    assert t.table("casts").splitlines()[2].split()[:7] == ["mm", "downcast", "cpu", "bf16", "bf16", "1", "2"]
+    assert by_bytes[0] == "all in region cpu bf16"
+    assert "6.1 kB" in by_bytes[3]
+    assert by_bytes[4] == "1 of 5 rows; the others: ones 2, mm 1, add 1"
+    assert t.table("casts").splitlines()[3].split()[:5] == ["mm", "downcast", "bf16", "1", "2"]
     with pytest.raises(UsageError, match="order, bytes, casts"):
         t.table("size")  # type: ignore[arg-type]  # what is refused
     with pytest.raises(UsageError, match="not 0"):
         t.table(limit=0)
+
+
+@pytest.mark.parametrize("program", COMPLETE, ids=lambda path: path.stem)
+def test_the_first_screen_answers(program: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main.main(["trace", str(program)]) in (0, 1)  # one of them raises at its end
+    lines = capsys.readouterr().out.splitlines()
+    first = next(place for place, line in enumerate(lines) if " casts by autocast, " in line)
+    screen = lines[first : first + 24]
+    assert "hints:" in screen
+    rows = screen[next(place for place, line in enumerate(screen) if line.startswith("-----")) + 1 :]
+    assert len(rows) >= 3
+    assert all("→" in row for row in rows[:3])
+    assert max(map(len, lines[first:])) <= 100
+    assert not any(line.startswith(("empty", "kaiming_uniform_", "addcdiv_")) for line in rows)
+
+
+def test_new_memory_may_hold_nan() -> None:
+    torch.use_deterministic_algorithms(True)  # which fills it with nan
+    try:
+        with trace() as t:
+            assert torch.empty(4).isnan().all()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not hinted(t, "nan")
 
 
 def test_an_empty_trace() -> None:
@@ -454,7 +482,17 @@ def test_a_function(script: Path, capsys: pytest.CaptureFixture[str], target: st
     assert main.main(["trace", "--sort", "bytes", "--limit", "1", "--json", "out.json", target]) == 0
     row, count = capsys.readouterr().out.splitlines()[-2:]
     assert (row.split()[0], count.split()[:2]) == ("mm", ["1", "of"])
-    data = json.loads(script.with_name("out.json").read_text())
+    written = ["--against", "out.json", "--svg", "casts.svg", target]
+    assert main.main(["trace", *written]) == 0
+    assert capsys.readouterr().out.startswith("no op differs\n")
+    assert "all: twice, 192 B" in script.with_name("casts.svg").read_text()
+    changed = script.with_name("out.json").read_text().replace('"got": "bf16"', '"got": "fp16"').replace("bf16", "fp16")
+    script.with_name("out.json").write_text(changed.replace('"bytes": 96', '"bytes": 1'))
+    assert main.main(["trace", *written]) == 0
+    out = capsys.readouterr().out
+    assert "2 → 2 casts by autocast, 2 B → 192 B" in out
+    assert "  mm: 2 → 2 casts, 2 B → 192 B, ran in fp16 → bf16\n" in out
+    data = json.loads(changed.replace("fp16", "bf16"))
     assert data["totals"]["casts"] == 2
     mm = data["ops"][-1]
     assert (mm["name"], mm["policy"], mm["ran_in"], mm["region"]["dtype"]) == ("mm", "downcast", "low", "bf16")
@@ -477,6 +515,7 @@ def test_a_function(script: Path, capsys: pytest.CaptureFixture[str], target: st
         (["--sort", "size", "program.py"], "invalid choice: 'size'"),
         (["--limit", "0", "program.py"], "--limit must be 1 or more"),
         (["--json", "absent/out.json", "program.py"], "absent/out.json cannot be written"),
+        (["--against", "program.py", "program.py"], "program.py is no file of ampcheck trace --json"),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(

@@ -206,12 +206,9 @@ def text(answer: Answer, *, everything: bool = False) -> str:
     if everything:
         return "\n".join(lines)
     shown, height = lines[:kept], sum(1 + (len(line) - 1) // width for line in lines[:kept])
-    return "\n".join([*shown, *(shortened(line, width) for line in lines[kept:][: max(_SCREEN - height, 0)])])
-
-
-def shortened(line: str, width: int) -> str:
-    """Return a line that fits a width."""
-    return line if len(line) <= width else line[: width - 1] + "…"
+    return "\n".join(
+        [*shown, *(user_program.shortened(line, width) for line in lines[kept:][: max(_SCREEN - height, 0)])]
+    )
 
 
 def picture(answer: Answer) -> str:

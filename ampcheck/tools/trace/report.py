@@ -6,16 +6,20 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from html import escape
+from pathlib import Path
 from typing import Literal, get_args
 
+from msgspec import convert
 from tabulate import tabulate
 
-from ampcheck.errors import UsageError
+from ampcheck.errors import UsageError, one_line
+from ampcheck.tools import user_program
 from ampcheck.tools.trace.records import CastRecord, OpRecord
 
 Sort = Literal["order", "bytes", "casts"]
 SORTS: tuple[str, ...] = get_args(Sort)
-_TOP = 5
+_TOP = 3
 # A quarter of the number of equal terms after which a sum in that precision stops growing.
 _MANY_TERMS = {"bf16": 64, "fp16": 512}
 
@@ -45,8 +49,8 @@ def _rows(ops: Iterable[OpRecord]) -> list[_Row]:
     return list(rows.values())
 
 
-def table(ops: list[OpRecord], sort: Sort = "order", limit: int | None = None) -> str:
-    """See `Trace.table`."""
+def table(ops: list[OpRecord], sort: Sort = "order", limit: int | None = None, width: int | None = None) -> str:
+    """See `Trace.table`. `width`: the most columns; places and modules are cut on the left to fit."""
     if sort not in SORTS:
         raise UsageError(f"a trace cannot be sorted by {sort!r}; it can by {', '.join(SORTS)}")
     if limit is not None and limit < 1:
@@ -55,34 +59,66 @@ def table(ops: list[OpRecord], sort: Sort = "order", limit: int | None = None) -
     keys: dict[str, Callable[[_Row], int]] = {"bytes": lambda row: -row.bytes, "casts": lambda row: -len(row.casts)}
     if sort in keys:
         rows.sort(key=keys[sort])
-    cells = [_cells(row) for row in rows[:limit]]
-    heads = ("op", "policy", "region", "ran in", "calls", "casts", "from→to", "cast", "cache hits", "module", "line")
-    text = tabulate(cells, heads, tablefmt="simple", disable_numparse=True, colalign=("left",) * 4 + ("right",) * 2)
-    if limit is not None and len(rows) > limit:
-        text += f"\n{limit} of {len(rows)} rows"
+    # By bytes and casts, what makes the model and what updates its weights is no row of its own.
+    shown = [x for x in rows if sort == "order" or x.casts or x.first.region.enabled or x.first.error][:limit]
+    cells = [_cells(row) for row in shown]
+    if width is not None:
+        for row in cells:
+            row["module"] = row["module"].partition(".")[2] or row["module"]
+            row["op"] = user_program.shortened(row["op"], _PLACE)
+            row["from→to"] = user_program.shortened(row["from→to"], _PLACE)
+            row["line"] = _end(row["line"].rpartition("/")[2], _PLACE)
+    text = _grid(cells)
+    if width is not None and (over := max(map(len, text.splitlines())) - width) > 0:
+        most = max(max(len(row["module"]) for row in cells) - over, _PLACE // 2)
+        text = _grid([{**row, "module": _end(row["module"], most)} for row in cells])
+        text = "\n".join(user_program.shortened(line, width) for line in text.splitlines())
+    left = Counter[str]()
+    for other in (row for row in rows if row not in shown):
+        left[other.first.name] += other.calls
+    if left:
+        names = ", ".join(f"{name} {count}" for name, count in left.most_common(_TOP))
+        text += f"\n{len(shown)} of {len(rows)} rows; the others: {names}{', …' if len(left) > _TOP else ''}"
     return text
 
 
-def _cells(row: _Row) -> tuple[str, ...]:
+_PLACE = 20
+"""The most characters of an op, of the dtypes of casts, and of a file and line where the width is limited."""
+
+
+def _end(text: str, most: int) -> str:
+    return text if len(text) <= most else f"…{text[1 - most :]}"
+
+
+def _grid(cells: list[dict[str, str]]) -> str:
+    """Lay out rows without the columns that are empty, or that say one region of all."""
+    same = {name for name in ("region", "cache hits") if len({row[name] for row in cells}) == 1}
+    one = f"all in region {cells[0]['region']}\n" if "region" in same else ""
+    heads = [name for name in cells[0] if name not in same]
+    aligned = ["right" if name in ("calls", "casts") else "left" for name in heads]
+    rows = [[row[name] for name in heads] for row in cells]
+    return one + tabulate(rows, heads, tablefmt="simple", disable_numparse=True, colalign=aligned)
+
+
+def _cells(row: _Row) -> dict[str, str]:
     op = row.first
     changes = Counter(f"{cast.given}→{cast.got}{_BY[cast.origin]}" for cast in row.casts)
-    name = op.name if op.phase == "forward" else f"↩ {op.name}"
-    return (
-        name,
-        op.policy,
-        str(op.region),
-        op.error or op.dtype,
-        str(row.calls),
-        str(len(row.casts) or ""),
-        ", ".join(changes),
-        size(row.bytes) if row.casts else "",
-        str(row.hits or ""),
-        op.module,
-        op.location,
-    )
+    return {
+        "op": op.name if op.phase == "forward" else f"↩ {op.name}",
+        "policy": op.policy if op.policy != "fallthrough" else "-",
+        "region": str(op.region),
+        "ran in": op.error or op.dtype,
+        "calls": str(row.calls),
+        "casts": str(len(row.casts) or ""),
+        "from→to": ", ".join(changes),
+        "cast": size(row.bytes) if row.casts else "",
+        "cache hits": str(row.hits or ""),
+        "module": op.module,
+        "line": op.location,
+    }
 
 
-_BY = {"autocast": "", "gradient": " (gradient)", "user": " (user)", "op": " (op)"}
+_BY = {"autocast": "", "gradient": "", "user": " (user)", "op": " (op)"}
 
 
 def size(count: int) -> str:
@@ -125,21 +161,16 @@ def summary(ops: list[OpRecord]) -> str:
         return "no op ran on a tensor"
     share = 100 * n["ops_with_casts"] / n["ops"]
     lines = [
-        f"{n['ops']} ops: {n['low']} in low precision, {n['float32']} in float32, {n['other']} in mixed or other "
-        f"dtypes, {n['none']} that only cast or are not floating-point",
         f"{n['casts']} casts by autocast, {n['gradient_casts']} of them of gradients: {size(n['bytes'])} read and "
-        f"written, for {share:.0f} % of the ops",
-        f"{n['cache_hits']} casts saved by the weight cache",
+        f"written, for {share:.0f} % of the {n['ops']} ops",
+        f"{n['low']} ops in low precision, {n['float32']} in float32, {n['other']} mixed or in other dtypes, "
+        f"{n['none']} without floats; {n['cache_hits']} casts saved by the weight cache",
     ]
     if n["other_casts"]:
         lines.append(f"{n['other_casts']} further casts by the program or by ops themselves")
-    top = _top_sources(ops)
-    if top:
-        lines += ["most bytes are cast from:", *(f"  {line}" for line in top)]
-    found = hints(ops)
-    if found:
-        lines += ["hints:", *(f"  {line}" for line in found)]
-    return "\n".join(lines)
+    for head, found in (("hints:", hints(ops)), ("most bytes are cast from:", _top_sources(ops))):
+        lines += [head, *(f"  {line}" for line in found)] if found else []
+    return "\n".join(line for text in lines for line in user_program.wrapped(text))
 
 
 def _top_sources(ops: list[OpRecord]) -> list[str]:
@@ -220,10 +251,12 @@ def _repeated(ops: list[OpRecord]) -> list[str]:
             total[0] += len(casts)
             total[1] += sum(cast.bytes for cast in casts)
     nouns = {"weight": "weight", "frozen": "parameter", "view": "views of weight", "buffer": "buffer"}
-    ordered = sorted(merged.items(), key=lambda item: -item[1][1])
+    of_reason: dict[str, list[str]] = {}
+    for (kind, source, why), (count, moved) in sorted(merged.items(), key=lambda item: -item[1][1]):
+        of_reason.setdefault(why, []).append(f"{count} casts of {nouns[kind]} {source} ({size(moved)})")
     return [
-        f"{count} casts of {nouns[kind]} {source} ({size(moved)}): {why}"
-        for (kind, source, why), (count, moved) in ordered[:_TOP]
+        f"{first}{f' and those of {len(others)} more' if others else ''}: {why}"
+        for why, (first, *others) in of_reason.items()
     ]
 
 
@@ -250,6 +283,90 @@ def _kept_wide(ops: list[OpRecord]) -> list[str]:
 
 def _errors(ops: list[OpRecord]) -> list[str]:
     return [f"{op.name} at {op.location} raised {op.error}" for op in ops if op.error]
+
+
+def by_module(ops: Iterable[OpRecord]) -> dict[str, tuple[int, int]]:
+    """Return the casts by autocast in each module and below, and their bytes; of the whole program under ""."""
+    found: dict[str, tuple[int, int]] = {"": (0, 0)}
+    for op in ops:
+        parts = op.module.split(".") if op.module else []
+        for path in ["", *(".".join(parts[: n + 1]) for n in range(len(parts)))]:
+            count, moved = found.get(path, (0, 0))
+            found[path] = count + len(op.autocasts), moved + sum(cast.bytes for cast in op.autocasts)
+    return found
+
+
+def compared(ops: list[OpRecord], before: list[OpRecord]) -> str:
+    """Say how this trace differs from an earlier one of the same program: in all, and by op, module and phase."""
+    now, then = (_by_op(side) for side in (ops, before))
+    changed: dict[str, list[str]] = {}
+    for key in sorted(now | then, key=lambda key: -abs(now.get(key, _NOTHING)[1] - then.get(key, _NOTHING)[1])):
+        (casts, moved, ran), (had, did, was) = now.get(key, _NOTHING), then.get(key, _NOTHING)
+        texts = [f"{had} → {casts} casts, {size(did)} → {size(moved)}"] * ((casts, moved) != (had, did))
+        texts += [f"ran in {was or 'nothing'} → {ran or 'nothing'}"] * (ran != was)
+        if texts:
+            name = f"{'↩ ' * (key[2] == 'backward')}{key[0]}: {', '.join(texts)}"
+            changed.setdefault(name, []).append(key[1])
+    a, b = totals(before), totals(ops)
+    lines = [f"before → now: {a['casts']} → {b['casts']} casts by autocast, {size(a['bytes'])} → {size(b['bytes'])}"]
+    for name, modules in [*changed.items()][:_MOST_CHANGES]:
+        more = f" and {len(modules) - 1} more" if len(modules) > 1 else ""
+        lines.append(f"  {name}{f', in {modules[0]}' if modules[0] else ''}{more}")
+    if len(changed) > _MOST_CHANGES:
+        lines.append(f"  and {len(changed) - _MOST_CHANGES} further changes")
+    return "\n".join(line for text in lines for line in user_program.wrapped(text)) if changed else "no op differs"
+
+
+_MOST_CHANGES = 12
+_NOTHING = (0, 0, "")
+
+
+def _by_op(ops: Iterable[OpRecord]) -> dict[tuple[str, str, str], tuple[int, int, str]]:
+    found: dict[tuple[str, str, str], tuple[int, int, str]] = {}
+    for op in ops:
+        key = op.name, op.module, op.phase
+        casts, moved, ran = found.get(key, _NOTHING)
+        dtypes = dict.fromkeys([*filter(None, ran.split(", ")), op.dtype or "no floats"])
+        cast = sum(one.bytes for one in op.autocasts)
+        found[key] = casts + len(op.autocasts), moved + cast, ", ".join(dtypes)
+    return found
+
+
+def picture(ops: list[OpRecord]) -> str:
+    """Return an SVG: a bar a module below that of its parent, as wide as its share of the bytes that are cast."""
+    found = by_module(ops)
+    whole, height = found[""][1] or 1, 20
+    depth = max(path.count(".") + 2 if path else 1 for path in found)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="1000" height="{height * depth + 4}" '
+        'font-family="sans-serif" font-size="12">',
+        f"<title>Bytes cast by autocast, by module: {size(found[''][1])} in all</title>",
+    ]
+    at = {"": 0.0}  # where the next child of a module begins
+    for path, (count, moved) in found.items():
+        parent, _, name = path.rpartition(".")
+        x, wide = at[parent] if path else 0.0, 1000 * moved / whole
+        at[parent], at[path] = (x + wide if path else 0.0), x
+        level, label = (path.count(".") + 1 if path else 0), name or "all"
+        shown = (
+            f'<text x="{x + 4:.1f}" y="{level * height + 14}">{escape(label)}</text>' if wide > 8 * len(label) else ""
+        )
+        told = f"{path or 'all'}: {times(count) if count else 'no casts'}, {size(moved)}"
+        colour = f"hsl({30 - 5 * level % 30},80%,{70 + 3 * (level % 4)}%)"
+        parts.append(
+            f'<g><title>{escape(told)}</title><rect x="{x:.1f}" y="{level * height}" width="{wide:.1f}" '
+            f'height="{height}" stroke="white" fill="{colour}"/>{shown}</g>'
+        )
+    return "\n".join([*parts, "</svg>"])
+
+
+def read(path: Path) -> list[OpRecord]:
+    """Return the ops of a file that `to_json` made. Raises UsageError for another file."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return convert(data["ops"], list[OpRecord])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is no file of ampcheck trace --json: {one_line(error)}") from error
 
 
 def to_json(ops: list[OpRecord]) -> str:

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Literal
 from unittest.mock import patch
@@ -68,13 +69,14 @@ class Trace(AbstractContextManager["Trace"]):
             self._stack.__exit__(kind, error, traceback)
         return False
 
-    def table(self, sort: report.Sort = "order", limit: int | None = None) -> str:
+    def table(self, sort: report.Sort = "order", limit: int | None = None, width: int | None = None) -> str:
         """Return a text table, a row per op and place, calls of the same line taken together.
 
         `sort`: "order" of the program, or most "bytes" or "casts" first. `limit`: at most so many rows; a last line
-        then says how many there are. Raises UsageError for another `sort` or a limit below 1.
+        then says how many there are. `width`: the most columns; places and modules are cut on the left to fit. Raises
+        UsageError for another `sort` or a limit below 1.
         """
-        return report.table(self.ops, sort, limit)
+        return report.table(self.ops, sort, limit, width)
 
     def summary(self) -> str:
         """Totals, where most of the casting comes from, and what could be done about it, in text."""
@@ -194,11 +196,14 @@ def parser() -> argparse.ArgumentParser:
     out = user_program.Parser(
         prog="ampcheck trace",
         description="Run a script, or a function without arguments, and show what autocast did to each op.",
-        usage="ampcheck trace [--sort ORDER] [--limit ROWS] [--json FILE] SCRIPT.py [ARG ...] | MODULE:FUNCTION",
+        usage="ampcheck trace [--sort ORDER] [--limit ROWS] [--against JSON] [--svg FILE] [--json FILE] "
+        "SCRIPT.py [ARG ...] | MODULE:FUNCTION",
         allow_abbrev=False,
     )
-    out.add_argument("--sort", choices=SORTS, default="order", help="order of the table's rows (default: order)")
-    out.add_argument("--limit", type=int, metavar="ROWS", help="show at most so many rows")
+    out.add_argument("--sort", choices=SORTS, default="bytes", help="order of the table's rows (bytes)")
+    out.add_argument("--limit", type=int, default=20, metavar="ROWS", help="show at most so many rows (20)")
+    out.add_argument("--against", metavar="JSON", type=Path, help="compare with the trace of an earlier --json")
+    out.add_argument("--svg", metavar="FILE", type=output_file, help="write a picture of the casts by module there")
     out.add_argument("--json", metavar="FILE", type=output_file, help="write every record there")
     user_program.add_arguments(out)
     return out
@@ -211,16 +216,22 @@ def command(argv: list[str]) -> int:
     that cannot be found or called; nothing ran then.
     """
     options = parser().parse_args(argv)
-    if options.limit is not None and options.limit < 1:
+    if options.limit < 1:
         raise UsageError(f"--limit must be 1 or more, not {options.limit}")
+    before = report.read(options.against) if options.against else None
     program = user_program.find(options.target, options.args)
     trace = Trace()
     code = user_program.run(program, trace)
     sys.stdout.flush()
+    if before is not None:
+        print(report.compared(trace.ops, before))
+        print()
     print(trace.summary())
     if trace.ops:
         print()
-        print(trace.table(options.sort, options.limit))
+        print(trace.table(options.sort, options.limit, user_program.screen_width()))
+    if options.svg is not None:
+        user_program.write(options.svg, report.picture(trace.ops))
     if options.json is not None:
         user_program.write(options.json, trace.to_json())
     return code
