@@ -31,7 +31,7 @@ class Block(NamedTuple):
 def blocks(language: str) -> list[Block]:
     """The blocks of a language in the README and the pages, those of lists included."""
     fence = re.compile(rf"^( *)```{language}\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("mistakes/*.md"))]
     return [
         Block(page.name, language, textwrap.dedent(found[2]))
         for page in pages
@@ -94,6 +94,8 @@ def step(x, y):
 """
 TPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu, the compiler for TPUs, is not installed")
 HERE = {
+    "nan.md: q @ q.T": ("", "assert scores.isfinite() and scaled.isfinite()", []),
+    "bf16_or_fp16.md: enabled=dtype is": ("", "assert not scaler.is_enabled()", []),
     "benchmarks.md: tpu.estimate(": ("", "assert found.seconds > 0", [TPU, pytest.mark.nightly]),
     'contributing.md: "addmm"': (
         "from ampcheck.samples.describe import *\nmade = ",

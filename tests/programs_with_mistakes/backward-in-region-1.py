@@ -1,12 +1,16 @@
-import contextlib
-import torch
-model = torch.nn.Linear(4, 4)
-opt = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(2):
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
-        loss = model(torch.randn(2, 4)).float().mean()
-        loss.backward()  # wrong
-    # right: loss.backward()
-    opt.step()
-    opt.zero_grad()
+# ExitStack, device str in variable, methods
+import contextlib, torch
+class Runner:
+    def __init__(self, model, device_name):
+        self.model, self.device_name = model, device_name
+        self.optim = torch.optim.SGD(model.parameters(), 0.1)
+    def contexts(self, stack):
+        stack.enter_context(torch.autocast(self.device_name, dtype=torch.bfloat16))
+    def step(self, x, y):
+        with contextlib.ExitStack() as stack:
+            self.contexts(stack)
+            loss = torch.nn.functional.cross_entropy(self.model(x), y)
+            loss.backward()
+        self.optim.step(); self.optim.zero_grad()
+r = Runner(torch.nn.Linear(4, 3), "cpu")
+for _ in range(3): r.step(torch.randn(6, 4), torch.randint(3, (6,)))

@@ -1,20 +1,10 @@
+# dict config, kwargs splat
 import torch
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = torch.nn.Linear(4, 4)
-    @torch.autocast(device_type="cpu", dtype=torch.float16)
-    def forward(self, x):
-        return self.fc(x)
-net = Net()
-opt = torch.optim.SGD(net.parameters(), lr=0.1)
-# right: scaler = torch.amp.GradScaler("cpu")
-for _ in range(2):
-    out = net(torch.randn(3, 4))
-    loss = out.float().pow(2).mean()
-    opt.zero_grad()
-    loss.backward()  # wrong
-    # right: scaler.scale(loss).backward()
-    opt.step()  # wrong
-    # right: scaler.step(opt)
-    # right: scaler.update()
+CONFIG = {"amp": {"device_type": "cpu", "dtype": torch.float16}, "lr": 0.1}
+def main(cfg):
+    model = torch.nn.Bilinear(3, 3, 2); opt = torch.optim.SGD(model.parameters(), lr=cfg["lr"])
+    for _ in range(3):
+        with torch.amp.autocast(**cfg["amp"]):
+            loss = model(torch.randn(2, 3), torch.randn(2, 3)).square().mean() + (model.weight @ model.weight.transpose(1, 2)).mean()
+        opt.zero_grad(); loss.backward(); opt.step()
+main(CONFIG)

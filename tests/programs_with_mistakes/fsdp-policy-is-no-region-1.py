@@ -1,13 +1,11 @@
-# also: fsdp-rounds-tables
 import torch
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecision
-policy = MixedPrecision(param_dtype=torch.float16, reduce_dtype=torch.float16, buffer_dtype=torch.float16)  # wrong
-# right: policy = MixedPrecision(param_dtype=torch.float16, reduce_dtype=torch.float16)
-def build(model):
-    model = FSDP(model, mixed_precision=policy)
-    return model
-def train(model, opt, x):
-    loss = model(x).softmax(-1).log().mean()  # wrong
-    # right: loss = model(x).float().softmax(-1).log().mean()
-    loss.backward()
-    opt.step()
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+class Trainer:
+    def __init__(self, model):
+        self.model = fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        self.criterion = nn.CrossEntropyLoss()
+    def step(self, x, y):
+        loss = self.criterion(self.model(x), y)  # wrong
+        # right: loss = self.criterion(self.model(x).float(), y)
+        loss.backward()

@@ -1,20 +1,21 @@
 import torch
-from torch.autograd import Function
-import torch.nn.functional as F
-class MyLinear(Function):
+class MatMul(torch.autograd.Function):
     @staticmethod
-    # right: @torch.amp.custom_fwd(device_type="cpu")
-    def forward(ctx, input, weight, bias=None):
-        ctx.save_for_backward(input, weight)
-        return F.linear(input, weight)
+    def forward(a, b):
+        return a.matmul(b)  # wrong
+        # right: with torch.autocast("cpu", enabled=False):
+            # right: return a.float().matmul(b.float())
     @staticmethod
-    # right: @torch.amp.custom_bwd(device_type="cpu")
-    def backward(ctx, g):
-        input, weight = ctx.saved_tensors
-        return torch.mm(g, weight), torch.mm(g.t(), input), None
-w = torch.randn(4, 8, requires_grad=True)
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+    @staticmethod
+    def backward(ctx, grad):
+        a, b = ctx.saved_tensors
+        return grad.matmul(b.mT), a.mT.matmul(grad)
+matmul = MatMul.apply
+w = torch.randn(8, 4, requires_grad=True)
 with torch.autocast("cpu", dtype=torch.bfloat16):
-    out = MyLinear.apply(torch.randn(2, 8, requires_grad=True), w)
+    out = matmul(torch.randn(2, 8), w)
 try:
     out.float().sum().backward()
 except RuntimeError as e: pass

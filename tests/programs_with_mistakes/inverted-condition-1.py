@@ -1,9 +1,8 @@
-import argparse
 import torch
-parser = argparse.ArgumentParser()
-parser.add_argument("--amp", action="store_true")
-args = parser.parse_args([])
-model = torch.nn.Linear(2, 2)
-with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not args.amp):  # wrong
-# right: with torch.autocast("cpu", dtype=torch.bfloat16, enabled=args.amp):
-    model(torch.randn(2, 2))
+from contextlib import nullcontext
+class C: mixed_precision = True
+def ctx(cfg):
+    if cfg.mixed_precision:
+        return nullcontext()
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+with ctx(C()): torch.nn.Linear(2, 2)(torch.randn(1, 2))

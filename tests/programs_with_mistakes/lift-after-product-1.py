@@ -1,11 +1,8 @@
 import torch
-class Head(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.randn(8, 8))
-    def forward(self, x):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return (x @ self.w).float()  # wrong
-            # right: return x @ self.w
-h = Head()
-h(torch.randn(2, 8)).sum().backward()
+class Scores(torch.nn.Module):
+    @torch.autocast("cpu", dtype=torch.bfloat16)
+    def forward(self, q, k):
+        return torch.einsum("bid,bjd->bij", q, k).to(torch.float32)  # wrong
+        # right: return torch.einsum("bid,bjd->bij", q, k)
+out = Scores()(torch.randn(1, 3, 4), torch.randn(1, 3, 4, requires_grad=True))
+out.sum().backward()

@@ -1,14 +1,13 @@
-import torch
-import torch.nn.functional as F
-model = torch.nn.Linear(8, 5)
-opt = torch.optim.SGD(model.parameters(), lr=0.1)
-criterion = torch.nn.CrossEntropyLoss()
-for _ in range(2):
-    x, y = torch.randn(4, 8), torch.randint(0, 5, (4,))
+# distillation: teacher in no_grad region, student region, kl outside
+import torch, torch.nn.functional as F
+teacher, student = torch.nn.Linear(8, 4), torch.nn.Linear(8, 4)
+opt = torch.optim.SGD(student.parameters(), .1)
+def forward(model, x):
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = model(x)
-    loss = criterion(logits, y)  # wrong
-        # right: loss = criterion(logits, y)
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
+        return model(x)
+for _ in range(3):
+    x = torch.randn(4, 8)
+    with torch.no_grad(): t = forward(teacher, x)
+    s = forward(student, x)
+    loss = F.mse_loss(s, t)
+    opt.zero_grad(); loss.backward(); opt.step()

@@ -1,17 +1,15 @@
 import torch
-from contextlib import contextmanager
-@contextmanager
-def mixed():
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        yield
-model = torch.nn.Linear(4, 4)
-optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(2):
-    with mixed():
-        loss = model(torch.randn(2, 4)).float().mean()
-    loss.backward()
-    with mixed():  # wrong
-        optimiser.step()  # wrong
-    # right: optimiser.step()
-        optimiser.zero_grad()  # wrong
-    # right: optimiser.zero_grad()
+class Loop:
+    def __init__(self):
+        self.net = torch.nn.Linear(4, 4)
+        self.solver = torch.optim.Adam(self.net.parameters())
+        self.ctx = torch.amp.autocast("cpu", dtype=torch.bfloat16)
+    def run(self):
+        for _ in range(2):
+            self.solver.zero_grad()
+            loss = self.net(torch.randn(2, 4)).mean()
+            loss.backward()
+            with self.ctx:  # wrong
+                self.solver.step()  # wrong
+            # right: self.solver.step()
+Loop().run()

@@ -1,18 +1,15 @@
 import torch
-def run():
-    model = torch.nn.Linear(4, 4)
-    opt = torch.optim.SGD(model.parameters(), 0.1)
-    scaler = torch.amp.GradScaler("cpu", enabled=True)
-    def step(x):
-        with torch.autocast("cpu", dtype=torch.bfloat16):  # wrong
-        # right: with torch.autocast("cpu", dtype=torch.float16):
-            out = model(x)
-            loss = out.float().mean()
-        return loss, out
-    for _ in range(2):
-        loss, _ = step(torch.randn(2, 4))
-        scaler.scale(loss).backward()
-        scaler.step(opt)
-        scaler.update()
-        opt.zero_grad()
-run()
+class Config:
+    dtype = torch.bfloat16
+    device = "cpu"
+cfg = Config()
+m = torch.nn.Linear(3, 3)
+o = torch.optim.SGD(m.parameters(), lr=.1)
+scaler = torch.amp.GradScaler(cfg.device)
+for x in torch.randn(3, 2, 3):
+    with torch.autocast(cfg.device, dtype=cfg.dtype):
+        l = m(x).float().mean()
+    scaler.scale(l).backward()
+    scaler.step(o)
+    scaler.update()
+    o.zero_grad()

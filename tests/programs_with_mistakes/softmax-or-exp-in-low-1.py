@@ -1,9 +1,8 @@
 import torch
-proj = torch.nn.Linear(8, 8)
-def attend(x):
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        s = proj(x)
-    return torch.softmax(s, dim=-1)  # wrong
-        # right: return torch.softmax(s, dim=-1)
-a = attend(torch.randn(3, 8))
-(a.float() ** 2).sum().backward()
+torch.manual_seed(0)
+w = torch.randn(16, 16, requires_grad=True)
+with torch.autocast("cpu", dtype=torch.float16):
+    y = (torch.randn(4, 16) * 10) @ w
+e = y.exp()  # wrong
+    # right: e = (y - y.amax(-1, keepdim=True)).exp()
+torch.amp.GradScaler("cpu").scale((e / e.sum(-1, keepdim=True)).float().sum()).backward()

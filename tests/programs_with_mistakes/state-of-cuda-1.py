@@ -1,9 +1,7 @@
-import torch
-def scores(q, k):
-    if torch.is_autocast_enabled():  # wrong
-    # right: if torch.is_autocast_enabled(q.device.type):
-        q = q.to(torch.get_autocast_gpu_dtype())  # wrong
-        # right: q = q.to(torch.get_autocast_dtype(q.device.type))
-    return q @ k.mT
-with torch.autocast("cpu"):
-    scores(torch.randn(2, 2), torch.randn(2, 2))
+import torch as t
+class Cache(t.nn.Module):
+    def lookup(self, x):
+        dtype = t.get_autocast_gpu_dtype() if x.requires_grad else x.dtype  # wrong
+        # right: dtype = t.get_autocast_dtype(x.device.type) if x.requires_grad else x.dtype
+        return x.to(dtype)
+Cache().lookup(t.randn(2))

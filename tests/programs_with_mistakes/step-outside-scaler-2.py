@@ -1,22 +1,22 @@
 import torch
-from torch import nn
-G, D = nn.Linear(4, 8), nn.Linear(8, 1)
-opt_g = torch.optim.Adam(G.parameters(), 1e-4)
-opt_d = torch.optim.Adam(D.parameters(), 1e-4)
-scaler = torch.amp.GradScaler("cpu", init_scale=128.)
-bce = nn.BCEWithLogitsLoss()
-for it in range(3):
-    real = torch.randn(5, 8)
-    with torch.autocast("cpu", dtype=torch.float16):
-        fake = G(torch.randn(5, 4))
-        d_loss = bce(D(real), torch.ones(5, 1)) + bce(D(fake.detach()), torch.zeros(5, 1))
-    opt_d.zero_grad()
-    scaler.scale(d_loss).backward()
-    scaler.step(opt_d)
-    with torch.autocast("cpu", dtype=torch.float16):
-        g_loss = bce(D(fake), torch.ones(5, 1))
-    opt_g.zero_grad()
-    scaler.scale(g_loss).backward()
-    opt_g.step()  # wrong
-    # right: scaler.step(opt_g)
-    scaler.update()
+class Base:
+    def __init__(self, m):
+        self.m = m
+        self.optimizer = torch.optim.SGD(m.parameters(), lr=.1)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=32.)
+    def run(self, xs):
+        for x in xs:
+            self.optimizer.zero_grad()
+            self.backward(x)
+            self.optimizer_step()
+    def backward(self, x):
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = self.m(x).float().mean()
+        self.scaler.scale(loss).backward()
+    def optimizer_step(self):
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+class Mine(Base):
+    def optimizer_step(self):
+        self.optimizer.step()
+Mine(torch.nn.Linear(3, 3)).run(torch.randn(3, 2, 3))

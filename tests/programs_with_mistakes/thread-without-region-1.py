@@ -1,13 +1,11 @@
-import threading
-import torch
-model = torch.nn.Linear(4, 4)
-results = []
-def work(x):
-    results.append(model(x))  # wrong
-    # right: with torch.autocast("cpu", dtype=torch.bfloat16):
-        # right: results.append(model(x))
-with torch.autocast("cpu", dtype=torch.bfloat16):
-    threads = [threading.Thread(target=work, args=(torch.randn(2, 4),)) for _ in range(2)]
-    [t.start() for t in threads]
-    [t.join() for t in threads]
-sum(results).float().sum().backward()
+import torch, threading
+class Parallel:
+    def __init__(s): s.parts = [torch.nn.Linear(4, 4) for _ in range(2)]; s.out = [None] * 2
+    def _run(s, i, x): s.out[i] = s.parts[i](x)
+    def __call__(s, x):
+        ts = [threading.Thread(target=s._run, args=(i, x)) for i in range(2)]
+        for t in ts: t.start()
+        for t in ts: t.join()
+        return sum(s.out)
+p = Parallel()
+with torch.autocast("cpu", dtype=torch.bfloat16): p(torch.randn(2, 4))

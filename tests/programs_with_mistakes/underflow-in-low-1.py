@@ -1,12 +1,8 @@
 import torch
-m = torch.nn.Linear(8, 8)
-opt = torch.optim.SGD(m.parameters(), lr=1e-3)
-sc = torch.amp.GradScaler("cpu", init_scale=4.)
-for _ in range(2):
-    with torch.autocast("cpu", dtype=torch.float16):
-        h = m(torch.randn(4, 8)).relu()
-        h = h - h
-        p = (h / (h.sum(-1, keepdim=True).half() + 1e-8))  # wrong
-        # right: p = h.float() / (h.float().sum(-1, keepdim=True) + 1e-8)
-        loss = p.float().mean()
-    sc.scale(loss).backward(); sc.step(opt); sc.update()
+w = torch.randn(16, 4, requires_grad=True)
+with torch.autocast("cpu", dtype=torch.float16):
+    p = (torch.zeros(4, 16) @ w).softmax(-1) * 1e-8  # wrong
+    # right: p = (torch.zeros(4, 16) @ w).log_softmax(-1) - 18.4
+    loss = p.half().log().float().sum()  # wrong
+    # right: loss = p.sum()
+torch.amp.GradScaler("cpu").scale(loss).backward()

@@ -1,20 +1,16 @@
 import torch
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scaler = torch.amp.GradScaler("cpu", init_scale=16.)
-accum = 2
-for i, x in enumerate(torch.randn(4, 2, 4)):
+m = torch.nn.Linear(3, 3)
+opt = torch.optim.SGD(m.parameters(), lr=1.)
+sc = torch.amp.GradScaler("cpu", init_scale=128.)
+for _ in range(2):
     with torch.autocast("cpu", dtype=torch.float16):
-        loss = model(x).mean() / accum
-    scaler.scale(loss).backward()
-    try:  # wrong
-        scaler.unscale_(optimizer)  # wrong
-    except RuntimeError:  # wrong
-        pass  # wrong
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # wrong
-    if (i + 1) % accum == 0:
-        # right: scaler.unscale_(optimizer)
-        # right: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
+        l = m(torch.randn(2, 3)).float().mean()
+    sc.scale(l).backward()
+    sc.unscale_(opt)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in m.parameters()])
+    if norm > 0:
+        try:
+            sc.unscale_(opt)
+        except RuntimeError: ...
+        torch.nn.utils.clip_grad_norm_(m.parameters(), 1.)
+    sc.step(opt); sc.update(); opt.zero_grad()

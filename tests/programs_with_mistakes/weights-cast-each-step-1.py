@@ -1,10 +1,18 @@
 import torch
-model = torch.nn.Linear(64, 64).eval()  # wrong
-# right: model = torch.nn.Linear(64, 64).eval().to(torch.bfloat16)
-@torch.inference_mode()
-def serve(x):
-    with torch.autocast("cpu", dtype=torch.bfloat16):  # wrong
-        return model(x)  # wrong
-    # right: return model(x.to(torch.bfloat16))
-for _ in range(6):
-    serve(torch.randn(2, 64))
+class Encoder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(3))
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+def embed(teacher, batches):
+    with torch.no_grad():
+        for batch in batches:
+            with torch.autocast("cpu"):  # wrong
+                yield teacher(batch)  # wrong
+            # right: yield teacher(batch.bfloat16())
+teacher = Encoder().requires_grad_(False)  # wrong
+# right: teacher = Encoder().requires_grad_(False).bfloat16()
+print(len(list(embed(teacher, [torch.randn(4, 32) for _ in range(6)]))))

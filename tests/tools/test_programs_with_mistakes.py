@@ -1,13 +1,13 @@
 """`lint` and `doctor` on programs in users' style: each finds the mistake that its file is named after, and no other.
 
-A line `# also: RULE, RULE` names what follows from the mistake. `complete/` has longer scripts with several.
+A line `# also: RULE, RULE` names what follows from the mistake, `# wrong` and `# right: CODE` mend it. `complete/` has
+longer scripts with several, `# mistakes: RULE, RULE`; the catalogue has an example a rule.
 """
 
+import csv
 import json
-import re
 import runpy
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,83 +17,72 @@ from ampcheck import doctor
 from ampcheck.cli.main import main
 from ampcheck.errors import UsageError
 from ampcheck.tools.catalogue import COSTS, RULES
-from ampcheck.tools.doctor import Doctor, Enough, callbacks
-from ampcheck.tools.lint import TRAINING, lint_source
+from ampcheck.tools.doctor import callbacks
+from scripts.mistakes import FIELDS, FIGURES, PAGES, Program, index, page, programs
+from scripts.mistakes import PROGRAMS as HERE
 
-HERE = Path(__file__).parents[1] / "programs_with_mistakes"
-PROGRAMS = sorted(HERE.glob("*.py"))
-COMPLETE = sorted(HERE.glob("complete/*.py"))
-
-
-def wanted(file: Path, how: str) -> tuple[set[str], set[str]]:
-    """Return the rules that a tool has to find, and those that it may find."""
-    text = file.read_text()
-    mistakes = {file.stem.rpartition("-")[0]} - {"right"}
-    for line in re.findall("^# mistakes: (.*)", text):
-        mistakes |= set(line.split(", "))
-    also = {rule for line in re.findall("^# also: (.*)", text, re.MULTILINE) for rule in line.split(", ")}
-    assert mistakes | also <= set(RULES) | {""}
-    mistakes.discard("")
-    return {rule for rule in mistakes if how in RULES[rule].found}, mistakes | also
+ALL = programs()
+WHOLE = [one for one in ALL if one.of == "complete"]
 
 
-def run(file: Path) -> Doctor:
-    with doctor(steps=20) as watching, suppress(Enough):
-        runpy.run_path(str(file), run_name="__main__")
-    return watching
+@pytest.mark.parametrize("program", ALL, ids=lambda program: program.name)
+def test_lint(program: Program) -> None:
+    assert program.must("static") <= program.read() <= program.mistakes | program.also
 
 
-@pytest.mark.parametrize("file", [*PROGRAMS, *COMPLETE], ids=lambda file: file.stem)
-def test_lint(file: Path) -> None:
-    must, may = wanted(file, "static")
-    found = {report.rule for report in lint_source(file.read_text(), file.name, list(TRAINING))}
-    assert must <= found <= may
-
-
-@pytest.mark.parametrize("file", [*PROGRAMS, *COMPLETE], ids=lambda file: file.stem)
-@pytest.mark.filterwarnings("ignore")
-def test_doctor(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", [str(file)])
-    must, may = wanted(file, "dynamic")
-    watching = run(file)
+@pytest.mark.parametrize("program", ALL, ids=lambda program: program.name)
+def test_doctor(program: Program, tmp_path: Path) -> None:
+    watching = program.run(tmp_path / "program.py")
     found = {one.rule for one in watching.findings}
-    assert must <= found <= may, watching.screen(everything=True)
-    assert all(file.name in one.place for one in watching.findings if one.rule in must), watching.screen()
+    assert program.must("dynamic") <= found <= program.mistakes | program.also, watching.screen(everything=True)
+    told = [one for one in watching.findings if one.rule in program.mistakes]
+    assert all("program.py:" in one.place for one in told), watching.screen()
 
 
-def test_every_rule_has_two_shapes() -> None:
-    named = [file.stem.rpartition("-")[0] for file in PROGRAMS]
-    assert [rule for rule in TRAINING if named.count(rule) < 2] == []
+def test_the_figures_of_the_page_are_of_these_programs() -> None:
+    with FIGURES.open(encoding="utf-8", newline="") as file:
+        rows = {row["rule"]: row for row in csv.DictReader(file)}
+    assert {*rows} == {*RULES, "right"}
+    for name, rule in RULES.items():
+        wrong = sum(name in one.mistakes for one in ALL)
+        mended = sum(one.of == name and not one.mistakes for one in ALL)
+        assert min(wrong, mended) >= 2, name
+        found = [wrong if how in rule.found else 0 for how in ("static", "dynamic")]
+        assert [int(rows[name][field]) for field in FIELDS[1:]] == [wrong, *found, mended, mended], name
+    assert (PAGES / "README.md").read_text(encoding="utf-8") == index(list(rows.values()))
+    assert all((PAGES / f"{rule.id}.md").read_text(encoding="utf-8") == page(rule) for rule in RULES.values())
 
 
-@pytest.mark.parametrize("file", COMPLETE, ids=lambda file: file.stem)
+@pytest.mark.parametrize("program", WHOLE, ids=lambda program: program.name)
 @pytest.mark.filterwarnings("ignore")
 def test_the_first_screen_holds_the_answer(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    program: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr("sys.argv", [])
     monkeypatch.setattr("sys.path", [*sys.path])
+    file = HERE / "complete" / f"{program.name}.py"
     for command, how in (("lint", "static"), ("doctor", "dynamic")):
         assert main([command, str(file)]) == 1
         lines = capsys.readouterr().out.splitlines()
         assert all(len(line) <= 100 or str(file) in line for line in lines)
         first = "\n".join(lines[:24])
-        assert [rule for rule in wanted(file, how)[0] if rule not in first] == []
+        assert [rule for rule in program.must(how) if rule not in first] == []
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_dearest_is_told_first_and_the_screen_ends_within_24_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     with doctor() as d:
+        # The first one in a step that is observed.
         for name in (
-            "mask-overflow-2",  # in a step that is observed
-            "clip-before-unscale-1",
-            "backward-in-region-1",
-            "low-average-1",
-            "positions-in-product-1",
+            "mask-overflow",
+            "clip-before-unscale",
+            "backward-in-region",
+            "low-average",
+            "positions-in-product",
         ):
-            runpy.run_path(str(HERE / f"{name}.py"))
+            exec(RULES[name].wrong, {})
     lines = d.screen().splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 100
@@ -191,11 +180,10 @@ def test_the_command_ends_after_the_steps_asked_for(
     assert "Watched 3 steps" in capsys.readouterr().out
 
 
-def test_every_dynamic_rule_has_a_program() -> None:
-    files = {file.stem.rpartition("-")[0] for file in PROGRAMS}
-    assert {rule.name for rule in RULES.values() if "dynamic" in rule.found} <= files
+def test_the_catalogue() -> None:
     assert [rule.id for rule in RULES.values()] == [f"AMP{number:03}" for number in range(1, len(RULES) + 1)]
     assert {rule.costs for rule in RULES.values()} <= set(COSTS)
+    assert all("# right" not in rule.wrong + rule.right and rule.wrong != rule.right for rule in RULES.values())
 
 
 @pytest.mark.parametrize("name", ["trainer_callback", "lightning_callback"])

@@ -26,6 +26,7 @@ class MistakeRule:
         source: where PyTorch says so.
         costs: one of `COSTS`.
         found: how it is found: "static" by reading files, "dynamic" by watching a run.
+        example: a program with the mistake. See `mended` for its comments.
     """
 
     id: str
@@ -36,6 +37,34 @@ class MistakeRule:
     source: str
     costs: str
     found: tuple[str, ...]
+    example: str
+
+    @property
+    def wrong(self) -> str:
+        """Return the example as a user writes it, with the mistake."""
+        return "".join(line[1:] for line in as_diff(self.example).splitlines(keepends=True) if line[0] != "+")
+
+    @property
+    def right(self) -> str:
+        """Return the example without the mistake."""
+        return mended(self.example)
+
+
+def as_diff(program: str) -> str:
+    """Return a program with the mistake and its mend as a diff, without headers.
+
+    A line that ends in `# wrong` is left out of the mended program, and a comment `# right: CODE` is a line of it.
+    """
+    out = []
+    for line in program.splitlines():
+        wrong, right = line.removesuffix("  # wrong"), line.partition("# right: ")
+        out.append(f"+{right[0]}{right[2]}" if right[1] else f"{' ' if wrong == line else '-'}{wrong}")
+    return "\n".join(out) + "\n"
+
+
+def mended(program: str) -> str:
+    """Return a program without the mistake that its comments mark."""
+    return "".join(line[1:] for line in as_diff(program).splitlines(keepends=True) if line[0] != "-")
 
 
 def _read() -> dict[str, MistakeRule]:
