@@ -224,20 +224,6 @@ def test_recurrent_dtypes(amp: Amp, kind: str) -> None:
             amp.assert_raises(f"{kind} of low weights outside", ValueError, "dtype", call)
 
 
-@scenario(kind=["RNN", "GRU", "LSTM"], values=True)
-def test_packed_sequence(amp: Amp, kind: str) -> None:
-    """A packed sequence is autocast as a padded one is (test_autocast_rnn of PyTorch)."""
-    module = amp.module(lambda: getattr(nn, kind)(4, 3, bidirectional=True))
-    for dtype in (torch.float32, amp.dtype):
-        x, lengths = amp.rand(3, 2, 4, dtype=dtype), torch.tensor([3, 1])
-
-        def call(x: torch.Tensor = x, lengths: torch.Tensor = lengths) -> object:
-            packed, state = module(nn.utils.rnn.pack_padded_sequence(x, lengths))
-            return packed.data, state
-
-        amp.assert_cast(f"{kind} of a packed {dtype} sequence", call)
-
-
 # ---- gradients, and modules beside their functions
 @scenario(values=True)
 def test_gradients_of_a_module(amp: Amp) -> None:
