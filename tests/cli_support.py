@@ -1,7 +1,5 @@
 """Helpers for the tests of the command line: run it in a process of its own, and small devices to run it on."""
 
-from __future__ import annotations
-
 import inspect
 import io
 import os
@@ -154,34 +152,28 @@ def interrupted(
     return process.returncode, out
 
 
+def ended(command: list[str], folder: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
+    """A command that has ended, however it did, with this ampcheck."""
+    env = {**environment(), **env}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT)
+
+
 def python(*arguments: object, folder: Path = ROOT, **env: str) -> str:
     """Run Python, which must end well, with this ampcheck; return what it printed."""
-    command = [sys.executable, *map(str, arguments)]
-    env = {**environment(), **env}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT)
+    done = ended([sys.executable, *map(str, arguments)], folder, **env)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`ampcheck` in a process of its own, in a folder outside of the repository."""
-    command = [sys.executable, "-m", "ampcheck", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=LIMIT)
+    return ended([sys.executable, "-m", "ampcheck", *arguments], folder)
 
 
 def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Plain pytest, as a user of the repository types it, with the suites by their place."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        f"--rootdir={ROOT}",
-        "-c",
-        str(ROOT / "pyproject.toml"),
-        *arguments,
-    ]
-    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=LIMIT)
+    settings = (f"--rootdir={ROOT}", "-c", str(ROOT / "pyproject.toml"))
+    return ended([sys.executable, "-m", "pytest", "-q", *settings, *arguments], folder)
 
 
 def pytest_here(folder: Path, *arguments: str) -> tuple[int, str]:

@@ -1,7 +1,5 @@
 """What a session of the tests needs before its first test."""
 
-from __future__ import annotations
-
 import pytest
 
 

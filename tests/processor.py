@@ -1,7 +1,5 @@
 """What tests do about kernels that only some processors have."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """The rules of the house that ruff has no rule for, measured by `scripts/count_lines.py`."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -10,10 +8,7 @@ from scripts.count_lines import Source, any_per_thousand, classes_twice, long_fu
 
 PACKAGE = sources("ampcheck")
 
-TWICE = {
-    *("Load", "Op", "Optimizer", "Options", "Seen", "Set", "Thread"),
-    *("_Kernels", "_Planned", "_Signature"),
-}
+TWICE = {*("Load", "Op", "Optimizer", "Options", "Seen", "Set", "Thread"), *("_Kernels", "_Planned", "_Signature")}
 """Names that two classes still have. No name joins them."""
 
 ANY = {

@@ -1,10 +1,7 @@
 """`ampcheck bench advise`: a user's step, what its worker measures, what the command accepts, and what it says."""
 
-from __future__ import annotations
-
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -24,7 +21,7 @@ from ampcheck.bench.advise.user_step import StepSpec, UserStep, checked, load
 from ampcheck.bench.advise.worker import AdviceFigures
 from ampcheck.bench.core.model import PRECISIONS, BenchPlan, Group, Variant, VariantResult
 from ampcheck.errors import UsageError
-from tests.cli_support import ROOT, refused, run
+from tests.cli_support import ROOT, python, refused, run
 
 STEPS = """
 import ampcheck, torch
@@ -117,19 +114,15 @@ def test_a_file_alone_gives_its_marked_function(scripts: Path) -> None:
         (2, lambda output: output.view(7), r"RuntimeError: shape .*\(tests.bench.test_advice.py:\d+ in .*\)$"),
     ],
 )
-def test_a_step_that_does_not_run_is_refused_with_its_own_words_and_the_users_line(
-    width: int, loss: Any, words: str
-) -> None:
+def test_a_step_that_does_not_run_is_refused_by_its_words_and_the_users_line(width: int, loss: Any, words: str) -> None:
     spec = StepSpec(nn.Linear(2, 2), (torch.ones(1, width),), loss)
     with pytest.raises(UsageError, match=words):
         UserStep(spec, PRECISIONS["fp32"], "cpu").try_out()
 
 
 def test_the_decorator_is_reached_without_jax() -> None:
-    code = (
-        "import sys, ampcheck\n@ampcheck.step\ndef f(): pass\nassert f.__name__ == 'f'\nassert 'jax' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    code = "import sys, ampcheck\n@ampcheck.step\ndef f(): pass\nassert f.__name__ == 'f' and 'jax' not in sys.modules"
+    python("-c", code)
 
 
 # ---- the worker
@@ -175,9 +168,7 @@ def worked(folder: Path, function: str, device: str = "cpu") -> AdviceFigures:
     return worker.measure(BenchPlan(device, modules, 0, 5, 1e-4, True, 1, [(f"odd.py:{function}", "eager")]))
 
 
-def test_a_variant_that_fails_or_takes_too_long_costs_that_variant(
-    scripts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_variant_that_fails_or_is_too_slow_costs_itself(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "_PATIENCE", 2.5)  # ten calls of 0.3 s take longer, others do not
     monkeypatch.setattr(worker, "_SLOWER", 2)
     found = worked(scripts, "hard")
@@ -288,9 +279,7 @@ def test_a_step_on_jax_runs_op_by_op_and_as_one_program(scripts: Path) -> None:
         "import torch\ndef make():\n    loss = lambda out: out.square().mean()\n"
         "    return torch.nn.Linear(8, 8), (torch.ones(4, 8),), loss\n"
     )
-    done = run(
-        scripts, "bench", "advise", "linear.py:make", "--quick", "--device=jax", "--compiler=jit", "--json=a.json"
-    )
+    done = run(scripts, "bench", "advise", "linear.py:make", "--quick", "--device=jax", "--compiler=jit", "--json=a")
     assert done.returncode == 0, done.stdout + done.stderr
     groups = json.loads((scripts / "a.json").read_text())["groups"]
     assert [group["compiler"] for group in groups] == ["eager", "jit"]

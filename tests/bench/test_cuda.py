@@ -1,7 +1,5 @@
 """Benchmarks on CUDA, emulated or with a false `torch.cuda`: settings, clocks, caches, graphs, what is recorded."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator
@@ -120,7 +118,7 @@ class Event:
 
     def synchronize(self) -> None: ...
 
-    def elapsed_time(self, other: Event) -> float:
+    def elapsed_time(self, other: "Event") -> float:
         return 2.0
 
     def query(self) -> bool:

@@ -1,7 +1,5 @@
 """Each reason of an advice speaks where it holds and is silent where it does not; what real models show of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

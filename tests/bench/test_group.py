@@ -1,7 +1,5 @@
 """Workers: their plans, what becomes of one that dies or hangs, and that each measured group is kept at once."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -69,9 +67,7 @@ def test_every_process_measures_every_group(monkeypatch: pytest.MonkeyPatch) -> 
         ("time.sleep(3600)", "took more than 2 s"),
     ],
 )
-def test_a_group_that_ends_its_process_costs_that_group(
-    monkeypatch: pytest.MonkeyPatch, action: str, reason: str
-) -> None:
+def test_a_group_that_ends_its_process_costs_itself(monkeypatch: pytest.MonkeyPatch, action: str, reason: str) -> None:
     found, _ = measured(monkeypatch, action, Mode("test", 1, 3, 0.01, limit=2))
     by_name = {one.workload: one for one in found}
     assert by_name["add"].failed["fp32"].startswith(reason)
@@ -239,9 +235,7 @@ def test_a_quick_run_has_a_file_a_table_and_precision_checks(tmp_path: Path) -> 
         (["--device=tpu-v99"], "tpu-v99"),
     ],
 )
-def test_bad_input_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
-) -> None:
+def test_bad_input_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str) -> None:
     assert words in refused(capsys, "bench", "--quick", f"--reports={tmp_path}", *options)
     assert not (tmp_path / "bench").exists()
 

@@ -1,7 +1,5 @@
 """The machine in a file's header, the table of peaks, and what is measured where it has none."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import os

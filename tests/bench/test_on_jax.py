@@ -1,14 +1,10 @@
 """Workloads on the jax device: overhead, inputs, eager and jitted variants and their precision checks."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
 
-from tests.cli_support import LIMIT, ROOT, environment
+from tests.cli_support import python
 
 ON_JAX = """
 import torch
@@ -64,11 +60,6 @@ assert not found.invalid and "mm in bf16" in found.text, found
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(
-    find_spec("jax") is None or find_spec("torchax") is None, reason="the extra ampcheck[jax] is not here"
-)
+@pytest.mark.skipif(find_spec("jax") is None or find_spec("torchax") is None, reason="ampcheck[jax] is not here")
 def test_workloads_on_jax() -> None:
-    command = [sys.executable, "-c", ON_JAX]
-    env = {**environment(), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr[-2000:]
+    python("-c", ON_JAX, JAX_PLATFORMS="cpu")

@@ -1,7 +1,5 @@
 """The README's benchmark picture and tables are those of the published files."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Results for people and programs: numbers with units, tables, the summary of a run, exports."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

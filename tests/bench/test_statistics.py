@@ -1,7 +1,5 @@
 """Ratios, intervals and verdicts on simulated samples whose truth is known."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter
@@ -88,9 +86,7 @@ def test_the_interval_holds_the_truth(between: float) -> None:
         (1.00, 1.30, 0.04, "ambiguous"),
     ],
 )
-def test_the_verdict_on_an_interval_and_on_that_of_the_variants_exchanged(
-    low: float, high: float, bound: float, expected: str
-) -> None:
+def test_the_verdict_on_an_interval_and_on_its_inverse(low: float, high: float, bound: float, expected: str) -> None:
     assert judged(1, low, high, bound).verdict == expected
     assert judged(1, 1 / high, 1 / low, bound).verdict == {"faster": "slower"}.get(expected, expected)
 
@@ -157,9 +153,7 @@ def test_an_a_a_baseline_off_its_place_makes_like_results_ambiguous() -> None:
         (2.0, 3.0, TimingComparison("not measured"), "ambiguous"),
     ],
 )
-def test_a_comparison_beside_the_noise_of_the_machine(
-    low: float, high: float, noise: TimingComparison, expected: str
-) -> None:
+def test_a_comparison_beside_the_noise(low: float, high: float, noise: TimingComparison, expected: str) -> None:
     found = beside_noise(judged(math.sqrt(low * high), low, high, 0.02), noise, 0.02)
     assert (found.verdict, found.low, found.high) == (expected, low, high)
     assert bool(found.reason) == (expected in ("ambiguous", "unstable"))

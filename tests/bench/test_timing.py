@@ -1,7 +1,5 @@
 """Rounds, calibration, clocks: what is timed, how often, and that a clock which does not wait is found out."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time
@@ -81,9 +79,7 @@ def timed(
 ALL = {"fp32", "fp32-aa", "bf16", "fp16", "bf16-native", "fp16-native"}
 
 
-def test_a_variant_that_is_too_slow_is_given_up_with_its_bound_and_its_precision_check(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_variant_that_is_too_slow_is_given_up_with_bound_and_precision_check(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = timed({"bf16": 1.0, "fp16": 0.25}, monkeypatch)
     assert set(found.samples) == ALL - {"bf16"}
     assert found.failed == {
@@ -189,9 +185,7 @@ def test_a_synchronize_that_does_nothing_makes_every_result_invalid(waits: bool)
         (3.0, 3.0, 0.01, False),  # reading is slow, the second time as well
     ],
 )
-def test_how_late_is_late(
-    first: float, second: float, sample: float, late: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_late(first: float, second: float, sample: float, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     timer = Clock(Cpu())
     monkeypatch.setattr(timer.device, "host", lambda tensor: read.append(tensor.numel()))

@@ -1,18 +1,12 @@
 """Estimates for TPUs: reading programs, adding up their time, judging variants, and compiling where possible."""
 
-from __future__ import annotations
-
 import json
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from ampcheck.bench.core.model import PRECISIONS, OpWorkload, Spec, VariantResult
 from ampcheck.bench.tpu import estimate
@@ -29,7 +23,7 @@ from ampcheck.bench.tpu.estimate import (
 from ampcheck.bench.tpu.program import Array, DotProduct, Schedule, casts, parse, products, schedule, wide
 from ampcheck.bench.workloads import catalogue
 from ampcheck.errors import UsageError
-from tests.cli_support import LIMIT, ROOT
+from tests.cli_support import python
 
 PROGRAM = """HloModule jit_program, is_scheduled=true, entry_computation_layout={(f32[1024,1024]{1,0})->f32[]}
 
@@ -70,9 +64,7 @@ MEBI = 1 << 20
 CHIP = Chip("made:up", clock=1e9, flops=100e12, bandwidth=1e12)
 SIX, ONE = DotProduct(("f32", "f32"), "f32", 6), DotProduct(("f32", "f32"), "f32", 1)
 LOW = DotProduct(("bf16", "bf16"), "bf16", 1)
-MM = OpWorkload(
-    name="mm", family="matmul", policy="downcast", inputs=(Spec((1000, 1000)),), call=lambda x: torch.mm(x, x)
-)
+MM = OpWorkload(name="mm", family="matmul", policy="downcast", inputs=(Spec((1000, 1000)),), call=lambda x: x @ x)
 
 
 def found(**changed: Any) -> Estimate:
@@ -320,11 +312,7 @@ print(json.dumps(["f32" in t for t in found] + [jax.default_backend()]))
 
 
 def run(script: str) -> Any:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", PRELUDE + script]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(python("-c", PRELUDE + script, JAX_PLATFORMS="cpu").splitlines()[-1])
 
 
 def test_a_compiler_that_says_no_cycles() -> None:

@@ -1,7 +1,5 @@
 """The workloads are what they say: names, operations, bytes, policies, overhead; which variants they have, and how."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import sys
@@ -175,11 +173,7 @@ def test_memory_formats() -> None:
     assert all(t.is_contiguous(memory_format=torch.channels_last) for t in make_inputs(op_of("conv2d-nhwc"), "cpu"))
     assert all(t.is_contiguous(memory_format=torch.channels_last_3d) for t in make_inputs(op_of("conv3d-ndhwc"), "cpu"))
     assert all(t.is_contiguous() for t in make_inputs(op_of("conv2d"), "cpu"))
-    assert (
-        made_module(STEPS["resnet-step-nhwc"], "cpu")
-        .get_parameter("conv1.weight")
-        .is_contiguous(memory_format=torch.channels_last)
-    )
+    assert made_module(STEPS["resnet-step-nhwc"], "cpu").conv1.weight.is_contiguous(memory_format=torch.channels_last)
     wrong = dataclasses.replace(op_of("conv1d"), inputs=(Spec((2, 3, 4), channels_last=True),))
     with pytest.raises(ValueError, match="has no channels-last memory format"):
         make_inputs(wrong, "cpu")
@@ -236,9 +230,7 @@ def test_overhead_casts_as_often_as_it_says_and_leaves_autocast_as_it_was(name: 
         call()
         assert not torch.is_autocast_enabled("cpu")
         assert torch.get_autocast_dtype("cpu") == BF16
-    assert [(variant, casts(call)) for variant, call in variants.items()] == [*expected.items()], (
-        "the baseline is first"
-    )
+    assert [(variant, casts(call)) for variant, call in variants.items()] == [*expected.items()], "baseline first"
 
 
 def test_every_workload_of_overhead_is_tested() -> None:
@@ -290,9 +282,7 @@ def variant(name: str) -> Variant:
 @pytest.mark.parametrize("workload", [OP, STEP], ids=["op", "step"])
 def test_errors_are_of_the_size_of_the_precision(workload: Workload) -> None:
     exact = reference(workload)
-    errors = {
-        name: relative_error(prepare(workload, variant(name), "cpu", "eager").output(), exact) for name in PRECISIONS
-    }
+    errors = {n: relative_error(prepare(workload, variant(n), "cpu", "eager").output(), exact) for n in PRECISIONS}
     assert errors["fp32"] < 1e-6
     assert 1e-5 < errors["fp16"] < 2e-3
     assert 1e-4 < errors["bf16"] < 2e-2

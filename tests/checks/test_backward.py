@@ -1,7 +1,5 @@
 """The check of gradients: which ops have cases, what the check makes of a device, and its reproduction."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

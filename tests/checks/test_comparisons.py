@@ -1,7 +1,5 @@
 """Each check: nothing to say of right behaviour, and the right sentence on wrong behaviour."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -60,17 +58,10 @@ TWO = (seen("bf16"), seen("bf16", source=1))
         (ran("sum", seen("bf16", "bf16"), dtype="fp32"), SUM, ("bf16",), []),
         (ran("mm", *TWO, dtype="fp64", casts=(0, 1)), MM, ("fp32", "fp32"), []),  # the caller's own
         (Observation(), MM, ("fp32", "fp32"), ["the kernel of aten::mm never ran; what ran was: nothing (rule"]),
-        (
-            Observation(error=BOOM),
-            MM,
-            ("fp32", "fp32"),
-            ["aten::mm raised before its kernel ran: RuntimeError: boom (rule downcast"],
-        ),
+        (Observation(error=BOOM), MM, ("fp32", "fp32"), ["aten::mm raised before its kernel ran: RuntimeError: boom"]),
     ],
 )
-def test_what_a_kernel_received(
-    observation: Observation, expected: Expectation, given: Sequence[str], says: list[str]
-) -> None:
+def test_received(observation: Observation, expected: Expectation, given: Sequence[str], says: list[str]) -> None:
     found = comparisons.kernel(
         observation, expected.overload, given, expected.leaves, expected.dtype_kwarg, because("downcast")
     )
@@ -116,9 +107,7 @@ def test_the_parts_of_a_composite_op_follow_their_policies(call: KernelCall, say
         (None, BOOM, ["it succeeded; the same call on explicitly cast inputs raised RuntimeError: boom"]),
     ],
 )
-def test_a_call_raises_what_the_reference_raises(
-    got: Exception | None, reference: Exception | None, says: list[str]
-) -> None:
+def test_a_call_raises_as_the_reference(got: Exception | None, reference: Exception | None, says: list[str]) -> None:
     found = comparisons.same_error(got, reference, "it")
     assert [text[: len(start)] for text, start in zip(found, says, strict=True)] == says
 
@@ -201,32 +190,16 @@ BACKWARD: list[tuple[str, tuple[Any, Any], str]] = [
 ]
 PROGRAMS: list[tuple[str, tuple[ProgramOutcome, ProgramOutcome], str]] = [
     ("the same", (ProgramOutcome([X], [X, None]), ProgramOutcome([X], [X, None])), ""),
-    (
-        "absent",
-        (ProgramOutcome(grads=[None]), ProgramOutcome(grads=[X])),
-        "gradient 0 of it is absent; eager mode gives",
-    ),
-    (
-        "present",
-        (ProgramOutcome(grads=[X]), ProgramOutcome(grads=[None])),
-        "gradient 0 of it is fp32; eager mode gives ab",
-    ),
+    ("absent", (ProgramOutcome(grads=[None]), ProgramOutcome(grads=[X])), "gradient 0 of it is absent; eager mode"),
+    ("present", (ProgramOutcome(grads=[X]), ProgramOutcome(grads=[None])), "gradient 0 of it is fp32; eager mode"),
     ("fewer", (ProgramOutcome([X]), ProgramOutcome([X, X])), "it returned 1 tensors; expected 2"),
     ("fewer gradients", (ProgramOutcome(grads=[X]), ProgramOutcome(grads=[X, X])), "it gave 1 gradients; eager mode 2"),
 ]
 SAME_KERNELS: list[tuple[str, tuple[Observation, Observation], str]] = [
     ("the same", (ran("mm", *TWO), ran("mm", *TWO)), ""),
     ("of another op", (ran("exp", *TWO), ran("exp", seen("fp16"))), ""),
-    (
-        "other dtypes",
-        (ran("mm", *TWO), ran("mm", TWO[0], seen("fp16"))),
-        "the kernel of it received ['bf16', 'bf16']; in",
-    ),
-    (
-        "another dtype=",
-        (ran("mm", dtype="fp32"), ran("mm", dtype="fp64")),
-        "it ran with dtype=fp32; in eager mode dtype=",
-    ),
+    ("other dtypes", (ran("mm", *TWO), ran("mm", TWO[0], seen("fp16"))), "the kernel of it received ['bf16', 'bf16']"),
+    ("another dtype=", (ran("mm", dtype="fp32"), ran("mm", dtype="fp64")), "it ran with dtype=fp32; in eager mode"),
     (
         "in a second call",
         (Observation(ran("mm").kernels + ran("mm", *TWO).kernels), Observation(ran("mm").kernels * 2)),
@@ -258,23 +231,14 @@ CELLS: list[tuple[str, tuple[Pass, Pass], str]] = [
 SAID: dict[str, tuple[Callable[[], list[str]], str]] = {
     "its own dtype": (lambda: comparisons.untouched_dtype(ran("sum", dtype="fp64"), "sum", "fp64", "r"), ""),
     "no kernel": (lambda: comparisons.untouched_dtype(ran("sum", dtype="fp64"), "mm", "fp32", "r"), ""),
-    "another dtype": (
-        lambda: comparisons.untouched_dtype(ran("sum", dtype="fp64"), "sum", None, "r"),
-        "aten::sum ran with dtype",
-    ),
+    "another dtype": (lambda: comparisons.untouched_dtype(ran("sum", dtype="fp64"), "sum", None, "r"), "aten::sum ran"),
     "refused": (lambda: comparisons.refused(RuntimeError("use this"), "bce", "this", "r"), ""),
-    "ran": (
-        lambda: comparisons.refused(None, "bce", "this", "r"),
-        "aten::bce ran; expected a RuntimeError that names this",
-    ),
+    "ran": (lambda: comparisons.refused(None, "bce", "this", "r"), "aten::bce ran; expected a RuntimeError"),
     "other error": (
         lambda: comparisons.refused(ValueError("this"), "bce", "this", "r"),
         "aten::bce raised ValueError: this",
     ),
-    "other words": (
-        lambda: comparisons.refused(BOOM, "bce", "this", "r"),
-        "aten::bce raised RuntimeError: boom; expected",
-    ),
+    "other words": (lambda: comparisons.refused(BOOM, "bce", "this", "r"), "aten::bce raised RuntimeError: boom"),
     "dtypes": (lambda: comparisons.output_dtypes([X, X.half()], ["fp32", "fp16"], "it"), ""),
     "fewer": (lambda: comparisons.output_dtypes([X], ["fp32", "fp16"], "it"), "it returned 1 tensors; expected 2"),
     "wrong dtype": (lambda: comparisons.output_dtypes([X], ["fp16"], "it"), "output 0 of it is fp32; expected fp16"),
@@ -282,29 +246,17 @@ SAID: dict[str, tuple[Callable[[], list[str]], str]] = {
     "odd dtype": (lambda: comparisons.pytorch_dtype(X, [torch.half], "it"), "it is fp32; expected fp16, as"),
     "beside": (lambda: comparisons.on_device(META, [X, META], "meta", "it"), ""),
     "on the host": (lambda: comparisons.on_device(X, [META], "meta", "it"), ""),
-    "elsewhere": (
-        lambda: comparisons.on_device(META, [META, X], "cpu", "it"),
-        "it is on meta; expected cpu, where the inputs",
-    ),
+    "elsewhere": (lambda: comparisons.on_device(META, [META, X], "cpu", "it"), "it is on meta; expected cpu"),
     "strides": (lambda: comparisons.strides(X, [(3, 1)], "it"), ""),
-    "odd strides": (
-        lambda: comparisons.strides(X.T, [(3, 1)], "it"),
-        "it has strides (1, 3) in its dimensions of several",
-    ),
+    "odd strides": (lambda: comparisons.strides(X.T, [(3, 1)], "it"), "it has strides (1, 3)"),
     "same": (lambda: comparisons.same_tensor(X, X, (X, X), "it"), ""),
     "same without values": (lambda: comparisons.same_tensor(META, META, None, "it"), ""),
     "other shape": (lambda: comparisons.same_tensor(X, X[:1], None, "it"), "it has shape (2, 3); expected (1, 3)"),
     "other strides": (lambda: comparisons.same_tensor(X.T, X.T.contiguous(), None, "it"), "it has strides (1, 3)"),
-    "other bits": (
-        lambda: comparisons.same_tensor(X, X, (X, X + 1), "it"),
-        "it differs from the same op on explicitly",
-    ),
+    "other bits": (lambda: comparisons.same_tensor(X, X, (X, X + 1), "it"), "it differs from the same op"),
     "own memory": (lambda: comparisons.own_memory(X.clone(), [X], [], "it"), ""),
     "an alias": (lambda: comparisons.own_memory(X[0], [X], [0], "it"), ""),
-    "shared": (
-        lambda: comparisons.own_memory(X[0], [X.clone(), X], [0], "it"),
-        "it shares memory with argument 1; expected",
-    ),
+    "shared": (lambda: comparisons.own_memory(X[0], [X.clone(), X], [0], "it"), "it shares memory with argument 1"),
     **{f"gradients: {name}": (partial(backward.gradient_dtypes, {0: X}, *g, "it", "r"), s) for name, g, s in GRADIENTS},
     **{f"gradient bits: {name}": (partial(backward.gradient_bits, *g, "it"), s) for name, g, s in GRADIENT_BITS},
     **{f"outputs: {name}": (partial(backward.output_grads, *g, "it", "r"), s) for name, g, s in WITH_GRADIENTS},
@@ -395,11 +347,7 @@ SOFTMAX, OWN = ("optdtype", "softmax.int", ""), seen("fp32")
     [
         (("downcast", "mm", ""), ran("mm", *TWO, casts=(0, 1)), []),
         (("downcast", "mm", ""), ran("mm", *TWO, dtype="fp64", casts=(0, 1)), []),
-        (
-            ("downcast", "mm", ""),
-            Observation(error=BOOM),
-            ["aten::mm raised before its kernel ran: RuntimeError: boom"],
-        ),
+        (("downcast", "mm", ""), Observation(error=BOOM), ["aten::mm raised before its kernel ran: RuntimeError"]),
         (("downcast", "mm", ""), Observation(), ["the kernel of aten::mm never ran"]),
         (("downcast", "mm", ""), Observation(ran("mm", *TWO).kernels, error=BOOM), ["autocast made 0 casts"]),
         (SOFTMAX, ran("softmax.int", OWN, dtype="fp32"), []),
@@ -438,9 +386,7 @@ class Elsewhere(Cpu):
         (Cpu(), lambda x: [x[1]], (), []),
     ],
 )
-def test_writing_shows_shared_memory(
-    device: Cpu, outputs: Callable[[torch.Tensor], Any], aliases: Any, says: list[str]
-) -> None:
+def test_shared_memory(device: Cpu, outputs: Callable[[torch.Tensor], Any], aliases: Any, says: list[str]) -> None:
     x, case = X + 1, Case("eager", "downcast", "mm", "", "fp32", "bf16", "cpu", "cpu")
     watched = Observation(outputs=outputs(x), inputs=[x])
     exact = Reference(aliases=frozenset(aliases))

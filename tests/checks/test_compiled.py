@@ -1,7 +1,5 @@
 """Compilers: their cases, ids and selectors, and the check that compares a compiled program with eager mode."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

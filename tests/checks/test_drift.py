@@ -1,7 +1,5 @@
 """On a torch no table covers, new overloads are tried against the known policies; dropped ones are said to be gone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

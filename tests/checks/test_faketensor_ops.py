@@ -1,7 +1,5 @@
 """The ops of rule faketensor: those of the op database without a policy that reach a kernel with one."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 

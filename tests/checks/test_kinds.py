@@ -1,7 +1,5 @@
 """Each case is of one kind, whose class describes it and writes a program that says what the case says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What each kind of check says of a case that is not as promised: one planted mistake and the sentence about it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The cases from PyTorch's op database: their names are current and safe, and the check fails where it should."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import patch

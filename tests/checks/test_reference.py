@@ -1,7 +1,5 @@
 """The bound on a right kernel's distance from the float64 result, and what else an output is compared in."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Relations of a program: each way to run it is seen to be noticed where it goes wrong."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext

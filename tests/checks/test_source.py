@@ -1,7 +1,5 @@
 """The source that a program is made of: a scenario as it is written, with what it uses and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib import import_module
 

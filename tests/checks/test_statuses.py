@@ -1,7 +1,5 @@
 """What each status of a scenario claims (docs/using.md), and whose an exception is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -39,9 +37,7 @@ NO_KERNEL = "Could not run 'aten::mm.out' with arguments from the '{}' backend"
         ("torch", "call", NotImplementedError(NO_KERNEL.format("AutocastPrivateUse1")), "fail"),
     ],
 )
-def test_whose_an_exception_is(
-    whose: str, when: str, error: Exception, status: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whose_it_is(whose: str, when: str, error: Exception, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge.blame, "raised_by", lambda _: whose)
     with pytest.raises(type(error)) as caught:
         raise error

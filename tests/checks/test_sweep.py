@@ -1,7 +1,5 @@
 """A sweep notices outputs and gradients that a right call does not give: casts, values, shapes and strides."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 

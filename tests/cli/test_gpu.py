@@ -48,9 +48,7 @@ def test_the_suites_go_on_after_a_kill_and_after_their_time(tmp_path: Path, monk
 
 def test_what_is_complete_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = tmp_path / "suites-2.jsonl"
-    done.write_text(
-        '{"kind":"header","schema":2,"cases":0}\n{"kind":"footer","seconds":1.0,"counts":{}}\n', encoding="utf-8"
-    )
+    done.write_text('{"kind":"header","schema":2,"cases":0}\n{"kind":"footer","seconds":1.0,"counts":{}}\n')
     (tmp_path / "suites-1.jsonl").write_text('{"kind":"header"', encoding="utf-8")  # killed at once
     monkeypatch.setattr(gpu.suites, "run", lambda args: pytest.fail("it runs again"))
     gpu._suites(argparse.Namespace(out=tmp_path), tmp_path, "suites")
@@ -66,9 +64,7 @@ def earlier(tmp_path: Path) -> Path:
     return writer.path
 
 
-def test_benchmarks_take_over_what_was_measured_and_measure_the_rest(
-    earlier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_benchmarks_go_on_from_earlier_ones(earlier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.key for one in session.measured_before(earlier)] == ["cpu/eager/mm-16"]
     begun: list[Any] = []
     monkeypatch.setattr("ampcheck.bench.run.group.Bench._process", lambda self, plan, end: begun.extend(plan.tasks))

@@ -189,10 +189,6 @@ def test_explain_refuses(arguments: tuple[str, ...], sentence: str, capsys: pyte
     assert refused(capsys, "explain", *arguments).startswith(sentence)
 
 
-def test_torchscript_refuses_an_op_without_a_policy(capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(capsys, "torchscript", "--op=mmm").startswith("there is no op with a policy named 'mmm'; did you")
-
-
 # ---- compare, report
 
 

@@ -1,12 +1,9 @@
 """Every block of Python and every command of the pages is run, here or by the test or workflow that a table names."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -17,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.cli_support import LIMIT, ROOT, environment, python
+from tests.cli_support import ROOT, ended, python
 
 
 class Block(NamedTuple):
@@ -33,9 +30,7 @@ def blocks(language: str) -> list[Block]:
     fence = re.compile(rf"^( *)```{language}\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("mistakes/*.md"))]
     return [
-        Block(page.name, language, textwrap.dedent(found[2]))
-        for page in pages
-        for found in fence.finditer(page.read_text(encoding="utf-8"))
+        Block(p.name, language, textwrap.dedent(found[2])) for p in pages for found in fence.finditer(p.read_text())
     ]
 
 
@@ -144,12 +139,8 @@ def is_of(block: Block, key: str) -> bool:
 def test_block(key: str, tmp_path: Path) -> None:
     (block,) = (block for block in blocks("python") if is_of(block, key))
     before, after, _ = HERE[key]
-    env = {**environment(), "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    done = subprocess.run(
-        [sys.executable, "-c", f"{before}{block.code}\n{after}\n"],
-        cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LIMIT,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    eight = "--xla_force_host_platform_device_count=8"
+    python("-c", f"{before}{block.code}\n{after}\n", folder=tmp_path, XLA_FLAGS=eight)
 
 
 def test_the_example_device_runs(tmp_path: Path) -> None:
@@ -160,11 +151,7 @@ def test_the_example_device_runs(tmp_path: Path) -> None:
     (tmp_path / "mydevice_ampcheck.py").write_text(code, encoding="utf-8")
     command = next(command for command in commands() if command.startswith("ampcheck") and "--device-module" in command)
     words = [*command.split(), "--op", "mm", "--reports", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LIMIT
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "mydevice" in done.stdout
+    assert "mydevice" in python("-m", *words, folder=tmp_path)
 
 
 def test_the_training_loop_on_jax_learns() -> None:
@@ -253,10 +240,7 @@ def runs(folder: Path) -> None:
 
 def start(folder: Path, command: str, code: int) -> None:
     program, *words = command.split()
-    done = subprocess.run(
-        [sys.executable, "-m", program, *words],
-        cwd=folder, env=environment(), capture_output=True, text=True, timeout=LIMIT,
-    )  # fmt: skip
+    done = ended([sys.executable, "-m", program, *words], folder)
     assert done.returncode == code, done.stdout[-2000:] + done.stderr[-2000:]
 
 

@@ -4,8 +4,6 @@ A block of a finding ends without an error where the behaviour is present. One t
 or that the page is wrong: either way the file must change.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The links of the Markdown files, and the pages that code names, exist."""
 
-from __future__ import annotations
-
 import re
 from fnmatch import fnmatch
 from pathlib import Path
@@ -18,20 +16,14 @@ from tests.cli_support import ROOT, python
 
 _FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-_HERE = re.compile(
-    r"^https://(?:github\.com/ampcheck/ampcheck/blob|raw\.githubusercontent\.com/ampcheck/ampcheck)/main/"
-)
+_HERE = re.compile(r"^https://(?:github\.com/ampcheck/ampcheck/blob|raw\.githubusercontent\.com/ampcheck/\w+)/main/")
 _NAMED = re.compile(r"(?<![\w./-])docs/[\w./-]+\.md\b")
 
 
 def files(*endings: str) -> list[Path]:
     """The repository's own files with one of some endings."""
     folders = [ROOT / name for name in ("ampcheck", "bench", "docs", "scripts", "suites", "tests", ".github")]
-    found = [
-        *ROOT.glob("*"),
-        *(ROOT / "reports").glob("*"),
-        *(path for folder in folders for path in folder.rglob("*")),
-    ]
+    found = [*ROOT.glob("*"), *(ROOT / "reports").glob("*"), *(p for folder in folders for p in folder.rglob("*"))]
     return sorted(path for path in found if path.suffix in endings and path.is_file())
 
 

@@ -6,8 +6,6 @@ measures which cases notice which mutants. To add one, add it to `edits.toml` if
 the module of its kind, and measure it.
 """
 
-from __future__ import annotations
-
 from tests.faults import autograd, backends, compilers, edits, gradients, kernels, modules, scaler, state
 from tests.register import mutants as register
 from tests.torchscript import mutants as torchscript

@@ -1,7 +1,5 @@
 """Measure the kill matrix: `python -m tests.faults matrix --help`."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -20,9 +18,7 @@ def main() -> None:
         command.add_argument(f"--{name}", default="", metavar="NAME", help=f"measure those of this {name} alone")
     command.add_argument("--most", type=int, default=8, metavar="N", help="how many cases of a scenario are tried")
     command.add_argument("--results", type=Path, default=RESULTS, help="where results are kept until all are measured")
-    command.add_argument(
-        "--update", action="store_true", help="write tests/faults/kills.csv and the page of the matrix"
-    )
+    command.add_argument("--update", action="store_true", help="write tests/faults/kills.csv and the page of it")
     commands.add_parser("page", help="write the page of the matrix as it was last measured")
     chosen = parser.parse_args()
     if chosen.command == "matrix":

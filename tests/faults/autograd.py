@@ -1,7 +1,5 @@
 """Backward passes, checkpoints, custom functions, transforms and ranks that lose the region or change results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
@@ -68,9 +66,7 @@ AUTODIFF = {
     "weight-computed-outside": wrap(_COMPUTED, forward=outside),
     "weight-computed-in-low": wrap(_COMPUTED, forward=giving(in_regions_low)),
     "weight-computed-each-time": put(parametrize, cached=nullcontext),
-    "embedding-dense": wrap(
-        torch.nn.functional, embedding=lambda own, index, table, *args, **kwargs: own(index, table)
-    ),
+    "embedding-dense": wrap(torch.nn.functional, embedding=lambda own, index, table, *args, **more: own(index, table)),
 }
 AUTODIFF_ON_JAX_TOO = {
     "gradients-added-in-low": wrap(Tensor, backward=adding_in_low(in_regions_alone=False)),
@@ -147,9 +143,7 @@ CUSTOM = {
 
 def transform(name: str, change: Change) -> Inject:
     """Change the functions that a transform of torch.func is given."""
-    return wrap(
-        torch.func, **{name: lambda own, function, *args, **options: own(partial(change, function), *args, **options)}
-    )
+    return wrap(torch.func, **{name: lambda own, fn, *args, **options: own(partial(change, fn), *args, **options)})
 
 
 def transformed(name: str, done: Callable[[Any], Any]) -> Inject:
@@ -236,10 +230,7 @@ def joined_low(own: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
     return out.to(torch.get_autocast_dtype("cpu")) if spread else out
 
 
-REPLICAS = {
-    "reduced-outside": wrap(Replicated, forward=outside),
-    "shard-without-dtype": policy(param_dtype=None),
-}
+REPLICAS = {"reduced-outside": wrap(Replicated, forward=outside), "shard-without-dtype": policy(param_dtype=None)}
 RANKS = {
     "hook-refused-vaguely": wrap(Replicated, register_comm_hook=vaguely),
     "hook-loses-infinity": put(powerSGD_hook, powerSGD_hook=finite_hook),

@@ -3,8 +3,6 @@
 Each is injected into two backends of tests/backends, one with opaque storages and one with a partial list of policies.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Collect tests inside of a test: as `pytest.main` does, but the items stay and can be run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import pytest

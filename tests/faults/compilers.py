@@ -4,8 +4,6 @@ Each mutant changes what `torch.compile`, `torch.jit.script`, `torch.jit.trace` 
 compiled program enters its regions, so eager mode stays right.
 """
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import threading

@@ -6,8 +6,6 @@ must occur once, by the second, the third by the fourth and so on. One that is i
 functions.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap

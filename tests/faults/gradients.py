@@ -1,7 +1,5 @@
 """Casts that autocast keeps wrongly, and gradients of ops whose forward pass is right."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -124,9 +122,7 @@ CACHE = {
     "cache-without-grad": cache(keeps=promised_but("grad")),
     "cache-of-views": cache(keeps=promised_but("view", "leaf")),
     "cache-in-inference-mode": cache(keeps=promised_but("inference"), key=without_grad_mode),
-    "cache-grows-without-grad": cache(
-        key=lambda call, t: by_identity(call, t) if torch.is_grad_enabled() else object()
-    ),
+    "cache-grows-without-grad": cache(key=lambda c, t: by_identity(c, t) if torch.is_grad_enabled() else object()),
     "cache-by-address": cache(key=lambda call, t: (t.data_ptr(), call.low, torch.is_grad_enabled()), strong=False),
     "cache-by-shape": cache(key=lambda call, t: (t.shape, call.low, torch.is_grad_enabled())),
     "cast-at-each-use": kernel("mm", in_low),
@@ -285,7 +281,7 @@ GRADIENTS = {
             "gradient-in-float32": ("addbmm", computed(low, wide)),
             "gradient-without-a-graph": ("matmul", without_a_graph),
             "gradient-refused": ("conv3d", passed(no_gradient)),
-        },
+        }
     },
     "upcast": {
         CPU: {
@@ -298,7 +294,7 @@ GRADIENTS = {
         MPS: {"gradient-of-layer-norm-weight-missing": ("layer_norm", detached(1, wide))},
     },
     "promote": {
-        CPU: {"gradient-of-promoted-in-low": ("stack", rounded(promoted)), "gradients-swapped": ("cat", swapped)},
+        CPU: {"gradient-of-promoted-in-low": ("stack", rounded(promoted)), "gradients-swapped": ("cat", swapped)}
     },
 }
 ON_JAX = ("gradient-of-the-copy-only", "gradient-of-layer-doubled", "gradient-of-exp-in-low")

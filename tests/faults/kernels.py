@@ -4,8 +4,6 @@ The replacement does what a backend's C++ wrapper does (exclude the region's aut
 op), so the suite cannot tell it from a backend's own mistake.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -99,9 +97,7 @@ def kernel(name: str, body: Body) -> Inject:
 
 def of_ops(rule: str, device: str, table: Mapping[str, tuple[str, Body]], *more: str) -> tuple[Mutant, ...]:
     """Return a mutant for each op and wrong kernel of a table; only cases of the op can notice it."""
-    return tuple(
-        Mutant(name, rule, kernel(op, body), (device, *more), f"{op}[+-]*") for name, (op, body) in table.items()
-    )
+    return tuple(Mutant(n, rule, kernel(op, body), (device, *more), f"{op}[+-]*") for n, (op, body) in table.items())
 
 
 # ---- casts of arguments
@@ -244,10 +240,7 @@ DOWNCAST = {
         "linear-batched-left-alone": ("linear", to(low, lambda call, place, t: t.dim() == 3)),
         "mm-changes-its-arguments": ("mm", low_for_good),
         "mm-lost-in-inference": ("mm", to(low, lambda call, place, t: torch.is_inference_mode_enabled())),
-        "linear-lost-in-no-grad": (
-            "linear",
-            to(low, lambda call, place, t: t.requires_grad and not torch.is_grad_enabled()),
-        ),
+        "linear-lost-in-no-grad": ("linear", to(low, lambda _, n, t: t.requires_grad and not torch.is_grad_enabled())),
         "bmm-without-graph": ("bmm", lambda call: call.registered().detach()),
     },
     CUDA: {

@@ -4,8 +4,6 @@
 notices it, one case that is red under it, its status, and the seconds that it takes.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import time
@@ -187,9 +185,7 @@ def text(kills: Sequence[Kill]) -> str:
     rows = defaultdict(list)
     for kill in kills:
         rows[kill.mutant, kill.device].append(kill.row + "*" * (of_row[kill.row] == 1))
-    return "\n".join(
-        f"{name} on {device}\n    " + "\n    ".join(sorted(names)) for (name, device), names in rows.items()
-    )
+    return "\n".join(f"{name} on {device}\n    " + "\n    ".join(sorted(n)) for (name, device), n in rows.items())
 
 
 def page(kills: Sequence[Kill], mutants: Sequence[Mutant]) -> str:

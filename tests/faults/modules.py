@@ -1,7 +1,5 @@
 """Ops, functions and modules of torch that go past autocast, change what they are given, or lose it when they move."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
@@ -135,10 +133,7 @@ def as_pytorch_moves(device: str) -> AbstractContextManager[object]:
     return put(nn.Module, _apply=vars(nn.Module._apply)["__wrapped__"])(device)
 
 
-MOVES_ON_JAX = {
-    "as-pytorch-moves": as_pytorch_moves,
-    "swaps-nothing": put(torch.utils, swap_tensors=lambda *_: None),
-}
+MOVES_ON_JAX = {"as-pytorch-moves": as_pytorch_moves, "swaps-nothing": put(torch.utils, swap_tensors=lambda *_: None)}
 
 MUTANTS = (
     *mutants("eager/eligibility", FUNCTIONS),

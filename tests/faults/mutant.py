@@ -1,7 +1,5 @@
 """A mutant: one way in which torch, a backend or a compiler can break a promise, and how to put it there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass

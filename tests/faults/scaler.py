@@ -3,8 +3,6 @@
 Ops are replaced above the dispatcher, where `GradScaler` calls them, so a mutant is the same on every device.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -199,10 +197,7 @@ def one_factor(compiled: Callable[..., Any], _: Callable[..., Any]) -> Callable[
     return lambda x, y, factor: compiled(x, y, (factors.append(factor), factors[0])[1])
 
 
-OPTIMIZERS = {
-    "fused-sgd-ignores-grad-scale": unaware("_fused_sgd_", "grad_scale"),
-    "new-optimizer": a_new_optimizer(),
-}
+OPTIMIZERS = {"fused-sgd-ignores-grad-scale": unaware("_fused_sgd_", "grad_scale"), "new-optimizer": a_new_optimizer()}
 OPTIMIZERS_ON_JAX_TOO = {
     "fused-ignores-found-inf": unaware("_fused_adam_", "found_inf"),
     "fused-ignores-grad-scale": unaware("_fused_adam_", "grad_scale"),

@@ -3,8 +3,6 @@
 What is a change of a line of `torch.amp.autocast_mode` is in `edits.toml`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import warnings
@@ -66,11 +64,9 @@ def last_entered_first() -> Inject:
     return wrap(autocast, __enter__=then(note), __exit__=leave)
 
 
-def swapped(
-    own: Any, self: Any, device_type: Any, dtype: Any = None, cache_enabled: Any = None, enabled: Any = True
-) -> None:
-    own(self, device_type, dtype, enabled, cache_enabled if cache_enabled is not None else True)
-    if isinstance(device_type, str):
+def swapped(own: Any, self: Any, type_: Any, dtype: Any = None, cache_enabled: Any = None, enabled: Any = True) -> None:
+    own(self, type_, dtype, enabled, cache_enabled if cache_enabled is not None else True)
+    if isinstance(type_, str):
         self._cache_enabled = not self._cache_enabled
 
 
@@ -106,9 +102,7 @@ STATE = {
     "is-enabled-if-any": on_torch(is_autocast_enabled=lambda own, *args: own(*args) or any(map(own, TYPES))),
     "is-enabled-takes-device": on_torch(is_autocast_enabled=lambda own, *a: own(*(getattr(x, "type", x) for x in a))),
     "is-enabled-takes-unknown": on_torch(is_autocast_enabled=enabled_or_off),
-    "get-dtype-stale": on_torch(
-        get_autocast_dtype=lambda own, name: torch.bfloat16 if name == "cpu" else torch.float16
-    ),
+    "get-dtype-stale": on_torch(get_autocast_dtype=lambda own, n: torch.bfloat16 if n == "cpu" else torch.float16),
     "set-enabled-nothing": on_torch(set_autocast_enabled=returns(None)),
     "set-enabled-takes-number": on_torch(
         set_autocast_enabled=lambda own, *a: own(*a[:-1], bool(a[-1]) if isinstance(a[-1], int) else a[-1])

@@ -1,7 +1,5 @@
 """Run cases of the suites with and without a mutant: collected once in a process, they run as often as asked."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

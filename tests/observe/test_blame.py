@@ -1,7 +1,5 @@
 """Whose a frame is, who is to blame, and what is kept of a traceback."""
 
-from __future__ import annotations
-
 import functools
 import linecache
 import os
@@ -94,11 +92,7 @@ def test_a_backend_is_to_blame_even_where_ampchecks_recorder_raised_for_it() -> 
 
 @pytest.mark.parametrize(
     "change",
-    [
-        torch.linalg.inv,
-        functools.partial(torch.select, dim=5, index=0),
-        functools.partial(torch.mm, mat2="no tensor"),
-    ],
+    [torch.linalg.inv, functools.partial(torch.select, dim=5, index=0), functools.partial(torch.mm, mat2="no tensor")],
     ids=["RuntimeError", "IndexError", "TypeError"],
 )
 def test_pytorchs_cpp_is_to_blame_for_a_call_that_ampcheck_made(change: Any) -> None:
@@ -119,9 +113,7 @@ def test_pytorchs_cpp_is_to_blame_for_a_call_that_ampcheck_made(change: Any) -> 
         ("torch.nn.functional.relu(1, 2, 3, 4)", "ampcheck"),  # Python's own, of a function that Python has the code of
     ],
 )
-def test_an_expression_that_pytorchs_cpp_evaluates_is_its_own(
-    code: str, whose: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_pytorch_evaluates_is_its_own(code: str, whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
     file, text = str(ROOT / "ampcheck" / "checks" / "made.py"), f"def run(x):\n    return ({code})\n"
     monkeypatch.setitem(linecache.cache, file, (len(text), None, text.splitlines(keepends=True), file))
     names: dict[str, Any] = {"torch": torch}

@@ -1,7 +1,5 @@
 """What the suites leave out of a compilation changes nothing of what comes out of it."""
 
-from __future__ import annotations
-
 import torch
 from torch._dynamo import guards
 from torch._export import utils

@@ -1,7 +1,5 @@
 """A call replayed outside of regions, with the casts that the specification promises."""
 
-from __future__ import annotations
-
 import torch
 
 from ampcheck.devices.registry import known

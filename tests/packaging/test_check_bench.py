@@ -1,7 +1,5 @@
 """The comparison of scripts/check_bench.py, of made-up measurements."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

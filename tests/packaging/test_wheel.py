@@ -1,7 +1,5 @@
 """What ships: every folder of code and data, nothing that pulls in the heavy packages, and a wheel that works."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -202,9 +200,7 @@ def test_every_command_of_the_page_works(installed: Installed) -> None:
     assert sum(count["pass"] for count in counts.values()) > 200
     shown = "argument 0 of aten::linear was given as fp32 and reached the kernel as fp32; expected fp16"
     assert shown in " ".join(next(block for block in blocks("text")).split())
-    linear = read(installed.folder / "reports" / "runs" / "linear.jsonl").results[
-        "eager/downcast/linear-fp32-fp16-mydevice"
-    ]
+    linear = read(installed.folder / "reports/runs/linear.jsonl").results["eager/downcast/linear-fp32-fp16-mydevice"]
     assert linear.message.startswith(shown)
     assert (installed.folder / "reports" / "site" / "index.html").exists()
     keys = (installed.folder / "manifest.txt").read_text().split()

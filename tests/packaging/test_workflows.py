@@ -1,7 +1,5 @@
 """The scripts of the workflows' steps, run as GitHub does. What a YAML file says otherwise is read by actionlint."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ The first must fail a check of tests/backends/register, the second a step of the
 backend of NumPy arrays of tests/backends.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -83,7 +81,7 @@ _HIGHER = hops.HigherOrder
 MISTAKES = {
     "module-stays": wrap(registration, _state_supported=lambda own, *args: (own(*args), lambda: None)[1]),
     "any-op-takes-any-policy": both(
-        put(kernels, optdtype=kernels.upcast), put(plan, _is_optional_dtype=lambda argument: True)
+        put(kernels, optdtype=kernels.upcast), put(plan, _is_optional_dtype=lambda _: True)
     ),
     "all-devices-are-excluded": both(
         written(
@@ -168,9 +166,7 @@ def uncast_mm(device: str) -> Iterator[None]:
 
 LACKING = {
     "without-autocast": without_autocast,
-    "only-fp16": lambda device: patch.object(
-        torch.npy, "get_amp_supported_dtype", lambda: [torch.float16], create=True
-    ),
+    "only-fp16": lambda _: patch.object(torch.npy, "get_amp_supported_dtype", lambda: [torch.float16], create=True),
     "uncast-mm": uncast_mm,
     "no-scaler-kernels": refused("_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_"),
     "no-generator": refused("uniform_"),

@@ -4,18 +4,15 @@ What needs a PrivateUse1 device, whose name a process can set once, runs in anot
 tests/backends/register.
 """
 
-from __future__ import annotations
-
 import ast
 import os
-import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 
-from tests.cli_support import ROOT
+from tests.cli_support import ROOT, ended, python
 
 BACKENDS = ROOT / "tests" / "backends"
 CHECKS = BACKENDS / "register"
@@ -33,11 +30,10 @@ NAMES = [f"{path.stem}::{name}" for path in sorted(CHECKS.glob("checks_*.py")) f
 def run_checks(folder: Path) -> dict[str, str]:
     """Return the checks' failures by `file::function`, "" for one that passed."""
     paths = os.pathsep.join(map(str, (ROOT, BACKENDS, CHECKS)))
-    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     report = folder / "checks.xml"
     command = [sys.executable, "-m", "pytest", "--noconftest", "-p", "register_support", str(CHECKS)]
     options = ["-o", "python_files=checks_*.py", "-o", "python_functions=check_*", f"--junitxml={report}"]
-    done = subprocess.run([*command, *options], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    done = ended([*command, *options], PYTHONPATH=paths)
     assert report.exists(), done.stdout + done.stderr
     found = {}
     for case in ElementTree.parse(report).iter("testcase"):
@@ -72,11 +68,11 @@ def test_importing_ampcheck_imports_no_torch() -> None:
         "heavy = [name for name in sys.modules if name.startswith(('ampcheck.devices', 'pytest', 'jax'))]\n"
         "assert not heavy, heavy"
     )
-    subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, check=True)
+    python("-W", "error", "-c", code)
 
 
 def test_a_process_without_a_backend_is_told() -> None:
     code = "from ampcheck.register import register_autocast; register_autocast('npy')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = ended([sys.executable, "-c", code])
     wanted = "UsageError: 'npy' is not the PrivateUse1 backend, whose name in this process is 'privateuseone'"
     assert done.stderr.strip().splitlines()[-1].endswith(wanted)

@@ -1,7 +1,5 @@
 """A headless Chromium that the page tests drive over its debugging pipe."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Made-up benchmark files to fill a site with: workloads on devices, run group by run group."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta

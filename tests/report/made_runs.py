@@ -1,7 +1,5 @@
 """Made-up run files to fill a site with."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

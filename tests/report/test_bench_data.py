@@ -1,7 +1,5 @@
 """The run groups of benchmarks in a site, their changes, packing, sizes and colours; no browser is needed."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -101,9 +99,7 @@ def test_a_group_without_variants_and_a_header_of_another_form_are_refused(tmp_p
 
 
 @pytest.mark.parametrize("text", ["hello\n", "", '{"kind":"header","schema":"bench-9"}\n', "[1]\n"])
-def test_the_command_refuses_a_damaged_benchmark_file(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_refuses_a_damaged_file(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "x.jsonl").write_text(text)
     said = refused(capsys, "report", f"--reports={tmp_path}")
@@ -180,9 +176,7 @@ def test_changes_are_sorted_by_what_happened(tmp_path: Path) -> None:
     assert kinds["flipped"] == {"cpu/eager/mm-256/bf16"}
     assert kinds["lost"] == {"cpu/eager/mm-16/fp16", "cpu/eager/mm-64/fp16"}
     assert kinds["regained"] == {"cpu/eager/mlp-step/fp16"}
-    assert kinds["new"] == {
-        f"virtual:<b>x</b>/eager/new-op/{variant}" for variant in ("fp32", "fp32-aa", "bf16", "fp16")
-    }
+    assert kinds["new"] == {f"virtual:<b>x</b>/eager/new-op/{name}" for name in ("fp32", "fp32-aa", "bf16", "fp16")}
     assert {name.rpartition("/")[0] for name in kinds["gone"]} == {"cpu/eager/gone-op"}
     assert kinds["slower"] == {f"cpu/eager/mlp-step/{variant}" for variant in ("fp32", "fp32-aa", "bf16")}
     assert kinds["faster"] == set()

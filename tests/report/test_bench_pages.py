@@ -1,7 +1,5 @@
 """The pages of benchmarks in a real browser, opened from disk as a reader opens them; history and compare last."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

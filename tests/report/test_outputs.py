@@ -1,7 +1,5 @@
 """What programs read: each output is as `ampcheck.report.schema()` says."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from copy import deepcopy
@@ -59,9 +57,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[Made]:
     ]
     bench = made_bench.two_run_groups(folder / "bench")
     header = f'"schema":"{BENCH_SCHEMA}"'
-    published = [
-        file for file in (ROOT / "reports/published/bench").glob("*.jsonl") if header in file.read_text("utf-8")
-    ]
+    published = [f for f in (ROOT / "reports/published/bench").glob("*.jsonl") if header in f.read_text("utf-8")]
     place = folder / "site"
     site.build([*runs, *bench], place)
     exported = {

@@ -1,7 +1,5 @@
 """The pages in a real browser, opened from disk as a reader opens them."""
 
-from __future__ import annotations
-
 import importlib.resources
 import json
 from pathlib import Path
@@ -219,8 +217,7 @@ def test_a_row_opens_with_the_keyboard_to_its_cases(site: Path, browser: Any) ->
     assert browser.evaluate("document.activeElement.getAttribute('aria-expanded')") == "true"
     links = "[...document.querySelectorAll('td.open a')].map(a => a.getAttribute('href'))"
     assert browser.evaluate(links) == [
-        "case.html#eager/promote/repaired-bf16-bf16-cpu",
-        "case.html#eager/promote/repaired-bf16-fp16-vcu",
+        f"case.html#eager/promote/repaired-bf16-{end}" for end in ("bf16-cpu", "fp16-vcu")
     ]
     browser.press("Enter")
     assert browser.evaluate("location.hash") == "#q=repaired"
@@ -235,9 +232,7 @@ def test_a_case_has_its_rule_difference_reproductions_and_history(site: Path, br
     assert browser.evaluate("document.querySelectorAll('main img, main b').length") == 0
     blocks = browser.evaluate("[...document.querySelectorAll('pre')].map(p => p.textContent)")
     assert blocks == ["pytest 'x::y[mm-bf16-bf16-cpu]' --device=cpu", "import torch\nprint('<b>')"]
-    history = browser.evaluate(
-        "[...document.querySelectorAll('[aria-label=History] tbody tr')].map(r => r.innerText.split('\\t').join(' | '))"
-    )
+    history = [text.replace("\t", " | ") for text in browser.texts("[aria-label=History] tbody tr")]
     assert [line.split(" | ")[0] for line in history] == [f"2026-11-{day}T02:00:00Z" for day in (20, 19, 18)]
     assert ["fail" in history[0], "not reached" in history[1], "as promised" in history[2]] == [True] * 3
     assert browser.problems == []
@@ -246,13 +241,12 @@ def test_a_case_has_its_rule_difference_reproductions_and_history(site: Path, br
 def test_a_case_as_promised_has_the_pytest_line_that_the_suite_would_give(site: Path, browser: Any) -> None:
     browser.open(site / "case.html", "eager/promote/op1-bf16-bf16-vcu")
     # "op1" is not an overload, so its cases are a scenario's: the function has its name.
-    assert (
-        browser.text("pre") == "pytest suites/eager --rule=promote -k 'test_op1[bf16-bf16-vcu]' --device=virtual:cuda"
-    )
+    line = "pytest suites/eager --rule=promote -k "
+    assert browser.text("pre") == f"{line}'test_op1[bf16-bf16-vcu]' --device=virtual:cuda"
     assert "As promised: no difference was found." in browser.text()
     assert "virtual: dtypes and casts only" in browser.text()
     browser.open(site / "case.html", "eager/promote/dot-bf16-bf16-cpu")
-    assert browser.text("pre") == "pytest suites/eager --rule=promote -k 'test_promote[dot-bf16-bf16-cpu]' --device=cpu"
+    assert browser.text("pre") == f"{line}'test_promote[dot-bf16-bf16-cpu]' --device=cpu"
 
 
 def test_copying_puts_the_text_on_the_clipboard(site: Path, browser: Any) -> None:
@@ -334,9 +328,7 @@ def test_a_case_shows_its_cause_and_traceback(faulty: Path, browser: Any) -> Non
     assert blocks[0] == f"Traceback …\n  {EVIL}"
     headings = browser.evaluate("[...document.querySelectorAll('h3')].map(h => h.textContent)")
     assert headings == ["Traceback", "With pytest", "In plain torch: it reproduces"]
-    assert browser.evaluate("[...document.querySelectorAll('.facts a')].map(a => a.textContent)")[-1].startswith(
-        "fail: no"
-    )
+    assert browser.texts(".facts a")[-1].startswith("fail: no")
     browser.open(faulty / "case.html", "eager/promote/fine-bf16-bf16-cpu")
     assert "Traceback" not in browser.text()
     assert "cause" not in browser.text(".facts")
@@ -345,21 +337,11 @@ def test_a_case_shows_its_cause_and_traceback(faulty: Path, browser: Any) -> Non
 
 def test_deviations_are_listed_with_reason_and_cases(runs: list[Path], tmp_path: Path, browser: Any) -> None:
     about = {"kind": "deviation", "raises": "raised", "torch": ">=2.11", "added": "2026-11-20"}
+    narrow: Any = {"but": ("promote/none-fp16-*",), "devices": ("cpu",)}
     link = "https://github.com/pytorch/pytorch/pull/191125"
     entries = [
-        Deviation(
-            id="promote-mixed-low", cases=("promote/dot-*",), reason="It refuses.", link=link, file="a.toml", **about
-        ),
-        Deviation(
-            id="idle",
-            cases=("promote/none-*",),
-            but=("promote/none-fp16-*",),
-            devices=("cpu",),
-            reason="None.",
-            link="unreported",
-            file="mine.toml",
-            **about,
-        ),
+        Deviation("promote-mixed-low", ("promote/dot-*",), reason="It refuses.", link=link, file="a.toml", **about),
+        Deviation("idle", ("promote/none-*",), reason="None.", link="unreported", file="mine.toml", **about, **narrow),
     ]
     for name, text in render(load(runs), entries).items():
         (tmp_path / name).write_text(text)

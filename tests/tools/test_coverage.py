@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +24,7 @@ from ampcheck.spec.policies import minor
 from ampcheck.tools.coverage import surface
 from ampcheck.tools.coverage.cells import count
 from ampcheck.tools.coverage.kernels import by_suite, by_upstream_lists, entries, recording
-from tests.cli_support import ROOT, run
+from tests.cli_support import ROOT, ended, run
 
 # ---- cells
 
@@ -304,5 +303,5 @@ internal("common_methods_invocations")
 assert "torch.testing._internal.common_utils" in sys.modules
 assert state() == before and not before[2], (before, state())
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = ended([sys.executable, "-c", program])
     assert (done.returncode, done.stderr) == (0, "")

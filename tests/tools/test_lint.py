@@ -1,8 +1,6 @@
 """`ampcheck lint` reads programs without running them, and says where, what and what instead."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from shutil import copy
 from textwrap import dedent, indent
@@ -14,7 +12,7 @@ from ampcheck.errors import UsageError
 from ampcheck.spec import policies
 from ampcheck.tools.lint import RULES, TRAINING, find, lint_source
 from ampcheck.tools.lint.fix import fix_source
-from tests.cli_support import ROOT
+from tests.cli_support import ROOT, python
 
 OFF = 'torch.autocast("cpu", enabled=False)'
 ON = 'torch.autocast("cpu", torch.bfloat16)'
@@ -155,8 +153,7 @@ import ampcheck
 assert "watch" in dir(ampcheck)
 assert not {{"torch", "jax"}} & set(sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    python("-c", code)
 
 
 def test_formats(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,8 +261,7 @@ from ampcheck.tools.lint import lint_source
 found = lint_source({scripted('torch.autocast("cuda")', "return torch.exp(x)")!r}, "p.py")
 assert "policies-in-script" in [report.rule for report in found], found
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    python("-c", code)
 
 
 # ---- mistakes in eager training code, and nothing in right programs
@@ -345,6 +341,13 @@ WRONG = [
 ]  # fmt: skip
 """Mistakes in shapes that no file of `programs_with_mistakes` has."""
 
+OLDER = """\
+import torch
+try:
+    s = torch.amp.GradScaler()
+except AttributeError:
+    s = torch.cuda.amp.GradScaler()
+"""
 RIGHT = [
     loop(FORWARD + "if clip:\n    scaler.scale(loss).backward()\n    scaler.unscale_(optimizer)\n    " + CLIP
          + "else:\n    scaler.scale(loss).backward()\n" + STEP),
@@ -367,8 +370,7 @@ RIGHT = [
          "scale = scaler.scale if scaler else float\nscale(loss).backward()\n"
          "scaler.step(optimizer) if scaler else optimizer.step()\n", HEAD),
     "import torch\n\ndef f(x):\n    return x.is_cuda and torch.is_autocast_enabled()\n",
-    "import torch\n\ntry:\n    s = torch.amp.GradScaler()\nexcept AttributeError:\n"
-    "    s = torch.cuda.amp.GradScaler()\n",
+    OLDER,
     FUNCTION.format(product="x @ w").replace("return grad @ w.t()", "w = w.to(grad.dtype)\n"
     "        return grad @ w.t()"),
     FUNCTION.format(product="x * w"),
@@ -418,6 +420,7 @@ def test_a_program(rule: str, text: str) -> None:
             '    @fwd(device_type="cuda")\n    def f(c, x):\n        with region("cuda"):\n'
             '            return x.to(torch.get_autocast_dtype("cuda"))\n',
         ),
+        (OLDER, OLDER),
         ("import torch.cuda.amp as a\na.custom_fwd(cast_inputs=None)\n", 'import torch.amp as a\n'
         'a.custom_fwd(device_type="cuda", cast_inputs=None)\n'),
     ],
@@ -434,12 +437,6 @@ def test_a_question_that_may_mean_another_device_stays_and_is_reported(region: s
     text = f"import torch\n{region}d = torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None\n"
     assert fix_source(text) == text
     assert rules(text) == ["state-of-cuda"] * 2
-
-
-def test_what_is_meant_for_an_older_torch_stays() -> None:
-    text = "import torch\n\ntry:\n    s = torch.amp.GradScaler()\nexcept AttributeError:\n"
-    "    s = torch.cuda.amp.GradScaler()\n"
-    assert fix_source(text) == text
 
 
 def test_line_ends_and_encodings_stay(tmp_path: Path) -> None:

@@ -465,7 +465,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("sys.exit('stopped')", 1, "stopped"),
     ],
 )
-def test_what_a_script_ran_is_shown_however_it_ends(
+def test_a_script_is_shown_however_it_ends(
     script: Path, capsys: pytest.CaptureFixture[str], end: str, code: int, shown: str
 ) -> None:
     script.write_text(PROGRAM.replace("{end}", end))
@@ -518,9 +518,7 @@ def test_a_function(script: Path, capsys: pytest.CaptureFixture[str], target: st
         (["--against", "program.py", "program.py"], "program.py is no file of ampcheck trace --json"),
     ],
 )
-def test_bad_input_is_refused_before_anything_runs(
-    capsys: pytest.CaptureFixture[str], argv: list[str], named: str
-) -> None:
+def test_bad_input_is_refused_before_all(capsys: pytest.CaptureFixture[str], argv: list[str], named: str) -> None:
     assert main.main(["trace", *argv]) == 2
     shot = capsys.readouterr()
     assert named in shot.err

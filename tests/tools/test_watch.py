@@ -84,14 +84,32 @@ def test_several_optimizers_and_modules_by_name() -> None:
     assert [step.culprits[0].name for step in watching.steps] == ["generator.1.bias", "critic.1.bias"]
 
 
-def test_fused_is_asked_when_looked_at() -> None:
-    run = Training(_fused)
+class Louder(torch.amp.GradScaler):
+    """A scaler with its own step, as other libraries have."""
+
+    def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        super().step(optimizer, *args, **kwargs)
+        return "stepped"
+
+
+@pytest.mark.parametrize(
+    ("made", "bad", "taken"),
+    [
+        ({"optimizer": _fused}, [{"0.bias": inf}, {}, {"1.bias": nan}], [False, True, False]),  # asked when looked at
+        ({"enabled": False}, [{"0.bias": inf}], [True]),
+        ({"scaler": Louder}, [{}], [True]),
+    ],
+    ids=["fused", "disabled", "subclass"],
+)
+@pytest.mark.parametrize("unscale", [False, True])
+def test_other_steps(made: Any, bad: list[dict[str, float]], taken: list[bool], unscale: bool) -> None:
+    run = Training(**made)
     with ampcheck.watch(run.scaler, run.model) as watching:
-        run.step({"0.bias": inf})
-        run.step({}, True)
-        run.step({"1.bias": nan}, True)
-    assert [step.taken for step in watching.steps] == [False, True, False]
-    assert [[c.name for c in step.culprits] for step in watching.steps] == [["0.bias"], [], ["1.bias"]]
+        out = [run.step(one, unscale) for one in bad]
+    assert [step.taken for step in watching.steps] == taken
+    named = [[culprit.name for culprit in step.culprits] for step in watching.steps]
+    assert named == [[] if fine else [*one] for fine, one in zip(taken, bad, strict=True)]
+    assert (out == ["stepped"]) is ("scaler" in made)
 
 
 def test_tells_of_each_skipped_step_and_keeps_as_many_as_asked() -> None:
@@ -115,13 +133,6 @@ def test_counts_of_an_iteration_without_a_step_are_forgotten() -> None:
     assert [culprit.name for culprit in watching.last.culprits] == ["0.bias"]
 
 
-def test_a_disabled_scaler_takes_every_step() -> None:
-    run = Training(enabled=False)
-    with ampcheck.watch(run.scaler, run.model) as watching:
-        run.step({"0.bias": inf}, True)
-    assert [step.taken for step in watching.steps] == [True]
-
-
 def test_an_error_is_no_step_and_comes_through() -> None:
     run = Training()
     with ampcheck.watch(run.scaler, run.model) as watching:
@@ -130,21 +141,6 @@ def test_an_error_is_no_step_and_comes_through() -> None:
         copy.deepcopy(run.scaler)  # which an entry made by looking would forbid
         run.step()
     assert [step.number for step in watching.steps] == [1]
-
-
-class Louder(torch.amp.GradScaler):
-    """A scaler with its own step, as other libraries have."""
-
-    def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        super().step(optimizer, *args, **kwargs)
-        return "stepped"
-
-
-def test_a_subclass_keeps_its_own() -> None:
-    run = Training(scaler=Louder)
-    with ampcheck.watch(run.scaler, run.model) as watching:
-        assert run.step() == "stepped"
-    assert [step.taken for step in watching.steps] == [True]
 
 
 def test_nothing_is_left() -> None:

@@ -1,7 +1,5 @@
 """What every test of TorchScript keeps: autocast's state."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

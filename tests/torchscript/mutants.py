@@ -3,8 +3,6 @@
 The suites have no cases of the pass; the agreement of rewritten programs with eager ones is measured in their place.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Scripted code under our pass agrees with eager autocast for every overload with a policy, and the command says so."""
 
-from __future__ import annotations
-
 import pytest
 
 from ampcheck import torchscript
@@ -52,7 +50,11 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [(["--device", "virtual:mps"], "TorchScript has no autocast"), (["--device", "nothing"], "nothing")],
+    [
+        (["--device", "virtual:mps"], "TorchScript has no autocast"),
+        (["--device", "nothing"], "nothing"),
+        (["--op=mmm"], "there is no op with a policy named 'mmm'; did you"),
+    ],
 )
 def test_bad_input(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["torchscript", *arguments]) == 2

@@ -1,7 +1,5 @@
 """The pass for TorchScript on modules, frozen and traced programs, and what it refuses."""
 
-from __future__ import annotations
-
 import io
 import warnings
 from collections.abc import Callable, Iterator
@@ -87,9 +85,7 @@ MAKE: dict[str, Callable[[nn.Module], Any]] = {
     "scripted": lambda module: torchscript.autocast(scripted(module)),
     "frozen before": lambda module: torchscript.autocast(frozen(scripted(module))),
     "frozen after": lambda module: frozen(torchscript.autocast(scripted(module))),
-    "optimized after": lambda module: torch.jit.optimize_for_inference(
-        torchscript.autocast(scripted(module)), ["other"]
-    ),
+    "optimized after": lambda net: torch.jit.optimize_for_inference(torchscript.autocast(scripted(net)), ["other"]),
     "saved": lambda module: torch.jit.load(io.BytesIO(torchscript.autocast(scripted(module)).save_to_buffer())),
 }
 

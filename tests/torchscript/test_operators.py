@@ -1,7 +1,5 @@
 """The operators of rewritten programs: the library's and those in Python are the same ones."""
 
-from __future__ import annotations
-
 import io
 import shutil
 import subprocess

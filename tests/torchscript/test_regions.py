@@ -1,7 +1,5 @@
 """The pass for TorchScript: rewritten programs do what the same source does eagerly."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from typing import Any
