@@ -1,7 +1,7 @@
 """Rule exceptions: an exception leaves a region unchanged, and the state from before the region is back.
 
-Parts: exceptions in the body; ops that raise; decorators, stacks and construction; cached casts; other ways out of a
-body, such as `return`, `break` and a closed generator. Source: `__exit__` of torch/amp/autocast_mode.py.
+Parts: exceptions in the body; ops that raise; decorators and construction; cached casts; `return`. Stacks, generators
+and tasks: `suites/eager/test_holders.py`. Source: `__exit__` of torch/amp/autocast_mode.py.
 """
 
 from contextlib import suppress
@@ -104,7 +104,7 @@ def test_kernel_raises_in_backward(amp: Amp) -> None:
     _expect_state_outside(amp, "after the region")
 
 
-# ---- decorators, stacks, construction
+# ---- decorators, construction
 @scenario(kind=RAISED, dtypes="default")
 def test_leaves_a_decorated_function(amp: Amp, kind: str) -> None:
     """An exception leaves a decorated function unchanged, and the state is restored (autocast_decorator)."""

@@ -1,8 +1,8 @@
 """Rule moves: a converted module keeps its parameters, and a copied or saved one its shared parameters.
 
 A conversion (`to`, `cpu`, `to_empty`, of device or dtype) writes the new values into the Parameter objects that are
-there (`param.data = ...` in `Module._apply`, torch/nn/modules/module.py). So shared parameters stay shared, and hooks,
-attributes and optimizers made before go on with the module. On the CPU `to(amp.type)` moves nothing and keeps the same.
+there (`param.data = ...` in `Module._apply`, torch/nn/modules/module.py). So shared parameters stay shared, and what
+refers to one, such as an optimizer, goes on with it. On the CPU `to(amp.type)` moves nothing and keeps the same.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""Rule cache, compiled: a compiled function sees new values and new gradient modes of a weight whose cast is cached.
+"""Rule cache, compiled: a compiled function sees new gradient modes of a weight whose cast is cached.
 
 Where a case names no source, it is `cached_cast` of aten/src/ATen/autocast_mode.cpp. `UNKEPT` is a product: calls of
 each policy in regions that keep no casts.

@@ -170,7 +170,7 @@ def test_captured_twice(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtypes of the second export", [out.dtype for out in again(x)], [low, torch.float32])
 
 
-# ---- frozen modules, and regions left early
+# ---- regions left early
 @scenario(compiler=["script", "dynamo", "aot", "inductor"], types=("cpu", "cuda"))
 def test_left_early(amp: Amp, compiler: str) -> None:
     """A region ends where its function returns from inside of it, on either way (Python's with statement)."""

@@ -1,4 +1,4 @@
-"""Rule programs, compiled: networks, random numbers, other sizes and dtypes do compiled what they do in eager mode.
+"""Rule programs, compiled: networks, random numbers and other sizes do compiled what they do in eager mode.
 
 Source: https://docs.pytorch.org/docs/2.13/amp.html; cases name the upstream issue they come from.
 """

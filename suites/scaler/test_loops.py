@@ -2,7 +2,7 @@
 
 Each documented recipe runs three times from the same start: in float32 without a scaler, in float32 with one, which
 must give the same parameters, and in a region, which must come close. Parts: the recipes; loops that are compiled,
-saved, averaged, sharded or checkpointed; long runs and both ends of the scale's range. Source:
+saved or sharded; long runs and both ends of the scale's range. Source:
 https://docs.pytorch.org/docs/2.13/notes/amp_examples.html.
 """
 
@@ -179,7 +179,7 @@ def test_disabled(amp: Amp, recipe: str) -> None:
         amp.assert_equal("the scale", scale, 1.0)
 
 
-# ---- compiled, saved, averaged, sharded and checkpointed loops
+# ---- compiled, saved and sharded loops
 INF, NAN = float("inf"), float("nan")
 
 

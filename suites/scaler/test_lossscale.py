@@ -1,10 +1,10 @@
 """Rule lossscale: GradScaler scales outputs, unscales gradients once, skips bad steps and adapts its scale.
 
 The scale backs off after a gradient that is not finite, whose step is skipped, and grows after growth_interval
-iterations without one. Parts: each promise alone; outputs of each kind, the product `OUTPUTS`; the documentation's
-examples with numbers known beforehand; random calls, compared with the model in `ampcheck/spec/scaler.py`. Random
-programs come from a fixed seed; a `--nightly` run adds many from the seed that `--hypothesis-seed` gives or else from
-the day's date, which is in the run file. Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.GradScaler and
+iterations without one. Parts: each promise alone; outputs of each kind, the product `OUTPUTS`; weights in two places;
+random calls, compared with the model in `ampcheck/spec/scaler.py`. Random programs come from a fixed seed; a
+`--nightly` run adds many from the seed that `--hypothesis-seed` gives or else from the day's date, which is in the run
+file. Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.GradScaler and
 torch/amp/grad_scaler.py.
 """
 
@@ -289,7 +289,7 @@ def test_outputs(amp: Amp, scaler: str, held: str, dtype: str) -> None:
             amp.assert_identical(f"gradient of the {what}", gradient, want)
 
 
-# ---- the documentation's examples with numbers known beforehand
+# ---- weights in two places
 @scenario(bad=["here", "there", "nowhere"], values=True, dtypes="default")
 def test_two_places(amp: Amp, bad: str) -> None:
     """Weights on the device and on the host in one optimizer: an overflow in either skips all (unscale_)."""

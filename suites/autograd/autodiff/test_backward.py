@@ -2,7 +2,8 @@
 
 Source, where a case names no other: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast, "Backward ops run in
 the same type that autocast used for corresponding forward ops." Gradients are compared with those of the same ops with
-explicit casts. The second part is about grad modes, anomaly detection, threads and second derivatives.
+explicit casts, also of views of a leaf and of results that change in place. The second part is about grad modes,
+anomaly detection, threads and second derivatives.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
 """Rule autodiff: a leaf gets a gradient of its dtype, whatever happens between forward and backward.
 
-Source, where a case names no other: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast. Parts: leaves and their
-views; weights that a parametrization computes from others
+Source, where a case names no other: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast. Parts: leaves; weights
+that a parametrization computes from others
 (https://docs.pytorch.org/docs/2.13/generated/torch.nn.utils.parametrize.register_parametrization.html); recurrent
 networks.
 """
