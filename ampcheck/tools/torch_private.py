@@ -47,6 +47,10 @@ is_functorch_wrapped: Callable[[torch.Tensor], bool] = NAMES.take(
 )
 resolve: Callable[..., str] = NAMES.take("torch._C._jit_resolve_packet", "the overload that a call means")
 linalg_functions: object = NAMES.take("torch._C._linalg", "the functions that PyTorch's autocast lists name")
+RUN_BACKWARD: CodeType = NAMES.take("torch.autograd.graph._engine_run_backward.__code__", "hooks that clip gradients")
+FUNCTION_BACKWARD: CodeType = NAMES.take(
+    "torch.autograd.function.BackwardCFunction.apply.__code__", "telling hooks from autograd functions"
+)
 MODULE_CALL: CodeType = NAMES.take("torch.nn.Module._call_impl.__code__", "the module that a cast is made in")
 
 NAMES.attributes(

@@ -48,6 +48,7 @@ _NORMS = frozenset(("linalg_vector_norm", "norm", "_foreach_norm", "pow", "squar
 _FACTORS = frozenset(("mul", "mul_", "div", "div_", "_foreach_mul_", "_foreach_div_"))
 _LIMITS = dict.fromkeys(_CLAMPS, "clamp") | dict.fromkeys(_NORMS, "norm") | dict.fromkeys(_FACTORS, "factor")
 """Kernels that may be part of a clipping by hand."""
+_SUMS = frozenset(("add", "add_", "cumsum", "mean", "mul", "mul_", "pow", "prod", "square", "sub", "sum"))
 _UNSET = frozenset(
     ["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "resize_", "set_"]
 )
@@ -71,6 +72,12 @@ class NonFinite:
     region: str
     place: Place
     backward: bool
+
+    @property
+    def hidden(self) -> bool:
+        """Return whether it is wrong also where the loss is finite: an overflow, and no mask or guarded division."""
+        sums = self.op in PRODUCTS | _SUMS and self.dtype is torch.float16
+        return sums and not self.backward and not self.met and self.what != "-inf"
 
     def __str__(self) -> str:
         where = f"in the backward pass of {self.op}" if self.backward else f"{self.op} {self.region}"
@@ -131,6 +138,10 @@ class KernelWatch:
             return self._sources.place()
         number: int = getattr(node, "_sequence_nr", lambda: -1)()
         return self._places.get(number) or self._sources.place()
+
+    def in_hook(self) -> bool:
+        """Return whether a hook of the program runs, which the backward pass calls."""
+        return current_node() is not None and self._sources.in_hook()
 
     def _kernel(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if not self._looks or self._left <= 0:

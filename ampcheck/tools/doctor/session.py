@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from statistics import median
 from types import TracebackType
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from ampcheck.observe.torch_private import DisableTorchFunction
 from ampcheck.runner.record import output_file
 from ampcheck.tools import user_program
 from ampcheck.tools.doctor.findings import Finding, Findings, screen
-from ampcheck.tools.doctor.kernels import KernelWatch, Place, Seen, thread_watch
+from ampcheck.tools.doctor.kernels import KernelWatch, Seen, thread_watch
 from ampcheck.tools.doctor.training import DEVICES, Training
 from ampcheck.tools.torch_private import current_dispatch_mode
 from ampcheck.tools.trace.session import one_thread
@@ -51,7 +51,6 @@ class Doctor(AbstractContextManager["Doctor"]):
         self._stack: ExitStack | None = None
         self._times: dict[bool, list[float]] = {True: [], False: []}
         self._began = 0.0
-        self._threads: dict[threading.Thread, Place] = {}
         self._inside = 0
 
     def __enter__(self) -> Doctor:
@@ -236,20 +235,18 @@ class Doctor(AbstractContextManager["Doctor"]):
 
             return watched
 
-        def ran(original: Callable[..., Any]) -> Callable[..., Any]:
-            def watched(thread: threading.Thread) -> Any:
-                started = self._threads.pop(thread, None)
-                with nullcontext() if started is None else thread_watch(self._found, started):
-                    return original(thread)
-
-            return watched
-
         def started(thread: threading.Thread) -> None:
+            place, original = self._kernels.place(), thread.run
+
+            def watched() -> None:
+                del vars(thread)["run"]
+                with thread_watch(self._found, place):
+                    original()
+
             if any(torch.is_autocast_enabled(device) for device in DEVICES):
-                self._threads[thread] = self._kernels.place()
+                vars(thread)["run"] = watched  # a subclass may have a `run` of its own
 
         yield _wrapped(threading.Thread, "start", before(started))
-        yield _wrapped(threading.Thread, "run", ran)
         for kind in (torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention):
             yield _wrapped(kind, "forward", before(training.encoded))
         yield _wrapped(torch.nn.LSTM, "__call__", recurrent)  # TorchScript reads `forward`

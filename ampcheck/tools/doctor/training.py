@@ -150,9 +150,12 @@ class Training:
             self._findings.add(
                 "scaler-with-bf16", where or place, "the region runs in bf16, whose range is that of float32"
             )
-        for root in roots:
-            if root.is_floating_point() and root.layout is torch.strided and not bool(root.detach().isfinite().all()):
-                self._loss_is_not_finite(root, place)
+        bad = [x for x in roots if x.is_floating_point() and not _finite(x.detach())]
+        for root in bad:
+            self._loss_is_not_finite(root, place)
+        made = next((one for one in self._kernels.nonfinite if one.hidden), None)
+        if made is not None and not bad:
+            self._classify(made, "; the loss is finite, for what follows hides it")
 
     def _loss_is_not_finite(self, root: torch.Tensor, place: Place) -> None:
         self._lost = True
@@ -194,6 +197,9 @@ class Training:
     def _limited(self, how: str, args: tuple[object, ...], x: torch.Tensor) -> None:
         """Look at a tensor that is clamped, or multiplied by a factor after a norm was taken: it may be a gradient."""
         if not any(state.scaled for state in self._scalers.values()) or (how == "factor" and not self._measured):
+            return
+        if how == "clamp" and not torch.is_grad_enabled() and self._kernels.in_hook():
+            self.clipped([x])
             return
         storage = x.untyped_storage().data_ptr()
         held = [one for known in self._trained.values() if (one := known()) is not None and one.grad is not None]

@@ -185,6 +185,12 @@ def _raw(walk: Walk, call: ast.Call) -> bool:
         ends = [kind for one in returned if isinstance(one, ast.Call) for kind in walk.values.kinds(one.func)]
         if len(ends) == 1 and re.match(r"torch\.nn\.(Linear|Conv)", ends[0]):
             return True
+    last = walk.values.origins(call.func)
+    while len(last) == 1 and isinstance(last[0], ast.Call) and walk.names.dotted(last[0].func) == "torch.nn.Sequential":
+        last = list[ast.AST](last[0].args[-1:])
+    layers = [walk.names.dotted(one.func) for one in last if isinstance(one, ast.Call)]
+    if any(re.match(r"torch\.nn\.(Linear|Conv)", layer) for layer in layers):
+        return True
     return bool(MODEL.search(_name(call.func)))
 
 

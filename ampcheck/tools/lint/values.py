@@ -92,6 +92,11 @@ class Values:
             made = made.args[0]
         if isinstance(made, (ast.ListComp, ast.GeneratorExp)):
             return [made.elt]
+        if isinstance(made, ast.DictComp):
+            return [made.value]
+        if isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and made.func.attr == "values":
+            dicts = [one for one in self.origins(made.func.value) if isinstance(one, ast.Dict)]
+            return [value for one in dicts for value in one.values]
         return made.elts if isinstance(made, (ast.List, ast.Tuple)) else []
 
     def _of_item(self, node: ast.Subscript) -> list[ast.AST]:

@@ -12,7 +12,7 @@ import torch
 
 from ampcheck.observe import recorder
 from ampcheck.spec.torch_dtypes import name_of
-from ampcheck.tools.torch_private import MODULE_CALL
+from ampcheck.tools.torch_private import FUNCTION_BACKWARD, MODULE_CALL, RUN_BACKWARD
 from ampcheck.tools.trace.records import Kind
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -43,6 +43,15 @@ class Sources:
                 location = f"{_short(code.co_filename)}:{frame.f_lineno}"
             frame = frame.f_back
         return (self.path(modules[-1], modules[0]) if modules else ""), location
+
+    def in_hook(self) -> bool:
+        """Return whether the program's own code runs in a backward pass, and is no autograd function's."""
+        own = False
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code not in (RUN_BACKWARD, FUNCTION_BACKWARD):
+            own |= not self._in_library(frame.f_code)
+            frame = frame.f_back
+        return own and frame is not None and frame.f_code is RUN_BACKWARD
 
     def unit(self) -> tuple[str, FrameType | None]:
         """Return the part of the program that runs now, which can be told to run in float32.
