@@ -334,6 +334,8 @@ WRONG = [
     ("positions-in-product", "import torch\n\nclass P(torch.nn.Module):\n    def __init__(s):\n"
     "        s.p = torch.nn.Linear(1, 8)\n    def forward(s, n):\n        t = torch.arange(n).float()\n"
     "        return s.p(t[:, None])\n\nwith torch.autocast('cpu'):\n    P()(300)\n"),
+    ("unscale-twice", HEAD + "opts = {'g': optimizer}\n\ndef end(n):\n    scaler.unscale_(opts[n])\n\n"
+    "scaler.scale(loss).backward()\nscaler.unscale_(opts['g'])\nend('g')\n"),
     ("decorated-generator", "import torch\n\namp = torch.autocast('cpu')\n\n@amp\nasync def f(x): return x @ x\n"),
     ("unscale-twice", loop("for part in x:\n    loss = model(part).sum()\n    " + SCALED + "    " + UNSCALE + STEP)),
     ("fp16-without-scaler", loop("with torch.autocast(device_type='cuda'):\n    loss = model(x).sum()\n"

@@ -338,6 +338,8 @@ class Walk:
     def _call(self, call: ast.Call, frame: _Frame, paths: list[Path]) -> list[Path]:
         def known(expression: ast.expr) -> Thing:
             thing = self.thing(expression)
+            if isinstance(expression, ast.Subscript) and (key := frame.known.get(self.thing(expression.slice))):
+                thing = thing[0], f"{ast.unparse(expression.value)}[{key[1]}]"
             return frame.known.get(thing, thing)
 
         def event(kind: str, what: Thing | None = None, scaler: Thing | None = None) -> list[Path]:
@@ -351,7 +353,7 @@ class Walk:
         function = self.values.definition(call)
         if function is not None and function not in frame.calls and len(frame.calls) <= _DEPTH:
             pairs = self.values.arguments(call, function)
-            objects = (ast.Name, ast.Attribute, ast.Subscript)
+            objects = (ast.Name, ast.Attribute, ast.Subscript, ast.Constant)
             given: dict[Thing, Thing] = {(function, n): known(v) for n, v in pairs if isinstance(v, objects)}
             inner = replace(frame, known={**frame.known, **given}, calls=(*frame.calls, function))
             return self._called(function, inner, paths)
