@@ -1,7 +1,5 @@
 """The module `torch.<name>` of the PrivateUse1 backends in this folder."""
 
-from __future__ import annotations
-
 import types
 from typing import Any
 

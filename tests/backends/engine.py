@@ -11,8 +11,6 @@ under PrivateUse1, so that an op that is left out is missing to the dispatcher, 
 Nothing here knows of mutants but `Backend.mutants` and `Backend.copy`, through which tests/faults makes a kernel wrong.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any

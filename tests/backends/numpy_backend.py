@@ -6,8 +6,6 @@ in PyTorch's CPU kernels on the arrays' own memory.
 The environment variable NPY_BASE is the base of the registration, "cuda" unless it says "cpu".
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

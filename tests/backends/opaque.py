@@ -4,8 +4,6 @@ Its tensors are of ATen's class for such backends, OpaqueTensorImpl, which Pytho
 when this is imported for the first time with a torch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

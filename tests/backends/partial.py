@@ -1,7 +1,5 @@
 """A PrivateUse1 backend with storages that promises a part of CUDA's list, and has autocast kernels for that part."""
 
-from __future__ import annotations
-
 import torch
 from engine import Arrays, Backend, Tested
 

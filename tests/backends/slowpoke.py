@@ -3,8 +3,6 @@
 It uses nothing of ampcheck but the device class and the policy table.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -33,7 +31,7 @@ class Wrapped(torch.Tensor):
     """A tensor that says it lives on the device and keeps its values on the CPU."""
 
     @staticmethod
-    def __new__(cls, held: torch.Tensor) -> Wrapped:
+    def __new__(cls, held: torch.Tensor) -> "Wrapped":
         return torch.Tensor._make_wrapper_subclass(
             cls,
             held.shape,

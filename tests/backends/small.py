@@ -1,7 +1,5 @@
 """A PrivateUse1 backend with one lower precision and policies for three ops; LACKS names one to leave out."""
 
-from __future__ import annotations
-
 import os
 
 import torch

@@ -1,14 +1,12 @@
 """Runs of `ampcheck run` on the backends of this folder, in a process each, as their authors would start them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 from ampcheck.runner.record import RED, Result, read
-from tests.cli_support import LIMIT, ROOT
+from tests.cli_support import ROOT, ended
 
 FOLDER = Path(__file__).parent
 
@@ -16,9 +14,7 @@ FOLDER = Path(__file__).parent
 def start(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a folder, with the backends on its path."""
     paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{FOLDER}", "PYTHONPYCACHEPREFIX": str(folder / "cache")}
-    env = {**os.environ, **paths, "OMP_NUM_THREADS": "1", **environment}
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT, check=False)
+    return ended([sys.executable, *arguments], folder, **paths, **environment)
 
 
 def run(folder: Path, module: str, device: str, *selection: str, **environment: str) -> dict[str, Result]:

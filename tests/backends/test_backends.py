@@ -1,7 +1,5 @@
 """Backends as others write them are judged rightly with the faults they have; tests/faults injects more into others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

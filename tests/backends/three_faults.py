@@ -1,7 +1,5 @@
 """A CPU with three faults, two of them in one function, and one of these only where ampcheck enters the device."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the suites do on a GPU, of which a machine without one shows nothing: a false `torch.cuda`, a false driver."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """CUDA emulated on a CPU: plain tensors of device cuda:0 behave as on a GPU, whatever is done with them."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,7 +1,5 @@
 """The preflight: a right device passes each step, and each planted fault is named by its step, with what to do."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -137,20 +135,10 @@ FAULTS: dict[str, tuple[Planted, str, str, str]] = {
     "bool_inverted": (copies(torch.bool, lambda t: ~t), "copy of bool", "a tensor came back as", ""),
     "flattened": (copies(FP32, torch.ravel), "copy of fp32!", "a tensor is torch.float32 of shape", ""),
     "strides_ignored_in": (copies(FP32, ignores_strides), "copy of fp32!", "a transposed tensor came back as", ""),
-    "strides_ignored_out": (
-        made(host=lambda _, tensor: ignores_strides(tensor)),
-        "copy of fp32!",
-        "a transposed te",
-        "",
-    ),
+    "strides_ignored_out": (made(host=lambda _, tensor: ignores_strides(tensor)), "copy of fp32!", "a transposed", ""),
     "offset_ignored": (named("_to_copy", ignores_offset), "copy of fp32!", "a slice of two columns came back as", ""),
     "elsewhere": (copies(FP32, lambda t: t.to("meta")), "copy of fp32!", "a tensor is on meta", ""),
-    "wide_out": (
-        made(host=lambda _, tensor: tensor.double()),
-        "copy of fp32!",
-        "came back as torch.float64 of sha",
-        "",
-    ),
+    "wide_out": (made(host=lambda _, tensor: tensor.double()), "copy of fp32!", "came back as torch.float64", ""),
     "contiguous": (copies(FP32, torch.Tensor.contiguous), "strides", "of strides (1, 3) has strides (2, 1) on", ""),
     "no_add": (without("add"), "add!", "raised NotImplementedError: no add", "make aten::add.Tensor work"),
     "wrong_add": (named("add", lambda _, right: right() + 1), "add!", "the sum came back as", "make aten::add.Tensor"),
@@ -160,18 +148,8 @@ FAULTS: dict[str, tuple[Planted, str, str, str]] = {
     "lost_device": (made(synchronize=raises(OSError("lost"))), "synchronize!", "OSError: lost", "every case calls it"),
     "seed_raises": (made(seed=raises(KeyError("none"))), "seed!", "raised KeyError: 'none'", "every case calls it"),
     "seed_ignored": (made(seed=lambda self: None), "generator", "other numbers after the same seed", "manual_seed_all"),
-    "constant": (
-        named("rand", lambda _, right: right().fill_(0.5)),
-        "generator",
-        "the same numbers twice after one",
-        "",
-    ),
-    "no_unscale": (
-        without(UNSCALE),
-        "scaler",
-        "raised NotImplementedError: no _amp",
-        "register kernels for aten::_amp",
-    ),
+    "constant": (named("rand", lambda _, right: right().fill_(0.5)), "generator", "the same numbers twice", ""),
+    "no_unscale": (without(UNSCALE), "scaler", "raised NotImplementedError", "register kernels for aten::_amp"),
     "no_update": (without(UPDATE), "scaler", "no _amp_update_scale_", "register kernels"),
     "idle_unscale": (named(UNSCALE, lambda args, _: None), "scaler", "the unscaled gradient came back as", ""),
     "blind_unscale": (
@@ -180,12 +158,7 @@ FAULTS: dict[str, tuple[Planted, str, str, str]] = {
         "found_inf of [1.0, inf] came back as 0.0; expected 1.0",
         "",
     ),
-    "idle_update": (
-        named(UPDATE, lambda args, _: args[0]),
-        "scaler",
-        "updated with found_inf=1.0 came back as 4.0;",
-        "",
-    ),
+    "idle_update": (named(UPDATE, lambda args, _: args[0]), "scaler", "with found_inf=1.0 came back as 4.0", ""),
 }
 
 
@@ -334,17 +307,11 @@ def plant(folder: Path, fault: str) -> None:
         ("crash", "copy of bf16", "the process ended with signal SIGSEGV"),
         pytest.param("hang", "copy of bf16", "nothing happened for ", marks=pytest.mark.nightly),
         ("crash_at_import", "load", "the process ended with signal SIGSEGV"),
-        (
-            "quit_at_import",
-            "load",
-            "the process ended with exit code 3: ImportError: no licence; RuntimeError: it did not load",
-        ),
+        ("quit_at_import", "load", "the process ended with exit code 3: ImportError: no licence; RuntimeError: it did"),
         ("unseeded", "generator", "torch.rand gave other numbers after the same seed"),
     ],
 )
-def test_a_run_ends_before_its_first_case_and_onboard_names_the_step(
-    tmp_path: Path, fault: str, step: str, got: str
-) -> None:
+def test_a_run_ends_before_its_first_case_and_onboard_says_why(tmp_path: Path, fault: str, step: str, got: str) -> None:
     plant(tmp_path, fault)
     ends, hangs = fault != "unseeded", fault == "hang"
     if ends:
@@ -390,9 +357,7 @@ def test_onboard_writes_the_module_of_a_backend(tmp_path: Path) -> None:
     (tmp_path / "torch_mydevice.py").write_text(backend, encoding="utf-8")
     done = run(tmp_path, "onboard", "--package", "torch_mydevice")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (
-        "note: 1 of the 119 ops of AutocastCUDA's list have no autocast kernel: is it a smaller promise?" in done.stdout
-    )
+    assert "note: 1 of the 119 ops of AutocastCUDA's list have no autocast kernel" in done.stdout
     assert done.stdout.endswith("is ready: ampcheck run --smoke --device mydevice --device-module mydevice_ampcheck\n")
     written = (tmp_path / "mydevice_ampcheck.py").read_text(encoding="utf-8")
     assert 'LACKS = (\n    "linear",\n)' in written
@@ -413,12 +378,7 @@ CUDA, CPU = (table(key, closest(torch.__version__)) for key in ("AutocastCUDA", 
     ("kernels", "nearest", "constant", "note"),
     [
         ((), CUDA, "", "no autocast kernel is registered: the module calls register_autocast"),
-        (
-            ("mm", "exp", "cumsum"),
-            CUDA,
-            "PROMISED",
-            "116 of the 119 ops of AutocastCUDA's list have no autocast kernel",
-        ),
+        (("mm", "exp", "cumsum"), CUDA, "PROMISED", "116 of the 119 ops of AutocastCUDA's list have no"),
         (("mm", "relu"), CUDA, "PROMISED", "1 ops have an autocast kernel and are not on AutocastCUDA's list: relu"),
         (("relu",), CUDA, "PROMISED", "119 of the 119 ops of AutocastCUDA's list have no autocast kernel"),
         (sorted(CUDA)[:59], CUDA, "PROMISED", "60 of the 119 ops of AutocastCUDA's list have no autocast kernel"),

@@ -1,9 +1,6 @@
 """Bad input: modules that declare devices. One sentence on stderr and exit code 2, whatever is wrong with them."""
 
-from __future__ import annotations
-
 import os
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -18,7 +15,7 @@ from ampcheck.devices.registry import absent, known, promised, select, unusable,
 from ampcheck.errors import UsageError
 from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.spec.policies import closest, rows, table, versions
-from tests.cli_support import LIMIT, ROOT, refused, run, run_pytest
+from tests.cli_support import ROOT, ended, refused, run, run_pytest
 
 CPU = "from ampcheck.devices.cpu import Cpu\nclass D(Cpu):\n  name = token = 'mydev'\n"
 """The head of a device of a third party; what follows is its own."""
@@ -101,10 +98,7 @@ class Promising(Cpu):
         ({"softmax.intt": "upcast"}, r"'softmax.intt', and torch .*; did you mean 'softmax.int'\?"),
         ({7: "upcast"}, "promises a policy for 7, and torch"),
         ({"mm": "append"}, "promises the policy 'append' for 'mm'; there are overloads with a dtype for norm.Scalar, "),
-        (
-            {"xx": "upcast", "yy": "upcast", "mm": "upcast"},
-            r"promises a policy for 'xx'.* \(1 more promises are wrong\)",
-        ),
+        ({"xx": "upcast", "yy": "upcast", "mm": "upcast"}, r"promises a policy for 'xx'.* \(1 more promises"),
         (["mm"], r"policies\(\) returned a list; expected a mapping of overloads to policies"),
     ],
 )
@@ -136,7 +130,7 @@ RAISING = CPU + "  def {method}(self):\n    raise RuntimeError('the library\\nis
 
 
 @pytest.mark.parametrize("method", ["unavailable", "policies"])
-def test_a_method_that_raises(
+def test_a_method_raises(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = f"raising_{method}"
@@ -229,14 +223,7 @@ def test_a_run_shows_the_warnings_of_an_import(tmp_path: Path) -> None:
 def test_a_name_that_another_backend_took(tmp_path: Path) -> None:
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "backends")))
     modules = ("--device-module=slowpoke", "--device-module=numpy_backend")
-    done = subprocess.run(
-        [sys.executable, "-m", "ampcheck", "devices", *modules],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
+    done = ended([sys.executable, "-m", "ampcheck", "devices", *modules], tmp_path, PYTHONPATH=path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("ampcheck: device module numpy_backend cannot be loaded as a device: RuntimeError: ")
     assert done.stderr.endswith(

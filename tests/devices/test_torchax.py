@@ -3,8 +3,6 @@
 Importing torchax gives PrivateUse1 its name for good, so whatever needs torchax runs in a process of its own.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import Namespace
@@ -109,9 +107,7 @@ def test_a_run_that_does_not_name_it_has_its_smoke_cases(pytestconfig: pytest.Co
 
 
 @pytest.mark.parametrize(("chosen", "part"), [({}, False), ({"keyword": "mm"}, True), ({"rule": ["cache"]}, True)])
-def test_a_run_of_chosen_cases_is_no_whole_one(
-    pytestconfig: pytest.Config, chosen: dict[str, object], part: bool
-) -> None:
+def test_a_run_of_chosen_cases_is_no_whole(pytestconfig: pytest.Config, chosen: dict[str, object], part: bool) -> None:
     option = Namespace(**vars(pytestconfig.option) | {"keyword": "", "smoke": False} | chosen)
     assert chooses(Mock(option=option, args=[suites_folder()]), suites_folder()) == part
     assert chooses(Mock(option=option, args=[suites_folder() / "eager"]), suites_folder())

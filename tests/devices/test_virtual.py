@@ -1,7 +1,5 @@
 """Virtual devices ask no driver, on a build of torch that has CUDA on a machine that has none."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator
 from pathlib import Path

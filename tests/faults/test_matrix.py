@@ -1,7 +1,5 @@
 """The matrix is measured, goes on where it was interrupted, and is shown with what each scenario notices alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path

@@ -3,8 +3,6 @@
 The pairs are those of `kills.csv`. Each run tries a part of them, one of every other mutant; a nightly one tries all.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator
@@ -88,9 +86,7 @@ def test_every_mutant_is_killed_by_its_rule() -> None:
 
 def test_reports_are_brought_back() -> None:
     """A mutant that a row of the page on upstream's reports names is killed by a case that the row names."""
-    rows = [
-        line.strip("|").split("|") for line in REPORTS.read_text(encoding="utf-8").splitlines() if line.count("|") == 5
-    ]
+    rows = [line.strip("|").split("|") for line in REPORTS.read_text("utf-8").splitlines() if line.count("|") == 5]
     found = [(row[0].strip(), re.findall(r"`([^`]+)`", row[1]), re.findall(r"`([^`]+)`", row[3])) for row in rows]
     killed = {(kill.mutant, kill.case.partition("/")[2]) for kill in KILLS}
     lacking = [

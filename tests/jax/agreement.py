@@ -1,7 +1,5 @@
 """The same computation on the CPU and on the jax device, eagerly and in `jit`, for the tests of this folder."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -29,8 +27,7 @@ def some(values: Iterable[Any], every: int) -> list[Any]:
     """Return parameters of a test, of which each run takes one of `every` and a nightly one all."""
     pairs = [(v if isinstance(v, tuple) else (v,)) for v in values]
     return [
-        pytest.param(*p, marks=[pytest.mark.nightly] * (crc32(" ".join(map(str, p)).encode()) % every > 0))
-        for p in pairs
+        pytest.param(*p, marks=[pytest.mark.nightly][: crc32(" ".join(map(str, p)).encode()) % every]) for p in pairs
     ]
 
 
@@ -77,9 +74,7 @@ def doubling(backward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]
 
 def moved(value: Any) -> Any:
     """CPU tensors inside `value` copied to the device, with their `requires_grad`."""
-    return tree_map(
-        lambda v: v.detach().to("jax").requires_grad_(v.requires_grad) if isinstance(v, Tensor) else v, value
-    )
+    return tree_map(lambda v: v.detach().to("jax").requires_grad_(v.requires_grad) if torch.is_tensor(v) else v, value)
 
 
 def tensors(value: Any) -> list[Tensor]:

@@ -4,8 +4,6 @@ PrivateUse1 gets its name once in a process, and a process that has named it is 
 tensors, fast paths and forks change. So the other tests run without the device, and under xdist each worker makes it.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -65,9 +63,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @cache
-def _alone(
-    file: Path, environment: tuple[tuple[str, str], ...], options: tuple[str, ...]
-) -> tuple[dict[str, str], str]:
+def _alone(file: Path, settings: tuple[tuple[str, str], ...], options: tuple[str, ...]) -> tuple[dict[str, str], str]:
     """Run the marked tests of a file in a new process.
 
     Returns:
@@ -77,7 +73,7 @@ def _alone(
         report = Path(folder) / "report.xml"
         options = ("-q", "-p", "no:xdist", "-m", "alone", f"--junitxml={report}", *options)
         command = [sys.executable, "-m", "pytest", *options, str(file)]
-        env = {**os.environ, **dict(environment), _ALONE: "1"}
+        env = {**os.environ, **dict(settings), _ALONE: "1"}
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=LIMIT)
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
     ended = {case.attrib["name"]: "\n".join(part.text or "" for part in case) for case in cases}

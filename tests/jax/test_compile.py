@@ -1,7 +1,5 @@
 """`torch.compile(backend="jax")` beside the suites: buffers, writes, `jit` around; and what compiling costs."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os
@@ -22,7 +20,7 @@ from ampcheck.jax_device import disk_cache, jax_private, jit
 from ampcheck.jax_device.disk_cache import DiskCache
 from ampcheck.jax_device.dispatch import program
 from ampcheck.observe.overhead import without_overhead
-from tests.cli_support import LIMIT, environment
+from tests.cli_support import LIMIT, python
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # PyTorch's own, while Dynamo is imported
@@ -40,9 +38,7 @@ def test_the_entry_point_is_enough() -> None:
         "import torch, ampcheck.jax_device\n"
         "print(torch.compile(torch.sin, backend='jax')(torch.zeros(2, device='jax')).tolist())"
     )
-    line = [sys.executable, "-c", code]
-    done = subprocess.run(line, env=environment(), capture_output=True, text=True, check=False)
-    assert done.stdout == "[0.0, 0.0]\n", done.stderr
+    assert python("-c", code) == "[0.0, 0.0]\n"
 
 
 @pytest.mark.parametrize("amp", [False, True])
@@ -297,9 +293,7 @@ class Wider(torch.nn.Module):
         return torch.relu(self.linear(x)) + 1
 
 
-@pytest.mark.parametrize(
-    "each", [program.EACH, pytest.param(0, marks=pytest.mark.nightly)], ids=["as-it-is", "injected"]
-)
+@pytest.mark.parametrize("each", [program.EACH, pytest.param(0, marks=pytest.mark.nightly)], ids=["as-is", "injected"])
 def test_a_model_of_many_widths_with_some_batch_sizes_is_no_such_loop(
     fresh: None, monkeypatch: pytest.MonkeyPatch, each: int
 ) -> None:

@@ -1,12 +1,8 @@
 """The figures of docs/jax_ops.md and of models: what is measured, how it is judged, what the page says; the guide."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +17,9 @@ from scripts.jax_coverage.records import Row as OpRow
 from scripts.jax_models import __main__ as command
 from scripts.jax_models.models import MODELS
 from scripts.jax_models.training import STEPS, Row, Training, compare, rows
-from tests.cli_support import LIMIT, ROOT
+from tests.cli_support import LIMIT, ROOT, python
 
 PAGE = ROOT / "docs" / "jax_ops.md"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
 
 
 # A coverage worker on whose device kernels are wrong, end the process as a segmentation fault does, or change at the
@@ -63,13 +58,11 @@ def test_rows_say_what_the_device_does() -> None:
 def test_the_command_writes_the_page(tmp_path: Path) -> None:
     written = tmp_path / "page.md"
     options = ["--ops=abs,topk", "--samples=2", "--processes=1", f"--json={tmp_path / 'kept'}", f"--write={written}"]
-    line = [sys.executable, "-m", "scripts.jax_coverage", *options]
-    done = subprocess.run(line, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    said = python("-m", "scripts.jax_coverage", *options, JAX_PLATFORMS="cpu")
     text = written.read_text(encoding="utf-8")
     assert consistent(text) == []
     assert {row[0]: row[1:3] for row in table(text, "Every op")} == {"abs": ["1", "1"], "topk": ["2", "2"]}
-    assert "jax: 3 of 3 samples agree, all of 2 of 2 ops" in done.stdout
+    assert "jax: 3 of 3 samples agree, all of 2 of 2 ops" in said
 
 
 EXAMPLES = """
@@ -108,10 +101,8 @@ print("ran")
 
 @pytest.mark.nightly
 def test_the_examples_of_the_guide_run() -> None:
-    line = [sys.executable, "-c", EXAMPLES, str(ROOT / "docs" / "jax_device.md")]
-    env = {**ENVIRONMENT, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    done = subprocess.run(line, env=env, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "ran", done.stderr
+    given = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    assert python("-c", EXAMPLES, ROOT / "docs" / "jax_device.md", **given) == "ran\n"
 
 
 def table(text: str, title: str) -> list[list[str]]:
@@ -152,11 +143,7 @@ def test_the_published_page_agrees_with_its_rows() -> None:
         (torch.tensor([float("nan"), 1.0]), torch.tensor([0.0, 1.0]), "wrong at 1 of 2 elements, e.g. nan for 0.0"),
         (torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0]), "wrong at 1 of 2 elements, by up to 0.5 (2.5 for 2)"),
         (torch.ones(2, 1), torch.ones(2), "shape [2, 1]; the CPU's has [2]"),
-        (
-            torch.ones(2, dtype=torch.int32),
-            torch.ones(2, dtype=torch.int64),
-            "is torch.int32; the CPU's is torch.int64",
-        ),
+        (torch.ones(2, dtype=torch.int32), torch.ones(2, dtype=torch.int64), "is torch.int32; the CPU's is"),
         ((torch.ones(2), 3), (torch.ones(2), 4), "output 1 is 3; the CPU's is 4"),
         ((torch.ones(2),), (torch.ones(2), 4), "gave 1 outputs; the CPU gives 2"),
         (torch.ones(1, dtype=torch.float64) + 1e-6, torch.ones(1, dtype=torch.float64), "by up to 1e-06"),

@@ -1,7 +1,5 @@
 """The device's module, memory, DLPack and errors; what users of other devices expect; threads, forks and buffers."""
 
-from __future__ import annotations
-
 import gc
 import io
 import re
@@ -387,9 +385,7 @@ def test_wide_unsigned_integers_wrap(dtype: torch.dtype) -> None:
 
 def test_a_gradient_of_the_cpu_is_refused() -> None:
     w = torch.ones(2, device="jax", requires_grad=True)
-    with pytest.raises(
-        RuntimeError, match="assign a gradient with device type 'cpu' to a tensor with device type 'jax'"
-    ):
+    with pytest.raises(RuntimeError, match="a gradient with device type 'cpu' to a tensor with device type 'jax'"):
         w.grad = torch.ones(2)
     for backward in (lambda: (w * 2).backward(torch.ones(2)), lambda: doubling(torch.Tensor.cpu)(w).sum().backward()):
         with pytest.raises(RuntimeError, match="invalid gradient at index 0 - expected device jax:0 but got cpu"):

@@ -3,8 +3,6 @@
 The file is also the program of each process: `python -m tests.jax.test_distributed RANK STORE RESULTS`.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable
@@ -170,9 +168,7 @@ def test_collectives_give_each_rank_its_result_on_the_device(name: str, processe
 
 
 @pytest.mark.parametrize("name", [*OFTEN, *(pytest.param(name, marks=pytest.mark.nightly) for name in RARELY)])
-def test_parallel_models_train_as_one_process_does_and_every_rank_skips_an_overflow(
-    name: str, processes: list[dict[str, Any]]
-) -> None:
+def test_parallel_models_train_as_one_and_all_skip_an_overflow(name: str, processes: list[dict[str, Any]]) -> None:
     alone = _train(range(WORLD), lambda model: model)
     for seen in processes:
         torch.testing.assert_close(seen[name], alone, rtol=0, atol=0)

@@ -1,7 +1,5 @@
 """What `jit` keeps: state, aliases, settings, padded arguments; whole steps; and the program that comes out."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from traceback import walk_stack
@@ -407,10 +405,7 @@ def test_what_an_optimizer_cannot_do() -> None:
     for step, words in (
         (counts, r"a CPU tensor of shape \[\] is written .*capturable=True"),
         (lambda: (scheduled(), schedule.step()), "lr of an optimizer was changed inside"),
-        (
-            lambda: (weight.sum().backward(), hidden[0].step()),
-            r"of an optimizer \(SGD\) that it does not reach",
-        ),
+        (lambda: (weight.sum().backward(), hidden[0].step()), r"of an optimizer \(SGD\) that it does not reach"),
     ):
         with pytest.raises(RuntimeError, match=words):
             jit(step)()

@@ -4,8 +4,6 @@ For each way in which a program holds state or draws: a step, and what changes b
 `torch.compile` give what eager calls give; where a program cannot, `jit` runs eagerly and says why.
 """
 
-from __future__ import annotations
-
 import contextvars
 import operator
 import os
@@ -188,9 +186,7 @@ STATE: dict[str, Callable[[], Kept]] = {
     "late key of a global dictionary": lambda: Kept(lambda a: a * LATE.get("x", 2.0), lambda: LATE.update(x=5.0)),
     "module of Python": lambda: _read(helpers, lambda a: helpers.scaled(a), "SCALE"),
     "module imported inside": lambda: _read(helpers, _imported, "SCALE"),
-    "replaced function of a module": lambda: Kept(
-        lambda a: helpers.scaled(a), _set(helpers, "scaled", lambda a: a * 5)
-    ),
+    "function of a module": lambda: Kept(lambda a: helpers.scaled(a), _set(helpers, "scaled", lambda a: a * 5)),
     "class attribute of a module": lambda: _read(Scaled, Scaled()),
     "attribute that hides the class's": lambda: Kept(module := Scaled(), _set(module, "scale")),
     "replaced method": _replaced_method,
@@ -214,7 +210,7 @@ STATE: dict[str, Callable[[], Kept]] = {
     "deque in place": lambda: _held(deque([2.0], maxlen=1), lambda s, a: a * s[0], lambda s: s.append(5.0)),
     "array of NumPy": lambda: _held(np.array([2.0]), lambda s, a: a * float(s[0]), lambda s: s.fill(5.0)),
     "environment": lambda: Kept(
-        lambda a: a * float(os.environ.get("A_SCALE", "2")), lambda: os.environ.update(A_SCALE="5")
+        lambda a: a * int(os.environ.get("A_SCALE", "2")), lambda: os.environ.update(A_SCALE="5")
     ),
     "context variable": lambda: Kept(lambda a: a * VARIABLE.get(), lambda: VARIABLE.set(5.0)),
     "thread's own": lambda: _of(LOCAL, lambda local, a: a * local.scale),

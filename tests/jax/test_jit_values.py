@@ -1,7 +1,5 @@
 """Values that Python asks for in a jitted step; what `jit` refuses or runs eagerly, and that nothing is left behind."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import random
@@ -385,9 +383,7 @@ def test_a_step_that_needs_a_value_runs_eagerly_as_if_it_had_not_been_traced() -
         assert three_steps(jit) == expected
     assert [str(w.filename) for w in told] == [__file__]
     text = str(told[0].message)
-    assert re.search(
-        r"random of Random draws .* at .*jit_values\.py:\d+ \(`drawn\.append\(\(random\.random\(\), ", text
-    )
+    assert re.search(r"random of Random draws .* at .*jit_values\.py:\d+ \(`drawn\.append\(\(random\.random\(\)", text)
     assert "fullgraph=True" in text
     with pytest.raises(ValueNeededError, match="draws random numbers"):
         three_steps(lambda step: jit(step, fullgraph=True))

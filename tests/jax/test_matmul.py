@@ -3,8 +3,6 @@
 Lower precision on a CPU: every product accumulates in float32 and is rounded once, forward and backward.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import re
@@ -308,9 +306,7 @@ def test_beta_zero_ignores_self() -> None:
         ((3, 8, 16), (3, 16, 8), None),
     ],
 )
-def test_grouped_products(
-    left: tuple[int, ...], right: tuple[int, ...], ends: list[int] | None, dtype: torch.dtype
-) -> None:
+def test_of_groups(left: tuple[int, ...], right: tuple[int, ...], ends: list[int] | None, dtype: torch.dtype) -> None:
     """Forward and gradients are the CPU's, and the groups' lengths are values that a program takes."""
     a, b, weight = torch.randn(left, dtype=dtype), torch.randn(right, dtype=dtype), torch.arange(8.0)
     offs = None if ends is None else torch.tensor(ends, dtype=torch.int32)

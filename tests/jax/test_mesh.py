@@ -1,7 +1,5 @@
 """Several JAX devices, eight virtual ones of the CPU: a jitted step over a mesh equals the step on one device."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax

@@ -4,8 +4,6 @@ Samples are in several dtypes, broadcast, strided, with numbers, and at edges: n
 Each run takes a share of the cases; a nightly one takes all.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 import warnings

@@ -3,8 +3,6 @@
 Here are promotion, lazy conjugates, empty tensors, masks, errors of values, convolutions, state, and what calls share.
 """
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable
@@ -88,12 +86,9 @@ RIGHT = torch.randn(3, 4, 2, dtype=torch.float64)
 
 
 def test_a_wrong_value_dtype_or_place_is_seen() -> None:
+    right = torch.index_put(BASE, [MASK], torch.tensor(7.0))
     wrong = torch.index_put(BASE.to("jax"), [MASK.long().to("jax")], torch.tensor(7.0, device="jax"))
-    for found, expected in (
-        (wrong, torch.index_put(BASE, [MASK], torch.tensor(7.0))),
-        (PLAIN.to("jax") + 1e-3, PLAIN),
-        (PLAIN.double().to("jax"), PLAIN),
-    ):
+    for found, expected in ((wrong, right), (PLAIN.to("jax") + 1e-3, PLAIN), (PLAIN.double().to("jax"), PLAIN)):
         with pytest.raises(AssertionError):
             close(found, expected)
 
@@ -101,13 +96,8 @@ def test_a_wrong_value_dtype_or_place_is_seen() -> None:
 def test_low_precision_accumulates_in_float32() -> None:
     ones = torch.ones(4096, dtype=torch.bfloat16, device="jax")  # in bfloat16, 256 + 1 is 256
     nowhere, start = torch.zeros(4096, dtype=torch.int64, device="jax"), torch.zeros_like(ones[:1])
-    for total in (
-        ones.sum(),
-        ones.nansum(),
-        torch.cumsum(ones, 0)[-1],
-        start.index_add(0, nowhere, ones),
-        start.scatter_add(0, nowhere, ones),
-    ):
+    adds = start.index_add, start.scatter_add
+    for total in (ones.sum(), ones.nansum(), ones.cumsum(0)[-1], *(add(0, nowhere, ones) for add in adds)):
         assert total.item() == 4096
 
 
@@ -178,10 +168,7 @@ HOLES = torch.tensor([[1.0, NAN, 3.0, 3.0], [-INF, 2.0, 2.0, INF], [0.0, -0.0, 5
 COUNTS = torch.tensor([[3, 1, 3], [0, 7, 7]])
 LINE, WANTED = torch.tensor([1.0, 3.0, 3.0, 7.0]), torch.tensor([[3.0, 0.0], [NAN, 8.0]])
 NOTHING = torch.zeros(0, dtype=torch.int64)
-IMAGE, PART = (
-    torch.arange(216).mul(97).remainder(256).byte().reshape(1, 3, 8, 9),
-    torch.linspace(0.02, 0.98, 9).double(),
-)
+IMAGE, PART = torch.arange(216).mul(97).remainder(256).byte().view(1, 3, 8, 9), torch.linspace(0.02, 0.98, 9).double()
 CALLS = {
     "which of equal elements": [
         *(

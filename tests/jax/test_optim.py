@@ -3,8 +3,6 @@
 The suite of the scaler holds its two ops to the rules; here is what these refuse.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Random ops of the jax device: their moments are the distribution's, and seeds, states and generators fix them."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 A way is a line of Python; what follows `=>` is what it must give, as text, or the error's words.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import os

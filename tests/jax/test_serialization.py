@@ -1,7 +1,5 @@
 """Copies, pickles, checkpoints, modules that move, and libraries that users bring: safetensors and Accelerate."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -4,8 +4,6 @@ pytest suites --device=… --collect-only -p tests.reproduce.programs   writes t
 python -I tests/reproduce/programs.py PROGRAMS RESULTS                 runs them, one after the other
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.abc
 import importlib.util

@@ -1,7 +1,5 @@
 """What reproductions are made of: values, the lines for a device, the pytest line."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from typing import Any
@@ -61,9 +59,7 @@ def test_a_third_party_is_imported() -> None:
         assert preamble(device, ("json", "their_backend"))[1] == "import their_backend"
         module.DEVICES = (Virtual("theirs", "vth", "AutocastPrivateUse1"),)  # type: ignore[attr-defined]
         lines = preamble(module.DEVICES[0], ("their_backend",))
-        assert lines.index("import their_backend") < lines.index(
-            "fake.__enter__()"
-        )  # no backend starts on fake tensors
+        assert lines.index("import their_backend") < lines.index("fake.__enter__()")  # none starts on fake tensors
     finally:
         del sys.modules["their_backend"]
 

@@ -1,7 +1,5 @@
 """Reproductions run where ampcheck cannot be imported, and say of each case what the case itself says."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
@@ -65,9 +63,7 @@ def _wrong(name: str, given: Mapping[str, Any], got: Mapping[str, str]) -> str:
         failed = failed[:1]
     if not failed and not given["differences"]:
         return "" if said.startswith(("ok  ", "     raised")) else "it says nothing"
-    named = [
-        what for what in failed if any(line.startswith((f"{what}: ", f"{what} is ")) for line in given["differences"])
-    ]
+    named = [w for w in failed if any(line.startswith((f"{w}: ", f"{w} is ")) for line in given["differences"])]
     same = named == failed and len(failed) == len(given["differences"])
     alike = same if NAMES.search(name) and not IN_WORDS.search(name) else bool(failed) == bool(given["differences"])
     return "" if alike else f"it says {failed}; the case says {given['differences']}"

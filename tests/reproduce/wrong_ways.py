@@ -3,8 +3,6 @@
 python tests/reproduce/wrong_ways.py   prints, for each mutant, what the check says and what its program prints, as JSON
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

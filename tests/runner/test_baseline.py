@@ -1,7 +1,5 @@
 """Baselines: written from runs, read back, and what of a run they excuse."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

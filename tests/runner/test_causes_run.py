@@ -1,10 +1,7 @@
 """A run on a device with three faults: terminal, summary, JUnit, run file and suggestions speak of three causes."""
 
-from __future__ import annotations
-
 import json
 import os
-import subprocess
 import sys
 import tomllib
 from dataclasses import replace
@@ -19,7 +16,7 @@ from ampcheck.runner.deviations import ENTRIES, GLOBS, as_toml, load, suggest
 from ampcheck.runner.record import RED, Result, Run, grouped, read
 from ampcheck.runner.run import NO, YES, reproduce
 from ampcheck.runner.summarize import merge
-from tests.cli_support import LIMIT, ROOT, environment, run_pytest
+from tests.cli_support import ROOT, ended, environment, run_pytest
 from tests.report.made_runs import write as written
 
 BACKENDS = ROOT / "tests" / "backends"
@@ -40,7 +37,7 @@ class Found(NamedTuple):
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("three")
     command = [sys.executable, "-m", "ampcheck", "run", *CHOICE, "--suite=eager", "--run-file=run.jsonl"]
-    done = subprocess.run(command, cwd=folder, env=ENV, capture_output=True, text=True, timeout=LIMIT)
+    done = ended(command, folder, **ENV)
     assert done.returncode == 1, done.stdout + done.stderr
     return Found(read(folder / "run.jsonl"), done.stdout, folder)
 
@@ -218,9 +215,7 @@ def test_one_small_cause_is_shown_in_full() -> None:
     assert summary.causes([replace(result, status="pass")], {}, "") == ""
 
 
-def test_the_pytest_beside_this_python_is_named_where_the_shell_has_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pytest_of_this_python_is_named_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = made(1, 1, pytest="pytest 'x'")
     for name in ("own", "other"):
         (tmp_path / name).mkdir()

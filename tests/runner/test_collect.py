@@ -1,7 +1,5 @@
 """Suite files: the rule of a scenario is its marker, and no two files have one case."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

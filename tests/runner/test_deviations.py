@@ -3,11 +3,8 @@
 Malformed files are in test_bad_input.py.
 """
 
-from __future__ import annotations
-
 import json
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -29,7 +26,7 @@ from ampcheck.runner.summarize import stale_lines
 from ampcheck.spec.case import deviation_name
 from scripts.findings import OUTSIDE, Finding
 from scripts.findings import load as load_findings
-from tests.cli_support import LIMIT, ROOT, pytest_here, python
+from tests.cli_support import ended, pytest_here, python
 
 SECTIONS = {one.id: one for one in load_findings() if one.area != OUTSIDE}
 FILES = list(dict.fromkeys([SHARED, JIT, KERNELS, *(d.deviations for d in known().values() if d.deviations)]))
@@ -264,8 +261,7 @@ def test_a_run_holds_every_difference_against_the_entries(tmp_path: Path, raises
 
 def changed(*options: str) -> tuple[int, str]:
     """Return the exit code of `python -m scripts.deviations`, and what it printed."""
-    command = [sys.executable, "-m", "scripts.deviations", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
+    done = ended([sys.executable, "-m", "scripts.deviations", *options])
     return done.returncode, done.stdout + done.stderr
 
 
@@ -429,9 +425,7 @@ def inherited(device: Device, case: str) -> list[tuple[str, bool]]:
 
 
 @pytest.mark.parametrize("made_of_helpers", [True, False])
-def test_a_third_partys_device_inherits_what_is_pytorchs(
-    made_of_helpers: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_third_parties_inherit_what_is_pytorchs(made_of_helpers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deviations, "compiled", lambda key: made_of_helpers)
     assert inherited(Theirs(), HOOKS) == [("cache-setting-not-in-backward-threads", True)]
     assert inherited(Theirs(), TWICE) == [("region-object-entered-twice", True)]

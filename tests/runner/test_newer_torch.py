@@ -1,7 +1,5 @@
 """Runs on a torch that no table covers, and on one without TorchScript: the installed one, changed at import."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -11,7 +9,7 @@ import pytest
 import torch
 
 from ampcheck.runner.record import Run, read
-from tests.cli_support import LIMIT, environment
+from tests.cli_support import ROOT, ended
 
 pytestmark = pytest.mark.nightly
 
@@ -45,10 +43,8 @@ WITHOUT_JIT = {"torch": "del module.jit.script"}
 def run(folder: Path, changes: dict[str, str], *arguments: str) -> tuple[subprocess.CompletedProcess[str], Run]:
     """`ampcheck run` in processes that each import torch with these changes."""
     (folder / "sitecustomize.py").write_text(CHANGED.format(changes=changes))
-    env = environment()
-    env["PYTHONPATH"] = f"{folder}{os.pathsep}{env['PYTHONPATH']}"
     command = [sys.executable, "-m", "ampcheck", "run", "--device=cpu", "--run-file=run.jsonl", *arguments]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT)
+    done = ended(command, folder, PYTHONPATH=f"{folder}{os.pathsep}{ROOT}")
     assert (folder / "run.jsonl").exists(), done.stdout + done.stderr
     return done, read(folder / "run.jsonl")
 
@@ -69,8 +65,6 @@ def test_a_torch_without_torchscript_says_so_in_its_cases(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
     status = {case.id: (case.status, case.message) for case in found.results.values()}
     scripted = {name: said for name, said in status.items() if "-script-" in name}
-    assert {said for said in scripted.values()} == {
-        ("unsupported", f"torch {torch.__version__} has no torch.jit.script")
-    }
+    assert set(scripted.values()) == {("unsupported", f"torch {torch.__version__} has no torch.jit.script")}
     assert all(said == "pass" for name, (said, _) in status.items() if name not in scripted)
     assert len(status) > len(scripted) > 2

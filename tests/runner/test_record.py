@@ -1,7 +1,5 @@
 """Run files that are cut, damaged or none, and causes: what their texts leave out, and the groups of red cases."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Callable
 from dataclasses import replace

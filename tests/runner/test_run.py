@@ -1,7 +1,5 @@
 """`ampcheck run`: one run file and one JUnit file, whatever a device does to the process that tests it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -16,10 +14,11 @@ from ampcheck.runner.run import Supervisor, share_of, suites_folder
 from ampcheck.runner.run import environment as child_environment
 from ampcheck.runner.summarize import RunRecorder, merge
 from ampcheck.spec.ids import Shard
-from tests.cli_support import LIMIT, MODULE, ROOT, environment, interrupted, pytest_here, refused, run, run_pytest
+from tests.cli_support import MODULE, ROOT, ended, interrupted, pytest_here, refused, run, run_pytest
 
 SUITE = ROOT / "suites" / "eager"
 EAGER = ("run", "--suite=eager")  # one suite shows the same as all, and is collected sooner
+Ran = tuple[subprocess.CompletedProcess[str], Run]
 OPS = ("--op=addmm", "--op=baddbmm", "--op=addbmm", "--op=mm")
 
 
@@ -34,12 +33,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def dying(folder: Path) -> tuple[subprocess.CompletedProcess[str], Run]:
+def dying(folder: Path) -> Ran:
     """A run on a device that ends the process in two cases and hangs in a third."""
     done = run(
-        folder, *EAGER, "--device=dying", "--device-module=dying_device", *OPS, "--timeout=10", "--run-file=one.jsonl"
+        folder, *EAGER, "--device=dying", "--device-module=dying_device", *OPS, "--timeout=10", "--run-file=a.jsonl"
     )
-    return done, read(folder / "one.jsonl")
+    return done, read(folder / "a.jsonl")
 
 
 def statuses(found: Run) -> dict[str, str]:
@@ -47,7 +46,7 @@ def statuses(found: Run) -> dict[str, str]:
 
 
 @pytest.mark.nightly
-def test_a_dying_process_costs_the_case_that_it_died_in(dying: tuple[subprocess.CompletedProcess[str], Run]) -> None:
+def test_a_dying_process_costs_the_case_that_it_died_in(dying: Ran) -> None:
     done, found = dying
     assert done.returncode == 1, done.stdout + done.stderr
     other = {key: status for key, status in statuses(found).items() if status != "pass"}
@@ -64,9 +63,7 @@ def test_a_dying_process_costs_the_case_that_it_died_in(dying: tuple[subprocess.
     assert (device["name"], device["token"], device["key"]) == ("dying", "dying", "AutocastCPU")
 
 
-def test_a_crash_says_how_and_where_and_how_to_reproduce_it(
-    dying: tuple[subprocess.CompletedProcess[str], Run],
-) -> None:
+def test_a_crash_says_how_where_and_how_to_repeat_it(dying: Ran) -> None:
     done, found = dying
     exited = found.results["eager/downcast/addmm-fp64-bf16-dying"]
     assert exited.message == "the process ended with exit code 7"
@@ -83,7 +80,7 @@ def test_a_crash_says_how_and_where_and_how_to_reproduce_it(
         assert f"torch.ops.aten.{result.op}.default(" in result.torch
         assert first_line(f"{result.status}: {result.key}: {result.message}") in done.stdout
     assert f"run file: {found.path.name}" in done.stdout
-    assert "JUnit: one.xml" in done.stdout
+    assert "JUnit: a.xml" in done.stdout
 
 
 def test_an_interrupted_run_is_resumed(folder: Path, whole: Run) -> None:
@@ -123,7 +120,7 @@ PRODUCTS = (*SWAPPED, "--op=mm", "--op=addmm")
 
 
 @pytest.fixture(scope="module")
-def swapped(folder: Path) -> tuple[subprocess.CompletedProcess[str], Run]:
+def swapped(folder: Path) -> Ran:
     """A run that is not divided, of a device with a fault, by a file in a folder of its own."""
     files = ("--run-file=whole/one.jsonl", "--junit=out/swapped.xml")
     done = run(folder, *EAGER, *PRODUCTS, *files)
@@ -131,14 +128,12 @@ def swapped(folder: Path) -> tuple[subprocess.CompletedProcess[str], Run]:
 
 
 @pytest.fixture(scope="module")
-def whole(swapped: tuple[subprocess.CompletedProcess[str], Run]) -> Run:
+def whole(swapped: Ran) -> Run:
     assert swapped[0].returncode == 1, swapped[0].stdout + swapped[0].stderr
     return swapped[1]
 
 
-def test_the_fault_of_a_third_party_is_found(
-    swapped: tuple[subprocess.CompletedProcess[str], Run], folder: Path
-) -> None:
+def test_a_third_partys_fault_is_found(swapped: Ran, folder: Path) -> None:
     done, found = swapped
     assert done.returncode == 1
     failed = [result for result in found.results.values() if result.status == "fail"]
@@ -146,9 +141,7 @@ def test_the_fault_of_a_third_party_is_found(
     assert {result.amp for result in failed} == {"fp16"}
     assert all(result.status == "pass" for result in found.results.values() if result.amp == "bf16")
     main = found.results["eager/downcast/mm-fp32-fp16-swapped"]
-    assert main.message.startswith(
-        "argument 0 of aten::mm was given as fp32 and reached the kernel as bf16; expected fp16"
-    )
+    assert main.message.startswith("argument 0 of aten::mm was given as fp32 and reached the kernel as bf16; expected")
     first = failed[0]  # of the one cause; it is printed as soon as it fails
     assert first_line(f"fail: {first.key}: {first.message}") in done.stdout
     assert (folder / "out" / "swapped.xml").exists()
@@ -215,9 +208,7 @@ def test_ctrl_c_keeps_what_was_measured(folder: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("options", [("-n2",), ("-p", "no:xdist")], ids=["xdist", "without-xdist"])
-def test_plain_pytest_finds_the_same_with_and_without_xdist(
-    dying: tuple[subprocess.CompletedProcess[str], Run], folder: Path, options: tuple[str, ...]
-) -> None:
+def test_plain_pytest_finds_the_same(dying: Ran, folder: Path, options: tuple[str, ...]) -> None:
     path = folder / f"plain{len(options)}.jsonl"
     device = ("--device=swapped", "--device-module=dying_device", "--op=addmm", f"--run-file={path}")
     done = run_pytest(folder, str(SUITE), *device, *options)
@@ -349,7 +340,7 @@ def test_a_run_ends_after_so_many_red_cases(folder: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("least", "processes"), [(20, 2), (200, 1)])
-def test_further_processes_start_where_there_are_cases_for_them(
+def test_more_processes_start_for_more_cases(
     least: int, processes: int, folder: Path, whole: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
@@ -383,10 +374,7 @@ def test_the_pytest_line_reproduces_where_the_module_is(whole: Run, folder: Path
     (folder / "bin" / "pytest").symlink_to(Path(sys.executable).with_name("pytest"))
     line = whole.results["eager/downcast/mm-fp32-fp16-swapped"].pytest
     assert line.startswith("pytest ")
-    env = {**environment(), "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        line, shell=True, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT, check=False
-    )
+    done = ended(["sh", "-c", line], folder, PATH=f"{folder / 'bin'}:{os.environ['PATH']}")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 failed" in done.stdout
     assert "reached the kernel as bf16; expected fp16" in done.stdout

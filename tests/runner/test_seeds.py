@@ -1,7 +1,5 @@
 """The seed in a run file is the one that the random programs are drawn from."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from pathlib import Path

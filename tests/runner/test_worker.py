@@ -1,7 +1,5 @@
 """A child process that answers with JSON lines: what it says, how long it may take, how it ended, that it is ended."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """The weight cache."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import warnings

@@ -1,7 +1,5 @@
 """The blocks about register_autocast in docs/your_backend.md do what the page says."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import SimpleNamespace

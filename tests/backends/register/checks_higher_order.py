@@ -1,7 +1,5 @@
 """Higher-order operators in a region."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Kernels and the calls inside of them, in compiled and mapped programs, too."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The policy of an overload: the base table and overrides."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Refusals of `register_autocast`, in one sentence and with nothing changed."""
 
-from __future__ import annotations
-
 import pickle
 from functools import partial
 from typing import Any

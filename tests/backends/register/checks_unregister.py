@@ -1,7 +1,5 @@
 """Unregistering puts everything back."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import pickle

@@ -4,8 +4,6 @@ They need a PrivateUse1 device, whose name a process can set once. So no name he
 tests/register/test_register.py runs them in another process.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
