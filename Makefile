@@ -41,7 +41,7 @@ docs: $(TEST)/ready
 	$(TEST)/bin/python -m scripts.api_page
 	$(TEST)/bin/python -m scripts.mistakes
 	$(TEST)/bin/python -m scripts.private_api
-	$(TEST)/bin/ampcheck lists cuda cpu xpu mps mtia maia torch_npu torch_musa torch_mlu --torch 2.13 --markdown > docs/autocast_lists.md
+	$(TEST)/bin/ampcheck lists cuda cpu xpu mps mtia maia torch_npu torch_musa torch_mlu torchax jax --torch 2.13 --markdown > docs/autocast_lists.md
 	$(TEST)/bin/python -m scripts.coverage_pages
 	$(TEST)/bin/python -m scripts.backends
 	$(TEST)/bin/python -m scripts.outputs

@@ -21,6 +21,7 @@ from ampcheck.samples.tensors import host_tensor
 from ampcheck.spec.drift import covered
 from ampcheck.spec.policies import KEYS, closest, table
 from ampcheck.spec.torch_dtypes import DTYPES
+from ampcheck.spec.torch_private import registered
 
 
 @cache  # finding the closest table looks through a folder, and every case asks more than once
@@ -150,6 +151,12 @@ class Device(ABC):
     def policies(self) -> Mapping[str, str]:
         """Return the policy promised for each overload; by default, that of PyTorch's table for the key and torch."""
         return promised(self.key, torch.__version__)
+
+    def listed(self) -> tuple[Mapping[str, str], str]:
+        """Return the policies that this process has for it, and where they are written; of a device that is active."""
+        live = {overload: self.policies().get(overload, UNKNOWN) for overload in registered(self.key)}
+        count = len(live) or "nothing"
+        return live or self.policies(), f"what the device promises; {count} registered under {self.key} in this process"
 
     def tensor(self, arg: TensorArg, dtype: str, position: int) -> torch.Tensor:
         """Return a fresh tensor for an argument; on the CPU where the description says so."""

@@ -19,7 +19,6 @@ from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.spec.casting import POLICIES
 from ampcheck.spec.policies import KEYS, TABLES, rows, table
 from ampcheck.spec.rules import RULES
-from ampcheck.spec.torch_private import registered
 from ampcheck.tools import cpp_lists
 from ampcheck.tools.explain import resolve
 
@@ -84,13 +83,12 @@ def _load(name: str, version: str, devices: Mapping[str, Device]) -> AutocastLis
     if name not in devices:
         raise unknown("autocast list", name, dict.fromkeys([*TYPES, *vendors, *devices, "FILE.cpp"]))
     device = devices[name]
-    policies = dict(promised(device))
+    policies = promised(device)
     if device.key in KEYS or unusable(device):
-        return AutocastList(name, "promised by the device", policies)
+        return AutocastList(name, "promised by the device", dict(policies))
     with device.activate():
-        live = {overload: policies.get(overload, UNKNOWN) for overload in registered(device.key)}
-    source = f"what the device promises; {len(live) or 'nothing'} registered under {device.key} in this process"
-    return AutocastList(name, source, live or policies)
+        listed, source = device.listed()
+    return AutocastList(name, source, dict(listed))
 
 
 def _vendors() -> dict[str, AutocastList]:

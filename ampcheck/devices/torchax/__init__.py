@@ -20,7 +20,7 @@ from packaging.version import Version
 from ampcheck.devices.base import Device
 from ampcheck.devices.jax import products_of_xla
 from ampcheck.errors import Unsupported
-from ampcheck.observe.recorder import Observation, observe_by
+from ampcheck.observe.recorder import Observation, observe_by, overload_name
 from ampcheck.observe.torch_private import DisableTorchFunction, no_dispatch
 from ampcheck.samples.describe import TensorArg
 from ampcheck.samples.tensors import host_tensor
@@ -137,6 +137,12 @@ class Torchax(TorchTorchax):
     region = "torchax.amp.autocast"
     known_preflight = STRIDES
 
+    def listed(self) -> tuple[Mapping[str, str], str]:
+        from torchax.amp import autocast_policy  # noqa: PLC0415  # a device is imported where a case runs on it
+
+        found = {overload_name(op): _POLICIES[policy.name] for op, policy in autocast_policy.items()}
+        return found, f"torchax.amp.autocast_policy of torchax {version('torchax')}"
+
     def float32_products(self, kind: str) -> str:
         """Return what JAX rounds factors to, which its own setting decides, and on a CPU nothing."""
         return products_of_xla()
@@ -149,5 +155,8 @@ class Torchax(TorchTorchax):
             return torchax.amp.autocast(self.type, dtype=None)
         return torchax.amp.autocast(self.type, dtype=DTYPES[dtype]) if dtype else torchax.amp.autocast(self.type)
 
+
+_POLICIES = {"LOWER_PRECISION_FP": "downcast", "FP32": "upcast", "PROMOTE": "promote"}
+"""Those of torchax that some overload has."""
 
 DEVICES = (Torchax(), TorchTorchax())
