@@ -54,7 +54,7 @@ ELSEWHERE = {
 MODEL = """
 import torch
 model = torch.nn.Sequential(torch.nn.Linear(4, 4))
-x = example = torch.ones(2, 4)
+x = example = y = torch.ones(2, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 def train():
     with torch.autocast("cpu"):
@@ -105,6 +105,9 @@ HERE = {
     "jax_device.md: step.lower(": ("", "assert step.compiles == 1", [pytest.mark.nightly]),
     "jax_device.md: Bucket(sizes)": ("", "assert loss.compiles == 2", [pytest.mark.nightly]),
     "jax_device.md: shard(model, mesh, [": (MESH, "assert loss.item() > 0", [pytest.mark.nightly]),
+    "questions.md: ampcheck.trace()": (MODEL, "assert trace.ops[0].dtype == 'bf16'", []),
+    "questions.md: out = model(x)": (MODEL, "assert out.requires_grad", []),
+    "questions.md: GradScaler": (MODEL, "assert not scaler.is_enabled()", []),
     "torchscript.md: torch.jit.script(model)": (MODEL, "assert torch.jit.load('model.pt')(x).shape == (2, 4)", []),
     "using.md: schema()": ("", "assert schema()['$defs']", []),
     "using.md: ampcheck.doctor()": (MODEL + LIBRARIES, "assert doctor.steps == 1", []),
