@@ -257,7 +257,7 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
     options = ("--quick", "--trace", "trace.json", "--json", "advice.json")
     done = run(tmp_path, "bench", "advise", "train_step.py", *options)
     assert done.returncode == 0, done.stdout + done.stderr
-    for words in ("What pays", "fp32-aa", "What autocast does to it in bf16", "linear", "train_step.py on cpu"):
+    for words in ("fp32-aa", "What autocast does to it in bf16", "linear", "train_step.py on cpu"):
         assert words in done.stdout
     found = json.loads((tmp_path / "advice.json").read_text())
     assert found["schema"] == advice.SCHEMA
@@ -306,20 +306,37 @@ def advised(verdicts: dict[str, str]) -> Advice:
 def test_what_pays_is_apart_from_what_does_not() -> None:
     verdicts = {"bf16": "faster", "fp16": "slower", "fp16-native": "slower", "bf16-native": "unstable", "tf32": "same"}
     text = advised(verdicts).text()
-    pays, rest = text.split("What pays")[1].split("What does not, and why")
+    pays, rest = " ".join(text.split()).split("What pays")[1].split("What does not, and why")
     slow, unsure = rest.split("What this run cannot tell")
     for part, words in (
         (pays, "bf16: 2.00× [1.90, 2.10], 1.00 ms instead of 2.00 ms"),
         (pays, "it could be faster: casts take 30%"),
         (slow, "fp16: slower than float32: 2.00×"),
         (slow, "this CPU has no fp16 arithmetic (that is"),
-        (slow, "as with fp16: this CPU has no fp16 arithmetic\n"),
+        (slow, "as with fp16: this CPU has no fp16 arithmetic "),
         (slow, "tf32: as fast as float32: 2.00×"),
         (slow, "none of the known reasons holds"),
         (unsure, "bf16-native: unstable"),
     ):
         assert words in part
-    assert "nothing: no variant is certainly faster than float32" in advised({"tf32": "same"}).text()
+    first = "train.py on cpu: "
+    assert text.startswith(f"{first}bf16 pays: 2.00×")
+    none = advised({"tf32": "same"}).text()
+    assert none.startswith(f"{first}no variant is certainly faster than float32\n")
+    assert "What pays" not in none
+
+
+def test_inference_is_told_to_cast_once_and_a_step_what_it_holds_and_where_it_overflows() -> None:
+    found = advised({"bf16": "faster", "fp16": "slower"})
+    fp32, _, _, fp16 = found.groups[0].variants
+    fp32.memory, fp16.memory, fp16.error = 4096, 2048, float("inf")
+    found.found.seen["fp16"] = asdict(Seen(ops=3, overflow="matmul at train.py:7, in fp16", weights=(4, 2000)))
+    found.findings = findings(found.groups, found.found, [])
+    text = " ".join(found.text().split())
+    assert "it holds 2.00 KiB at its peak beyond the model, float32 4.00 KiB" in text
+    assert "numbers where float64 has zeros; the first op is matmul at train.py:7, in fp16" in text
+    assert "weights are cast 4 times in each call (2.0 kB): cast them once beforehand, by model.to(torch.f" in text
+    assert "cast them once" not in text.partition("What does not")[0]
 
 
 def test_a_variant_that_computes_something_else_never_pays() -> None:
@@ -330,7 +347,7 @@ def test_a_variant_that_computes_something_else_never_pays() -> None:
     assert "  bf16: 2.00×" in pays
     assert "fp16" not in pays
     assert "  fp16: 2.00×" in rest
-    assert "it does not compute what float64 does: there are infinities" in rest
+    assert "it does not compute what float64 does: it has infinities" in rest
 
 
 def test_json_has_no_infinities() -> None:

@@ -24,6 +24,7 @@ from ampcheck.bench.run.summary import summarize
 from ampcheck.devices.registry import select
 from ampcheck.errors import UsageError
 from ampcheck.runner.worker import Worker
+from ampcheck.tools.user_program import wrapped
 
 SCHEMA = "advice-3"
 COMMAND = (sys.executable, "-m", "ampcheck.bench.advise.worker")
@@ -67,18 +68,20 @@ class Advice:
 
     def text(self) -> str:
         """Return the table of variants, the sentences, and the trace."""
-        lines = [f"{self.step} on {self.device}", "", _table(self.groups)]
         right = [one for one in self.findings if one.verdict == "faster" and not one.wrong]
         best = sorted(right, key=lambda one: -self._speed(one))
         unsure = [one for one in self.findings if one.verdict in _UNSURE]
         rest = [one for one in self.findings if one.verdict in ("same", "slower") or (one.wrong and one not in unsure)]
-        nothing = "  nothing: no variant is certainly faster than float32"
+        pays = f"{_name(best[0])} pays: {best[0].text}" if best else "no variant is certainly faster than float32"
         said: dict[str, str] = {}
-        lines += ["", "What pays", *(_told(best, said) or [nothing])]
-        for title, some in (("What does not, and why", rest), ("What this run cannot tell", unsure)):
-            lines += ["", title, *_told(some, said)] if some else []
+        told = []
+        whole = (("What pays", best), ("What does not, and why", rest), ("What this run cannot tell", unsure))
+        for title, some in whole:
+            told += ["", title, *_told(some, said)] if some else []
         if self.notes:
-            lines += ["", "Note", *(f"  {note}" for note in self.notes)]
+            told += ["", "Note", *(f"  {note}" for note in self.notes)]
+        lines = [*wrapped(f"{self.step} on {self.device}: {pays}"), "", _table(self.groups)]
+        lines += [line for text in told for line in wrapped(text) or [""]]
         if self.found.table:
             lines += ["", f"What autocast does to it in {self.found.traced}, most bytes first", self.found.table]
         return "\n".join(lines)
@@ -211,11 +214,15 @@ def _speed(variant: VariantResult, first: VariantResult) -> str:
     return f"{_MEANS.get(variant.verdict, f'{variant.verdict}: ')}{times}{reason}"
 
 
+def _name(finding: AdviceFinding) -> str:
+    return finding.variant if finding.compiler == "eager" else f"{finding.variant} ({finding.compiler})"
+
+
 def _told(findings: Sequence[AdviceFinding], said: dict[str, str]) -> list[str]:
     """Return the lines of some variants. `said`: what was told of variants before, and is not repeated in full."""
     lines = []
     for one in findings:
-        name = one.variant if one.compiler == "eager" else f"{one.variant} ({one.compiler})"
+        name = _name(one)
         lines.append(f"  {name}: {one.text}")
         lines += [f"    ({one.shares})"] if one.shares else []
         prefix = "it could be faster: " if one.verdict == "faster" else ""

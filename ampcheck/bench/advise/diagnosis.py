@@ -23,6 +23,8 @@ LOST = 0.01
 """The share of the gradients that underflow, from which on it is said."""
 COST = 0.02
 """The relative error from which on it is said: bf16 rounds by 0.4 %, and a step adds up several roundings."""
+MEMORY = 0.05
+"""The part of float32's memory from which on a difference is said."""
 TILE = 8
 """Tensor cores take two-byte numbers at full speed where sizes are multiples of this."""
 ODD = 0.1
@@ -67,7 +69,8 @@ class Seen:
     gradients included. `lowered`, `lowered_share`: kernels that run in lower precision here and in float32 in the first
     variant, and their share of that one's time. `kept`: by op that a policy keeps in float32, its share. `cache_off`:
     casts and bytes of weights in regions whose cache is off. `recast`: what is cast again and again though it is on.
-    `frozen`: casts and bytes of parameters that need no gradient. `odd`: products with sizes that are not multiples of
+    `frozen`, `weights`: casts and bytes of parameters that need no gradient, and of those that do. `overflow`: the
+    first op that returned infinity or nan, in words. `odd`: products with sizes that are not multiples of
     `TILE`, and `odd_share` theirs. `single`: seconds of one call of a variant that is too slow to be timed in turns.
     """
 
@@ -82,6 +85,8 @@ class Seen:
     cache_off: tuple[int, int] = (0, 0)
     recast: Sequence[Recast] = ()
     frozen: tuple[int, int] = (0, 0)
+    weights: tuple[int, int] = (0, 0)
+    overflow: str = ""
     odd: Sequence[str] = ()
     odd_share: float = 0.0
     gradients: Gradients | None = None
@@ -197,6 +202,17 @@ def frozen_weights(case: StepCase) -> str:
     )
 
 
+def cast_in_each_call(case: StepCase) -> str:
+    """Say that a model without a loss, whose weights stay what they are, casts them in every call."""
+    count, moved = case.seen.weights
+    if not case.region or not count or case.seen.gradients is not None:
+        return ""
+    return (
+        f"weights are cast {times(count)} in each call ({size(moved)}): cast them once beforehand, by "
+        f"model.to(torch.{'bfloat16' if case.low == 'bf16' else 'float16'}), as {case.low}-native does"
+    )
+
+
 def kept_in_float32(case: StepCase) -> str:
     """Say that policies keep in float32 the ops that take the time."""
     kept = case.seen.kept
@@ -277,8 +293,19 @@ def accuracy_cost(case: StepCase) -> str:
     if error is None or not case.low or error < COST:
         return ""
     if error == float("inf"):
-        return "it does not compute what float64 does: there are infinities, nans, or numbers where float64 has zeros"
+        first = f"; the first op is {case.seen.overflow}" if case.seen.overflow else ""
+        return (
+            f"it does not compute what float64 does: it has infinities, nans, or numbers where float64 has zeros{first}"
+        )
     return f"it costs accuracy: its relative error is {table.error(error)}, float32's {table.error(case.first.error)}"
+
+
+def memory(case: StepCase) -> str:
+    """Say how much memory a step holds beside float32's."""
+    ours, first = case.variant.memory, case.first.memory
+    if not ours or not first or abs(ours - first) < MEMORY * first:
+        return ""
+    return f"it holds {table.memory(ours)} at its peak beyond the model, float32 {table.memory(first)}"
 
 
 def shares(case: StepCase) -> str:
@@ -301,13 +328,14 @@ SPEED: tuple[Callable[[StepCase], str], ...] = (
     cache_is_off,
     cache_is_defeated,
     frozen_weights,
+    cast_in_each_call,
     kept_in_float32,
     odd_sizes,
 )
 """The reasons why a variant is not faster, or not as fast as it could be."""
 
-VALUES: tuple[Callable[[StepCase], str], ...] = (gradients_lost, needs_scaler, accuracy_cost)
-"""The reasons not to use a variant although it is faster."""
+VALUES: tuple[Callable[[StepCase], str], ...] = (gradients_lost, needs_scaler, accuracy_cost, memory)
+"""The reasons not to use a variant although it is faster, or to use it although it is not."""
 
 
 def spoken(case: StepCase, reasons: Sequence[Callable[[StepCase], str]]) -> list[str]:

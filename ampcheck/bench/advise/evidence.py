@@ -190,6 +190,8 @@ def seen(kernels: Sequence[ProfiledKernel], first: Sequence[ProfiledKernel], ops
         cache_off=_count(c for c in casts if c.cacheable == CACHE_OFF and c.kind != "activation" and c.kind != "input"),
         recast=recast(casts),
         frozen=_count(cast for cast in casts if cast.kind == "frozen"),
+        weights=_count(cast for cast in casts if cast.kind == "weight"),
+        overflow=next((f"{op.name} at {op.location}, in {op.out}" for op in ops if op.nonfinite), ""),
         odd=list(dict.fromkeys(kernel.odd for kernel in odd)),
         odd_share=_share(sum(kernel.seconds for kernel in odd), total),
     )

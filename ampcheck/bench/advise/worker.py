@@ -19,7 +19,7 @@ from ampcheck.bench.advise import evidence
 from ampcheck.bench.advise.user_step import StepSpec, UserStep, load, reference
 from ampcheck.bench.core.model import AA, PRECISIONS, BenchPlan, Rounds, Variant
 from ampcheck.bench.core.timing import Timed
-from ampcheck.bench.run.measure import Measurer, Say
+from ampcheck.bench.run.measure import Measurer, Say, peak_memory
 from ampcheck.bench.run.worker import pin
 from ampcheck.bench.torch_private import dynamo_config
 from ampcheck.devices.base import Device
@@ -181,6 +181,8 @@ class _StepMeasurer(Measurer):
                 first = first or kernels
                 seen = asdict(evidence.seen(kernels, first, trace.ops))
                 seen["gradients"] = self._gradients(name, step)
+                if (peak := peak_memory(step, self.device, "eager")) is not None:
+                    rounds.facts[name]["memory"] = peak
             except Exception as error:  # what is looked at runs under two modes, which an op may refuse
                 found.notes.append(f"{name} could not be looked at op by op: {one_line(error)}")
                 continue
