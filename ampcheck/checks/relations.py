@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from ampcheck.checks.amp import Amp
+from ampcheck.samples.op_database import forms
 from ampcheck.samples.surface import evaluate, inputs
 from ampcheck.samples.torch_private import pytree
 
@@ -82,6 +83,7 @@ class _Relations:
         self.amp, self.op, self.number = amp, op, number
         self.args, self.kwargs = (sample.input, *sample.args), sample.kwargs
         self.plain_call = self.inside(op.op)
+        self.other_forms = {} if isinstance(op, _Program) else forms(op)
         self.known: dict[Call, Result | None] = {}
         """What a reference gives in a region; None where it does not repeat."""
 
@@ -157,14 +159,12 @@ class _Relations:
         return self.amp.region(dtype, enabled=on, cache_enabled=False)  # type: ignore[no-any-return]  # a region
 
     def forms(self) -> None:
-        """Compare function, method, in-place form, out= and gradient modes."""
+        """Compare every way to write the op, out= and gradient modes."""
         op, amp = self.op, self.amp
         plain = self.plain_call
-        first = isinstance(self.args[0], torch.Tensor)
-        if op.get_method() and first:
-            self.agree("method", self.inside(op.get_method()), plain)
-        if op.get_inplace() and first:
-            self.agree("in_place", self.inside(op.get_inplace()), self.inside(op.get_inplace(), outside=True))
+        for name, (function, in_place) in self.other_forms.items():
+            reference = self.inside(function, outside=True) if in_place else plain
+            self.agree(f"in_place {name}" if in_place else name, self.inside(function), reference)
         for name, mode in (("no_grad", torch.no_grad), ("inference", torch.inference_mode)):
             self.agree(name, mode()(plain), plain)
         right = _run(amp, self.inside(op.op, outside=True), self.on)
@@ -379,11 +379,6 @@ class _Program:
 
     def op(self, a: torch.Tensor, **others: torch.Tensor) -> object:
         return evaluate(self.program, {"a": a, **others})
-
-    def get_method(self) -> None:
-        """Return no method: a program is none."""
-
-    get_inplace = get_method
 
 
 _BACKWARD = re.compile(r"backward|autograd|gradcheck|dual|trained|scaled")

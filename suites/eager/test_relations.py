@@ -5,7 +5,7 @@ there without autocast, too, is the op's own and not autocast's. Each relation f
 
 - `out`, `in_place`: such calls go through as they are, so a region around them changes nothing
   (https://docs.pytorch.org/docs/2.13/amp.html#autocast-eligibility).
-- `method`, `no_grad`, `inference`: a function, a method and another gradient mode are the same op.
+- forms, `no_grad`, `inference`: a function, a method, an operator, an alias and another gradient mode are the same op.
 - `dtypes`: a policy looks at dtypes, never at shapes, so results of the same dtypes outside have the same ones inside.
 - `memory`: what is written to arguments, and whether a result is a view of one, is the op's and not autocast's.
 - `tangent`, `gradient`: where the result is that of float32, so is its derivative.

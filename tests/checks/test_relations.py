@@ -10,9 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.checks import relations
-from ampcheck.checks.relations import assert_program
+from ampcheck.checks.relations import assert_program, assert_relations
 from ampcheck.checks.scenario import DeviceAmp
 from ampcheck.devices.registry import known
+from ampcheck.samples.op_database import forms
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -54,3 +55,33 @@ def test_a_way_that_differs_is_named(way: str, monkeypatch: pytest.MonkeyPatch) 
     assert_program(amp, "a @ b")
     said = f"{way} of sample 0: gave torch.float32[4, 4]; the other way gave torch.bfloat16[4, 4]"
     assert said in amp.differences
+
+
+def _doubled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, *rest: function(x, *rest).mul_(2 if torch.is_autocast_enabled("cpu") else 1)
+
+
+@pytest.mark.parametrize(
+    ("op", "form", "wrong", "said"),
+    [
+        ("matmul", "operator", torch.autocast("cpu", enabled=False), "operator of sample 0: gave torch.float32"),
+        ("linalg.det", "det", _doubled, "det of sample 0: is off by 1"),
+        ("mul", "Tensor.mul_", _doubled, "in_place Tensor.mul_ of sample 0: is off by 1"),
+    ],
+)
+def test_a_form_that_differs_is_named(
+    op: str, form: str, wrong: Callable[..., Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each form is a sibling of the op itself: an alias, an operator, a call in place."""
+
+    def planted(info: Any) -> dict[str, tuple[Callable[..., Any], bool]]:
+        found = forms(info)
+        right, in_place = found[form]
+        return {**found, form: (wrong(right), in_place)}
+
+    amp = DeviceAmp(known()["cpu"], "bf16")
+    assert_relations(amp, op, "wide")
+    assert amp.differences == []
+    monkeypatch.setattr(relations, "forms", planted)
+    assert_relations(amp, op, "wide")
+    assert [text for text in amp.differences if text.startswith(said)]

@@ -11,7 +11,7 @@ import inspect
 import sys
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from tabulate import tabulate
 
+from ampcheck.checks.relations import SHOWN
 from ampcheck.runner.run import suites_folder
-from ampcheck.samples import surface
+from ampcheck.samples import op_database, surface
 from ampcheck.samples.torch_testing import internal
 
 SPACES = (
@@ -39,9 +40,8 @@ SPACES = (
     "utils.dlpack",
 )
 """What is walked, below torch."""
-FORM = "another name or form"
-HOW = ("op database", "scenario", "program of relations", FORM)
-"""How something is called. What has `FORM` alone is not called by itself: an op of the database has its kernel."""
+HOW = ("op database", "scenario", "program of relations")
+"""How something is called: by an op of PyTorch's database in one of its forms, or by name."""
 NOT = "not exercised"
 
 
@@ -91,12 +91,19 @@ def exercised() -> dict[int, str]:
         if line.kind == ":" and ("NAME" in line.text or _is_called(line)):
             note("program of relations", [_resolved(line.name)])
     for info in database:
-        names = (info.name, *(alias.name for alias in info.aliases))
-        note(FORM, [info.op, info.method_variant, info.inplace_variant, info.operator_variant])
-        note(FORM, [_resolved(f"{space}{name}") for name in names for space in ("", "nn.functional.", "Tensor.")])
-        if info.inplace_variant:
-            note(FORM, [_resolved(f"{space}{name}_") for name in names for space in ("", "Tensor.")])
+        if torch.float32 in info.supported_dtypes("cpu"):
+            forms = [form for form, _ in op_database.forms(info).values() if id(form) not in found]
+            note(HOW[0], [form for form in forms if _runs(info, form)])
     return found
+
+
+def _runs(info: Any, form: Callable[..., object]) -> bool:
+    """Return whether a form of an op of the database takes one of its samples, as the relations give it."""
+    for sample in op_database.samples(info, "fp32", "cpu", SHOWN):
+        with suppress(Exception):  # a form may refuse it in any way
+            form(sample.input, *sample.args, **sample.kwargs)
+            return True
+    return False
 
 
 def _named(tree: ast.Module) -> Iterator[object]:
@@ -166,12 +173,10 @@ class Surface:
         """Return the one figure."""
         total = sum(sum(row.values()) for row in self.rows.values())
         share = 1 - sum(map(len, self.missing.values())) / total
-        forms = sum(row.get(FORM, 0) for row in self.rows.values())
         version, others = torch.__version__.partition("+")[0], sum(map(len, self.apart.values()))
         return (
-            f"The cases call {share - forms / total:.1%} of the {total} public callables of torch {version} that take "
-            f"or give tensors, modules, optimizers or loss scalers; {share:.1%} where another name or form of an op "
-            f"that is called counts, too. {others} others take and give none and are not counted."
+            f"The cases call {share:.1%} of the {total} public callables of torch {version} that take or give tensors, "
+            f"modules, optimizers or loss scalers. {others} others take and give none and are not counted."
         )
 
     def fields(self) -> dict[str, object]:
