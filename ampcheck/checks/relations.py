@@ -83,7 +83,7 @@ class _Relations:
         self.amp, self.op, self.number = amp, op, number
         self.args, self.kwargs = (sample.input, *sample.args), sample.kwargs
         self.plain_call = self.inside(op.op)
-        self.other_forms = {} if isinstance(op, _Program) else forms(op)
+        self.other_forms = [] if isinstance(op, _Program) else forms(op)
         self.known: dict[Call, Result | None] = {}
         """What a reference gives in a region; None where it does not repeat."""
 
@@ -162,7 +162,7 @@ class _Relations:
         """Compare every way to write the op, out= and gradient modes."""
         op, amp = self.op, self.amp
         plain = self.plain_call
-        for name, (function, in_place) in self.other_forms.items():
+        for name, function, in_place in self.other_forms:
             reference = self.inside(function, outside=True) if in_place else plain
             self.agree(f"in_place {name}" if in_place else name, self.inside(function), reference)
         for name, mode in (("no_grad", torch.no_grad), ("inference", torch.inference_mode)):

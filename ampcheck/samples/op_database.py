@@ -16,7 +16,7 @@ from functools import cache
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -62,16 +62,24 @@ def database() -> dict[str, Any]:
     return {info.full_name: info for info in internal("common_methods_invocations").op_db}
 
 
-def forms(info: Any) -> dict[str, tuple[Callable[..., Any], bool]]:
-    """Return the other ways to write an OpInfo's op, by a name: each with whether it writes to its first argument.
+class Form(NamedTuple):
+    """A way to write an op. `in_place`: it writes to its first argument."""
+
+    name: str
+    function: Callable[..., Any]
+    in_place: bool
+
+
+def forms(info: Any) -> list[Form]:
+    """Return the other ways to write an OpInfo's op.
 
     They are its method, its operator, its aliases, what torch has under their names, and each of these in place.
     """
-    found: dict[int, tuple[str, Callable[..., Any], bool]] = {id(info.op): ("", info.op, False)}
+    found = {id(info.op): Form("", info.op, False)}
 
     def add(name: str, function: Any, in_place: bool) -> None:
         if callable(function):
-            found.setdefault(id(function), (name, function, in_place))
+            found.setdefault(id(function), Form(name, function, in_place))
 
     for one in (info, *info.aliases):
         spaces = ("", "Tensor.", "nn.functional.") if "." not in one.name else ("",)
@@ -83,7 +91,7 @@ def forms(info: Any) -> dict[str, tuple[Callable[..., Any], bool]]:
         add(f"method {one.name}_", one.inplace_variant, True)
     add("operator", info.operator_variant, False)
     add("operator in place", info.inplace_operator_variant, True)
-    return {name: (function, in_place) for name, function, in_place in found.values() if name}
+    return [form for form in found.values() if form.name]
 
 
 def samples(info: Any, dtype: str, device_type: str, count: int, *, grad: bool = False) -> list[Any]:

@@ -13,7 +13,7 @@ from ampcheck.checks import relations
 from ampcheck.checks.relations import assert_program, assert_relations
 from ampcheck.checks.scenario import DeviceAmp
 from ampcheck.devices.registry import known
-from ampcheck.samples.op_database import forms
+from ampcheck.samples.op_database import Form, forms
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -74,10 +74,8 @@ def test_a_form_that_differs_is_named(
 ) -> None:
     """Each form is a sibling of the op itself: an alias, an operator, a call in place."""
 
-    def planted(info: Any) -> dict[str, tuple[Callable[..., Any], bool]]:
-        found = forms(info)
-        right, in_place = found[form]
-        return {**found, form: (wrong(right), in_place)}
+    def planted(info: Any) -> list[Form]:
+        return [one._replace(function=wrong(one.function)) if one.name == form else one for one in forms(info)]
 
     amp = DeviceAmp(known()["cpu"], "bf16")
     assert_relations(amp, op, "wide")

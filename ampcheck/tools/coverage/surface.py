@@ -92,7 +92,7 @@ def exercised() -> dict[int, str]:
             note("program of relations", [_resolved(line.name)])
     for info in database:
         if torch.float32 in info.supported_dtypes("cpu"):
-            forms = [form for form, _ in op_database.forms(info).values() if id(form) not in found]
+            forms = [form.function for form in op_database.forms(info) if id(form.function) not in found]
             note(HOW[0], [form for form in forms if _runs(info, form)])
     return found
 
