@@ -5,6 +5,7 @@ longer scripts with several, `# mistakes: RULE, RULE`; the catalogue has an exam
 """
 
 import csv
+import importlib
 import json
 import runpy
 import sys
@@ -184,6 +185,18 @@ def test_the_catalogue() -> None:
     assert [rule.id for rule in RULES.values()] == [f"AMP{number:03}" for number in range(1, len(RULES) + 1)]
     assert {rule.costs for rule in RULES.values()} <= set(COSTS)
     assert all("# right" not in rule.wrong + rule.right and rule.wrong != rule.right for rule in RULES.values())
+
+
+def test_a_library_that_owns_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place is the program's line, and the library's is told beside it."""
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "loops.py").write_text(FOR_EVER.replace("while True", "for _ in range(2)"))
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    loops = importlib.import_module("loops")
+    with doctor() as d:
+        loops.mistaken()
+    assert [(one.rule, one.module) for one in d.findings] == [("backward-in-region", "loops.py:9")]
+    assert d.findings[0].place.rpartition(":")[0].endswith(Path(__file__).name)
 
 
 @pytest.mark.parametrize("name", ["trainer_callback", "lightning_callback"])

@@ -18,7 +18,8 @@ class Finding:
     Attributes:
         rule: its name in the catalogue.
         place: the user's file and line, "model.py:12"; "" where no line of the program is known.
-        module: the path of the module that ran, below the class of the outermost one; "" outside of modules.
+        module: the path of the module that ran, below the class of the outermost one; outside of modules the line of an
+            installed package that the program called, or "".
         seen: what was seen, with values and dtypes.
         step: the number of the step in which it was first seen, from 1 on.
         count: in how many calls it was seen.

@@ -45,7 +45,7 @@ class Doctor(AbstractContextManager["Doctor"]):
         self._every, self._last = every, last
         self._found = Findings()
         self._seen = Seen()
-        self._sources = Sources()
+        self._sources = Sources(packages=False)
         self._kernels = KernelWatch(self._found, self._seen, self._sources)
         self._training = Training(self._found, self._kernels, self._seen)
         self._stack: ExitStack | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import sys
+import sysconfig
 import threading
 from types import CodeType, FrameType
 
@@ -18,31 +19,42 @@ from ampcheck.tools.trace.records import Kind
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _PACKAGES = "-packages" + os.sep  # site-packages, dist-packages
+_INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "scripts"))
 _RECORDER = recorder.__file__  # calls each op for the trace
 _STARTERS = (threading.__file__, os.path.dirname(concurrent.futures.__file__) + os.sep)  # of threads
 
 
 class Sources:
-    """Names and places, looked up while a trace runs. Modules seen are kept alive, so that their ids stay theirs."""
+    """Names and places, looked up while a trace runs. Modules seen are kept alive, so that their ids stay theirs.
 
-    def __init__(self) -> None:
+    `packages`: whether a line of an installed package is a place, too, where the program has called it.
+    """
+
+    def __init__(self, *, packages: bool = True) -> None:
+        self._packages = packages
         self._library: dict[CodeType, bool] = {}
         self._modules: dict[int, tuple[torch.nn.Module, dict[int, str]]] = {}
         self._tensors: dict[int, tuple[torch.Tensor, str]] = {}
 
     def place(self) -> tuple[str, str]:
         """Return the module path and the program's file and line of what runs now; "" for unknown ones."""
-        location = ""
+        location = own = ""
         modules: list[torch.nn.Module] = []
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
             if code is MODULE_CALL:
                 modules.append(frame.f_locals["self"])
-            elif not location and not self._in_library(code):
-                location = f"{_short(code.co_filename)}:{frame.f_lineno}"
+            elif not own and not self._in_library(code):
+                here = f"{_short(code.co_filename)}:{frame.f_lineno}"
+                location = location or here
+                installed = code.co_filename.startswith(_INSTALLED) or _PACKAGES in code.co_filename
+                own = here if self._packages or not installed else ""
             frame = frame.f_back
-        return (self.path(modules[-1], modules[0]) if modules else ""), location
+        module = self.path(modules[-1], modules[0]) if modules else ""
+        if own and own != location:  # what the program has called, where no module says it
+            module = module or location.rpartition(_PACKAGES)[2]
+        return module, own or location
 
     def in_hook(self) -> bool:
         """Return whether the program's own code runs in a backward pass, and is no autograd function's."""
