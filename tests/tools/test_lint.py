@@ -336,6 +336,11 @@ WRONG = [
     "        return s.p(t[:, None])\n\nwith torch.autocast('cpu'):\n    P()(300)\n"),
     ("unscale-twice", HEAD + "opts = {'g': optimizer}\n\ndef end(n):\n    scaler.unscale_(opts[n])\n\n"
     "scaler.scale(loss).backward()\nscaler.unscale_(opts['g'])\nend('g')\n"),
+    ("decorated-generator", "import torch\n\nclass A:\n    amp = torch.autocast('cpu')\n\n    @amp\n"
+    "    def __iter__(self):\n        yield self.m @ self.m\n"),
+    ("loss-outside-region-in-low", "import torch\n\nclass V(torch.nn.Module):\n    def __init__(self):\n"
+    "        self.d = torch.nn.Linear(4, 4)\n    def forward(self, x):\n        return self.d(x), x\n\nv = V()\n"
+    "with torch.autocast('cpu'):\n    y, x = v(x)\nloss = torch.nn.functional.mse_loss(y, x)\n"),
     ("decorated-generator", "import torch\n\namp = torch.autocast('cpu')\n\n@amp\nasync def f(x): return x @ x\n"),
     ("unscale-twice", loop("for part in x:\n    loss = model(part).sum()\n    " + SCALED + "    " + UNSCALE + STEP)),
     ("fp16-without-scaler", loop("with torch.autocast(device_type='cuda'):\n    loss = model(x).sum()\n"

@@ -262,7 +262,8 @@ class Doctor(AbstractContextManager["Doctor"]):
                 yield _wrapped(kind, "step", before(lambda *_, **__: training.scheduled()))
         yield _wrapped(torch.autograd, "backward", before(lambda roots, *_, **__: training.backward(_listed(roots))))
         yield patch.object(torch.autograd.Function, "apply", applied(vars(torch.autograd.Function)["apply"]))
-        for original in (torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_):
+        for name in ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_"):
+            original = getattr(torch.nn.utils, name)
             yield _everywhere(original, clipped(original))
 
 

@@ -84,11 +84,11 @@ class Names:
 
     def scope(self, node: ast.AST) -> Scope:
         """Return the scope of a node."""
-        found = self._parents.get(node)
-        while not isinstance(found, _SCOPES):
+        inner, found = node, self._parents.get(node)
+        while not isinstance(found, _SCOPES) or inner in getattr(found, "decorator_list", ()):
             if found is None:
                 return self.tree
-            found = self._parents.get(found)
+            inner, found = found, self._parents.get(found)
         return found
 
     def parents(self, node: ast.AST) -> Iterator[ast.AST]:

@@ -146,10 +146,11 @@ def _low_output(walk: Walk, loss: LoopEvent, regions: list[LoopEvent]) -> LoopEv
         made = _made(walk, given) if isinstance(given, (ast.Name, ast.Attribute)) else []
         for event in regions:
             block = event.what[0] if event.what else None
-            calls = [value for value in made if isinstance(value, ast.Call)]
-            inside = [value for value in calls if any(parent is block for parent in walk.names.parents(value))]
+            items = [(one.value, one.slice) if isinstance(one, ast.Subscript) else (one, None) for one in made]
+            calls = [(value, item) for value, item in items if isinstance(value, ast.Call)]
+            inside = [pair for pair in calls if any(parent is block for parent in walk.names.parents(pair[0]))]
             # A model's output: what a function or a method of PyTorch returns may be in float32.
-            plain = [value for value in inside if not walk.names.dotted(value.func) and _raw(walk, value)]
+            plain = [pair for pair in inside if not walk.names.dotted(pair[0].func) and _raw(walk, *pair)]
             if made and len(plain) == len(made):
                 return event
     return None
@@ -174,14 +175,17 @@ def _reshaped(walk: Walk, value: ast.expr) -> ast.expr:
     return value
 
 
-def _raw(walk: Walk, call: ast.Call) -> bool:
-    """Return whether a call is one of a model, whose output nothing is said to lift."""
+def _raw(walk: Walk, call: ast.Call, item: ast.expr | None) -> bool:
+    """Return whether a call is one of a model, whose output, or an item of it, nothing is said to lift."""
     function = walk.values.definition(call)
     lifts = function is not None and re.search(r"float|double|return [^\n]*(loss|softmax)", ast.unparse(function))
     if lifts:
         return False
     if function is not None and function.name == "forward":
         returned = [one.value for one in walk.values.own(function) if isinstance(one, ast.Return)]
+        if isinstance(item, ast.Constant) and isinstance(at := item.value, int):
+            tuples = (one for one in returned if isinstance(one, ast.Tuple) and -len(one.elts) <= at < len(one.elts))
+            returned = [one.elts[at] for one in tuples]
         ends = [kind for one in returned if isinstance(one, ast.Call) for kind in walk.values.kinds(one.func)]
         if len(ends) == 1 and re.match(r"torch\.nn\.(Linear|Conv)", ends[0]):
             return True
