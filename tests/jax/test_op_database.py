@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from functools import partial
 from typing import Any
 
 import pytest
@@ -169,22 +170,33 @@ NOT_MADE = {
     *("bernoulli", "empty", "multinomial", "normal", "normal.number_mean", "randn"),  # draw
     *("linalg.pinv.hermitian", *INVARIANTS),  # not unique
 }
+OTHER_STRIDES = {
+    *("div.floor_rounding", "floor_divide", "copysign", "xlogy", "special.xlog1py", "geqrf", "triangular_solve"),
+    *("linalg.ldl_solve", "linalg.lstsq", "linalg.solve", "linalg.solve_ex"),  # PyTorch's Meta kernels say others
+}
+WHOLE = {"view_copy", "as_strided_copy", "unbind_copy", "kron"}  # on the CPU they take no such input, or other elements
 MADE = [name for name, op in OPS.items() if op.supports_out and name not in NOT_MADE]
 
 
 @pytest.mark.parametrize("name", some(MADE, 24))
 def test_out(name: str) -> None:
-    """Empty `out=` tensors of the device get the shape and the values."""
+    """Empty `out=` tensors get the shape, the strides and the values, also of an input whose columns lie together."""
     op = OPS[name]
     dtype = torch.float32 if torch.float32 in op.dtypes else torch.int64
     for sample in samples.samples(op, SAMPLES, dtype):
-        given = (sample.input, sample.args, sample.kwargs)
-        expected = op(given[0], *given[1], **given[2])
-        there = Way().there(given)
-        outs = pytree.tree_map_only(torch.Tensor, lambda t: torch.empty(0, dtype=t.dtype, device="jax"), expected)
-        found = op(there[0], *there[1], **there[2], out=outs)
-        assert all(a is b for a, b in zip(tensors(found), tensors(outs), strict=True))
-        close(outs, expected, 64)
+        for turned in (False, name not in WHOLE and isinstance(sample.input, torch.Tensor) and sample.input.dim() > 1):
+            given = (sample.input.mT.contiguous().mT if turned else sample.input, sample.args, sample.kwargs)
+            made = op(given[0], *given[1], **given[2])
+            outs = {}
+            for device, (first, args, kwargs) in {"cpu": given, "jax": Way().there(given)}.items():
+                new = partial(torch.empty, 0, device=device)
+                outs[device] = pytree.tree_map_only(torch.Tensor, lambda t, new=new: new(dtype=t.dtype), made)
+                found = op(first, *args, **kwargs, out=outs[device])
+                if device == "jax":
+                    assert all(a is b for a, b in zip(tensors(found), tensors(outs[device]), strict=True))
+            close(outs["jax"], made, 64)
+            strides = [[t.stride() for t in tensors(outs[device])] for device in outs]
+            assert strides[0] == strides[1] or name in OTHER_STRIDES
 
 
 def gradients(op: Any, sample: Any, given: Any) -> tuple[torch.Tensor | None, ...]:

@@ -214,7 +214,8 @@ def out_kernel(op: OpOverload, compute: Kernel) -> Kernel:
     """Return the kernel of an `out=` overload, which resizes what it is given, from its functional one's."""
     names = [a.name for a in arguments(op) if a.written]
 
-    apart = op._schema.name.removeprefix("aten::") in _APART
+    name = op._schema.name.removeprefix("aten::")
+    apart, plain = name in _APART, name.startswith(("fft_", "_fft_")) or name in _PLAIN_OUT
 
     def kernel(*args: Tree, **kwargs: Tree) -> Tree:
         outs = [kwargs.pop(name) for name in names]
@@ -225,7 +226,7 @@ def out_kernel(op: OpOverload, compute: Kernel) -> Kernel:
         if any(getattr(o, "dtype", None) is not getattr(v, "dtype", None) for o, v in zip(outs, results, strict=True)):
             _ask_meta(op, args, {**kwargs, **dict(zip(names, outs, strict=True))})
         for out, values in zip(outs, results, strict=True):
-            fit(out, values)
+            fit(out, values, plain=plain)
             assign(out, values)
         if not op._schema.returns:
             return None
@@ -236,6 +237,8 @@ def out_kernel(op: OpOverload, compute: Kernel) -> Kernel:
 
 _APART = frozenset(("gather", "take", "masked_select", "kthvalue", "cat"))
 """Of which PyTorch refuses an `out=` that lies on an input, which its Meta kernels do not see."""
+_PLAIN_OUT = frozenset(("cholesky", "cholesky_solve", "slice_scatter"))
+"""Whose `out=` PyTorch resizes to contiguous strides, as those of fft, and not to those of a new result."""
 
 
 def _check_apart(outs: list[Tree], args: Args) -> None:
@@ -268,11 +271,14 @@ def _ask_meta(op: OpOverload, args: Args, kwargs: Kwargs) -> None:
             op(*pytree.tree_map_only(Tensor, meta, args), **pytree.tree_map_only(Tensor, meta, kwargs))
 
 
-def fit(out: Tree, values: Tree) -> None:
-    """Give an `out=` tensor the shape of what it will hold. Warns where it held something else, as PyTorch does."""
+def fit(out: Tree, values: Tree, *, plain: bool = False) -> None:
+    """Give an `out=` tensor the shape and strides of what it will hold. Warns where it held others, as PyTorch does.
+
+    `plain`: with contiguous strides.
+    """
     if isinstance(out, (list, tuple)):
         for o, v in zip(out, values, strict=True):
-            fit(o, v)
+            fit(o, v, plain=plain)
     elif out.shape != values.shape:
         check_cast(values.dtype, out.dtype)
         if out.numel():
@@ -282,7 +288,7 @@ def fit(out: Tree, values: Tree) -> None:
                 UserWarning,
                 stacklevel=2,
             )
-        resize(out, tuple(values.shape))
+        resize(out, tuple(values.shape), None if plain else values.stride())
 
 
 def functional_kernel(op: Functional) -> Kernel:
