@@ -81,6 +81,8 @@ def test_figures_have_denominators_and_name_survivors(tmp_path: Path) -> None:
     text = measure.text(figures)
     assert "1 of 3 mutants (33.3%), drawn from 500, with those of nightly runs 2 (66.7%);" in text
     assert f"torch/amp/autocast_mode.py:{MUTANTS[1].line}" in text
+    assert measure.rule_of("eager/relations/wide-mm-bf16-cpu") == "eager/relations/wide"
+    assert measure.rule_of("eager/downcast/mm-fp32-bf16-cpu") == "eager/downcast"
     file = tmp_path / "power.json"
     file.write_text(json.dumps(figures), encoding="utf-8")
     assert pages.power(file)["rows"] == [{"name": MODULE, "killed": 1, "nightly": 2, "mutants": 3}]

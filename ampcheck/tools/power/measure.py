@@ -102,6 +102,12 @@ class MutantOutcome:
     nightly: bool = False
 
 
+def rule_of(case: str) -> str:
+    """Return the rule of a case, as a row of the figures: of relations, with the kind of program they run."""
+    suite, rule, name = case.split("/", 2)
+    return f"{suite}/{rule}/{name.partition('-')[0]}" if rule == "relations" else f"{suite}/{rule}"
+
+
 def draw(mutants: Sequence[Mutant], sample: int, seed: int) -> list[Mutant]:
     """Draw mutants: as near as can be the same number of each class, evenly over its members from a random start."""
     by_module = defaultdict(list)
@@ -280,10 +286,9 @@ class Power:
                 why = "not applied: it runs only while its module is imported"
                 return MutantOutcome(mutant, "", "", "", number, why)
             if status:
-                rule = "/".join(case.split("/")[:2])
-                return MutantOutcome(mutant, status, case, rule, number, nightly=device == NIGHTLY)
+                return MutantOutcome(mutant, status, case, rule_of(case), number, nightly=device == NIGHTLY)
         why = "not applied: it changes no result of the op" if number and not felt else ""
-        rule = "/".join(cases[0].split("/")[:2]) if cases else "none"
+        rule = rule_of(cases[0]) if cases else "none"
         return MutantOutcome(mutant, "", "", rule, number, why if number else "no case that was tried runs it")
 
     def _kill(self, mutant: Mutant, case: str, device: str) -> tuple[str, bool]:
