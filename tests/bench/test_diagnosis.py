@@ -55,6 +55,7 @@ def losing(case: StepCase, **values: float) -> StepCase:
     return seeing(case, gradients=Gradients(1000, **values))  # type: ignore[arg-type]
 
 
+HOLDING = replace(BF16, first=replace(BF16.first, memory=4096), variant=replace(BF16.variant, memory=2048))
 HOLD: list[tuple[Reason, StepCase, str]] = [
     (diagnosis.launch_bound, replace(BF16, tiny=52e-6), "a tiny add costs 52.0 µs on cpu, so starting them is 52%"),
     (diagnosis.launch_bound, replace(BF16, tiny=150e-6), "150 µs on cpu, so starting them is at least the whole step"),
@@ -65,6 +66,8 @@ HOLD: list[tuple[Reason, StepCase, str]] = [
     (diagnosis.cache_is_off, seeing(cache_off=(6, 6000), recast=[UNCACHED]), "for 6 casts of weights (6.0 kB in each"),
     (diagnosis.cache_is_defeated, seeing(recast=[SHARED]), "weight head.weight 3 times (6.0 kB): the region that its"),
     (diagnosis.frozen_weights, seeing(frozen=(4, 2000)), "are cast 4 times in each step (2.0 kB)"),
+    (diagnosis.cast_in_each_call, seeing(weights=(4, 2000)), "weights are cast 4 times in each call (2.0 kB)"),
+    (diagnosis.memory, HOLDING, "it holds 2.00 KiB at its peak beyond the model, float32 4.00 KiB"),
     (diagnosis.kept_in_float32, seeing(kept={"prod": 0.2, "mse_loss": 0.3}), "keeps 50% of the kernels' time"),
     (diagnosis.nothing_lowered, seeing(lowered=0), "autocast lowers nothing in it: all of its 120 ops"),
     (diagnosis.amdahl, seeing(lowered_share=0.2), "takes 20% of float32's kernel time, so that the step could be 1.25"),
