@@ -55,6 +55,11 @@ def shortened(line: str, width: int) -> str:
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
+def end(text: str, most: int) -> str:
+    """Return a text that has so many characters at most, of a longer one its end."""
+    return text if len(text) <= most else f"…{text[1 - most :]}"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the program and its arguments, which come last."""
     parser.add_argument("target", metavar="SCRIPT.py | MODULE:FUNCTION", help="what to run")

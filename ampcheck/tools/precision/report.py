@@ -154,6 +154,10 @@ def percent(error: float) -> str:
     )
 
 
+_UNIT = 26
+"""The most characters of a line or module on the first screen."""
+
+
 def text(answer: Answer, *, everything: bool = False) -> str:
     """Return the answer as text, cut to a screen unless everything is asked for."""
     width = user_program.screen_width()
@@ -180,7 +184,11 @@ def text(answer: Answer, *, everything: bool = False) -> str:
     kept = len(lines)
     low = answer.low
     rows = [
-        (f"{'↩ ' if op.backward else ''}{op.name}", op.unit, percent(op.given), percent(op.region), percent(op.float32))
+        (
+            f"{'↩ ' if op.backward else ''}{op.name}",
+            op.unit if everything else user_program.end(op.unit, _UNIT),
+            *map(percent, (op.given, op.region, op.float32)),
+        )
         for op in answer.ops
         if everything or op.region > op.given or not isfinite(op.region)
     ]

@@ -67,11 +67,11 @@ def table(ops: list[OpRecord], sort: Sort = "order", limit: int | None = None, w
             row["module"] = row["module"].partition(".")[2] or row["module"]
             row["op"] = user_program.shortened(row["op"], _PLACE)
             row["from→to"] = user_program.shortened(row["from→to"], _PLACE)
-            row["line"] = _end(row["line"].rpartition("/")[2], _PLACE)
+            row["line"] = user_program.end(row["line"].rpartition("/")[2], _PLACE)
     text = _grid(cells)
     if width is not None and (over := max(map(len, text.splitlines())) - width) > 0:
         most = max(max(len(row["module"]) for row in cells) - over, _PLACE // 2)
-        text = _grid([{**row, "module": _end(row["module"], most)} for row in cells])
+        text = _grid([{**row, "module": user_program.end(row["module"], most)} for row in cells])
         text = "\n".join(user_program.shortened(line, width) for line in text.splitlines())
     left = Counter[str]()
     for other in (row for row in rows if row not in shown):
@@ -84,10 +84,6 @@ def table(ops: list[OpRecord], sort: Sort = "order", limit: int | None = None, w
 
 _PLACE = 20
 """The most characters of an op, of the dtypes of casts, and of a file and line where the width is limited."""
-
-
-def _end(text: str, most: int) -> str:
-    return text if len(text) <= most else f"…{text[1 - most :]}"
 
 
 def _grid(cells: list[dict[str, str]]) -> str:
