@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
+from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -22,7 +23,6 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from ampcheck.checks.amp import Amp
-from ampcheck.samples.op_database import forms
 from ampcheck.samples.surface import evaluate, inputs
 from ampcheck.samples.torch_private import pytree
 
@@ -74,6 +74,38 @@ def _difference(got: Result, want: Result, tolerance: float = 0.0) -> str:
             part = far / largest if largest else float("inf")
             return f"is off by {part:.2g} of the largest value of output {place}; at most {tolerance:.2g} is expected"
     return ""
+
+
+class Form(NamedTuple):
+    """A way to write an op. `in_place`: it writes to its first argument."""
+
+    name: str
+    function: Callable[..., Any]
+    in_place: bool
+
+
+def forms(info: Any) -> list[Form]:
+    """Return the other ways to write an OpInfo's op.
+
+    They are its method, its operator, its aliases, what torch has under their names, and each of these in place.
+    """
+    found = {id(info.op): Form("", info.op, False)}
+
+    def add(name: str, function: Any, in_place: bool) -> None:
+        if callable(function):
+            found.setdefault(id(function), Form(name, function, in_place))
+
+    for one in (info, *info.aliases):
+        spaces = ("", "Tensor.", "nn.functional.") if "." not in one.name else ("",)
+        for name, in_place in ((one.name, False), (f"{one.name}_", True)):
+            for space in spaces:
+                with suppress(AttributeError):
+                    add(f"{space}{name}", attrgetter(f"{space}{name}")(torch), in_place)
+        add(f"method {one.name}", one.method_variant, False)
+        add(f"method {one.name}_", one.inplace_variant, True)
+    add("operator", info.operator_variant, False)
+    add("operator in place", info.inplace_operator_variant, True)
+    return [form for form in found.values() if form.name]
 
 
 class _Relations:

@@ -9,14 +9,12 @@ compares the lines with the installed torch, or writes them.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -60,38 +58,6 @@ def database() -> dict[str, Any]:
     """Return PyTorch's OpInfos by full name; the first call takes seconds. Raises UsageError without them."""
 
     return {info.full_name: info for info in internal("common_methods_invocations").op_db}
-
-
-class Form(NamedTuple):
-    """A way to write an op. `in_place`: it writes to its first argument."""
-
-    name: str
-    function: Callable[..., Any]
-    in_place: bool
-
-
-def forms(info: Any) -> list[Form]:
-    """Return the other ways to write an OpInfo's op.
-
-    They are its method, its operator, its aliases, what torch has under their names, and each of these in place.
-    """
-    found = {id(info.op): Form("", info.op, False)}
-
-    def add(name: str, function: Any, in_place: bool) -> None:
-        if callable(function):
-            found.setdefault(id(function), Form(name, function, in_place))
-
-    for one in (info, *info.aliases):
-        spaces = ("", "Tensor.", "nn.functional.") if "." not in one.name else ("",)
-        for name, in_place in ((one.name, False), (f"{one.name}_", True)):
-            for space in spaces:
-                with suppress(AttributeError):
-                    add(f"{space}{name}", attrgetter(f"{space}{name}")(torch), in_place)
-        add(f"method {one.name}", one.method_variant, False)
-        add(f"method {one.name}_", one.inplace_variant, True)
-    add("operator", info.operator_variant, False)
-    add("operator in place", info.inplace_operator_variant, True)
-    return [form for form in found.values() if form.name]
 
 
 def samples(info: Any, dtype: str, device_type: str, count: int, *, grad: bool = False) -> list[Any]:

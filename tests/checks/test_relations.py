@@ -10,10 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.checks import relations
-from ampcheck.checks.relations import assert_program, assert_relations
+from ampcheck.checks.relations import Form, assert_program, assert_relations, forms
 from ampcheck.checks.scenario import DeviceAmp
 from ampcheck.devices.registry import known
-from ampcheck.samples.op_database import Form, forms
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

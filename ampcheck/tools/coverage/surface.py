@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from tabulate import tabulate
 
-from ampcheck.checks.relations import SHOWN
+from ampcheck.checks.relations import SHOWN, forms
 from ampcheck.runner.run import suites_folder
 from ampcheck.samples import op_database, surface
 from ampcheck.samples.torch_testing import internal
@@ -92,8 +92,8 @@ def exercised() -> dict[int, str]:
             note("program of relations", [_resolved(line.name)])
     for info in database:
         if torch.float32 in info.supported_dtypes("cpu"):
-            forms = [form.function for form in op_database.forms(info) if id(form.function) not in found]
-            note(HOW[0], [form for form in forms if _runs(info, form)])
+            others = [form.function for form in forms(info) if id(form.function) not in found]
+            note(HOW[0], [form for form in others if _runs(info, form)])
     return found
 
 
