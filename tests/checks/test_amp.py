@@ -155,7 +155,10 @@ ASSERTED: dict[str, tuple[Callable[[Amp], object], str]] = {
         "it: warned of nothing; expected UserWarning saying 'yes'",
     ),
     "quiet": (lambda amp: amp.assert_no_warning("it", warning()), ""),
-    "not quiet": (lambda amp: amp.assert_no_warning("it", warning("no")), "it: warned of UserWarning 'no'"),
+    "not quiet": (
+        lambda amp: amp.assert_no_warning("it", warning("no")),
+        "it: warned of UserWarning 'no'; expected no warning",
+    ),
     "noted": (lambda amp: amp.note("it", ["it is wrong", "so is this"]), "it is wrong"),
     "nothing noted": (lambda amp: amp.note("it", []), ""),
 }
@@ -169,6 +172,7 @@ def test_what_a_comparison_notes(name: str, capsys: pytest.CaptureFixture[str]) 
     for amp in (run, program):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             compare(amp)
+    assert run.looked_at
     assert bool(run.differences) == bool(program.differences) == bool(said)
     assert not said or str(run.differences[0]).startswith(said)
     lines = capsys.readouterr().out.splitlines()

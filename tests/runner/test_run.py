@@ -141,7 +141,9 @@ def test_a_third_partys_fault_is_found(swapped: Ran, folder: Path) -> None:
     assert {result.amp for result in failed} == {"fp16"}
     assert all(result.status == "pass" for result in found.results.values() if result.amp == "bf16")
     main = found.results["eager/downcast/mm-fp32-fp16-swapped"]
-    assert main.message.startswith("argument 0 of aten::mm was given as fp32 and reached the kernel as bf16; expected")
+    assert main.message.startswith(
+        "argument 0 of aten::mm was given as fp32 and reached the kernel as bf16; expected fp16"
+    )
     first = failed[0]  # of the one cause; it is printed as soon as it fails
     assert first_line(f"fail: {first.key}: {first.message}") in done.stdout
     assert (folder / "out" / "swapped.xml").exists()
