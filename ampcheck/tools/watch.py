@@ -14,6 +14,7 @@ from torch.amp.grad_scaler import GradScaler, OptState
 from torch.utils.hooks import RemovableHandle
 
 from ampcheck.errors import UsageError
+from ampcheck.observe.recorder import tensors
 
 
 class HasGroups(Protocol):
@@ -54,9 +55,13 @@ class Watch:
         self._arrived: dict[int, int] = {}
         self._handles: dict[int, RemovableHandle] = {}
         self._counted: dict[int, list[_Counted]] = {}
+        self._losses: list[torch.Tensor] = []  # of the iteration: whether one was what _LOSS says
+        self._ended = False
         # Put on the instance, so that a subclass's own are called; pickle asks the instance too.
-        self._own = {name: getattr(scaler, name) for name in ("step", "unscale_", "__getstate__")}
-        self._put = {"step": self._step, "unscale_": self._unscale, "__getstate__": self._getstate}
+        self._own = {name: getattr(scaler, name) for name in ("scale", "step", "unscale_", "__getstate__")}
+        self._put = {
+            "scale": self._scale, "step": self._step, "unscale_": self._unscale, "__getstate__": self._getstate
+        }  # fmt: skip
         vars(scaler).update(self._put)
 
     def __enter__(self) -> Watch:
@@ -108,6 +113,18 @@ class Watch:
     def _getstate(self) -> dict[str, object]:
         return {name: value for name, value in self._own["__getstate__"]().items() if name not in self._put}
 
+    def _scale(self, outputs: object) -> object:
+        out = self._own["scale"](outputs)
+        if self._ended:
+            self._losses, self._ended = [], False
+        scale = self._scaler._get_scale_async() if self._scaler.is_enabled() else None
+        # Anything else may be a generator, which can be read once.
+        if scale is not None and isinstance(outputs, torch.Tensor | list | tuple):
+            for loss in tensors(outputs):
+                kinds = (loss.isnan(), loss.isinf(), scale.to(loss.device, loss.dtype).isinf())
+                self._losses.append(torch.stack([kind.any() for kind in kinds]))
+        return out
+
     def _unscale(self, optimizer: HasGroups) -> None:
         self._own["unscale_"](optimizer)
         if self._scaler.is_enabled() and not self._stepping:
@@ -134,6 +151,7 @@ class Watch:
         asks = handle is None or getattr(optimizer, "_step_supports_amp_scaling", False)
         taken = not enabled or (bool(called) and not asks)
         self._number += 1
+        self._ended = True
         name, _ = self._optimizers[id(optimizer)]
         step = WatchedStep(self._number, name, None if taken else self._evidence(optimizer, counted, asks))
         self.steps.append(step)
@@ -166,6 +184,7 @@ class Watch:
         counts = self._count(optimizer) if counted is None else counted
         scale = self._scaler._get_scale_async()
         then = torch.ones(()) if scale is None else scale.clone()
+        losses = self._losses
 
         def settle() -> Skip | None:
             if asks and not any(value.item() for value in found):
@@ -174,7 +193,8 @@ class Watch:
             bad = [count for count in counts if count.inf.item() or count.nan.item()]
             bad.sort(key=lambda count: count.arrival)
             culprits = (Culprit(names[id(c.param)], int(c.inf), int(c.nan), c.elements) for c in bad)
-            return then.item(), tuple(culprits)
+            wrong = {what for flags in losses for what, flag in zip(_LOSS, flags.tolist(), strict=True) if flag}
+            return then.item(), tuple(culprits), next((what for what in _LOSS if what in wrong), "")
 
         return settle
 
@@ -257,7 +277,10 @@ class Culprit:
 _TOLD = 2
 """How many parameters are named after the first one: a nan early in the backward pass reaches every one after it."""
 
-Skip: TypeAlias = tuple[float, tuple[Culprit, ...]]
+_LOSS = ("nan", "inf", "in a dtype that cannot hold the scale")
+"""What a loss can be that its backward pass makes no finite gradients of, the first that holds."""
+
+Skip: TypeAlias = tuple[float, tuple[Culprit, ...], str]
 
 
 class WatchedStep:
@@ -294,10 +317,23 @@ class WatchedStep:
         skip = self._skipped()
         return skip[1] if skip else ()
 
+    @property
+    def loss(self) -> str:
+        """Return what a loss of a skipped step was before its backward pass, or "".
+
+        It is "nan", "inf", or "in a dtype that cannot hold the scale".
+        """
+        skip = self._skipped()
+        return skip[2] if skip else ""
+
     def __str__(self) -> str:
         if self.taken:
             return f"step {self.number} of {self.optimizer} was taken"
+        head = f"step {self.number} of {self.optimizer} was skipped at scale {self.scale:g}"
+        if self.loss:
+            where = "; `ampcheck doctor` names the op" if self.loss != _LOSS[-1] else ""
+            return f"{head}: the loss was {self.loss}, before any gradient{where}"
         first, *others = [str(culprit) for culprit in self.culprits] or ["no gradient of its own"]
         more = f" and {len(others) - _TOLD} more" if len(others) > _TOLD else ""
         then = f", then in {', '.join(others[:_TOLD])}{more}" if others else ""
-        return f"step {self.number} of {self.optimizer} was skipped at scale {self.scale:g}: first in {first}{then}"
+        return f"{head}: first in {first}{then}"

@@ -64,6 +64,29 @@ def test_names_and_counts(unscale: bool) -> None:
     assert str(second) in str(watching)
 
 
+NARROW = "in a dtype that cannot hold the scale"
+
+
+@pytest.mark.parametrize("loss", ["nan", "inf", NARROW])
+def test_a_loss_is_told_before_its_gradients(loss: str) -> None:
+    """One of two losses of an iteration is enough; the next iteration's are looked at afresh."""
+    run = Training()
+    with ampcheck.watch(run.scaler, run.model) as watching:
+        for wrong in (loss, ""):
+            right = run.model(torch.ones(2, 2)).mean()
+            other = right.half() if wrong == NARROW else right * float(wrong or 1)
+            sum(run.scaler.scale([other, right])).backward()
+            run.scaler.step(run.optimizer)
+            run.scaler.update()
+            run.optimizer.zero_grad()
+        run.step({"1.weight": nan})
+    first, second, third = watching.steps
+    assert (first.loss, first.taken, second.loss, second.taken, third.loss) == (loss, False, "", True, "")
+    assert f"the loss was {loss}, before any gradient" in str(first)
+    assert ("ampcheck doctor" in str(first)) == (loss != NARROW)
+    assert "first in 1.weight" in str(third)
+
+
 def test_without_names() -> None:
     run = Training()
     params = list(run.model.parameters())
