@@ -20,8 +20,12 @@ _NAMED = 3
 """How many causes have their first red case named as it comes; the end of the run names all of them."""
 DURATIONS = Path(__file__).with_name("durations.csv")
 """How long the cases of each rule take on each device of a machine with two cores."""
-_LEAST_SECONDS = 0.003
+_LEAST_SECONDS = 0.0008
 """What every case takes beside its own work: pytest's part, and its line of the run file."""
+_ASSUMED = 0.1
+"""The share of a run that its forecast takes as run already, at the usual pace."""
+_LONG = 60
+"""Seconds of a run on the usual machine from which it is worth saying so."""
 _ALIKE = 0.9
 """The share of a run's cases that an earlier run must have to tell how long this one will take."""
 _LOOKED_AT = 20
@@ -86,9 +90,14 @@ def forecast(run: Run, cases: Cases, processes: int) -> float:
     return seconds * sum(weights(cases, run).values()) / whole / processes if whole else seconds / processes
 
 
-def remaining(elapsed: float, done: float, total: float) -> float | None:
-    """Return the seconds left after `elapsed` seconds for `done` of `total`; None while nothing is done."""
-    return elapsed * (total - done) / done if done > 0 else None
+def remaining(elapsed: float, done: float, total: float, processes: int) -> float | None:
+    """Return the seconds left after `elapsed` seconds of so many processes for `done` of `total` seconds of cases.
+
+    The pace of this machine shows as the run goes on: at first it is taken for that of the machine that the seconds
+    are of. None while nothing is done.
+    """
+    assumed = _ASSUMED * total
+    return (total - done) * (elapsed * processes + assumed) / (done + assumed) / processes if done > 0 else None
 
 
 def spoken(seconds: float) -> str:
@@ -160,7 +169,7 @@ class RunProgress(Progress):
             text = f"{len(recorder.results)} of {len(recorder.cases)} cases, {recorder.red()} red, "
             text += f"{recorder.seconds:.0f} s"
             left = sum(self._left.values())
-            eta = remaining(now - self._begun, self._total - left, self._total)
+            eta = remaining(now - self._begun, self._total - left, self._total, recorder.processes)
             self.text(text + (f", about {spoken(eta)} left" if eta else ""))
 
     def end(self) -> None:
@@ -176,11 +185,12 @@ class RunProgress(Progress):
             return
         run = earlier(self._folder, recorder.cases)
         cases, processes = len(recorder.cases), recorder.processes
-        text = f"{counted(cases, 'case')} in {processes} process{'es' if processes > 1 else ''}"
-        if run is not None:
-            text += f"; about {spoken(forecast(run, recorder.cases, processes))}, going by {run.path.name}"
-        print(text, flush=True)
         left = {key: case for key, case in recorder.cases.items() if key not in recorder.results}  # of a resumed run
         self._left = weights(left, run)
         self._total = sum(self._left.values())
-        self._begun = time.monotonic()
+        text = f"{counted(cases, 'case')} in {processes} process{'es' if processes > 1 else ''}"
+        if run is not None:
+            text += f"; about {spoken(forecast(run, recorder.cases, processes))}, going by {run.path.name}"
+        elif self._total / processes > _LONG:
+            text += f"; usually about {spoken(self._total / processes)}"
+        print(text, flush=True)

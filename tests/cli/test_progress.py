@@ -1,12 +1,14 @@
 """The estimate of a run's time from given numbers, and the number of its processes."""
 
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
-from ampcheck.cli.progress import RunProgress, earlier, forecast, usual_seconds, weights
+from ampcheck.cli.progress import RunProgress, earlier, forecast, remaining, usual_seconds, weights
 from ampcheck.runner.record import Result, Run, RunWriter
 from ampcheck.runner.run import RunPlan
 from ampcheck.runner.summarize import RunRecorder
@@ -63,6 +65,17 @@ def test_a_case_that_the_earlier_run_lacks_counts_as_the_mean_of_its_rule_on_its
     assert weights(elsewhere, None)[key("new")] == pytest.approx(fmean(usual_seconds().values()), abs=0.01)
 
 
+@pytest.mark.parametrize("slower", [0.5, 1.0, 2.0])
+def test_a_forecast_begins_with_the_usual_pace_and_learns_the_machines(slower: float) -> None:
+    """900 seconds of cases in two processes, which a machine runs at half, once or twice the usual pace."""
+    told = [remaining(slower * done / 2, done, 900, 2) for done in (1, 300, 800)]
+    right = [slower * (900 - done) / 2 for done in (1, 300, 800)]
+    assert told[0] == pytest.approx(450, rel=0.02)
+    assert told[1] == pytest.approx(right[1], rel=0.25)
+    assert told[2] == pytest.approx(right[2], rel=0.12)
+    assert remaining(9.0, 0, 900, 2) is None
+
+
 def test_cases_that_took_no_time_divide_nothing_by_zero() -> None:
     run = made({"a": 0.0, "b": 0.0}, wall=6.0)
     assert forecast(run, cases(*"ab"), 2) == pytest.approx(3)
@@ -82,7 +95,7 @@ def test_the_newest_complete_run_with_the_cases_is_the_one_to_go_by(tmp_path: Pa
     assert found.path == expected
 
 
-def begun(names: str, processes: int = 1) -> RunRecorder:
+def begun(names: Sequence[str], processes: int = 1) -> RunRecorder:
     """A run that has collected a case for each letter."""
     recorder = RunRecorder(None)
     recorder.lines = ["torch 1"]
@@ -99,6 +112,11 @@ def test_a_run_says_at_its_start_how_long_it_will_take(tmp_path: Path, capsys: p
 def test_a_run_that_cannot_know_says_nothing_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     RunProgress(begun("a"), tmp_path).show()
     assert capsys.readouterr().out == "torch 1\n1 case in 1 process\n"
+
+
+def test_a_long_run_on_a_new_machine_says_what_is_usual(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    RunProgress(begun([f"case{n}" for n in range(100_000)], 2), tmp_path).show()
+    assert re.search(r"100000 cases in 2 processes; usually about \d+ (s|min)\n", capsys.readouterr().out)
 
 
 def test_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
