@@ -62,13 +62,19 @@ def rows(browser: Any) -> list[str]:
 FRAGMENTS = {"case.html": FAILING, "matrix.html": "open=mm", "ops.html": "softmax.int", "deviations.html": "gone-by"}
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_opens_from_disk_and_can_be_read_by_everyone(page: str, site: Path, browser: Any) -> None:
+def violations(browser: Any) -> list[tuple[str, str, str]]:
+    """What axe-core finds in the open page: rule, element, what is wrong."""
     axe = (importlib.resources.files("axe_core_python") / "axe.min.js").read_text(encoding="utf-8")
     # Of rows that are alike the first are enough: each costs some milliseconds.
     some = "{include: [['html']], exclude: [['.row:nth-of-type(n+12):not([open])']]}"
-    found = f"axe.run({some}, {{resultTypes: ['violations']}}).then(r => r.violations)"
-    for width, dark in ((1280, False), (800, True), (390, True)):
+    browser.evaluate(f"{axe}; 0")
+    found = browser.evaluate(f"axe.run({some}, {{resultTypes: ['violations']}}).then(r => r.violations)")
+    return [(v["id"], v["nodes"][0]["html"], v["nodes"][0]["failureSummary"]) for v in found]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_opens_from_disk_and_can_be_read_by_everyone(page: str, site: Path, browser: Any) -> None:
+    for width, dark in ((1280, False), (1280, True), (800, False), (390, True)):
         browser.show(width, dark=dark)
         browser.open(site / page, FRAGMENTS.get(page, ""))
         assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == (
@@ -79,12 +85,27 @@ def test_a_page_opens_from_disk_and_can_be_read_by_everyone(page: str, site: Pat
         assert browser.evaluate("document.querySelectorAll('main img, main b').length") == 0, "texts are not markup"
         current = "[...document.querySelectorAll('nav [aria-current]')].map(n => n.getAttribute('href'))"
         assert browser.evaluate(current) == [page] * (page in NAV.values())
-        browser.evaluate(f"{axe}; 0")
-        bad = [(v["id"], v["nodes"][0]["html"], v["nodes"][0]["failureSummary"]) for v in browser.evaluate(found)]
-        assert bad == []
+        assert violations(browser) == []
         bare = "[...document.querySelectorAll('.chip')].filter(c => !/[a-z]{3}/.test(c.textContent)).length"
         assert browser.evaluate(bare) == 0, "a status or a verdict is told by words too"
         assert browser.problems == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "fault"),
+    [
+        ("color-contrast", "document.querySelector('.note').style.color = dark ? '#444' : '#bbb'"),
+        ("select-name", "{ const { device } = document.forms[0].elements; device.parentElement.replaceWith(device) }"),
+        ("link-name", "document.querySelector('nav a').replaceChildren()"),
+        ("role-img-alt", "document.querySelector('.chart').removeAttribute('aria-label')"),
+    ],
+)
+def test_a_fault_for_some_readers_is_found(rule: str, fault: str, site: Path, browser: Any) -> None:
+    for dark in (False, True):
+        browser.show(390, dark=dark)
+        browser.open(site / "bench.html")
+        browser.evaluate(f"{{ const dark = {json.dumps(dark)}; {fault}; }}")
+        assert rule in [found for found, _, _ in violations(browser)]
 
 
 @pytest.mark.parametrize("page", PAGES)
