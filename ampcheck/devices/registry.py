@@ -152,7 +152,7 @@ def absent(modules: Sequence[str] = (), tested: Collection[str] = ()) -> dict[st
         if reason:
             found[name] = reason
         elif device.on_request and name not in tested:
-            found[name] = f"it is tested by whole runs, and where it is named: {device.on_request}"
+            found[name] = f"a run has it where it is named, or where no option chooses cases: {device.on_request}"
         else:
             usable.append(device)
     for device in usable:

@@ -10,7 +10,7 @@ import pytest
 from ampcheck.errors import UsageError
 from ampcheck.report import build
 from ampcheck.report.conformance import pages
-from ampcheck.report.conformance.data import SHOWN, cases, device_modules, number, script, union
+from ampcheck.report.conformance.data import SHOWN, cases, number, options, script, union
 from ampcheck.report.history import load
 from ampcheck.runner.record import STATUSES, read
 from tests.report.made_runs import make, write
@@ -152,10 +152,10 @@ def test_an_odd_id_and_an_alias_are_kept(tmp_path: Path) -> None:
     assert packed["scenarios"] == []
 
 
-def test_device_modules_are_taken_from_the_command(tmp_path: Path) -> None:
+def test_options_are_taken_from_the_command(tmp_path: Path) -> None:
     command = ["pytest", "--device-module", "mine.a", "--device-module=b", "suites"]
     path = write(tmp_path / "run.jsonl", [make("mm")], command=command)
-    assert device_modules(load([path]).newest) == "--device-module=mine.a --device-module=b"
+    assert options(load([path]).newest, ("--device-module",)) == "--device-module=mine.a --device-module=b"
 
 
 def test_pages_escape_what_runs_hold(tmp_path: Path) -> None:

@@ -172,6 +172,8 @@ def test_an_interrupted_newest_run_is_marked_everywhere(runs: list[Path], tmp_pa
         assert "The run was interrupted." in (tmp_path / page).read_text(encoding="utf-8").split("<footer")[1]
     browser.open(tmp_path / "index.html")
     assert "Nothing is red so far; the run was interrupted. 9 of 63 cases ran" in browser.text(".state.grey")
+    assert "ampcheck run --resume RUN goes on with an interrupted run" in browser.text(".state.grey")
+    assert set(browser.texts(".devices .s-grey p:not(.chips)")) == {"Nothing is wrong so far."}
     browser.open(tmp_path / "matrix.html")
     assert "Incomplete: the run was interrupted." in browser.text("#summary")
     assert (tmp_path / "badge.svg").read_text().count("#6b7280") == 1
@@ -301,14 +303,17 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_first_page_says_of_each_cause_where_since_when_why_and_what_to_do(faulty: Path, browser: Any) -> None:
-    browser.show()
-    browser.open(faulty / "index.html")
+    for width in (390, 1280):
+        browser.show(width)
+        browser.open(faulty / "index.html")
+        last = "document.querySelector('.cause dd:last-of-type').getBoundingClientRect().bottom"
+        assert browser.evaluate(last) < 900, "all of it is on the first screen"
     causes = browser.texts(".cause")
     assert len(causes) == 2
     for part in (
         "3 fail no kernel for … (ops.py in run)",
         "Where\ncpu, in promote",
-        "Since\nthe only run here",
+        "Since\n2026-11-20 02:00, torch 2.13.0+cpu, the only run here",
         "Why\nPyTorch promises: eligible arguments are cast to the widest dtype among them",
         "In plain torch it reproduces.",
         "What to do\nOpen the example: it has the call in plain torch.",
@@ -325,6 +330,23 @@ def test_the_first_page_says_of_each_cause_where_since_when_why_and_what_to_do(f
     browser.open(faulty / "matrix.html", "cause=elsewhere")
     assert rows(browser) == []
     assert browser.problems == []
+
+
+def test_what_is_wrong_with_no_case_comes_before_the_devices(tmp_path: Path, browser: Any) -> None:
+    cuda = [make(op, "deviation", device="virtual:cuda", deviation="d") for op in ("mm", "dot")]
+    results = [make("mm"), make("exp"), make("dot", "deviation"), make("exp", device="virtual:cuda"), *cuda]
+    command = ["ampcheck", "run", "--op", "mm", "--op=dot", "--reports", "out"]
+    path = write(tmp_path / "r.jsonl", results, footer=False, command=command, smoke=True)
+    footer = {"kind": "footer", "counts": {}, "stale": ["d: no case matches 'x'"], "notes": ["failed: preflight"]}
+    path.write_text(path.read_text() + json.dumps(footer) + "\n")
+    browser.open(build([path], tmp_path / "site"))
+    assert browser.text(".state.red").startswith(
+        "1 thing went wrong outside of the cases; 1 pattern of known deviations without a case. 6 of 6 cases ran. "
+        "Only those of --smoke --op=mm --op=dot were asked for."
+    )
+    text = browser.text()
+    places = ("What is wrong", "failed: preflight", "no case matches 'x'", "Differs from PyTorch in most", "Keeps its")
+    assert sorted(places, key=text.index) == list(places)
 
 
 def test_a_cause_is_since_the_first_run_in_which_its_cases_are_red(tmp_path: Path) -> None:

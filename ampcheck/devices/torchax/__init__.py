@@ -43,7 +43,7 @@ class TorchTorchax(Device):
     type = "jax"
     key = "AutocastPrivateUse1"
     deviations = Path(__file__).parent / "torch_autocast.toml"
-    on_request = "it is a backend under test of its own, and what is known of it differs between its versions"
+    on_request = "it is another project's backend, and what it lacks differs between its versions"
     backend = "torchax"
     observes_composite_ops = False
     refusals = (r"Operator with name \S+ has no lowering",)

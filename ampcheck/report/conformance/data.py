@@ -137,7 +137,8 @@ def details(history: History) -> dict[str, Any]:
     """Return the content of `details.js`: times, differences, tracebacks and reproductions of cases, by place."""
     newest = history.newest.results
     lines = Interner()
-    out: dict[str, Any] = {"options": device_modules(history.newest), "pytest": {}, "reproduced": {}}
+    modules = options(history.newest, ("--device-module",))
+    out: dict[str, Any] = {"options": modules, "pytest": {}, "reproduced": {}}
     out |= {name: {} for name in ("message", "traceback", "torch")}
     said = reproduced(history.newest)
     times = []
@@ -156,15 +157,15 @@ def details(history: History) -> dict[str, Any]:
     return {**out, "lines": lines.texts, "seconds": times}
 
 
-def device_modules(run: Run) -> str:
-    """Return the `--device-module` options a run was started with, as a command line has them."""
+def options(run: Run, names: Collection[str]) -> str:
+    """Return those options of these names that a run was started with, as a command line has them."""
     found = []
     for header in run.header.get("parts", [run.header]):
         words = [str(word) for word in header.get("command", [])]
         for word, following in zip(words, [*words[1:], ""], strict=True):
-            if word == "--device-module":
-                found.append(f"--device-module={following}")
-            elif word.startswith("--device-module="):
+            if word in names:
+                found.append(f"{word}={following}")
+            elif word.partition("=")[0] in names:
                 found.append(word)
     return shlex.join(dict.fromkeys(found))
 

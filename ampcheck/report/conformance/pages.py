@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from ampcheck.errors import UsageError
-from ampcheck.report.conformance.data import AREAS, OP_RULES, SHOWN, Status, area, facts, number, run_names
+from ampcheck.report.conformance.data import AREAS, OP_RULES, SHOWN, Status, area, facts, number, options, run_names
 from ampcheck.report.history import History, expected, ran, reproduced, stale, virtual
 from ampcheck.runner import summarize as comparing
 from ampcheck.runner.deviations import Deviation
@@ -40,9 +40,12 @@ _TODO = {
     "error": "ampcheck itself broke, which says nothing of the device: report it with the example's traceback.",
     "crash": "Run the example alone: its process ended, and the last lines of its output say where.",
     "timeout": "Run the example alone with a longer --timeout, and see whether it ends.",
-    "missing": "Run them: ampcheck run --resume RUN goes on with a run, --shard N/COUNT runs a share that is missing.",
+    "missing": "ampcheck run --resume RUN goes on with an interrupted run, --shard N/COUNT runs a missing shard.",
 }
 """What to do about red cases, by their status."""
+
+_CHOOSING = ("--suite", "--device", "--op", "--rule", "--amp-dtype", "--compiler", "--last-failed", "-k")
+"""The options that take one value and leave cases out."""
 
 _COUNTED = ("device", "key", "cells", "reachable", "each_run", "nightly")
 """What the first page shows of `ampcheck coverage`."""
@@ -72,12 +75,15 @@ FILTERS: Mapping[str, Callable[..., str]] = {
 
 def common(history: History) -> dict[str, object]:
     """Return the values of every page."""
+    absent: dict[str, list[str]] = {}
+    for name, reason in history.newest.header.get("absent", {}).items():
+        absent.setdefault(reason, []).append(name)
     return {
         "run": _summary(history.newest, run_names(history)[0]),
         "statuses": SHOWN,
         "unreal": set().union(*(virtual(run) for run in history.runs)),
         "left_out": history.left_out,
-        "absent": history.newest.header.get("absent", {}),
+        "absent": absent,
         "drift": history.newest.header.get("drift", []),
         "torch": history.newest.header.get("versions", {}).get("torch", "of unknown version"),
     }
@@ -96,6 +102,8 @@ def devices_page(history: History) -> dict[str, object]:
     return {
         "state": state,
         "verdict": verdict,
+        "chosen": ("--smoke " if newest.header.get("smoke") else "") + options(newest, _CHOOSING),
+        "go_on": _TODO["missing"] if unfinished(newest) else "",
         "cards": cards,
         "grid": _grid(results, shown, areas=True),
         "rules": _grid(results, shown, areas=False),
@@ -128,7 +136,7 @@ def history_page(history: History) -> dict[str, object]:
 
 
 _ORDER = ("red", "grey", "amber", "green")
-"""The states of cards and cells, in the order in which they are shown."""
+"""The states of cards, in the order in which they are shown."""
 
 
 def _card(name: str, run: Run, causes: Sequence[Cause]) -> dict[str, Any]:
@@ -144,11 +152,16 @@ def _card(name: str, run: Run, causes: Sequence[Cause]) -> dict[str, Any]:
     elif red:
         kinds = ", ".join(f"{number(counts[status.name])} {status.label}" for status in used(counts) if status.red)
         sentence = f"Keeps the rules that were measured, but needs a person: {kinds}"
+    elif unfinished(run):
+        sentence = "Nothing is wrong so far"
     elif not counts["pass"]:
         sentence = "Nothing is known: no case passed"
+    elif counts["deviation"] > counts["pass"]:
+        sentence = "Differs from PyTorch in most cases, in ways that are known"
     else:
         sentence = "Keeps its promises" + (", but for known deviations" if counts["deviation"] else "")
-    state = "red" if red else "green" if counts["pass"] else "grey"
+    unknown, mostly = unfinished(run) or not counts["pass"], counts["deviation"] > counts["pass"]
+    state = "red" if red else "grey" if unknown else "amber" if mostly else "green"
     return {
         "name": name,
         "state": state,
@@ -203,7 +216,7 @@ def _since(cause: Cause, history: History) -> str:
             return f"{_when(first)}; not red on {_when(run, beside=first)}"
         first = run if mine else first
     if len(history.runs) == 1:
-        return "the only run here"
+        return f"{_when(first)}, the only run here"
     return f"{_when(first)}, the first run here that has {'it' if len(keys) == 1 else 'them'}"
 
 
@@ -329,8 +342,8 @@ def judged(run: Run) -> tuple[str, str]:
     red = [result for result in run.results.values() if SHOWN[result.status].red]
     where = ", ".join(dict.fromkeys(result.device for result in red))
     parts = [f"{_counted(len(red), 'case')} {'is' if len(red) == 1 else 'are'} red on {where}"] if red else []
-    parts += [_counted(len(stale(run)), "stale deviation glob")] if stale(run) else []
     parts += [f"{_counted(len(outside(run)), 'thing')} went wrong outside of the cases"] if outside(run) else []
+    parts += [f"{_counted(len(stale(run)), 'pattern')} of known deviations without a case"] if stale(run) else []
     if parts:
         return "red", "; ".join(filter(None, [*parts, unfinished(run)])) + "."
     if unfinished(run):
