@@ -75,6 +75,9 @@ elementwise_dtypes: Callable[..., tuple[torch.dtype, torch.dtype]] = NAMES.take(
     "torch._prims_common.elementwise_dtypes", "the dtype that PyTorch promotes to"
 )
 PromotionKind: Any = NAMES.take("torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND", "the kind of promotion")
+suggest_memory_format: Callable[[Tensor], torch.memory_format] = NAMES.take(
+    "torch._prims_common.suggest_memory_format", "the layout of a convolution's result"
+)
 decompositions: dict[Any, Any] = NAMES.take(
     "torch._decomp.decomposition_table", "ops without a lowering, which PyTorch makes of other ops"
 )
@@ -153,6 +156,9 @@ NAMES.optional(
     "_accelerator_resetPeakStats",
     "_accelerator_synchronizeDevice",
     need="`torch.accelerator`, for which these functions are replaced",
+)
+NAMES.attributes(
+    "torch._C", "_conv_determine_backend_memory_format", need="fake tensors of a convolution's result, with its layout"
 )
 NAMES.optional(
     "libc10",

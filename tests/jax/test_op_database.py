@@ -75,6 +75,16 @@ OTHERWISE = {
     "*bfloat16 edges": "*conv*",
 }
 """Ops that the device computes otherwise than the CPU, by dtype and kind of samples."""
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+UNSTRIDED = {
+    *(name for name in samples.ops() if name.startswith("jiterator")),  # which the CPU has not
+    *("as_strided.partial_views", "linalg.pinv.singular", "ormqr", "tensor_split", "to", "view_copy"),  # not taken
+    *("chalf", "to_sparse", "sparse.mm.reduce", "sparse.sampled_addmm", "nn.functional.embedding_bag"),  # not here
+    *("as_strided_scatter", "native_group_norm", "nn.functional.max_pool3d", "view", "view_as", "view_as_complex"),
+    *("linalg.lstsq", "linalg.lstsq.grad_oriented", "nonzero", "argwhere", "masked.log_softmax"),
+    "nn.functional.conv_transpose3d",  # which test_convolution has; the CPU's slow kernel of some has no such layout
+}
+"""Ops of which the CPU or the device takes no samples arranged otherwise, or whose Meta kernel says nothing."""
 DRAWN = ("nn.FractionalMaxPool", "nn.Lazy")
 """What draws random numbers, which are the device's own: windows, and parameters that are made at the first call."""
 MODULES = {info.name: info for info in module_db if not info.name.startswith(DRAWN)}
@@ -171,7 +181,7 @@ NOT_MADE = {
     *("linalg.pinv.hermitian", *INVARIANTS),  # not unique
 }
 OTHER_STRIDES = {
-    *("div.floor_rounding", "floor_divide", "copysign", "xlogy", "special.xlog1py", "geqrf", "triangular_solve"),
+    *("div.floor_rounding", "floor_divide", "copysign", "xlogy", "special.xlog1py", "triangular_solve"),
     *("linalg.ldl_solve", "linalg.lstsq", "linalg.solve", "linalg.solve_ex"),  # PyTorch's Meta kernels say others
 }
 WHOLE = {"view_copy", "as_strided_copy", "unbind_copy", "kron"}  # on the CPU they take no such input, or other elements
@@ -221,6 +231,34 @@ def test_gradients(name: str) -> None:
         expected, found = (gradients(op, every[index], g) for g in (given, moved(given)))
         assert [g is None for g in found] == [g is None for g in expected]
         close(found, expected, LOOSE.get(name, 64))
+
+
+def strides(op: Any, sample: Any, given: Any) -> list[Any]:
+    """Return the strides of results and gradients, by sizes other than 1."""
+    results = tensors(op(given[0], *given[1], **given[2]))
+    grads = gradients(op, sample, given) if samples.name_of(op) in DIFFERENTIABLE else ()
+    found = [t for t in (*results, *grads) if t is not None and t.numel()]
+    return [[s for n, s in zip(t.shape, t.stride(), strict=True) if n != 1] for t in found]
+
+
+@pytest.mark.parametrize("name", some([n for n in samples.ops() if n not in UNSTRIDED], 24))
+def test_strides(name: str) -> None:
+    """Of inputs whose channels, or else columns, lie together: the strides are the CPU's, or the Meta kernel's."""
+    op = samples.ops()[name]
+
+    def arranged(t: Any) -> Any:
+        if not torch.is_tensor(t) or t.dim() < 2:
+            return t
+        other = t.contiguous(memory_format=FORMATS[t.dim()]) if t.dim() in FORMATS else t.mT.contiguous().mT
+        return other.detach().requires_grad_(t.requires_grad)
+
+    every = list(op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd))
+    for index in samples.spread(len(every), 3):
+        sample = every[index]
+        given = pytree.tree_map(arranged, (sample.input, sample.args, sample.kwargs))
+        found = strides(op, sample, moved(given))
+        if found != strides(op, sample, given):
+            assert found == strides(op, sample, pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), given))
 
 
 @pytest.mark.parametrize("name", some(MODULES, 12))

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ampcheck.jax_device import jit, t2j, to_jax
-from tests.jax.agreement import INF, NAN, close, moved, same
+from tests.jax.agreement import INF, NAN, assert_same, close, moved, same
 
 check = partial(partial, same)
 """A check for each call: values, and gradients of what requires them."""
@@ -311,6 +311,7 @@ def test_a_changed_number_gives_a_new_value_without_a_new_program() -> None:
         torch.testing.assert_close(F.leaky_relu(x, slope).cpu(), F.leaky_relu(x.cpu(), slope))
 
 
+LAST, LAST_3D = torch.channels_last, torch.channels_last_3d
 # Strides that leave a rest, dilations, groups, and transposed ones whose output_padding passes the stride.
 CONVOLUTIONS: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]], ...] = (
     ((2, 4, 9, 8), (6, 2, 3, 2), ([3, 2], [2, 0], [1, 2], False, [0, 0], 2)),
@@ -326,6 +327,35 @@ CONVOLUTIONS: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]], ..
 def test_convolutions(image: tuple[int, ...], kernel: tuple[int, ...], options: tuple[Any, ...]) -> None:
     outputs = kernel[1] * options[-1] if options[3] else kernel[0]
     same(torch.convolution, leaf(*image), leaf(*kernel, seed=1), leaf(outputs, seed=2), *options, loose=32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("name", "layout"), [("conv2d", LAST), ("conv_transpose2d", LAST), ("conv3d", LAST_3D)])
+def test_convolutions_of_channels_last(name: str, layout: torch.memory_format, dtype: torch.dtype) -> None:
+    """Results and gradients have the CPU's strides: the image's or the kernel's decide, in programs, too."""
+    dims, convolve = int(name[-2]), getattr(F, name)
+
+    def step(x: Tensor, w: Tensor) -> Any:
+        x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+        out = convolve(x, w)
+        return out.detach(), *torch.autograd.grad(out.square().sum(), (x, w))
+
+    image, kernel = (data(4, 4, *(n,) * dims).to(dtype) for n in (5, 3))
+    for x in (image, image.contiguous(memory_format=layout)):
+        for w in (kernel, kernel.contiguous(memory_format=layout)):
+            expected = step(x, w)
+            there = moved((x, w))
+            compiled = torch.compile(convolve, backend="jax", dynamic=False)
+            for found in (step(*there), jit(step)(*there), (compiled(*there),)):
+                assert [t.stride() for t in found] == [t.stride() for t in expected[: len(found)]]
+                close(found, expected[: len(found)], 32)
+
+
+def test_indexing_keeps_the_order_of_dimensions() -> None:
+    for x in (data(4, 5, 6).permute(2, 0, 1), data(4, 6, 5, 2).contiguous(memory_format=LAST)):
+        for index in (torch.tensor([3, 0, 3]), torch.arange(x.shape[0]) % 2 == 0, torch.rand(x.shape[:2]) > 0.5):
+            assert_same(moved(x)[moved(index)], x[index])
+    assert jit(lambda x, i: x[i])(*moved((x, index[:, 0].long()))).stride() == x.stride()
 
 
 def test_an_embedding_renorms_its_table_in_place() -> None:

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-from ampcheck.jax_device.annotations import Kernel, Tree
+from ampcheck.jax_device.annotations import NAME, Kernel, Tree
 from ampcheck.jax_device.device import placed
 from ampcheck.jax_device.dispatch.kernels import computed, inplace_kernel, missing, out_kernel
 from ampcheck.jax_device.dispatch.schema import arguments, functional, is_out, is_view, overloads
 from ampcheck.jax_device.dispatch.special import COMPOSED, SPECIAL, by_convolution
 from ampcheck.jax_device.lowering import OWN, find, short_name
 from ampcheck.jax_device.storage.arrays import META
+from ampcheck.jax_device.torch_private import C, suggest_memory_format
 from ampcheck.register.torch_private import OpOverload, has_kernel
 
 
@@ -29,19 +30,42 @@ def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tu
     return *gates, torch.empty_like(grad_hy), *biases
 
 
+def convolution_format(x: Tensor, weight: Tensor) -> torch.memory_format:
+    """Return the layout that a convolution's result and gradients have on the CPU: channels last if either has it."""
+    found = {suggest_memory_format(x), suggest_memory_format(weight)} - {torch.contiguous_format}
+    return found.pop() if found and (x.dim() < 5 or x.dtype is not torch.float64) else torch.contiguous_format
+
+
+def _convolution(x: Tensor, weight: Tensor, *options: Tree) -> Tensor:
+    return torch.empty_like(torch.convolution(x, weight, *options), memory_format=convolution_format(x, weight))
+
+
+def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *options: Tree) -> tuple[Tensor | None, ...]:
+    layout, mask = convolution_format(x, weight), options[-1]
+    made = *(torch.empty_like(t, memory_format=layout) for t in (x, weight)), grad.new_empty(grad.shape[1])
+    return tuple(g if asked else None for g, asked in zip(made, mask, strict=True))
+
+
+def _geqrf(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.mT.shape).mT, x.new_empty((*x.shape[:-2], min(x.shape[-2:])))
+
+
 # Meta kernels of ops that PyTorch has none for: what shapes come out, also of sizes that `torch.compile` leaves open.
 # Other ops without a Meta kernel are run on zeros by PyTorch's fake tensors, which takes sizes that are numbers.
 _META: dict[str, Kernel] = {
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
-    **by_convolution(torch.convolution),
+    "convolution_overrideable": _convolution,
+    "convolution_backward_overrideable": _convolution_backward,
+    **by_convolution(_convolution),
+    "geqrf": _geqrf,
 }
 
 
 KEY = "PrivateUse1"
 # PyTorch's own kernels take these apart: one checks and calls convolution_overrideable, one knows hermitian matrices,
 # and through the view that the last one makes `torch.kron` writes to its `out=`.
-COMPOSITE = frozenset({"convolution", "linalg_pinv.atol_rtol_tensor", "_unsafe_view"})
+COMPOSITE = frozenset({"convolution", "linalg_pinv.atol_rtol_tensor", "_unsafe_view", "new_empty_strided"})
 # Overloads of which a number is to fit the tensor's dtype: one that is put into elements, or compared with integers.
 FILLS = {"full": 1} | {
     f"{name}{mark}{which}": place
@@ -126,7 +150,7 @@ def kernel(op: OpOverload) -> Kernel | None:
 
 
 def _lazy(op: OpOverload) -> Kernel:
-    return computed(short_name(op))
+    return SPECIAL.get(short_name(op)) or computed(short_name(op))
 
 
 def install() -> None:
@@ -142,6 +166,10 @@ def install() -> None:
     for name, function in COMPOSED.items():
         for key in (KEY, f"Autograd{KEY}"):  # in inference mode there is no autograd to come first
             aten.impl(name, function, key)
+    of_others = C._conv_determine_backend_memory_format
+    C._conv_determine_backend_memory_format = lambda x, weight, backend: (  # which fake tensors ask
+        convolution_format(x, weight) if x.device.type == NAME else of_others(x, weight, backend)
+    )
     fallback = Library("_", "IMPL")
     fallback.fallback(_fallback, KEY)
     for layout in INSTEAD:

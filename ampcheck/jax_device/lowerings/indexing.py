@@ -12,11 +12,18 @@ from typing import TypeGuard
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import Array
+from torch import Tensor
 
-from ampcheck.jax_device.annotations import Tree
+from ampcheck.jax_device.annotations import NAME, Tree
+from ampcheck.jax_device.dispatch import checks
+from ampcheck.jax_device.dispatch.kernels import computed
+from ampcheck.jax_device.dispatch.special import kernel
 from ampcheck.jax_device.lowering import Number, lower
 from ampcheck.jax_device.lowerings.accumulate import wide, widened
+from ampcheck.jax_device.storage import transfer
+from ampcheck.jax_device.storage.arrays import wrap
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 Places = tuple[Array | Ints | slice, ...]
@@ -42,23 +49,25 @@ def _spread(indices: Sequence[Array | None], places: Callable[[Array], Places]) 
     return tuple(out)
 
 
-@jax.jit
-def _read(self: Array, indices: tuple[Array | None, ...]) -> Array:
+@lower("index.Tensor", "_unsafe_index.Tensor")
+def index(self: Array, indices: Sequence[Array | None]) -> Array:
+    """Return the elements at the broadcast places, of which none is a mask."""
     return self[tuple(slice(None) if index is None else index for index in indices)]
 
 
-@lower("index.Tensor", concrete=True)
-def index(self: Array, indices: Sequence[Array | None]) -> Array:
-    """Return the elements at the broadcast places. With a mask the shape depends on its values."""
-    if any(is_mask(i) for i in indices):
-        # By NumPy: of a mask whose values jit knows, JAX would make a traced one.
-        out: Array = self[_spread(indices, lambda mask: np.nonzero(np.asarray(mask)))]
-        return out
-    out = _read(self, tuple(indices))
-    return out
-
-
-lower("_unsafe_index.Tensor")(lambda self, indices: _read(self, tuple(indices)))  # without masks
+@kernel("index.Tensor")
+def _index(self: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """Index by places: PyTorch's Meta kernel says the shape and the strides of these, and not of a mask."""
+    given: list[Tensor | None] = []
+    for place in indices:
+        if place is None or place.dtype not in (torch.bool, torch.uint8):
+            given.append(place)
+            continue
+        mask = np.asarray(transfer.values(place) if place.device.type == NAME else transfer.to_numpy(place))
+        if not mask.ndim or self.shape[len(given) : len(given) + mask.ndim] != mask.shape:
+            checks.on_cpu("index.Tensor", ((self, indices), {}))  # for its error
+        given.extend(wrap(jax.device_put(places)) for places in np.nonzero(mask))
+    return computed("index.Tensor")(self, given)  # type: ignore[no-any-return]
 
 
 def _count(self: Array, indices: Sequence[Array | None], values: Array) -> int:
