@@ -76,7 +76,7 @@ def build(
             os.replace(out / f"{name}.part", out / name)
     except OSError as error:
         raise UsageError(f"the site cannot be written to {out}: {error.strerror}") from error
-    return out / "index.html"
+    return out / ("index.html" if history else "bench.html")
 
 
 def render(

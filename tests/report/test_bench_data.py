@@ -337,7 +337,7 @@ def test_the_charts_say_how_fast_how_exact_and_how_large_each_variant_is(tmp_pat
     assert (cpu["device"], cpu["estimate"], tpu["device"], tpu["estimate"]) == ("cpu", False, "tpu-v5e", True)
     assert [row["workload"] for row in cpu["lead"]] == ["mlp-step", "mm-1024", "mm-256", "mm-64", "mm-16"]
     said = {s["name"]: (s["middle"], s["text"]) for s in cpu["sentences"]}
-    assert said["bf16"] == ("0.6×", "faster in 2 of 5, slower in 3")
+    assert said["bf16"] == ("0.6×", "as fast in the median; faster in 2 of 5 workloads, slower in 3")
     row = next(row for row in cpu["lead"] if row["workload"] == "mm-1024")
     assert [dot["text"] for dot in row["speed"]] == ["bf16 4.10× [4.06, 4.14]", "fp16 0.500× [0.495, 0.505]"]
     assert [dot["text"] for dot in row["memory"]] == ["bf16 1.00×", "fp16 1.00×"]

@@ -21,7 +21,9 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def site(paths: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(paths, tmp_path_factory.mktemp("built") / "site").parent
+    page = build(paths, tmp_path_factory.mktemp("built") / "site")
+    assert page.name == "bench.html", "the first page would say that there is no run"
+    return page.parent
 
 
 # ---- results
@@ -37,14 +39,23 @@ def test_a_site_of_benchmarks_alone_opens_each_page(site: Path, browser: Any) ->
 def test_the_page_opens_with_what_is_worse_then_speed_then_scaling_changes_and_alerts(site: Path, browser: Any) -> None:
     browser.show()
     browser.open(site / "bench.html")
-    assert browser.text(".state.red").startswith(
-        "Worse than before. Since 2026-11-20, 6 variants of workloads are slower, no longer valid, or of "
-        "another verdict: cpu/eager/mm-256/bf16, cpu/eager/mm-16/fp16, cpu/eager/mm-64/fp16 and 3 more."
+    assert browser.text(".state.red") == (
+        "Worse than before. 6 variants of workloads are slower, no longer valid, or of a worse verdict."
     )
+    assert browser.text(".cause").split("\n") == [
+        "Where",
+        "cpu/eager/mm-256/bf16, cpu/eager/mm-16/fp16, cpu/eager/mm-64/fp16 and 3 more",
+        "Since",
+        f"{day(1)}; not so on {day(0)}",
+        "Why",
+        "1 of 7 baselines are slower.",
+        "What to do",
+        "Measure again. What stays worse is in What changed, with both times and its history.",
+    ]
     headings = [text.split()[0] for text in browser.texts("h2")]
     assert headings == ["cpu", "virtual:<b>x</b>", "tpu-v5e", "Scaling:", "What", "Alerts", "Every", "How"]
     tiles = browser.texts("[aria-labelledby=changed] .tile a")
-    assert tiles == ["1 flipped", "2 lost", "1 regained", "4 new", "4 gone", "3 slower", "0 faster", "17 unchanged"]
+    assert tiles == ["1 flipped", "2 lost", "3 slower", "4 gone", "4 new", "1 regained", "0 faster", "17 unchanged"]
     assert browser.texts("[aria-label='Changed series'] tbody th")[0] == "cpu/eager/mm-256/bf16"
     row = browser.evaluate(
         "[...document.querySelectorAll('tbody.row')].find(b => b.dataset.text.startsWith('cpu/eager/mm-1024'))"
@@ -62,6 +73,19 @@ def test_what_is_not_valid_is_visible_and_has_no_ratio(site: Path, browser: Any)
     assert "–\t–\t∅ not measured" in bad[1]
     assert "RuntimeError: not implemented for 'Half'." in bad[1]
     assert "fp16" not in browser.text("tr:has(a[href$='mm-64']) .vh")
+
+
+def test_a_number_is_at_its_tick(site: Path, browser: Any) -> None:
+    browser.show()
+    browser.open(site / "bench.html")
+    middle = "(({ left, right }) => (left + right) / 2)(n.getBoundingClientRect())"
+    numbers, ticks = (
+        browser.evaluate(f"[...document.querySelectorAll('.board {one}')].map(n => [n.style.left, {middle}])")
+        for one in ("th:nth-child(2) .axis span", "tbody tr:first-child td:nth-child(2) .tick")
+    )
+    inner = [pair for pair in zip(numbers, ticks, strict=True) if pair[0][0] not in ("0%", "100%")]
+    assert len(inner) > 2
+    assert all(at == pytest.approx(tick, abs=1) for (_, at), (_, tick) in inner)
 
 
 def test_estimates_are_labelled_wherever_they_appear(site: Path, browser: Any) -> None:
@@ -181,8 +205,8 @@ def test_steps_and_version_changes_are_marked(long_site: Path, browser: Any) -> 
     browser.show()
     browser.open(long_site / "history.html")
     browser.evaluate(
-        "window.marks = []; const draw = chart.draw;"
-        "chart.draw = (place, what) => { marks.push(...what.marks.map(mark => mark.kind)); return draw(place, what); }"
+        "window.marks = []; window.plots = []; const draw = chart.draw; chart.draw = (place, what) => {"
+        " marks.push(...what.marks.map(mark => mark.kind)); plots.push(draw(place, what)); return plots.at(-1); }"
     )
     browser.fill("only", "steps")
     marked = browser.texts(".card h2")
@@ -192,6 +216,9 @@ def test_steps_and_version_changes_are_marked(long_site: Path, browser: Any) -> 
     assert "torch 2.12.0 → 2.13.0" in events
     assert "step, fp32 slower: 0.7" in events
     assert set(browser.evaluate("marks")) >= {"moved", "slower"}
+    splits = browser.evaluate("plots.map(plot => plot.axes[1]._splits)")
+    assert all(1 < len(numbers) < 10 for numbers in splits)
+    assert all(n == pytest.approx(float(f"{n:.2g}")) for numbers in splits for n in numbers), "they are round"
     assert browser.problems == []
 
 

@@ -22,16 +22,16 @@ from ampcheck.report.benchmarks.run_groups import BenchHistory, RunGroup, valid
 KINDS = {
     "flipped": "another verdict beside its baseline",
     "lost": "valid before, not valid now",
-    "regained": "not valid before, valid now",
-    "new": "only in the later run",
-    "gone": "only in the earlier run",
     "slower": "takes longer than before",
+    "gone": "only in the earlier run",
+    "new": "only in the later run",
+    "regained": "not valid before, valid now",
     "faster": "takes less time than before",
     "rest": "no change was found",
 }
 """The groups that changes are sorted into, in the order they are shown."""
 
-_DECIDED = ("slower", "faster", "same")
+_DECIDED = ("slower", "same", "faster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,13 @@ class SpeedChange:
     low: float | None = None
     high: float | None = None
     p: float | None = None
+
+    @property
+    def worse(self) -> bool:
+        """Return whether it is slower, no longer valid, or of a worse verdict than before."""
+        if self.kind == "flipped" and self.before and self.after:
+            return _DECIDED.index(self.after.verdict) < _DECIDED.index(self.before.verdict)
+        return self.kind in ("lost", "slower")
 
 
 def changes(before: RunGroup, after: RunGroup) -> list[SpeedChange]:

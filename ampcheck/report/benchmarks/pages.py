@@ -60,6 +60,7 @@ def results(history: BenchHistory, changed: Sequence[SpeedChange]) -> dict[str, 
     shown = [change for change in changed if change.kind != "rest"]
     named = {"what": "speeds", "a": before.name, "b": newest.name} if before else {}
     alerts = listed(history)
+    bases = [change for change in changed if change.variant == change.group.variants[0].name and change.words]
     return {
         "groups": groups,
         "boards": boards(run_group, other),
@@ -68,7 +69,8 @@ def results(history: BenchHistory, changed: Sequence[SpeedChange]) -> dict[str, 
         "changed": [_changed(change) for change in shown],
         "kinds": {kind: (kinds[kind], meaning) for kind, meaning in KINDS.items()},
         "alerts": alerts,
-        "worse": [change for change in shown if change.kind in ("flipped", "lost", "slower")],
+        "worse": [change for change in shown if change.worse],
+        "slower_bases": (sum(change.words == "slower" for change in bases), len(bases)),
         "alarm": any(alert.kind == "machine" or alert.direction == "slower" for _, alert in alerts),
         "compare_href": "compare.html#" + urlencode(named),
         "exports": EXPORTS,
@@ -201,7 +203,7 @@ def _sentences(groups: Sequence[Group], other: Sequence[str]) -> list[Row]:
     for name, members in found.items():
         speeds = [variant.speed or 1.0 for variant in members]
         verdicts = Counter(variant.verdict for variant in members)
-        what = f"faster in {verdicts['faster']} of {len(members)}"
+        what = f"as fast in the median; faster in {verdicts['faster']} of {len(members)} workloads"
         what += f", slower in {verdicts['slower']}" if verdicts["slower"] else ""
         out.append({"name": name, "color": color(name, other), "middle": f"{median(speeds):.3g}×", "text": what})
     return out

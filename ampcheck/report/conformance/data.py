@@ -136,7 +136,7 @@ def cases(history: History, ops: Collection[str]) -> dict[str, Any]:
 def details(history: History) -> dict[str, Any]:
     """Return the content of `details.js`: times, differences, tracebacks and reproductions of cases, by place."""
     newest = history.newest.results
-    lines = Interner()
+    lines, paragraphs = Interner(), Interner()
     modules = options(history.newest, ("--device-module",))
     out: dict[str, Any] = {"options": modules, "pytest": {}, "reproduced": {}}
     out |= {name: {} for name in ("message", "traceback", "torch")}
@@ -151,9 +151,11 @@ def details(history: History) -> dict[str, Any]:
             out["reproduced"][place] = lines(said[known.key])
         for name in ("message", "traceback", "torch"):
             if text := getattr(result, name):
-                out[name][place] = [lines(line) for line in text.split("\n")]
+                out[name][place] = [paragraphs(paragraph) for paragraph in text.split("\n\n")]
         if result.pytest:
             out["pytest"][place] = lines(result.pytest.replace(result.id, "\0"))
+    # Programs share functions, and functions lines.
+    out["paragraphs"] = [[lines(line) for line in text.split("\n")] for text in paragraphs.texts]
     return {**out, "lines": lines.texts, "seconds": times}
 
 

@@ -7,7 +7,7 @@
   const keys = new Map();
   for (let i = 0; i < data.count; i++) keys.set(A.key(i), i);
 
-  const lines = (numbers) => numbers.map((number) => texts.lines[number]);
+  const whole = (numbers) => numbers.map((number) => texts.paragraphs[number].map((line) => texts.lines[line]).join("\n")).join("\n\n");
   const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : "'" + word.replaceAll("'", "'\"'\"'") + "'");
   const pytestLine = (i) => {
     if (texts.pytest[i] !== undefined) return texts.lines[texts.pytest[i]].replace("\0", A.id(i));
@@ -66,7 +66,7 @@
     })));
 
   const found = (message, status) => {
-    if (message) return el("ul", {}, ...lines(message).map((line) => el("li", {}, line)));
+    if (message) return el("ul", {}, ...whole(message).split("\n").map((line) => el("li", {}, line)));
     const plain = { pass: "As promised: no difference was found.", missing: "The manifest lists it, but it did not run." };
     if (status < 0) return el("p", {}, "The newest run does not have this case.");
     return el("p", {}, plain[data.statuses[status].name] || "The run file holds no message.");
@@ -110,10 +110,10 @@
       ]),
       el("h2", {}, "Got and expected"),
       found(texts.message[i], status),
-      ...(texts.traceback[i] ? repro("Traceback", lines(texts.traceback[i]).join("\n")) : []),
+      ...(texts.traceback[i] ? repro("Traceback", whole(texts.traceback[i])) : []),
       el("h2", {}, "Reproduce it"),
       ...repro("With pytest", pytestLine(i)),
-      ...(texts.torch[i] ? repro("In plain torch" + (texts.reproduced[i] === undefined ? "" : ": it " + texts.lines[texts.reproduced[i]]), lines(texts.torch[i]).join("\n")) : [el("p", { class: "note" }, "Run files hold the plain torch lines of cases that are not as promised.")]),
+      ...(texts.torch[i] ? repro("In plain torch" + (texts.reproduced[i] === undefined ? "" : ": it " + texts.lines[texts.reproduced[i]]), whole(texts.torch[i])) : [el("p", { class: "note" }, "Run files hold the plain torch lines of cases that are not as promised.")]),
       el("h2", {}, "History"),
       past(i),
       ...others(i),

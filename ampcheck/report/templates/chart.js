@@ -3,12 +3,12 @@
 window.chart = (() => {
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   // place: the element to fill. xs: the values of the horizontal axis. lines: { name, color, dashed, hollow, y: [], low: [], high: [] },
-  // bands where a line has low and high. marks: { at, kind }, vertical lines. label: from a value of the axis to its text.
-  const draw = (place, { xs, lines, marks = [], label, format, xLog = false, one = false }) => {
+  // bands where a line has low and high. of: what the horizontal axis has. marks: { at, kind }, vertical lines. label: from a value of the axis to its text.
+  const draw = (place, { xs, of, lines, marks = [], label, format, xLog = false, one = false }) => {
     const muted = css("--muted");
     const grid = { stroke: css("--line"), width: 1 };
     const axis = { stroke: muted, grid, ticks: grid, font: "11px system-ui, sans-serif" };
-    const series = [{ value: (_, x) => (x === null ? "–" : label(x)) }];
+    const series = [{ label: of, value: (_, x) => (x === null ? "–" : label(x)) }];
     const data = [xs];
     const bands = [];
     const value = (_, y) => (y === null || y === undefined ? "–" : format(y));
@@ -47,13 +47,23 @@ window.chart = (() => {
       }
       ctx.restore();
     };
+    // Round numbers: steps of one size on a short axis, else powers of ten and, where they have room, 2 and 5 times these.
+    const rounds = (_, __, from, to) => {
+      const decades = Math.log10(to / from);
+      const power = 10 ** Math.floor(Math.log10((to - from) / 4));
+      const step = power * [2, 5, 10].find((n) => n * power * 4 >= to - from);
+      const leads = decades > 2.5 ? [1] : [1, 2, 5];
+      const first = Math.floor(decades < 0.7 ? from / step : Math.log10(from));
+      const all = Array.from({ length: 12 }, (_, i) => (decades < 0.7 ? [(first + i) * step] : leads.map((n) => n * 10 ** (first + i))));
+      return all.flat().filter((y) => y >= from && y <= to);
+    };
     const ticks = (_, __, from, to) => (xs.length > 12 ? xs.filter((x, i) => x >= from && x <= to && i % Math.ceil(xs.length / 7) === 0) : xs.filter((x) => x >= from && x <= to));
     place.replaceChildren();
     const plot = new uPlot({
-      width: Math.max(260, place.clientWidth), height: place.clientWidth < 500 ? 190 : 230,
+      padding: [null, 34, null, null], width: Math.max(260, place.clientWidth), height: place.clientWidth < 500 ? 190 : 230,
       scales: { x: { time: false, distr: xLog ? 3 : 1 }, y: { distr: 3, log: high / low > 30 ? 10 : 2, range: () => [low / pad, high * pad] } },
       series, bands,
-      axes: [{ ...axis, splits: ticks, values: (_, shown) => shown.map(label), space: 60 }, { ...axis, size: 62, values: (_, shown) => shown.map((y) => (y === null ? "" : format(y))) }],
+      axes: [{ ...axis, splits: ticks, values: (_, shown) => shown.map(label), space: 60 }, { ...axis, size: 62, splits: rounds, filter: (_, all) => all, values: (_, shown) => shown.map((y) => (y === null ? "" : format(y))) }],
       hooks: { draw: [across] },
       cursor: { drag: { x: true, y: false } },
     }, data, place);

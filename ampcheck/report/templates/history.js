@@ -112,7 +112,7 @@
       events.length ? el("ul", { class: "events" }, ...events.slice(0, 6).map(([, text]) => el("li", {}, text)), ...(events.length > 6 ? [el("li", {}, `and ${events.length - 6} earlier`)] : [])) : "",
     );
     const format = speeds ? (y) => Number(y.toPrecision(3)) + "×" : B.seconds;
-    return [section, () => chart.draw(place, { xs: places, lines, marks, label: day, format, one: speeds })];
+    return [section, () => chart.draw(place, { xs: places, of: "run group", lines, marks, label: day, format, one: speeds })];
   };
 
   const render = () => {

@@ -10,7 +10,7 @@
       const column = (k) => xs.map((x) => at.get(x)?.[k] ?? null);
       return { name: curve.name, color: curve.color, y: column(1), low: column(2), high: column(3) };
     });
-    chart.draw(place, { xs, lines, label: String, format: ratio, xLog: true, one: true });
+    chart.draw(place, { xs, of: "size", lines, label: String, format: ratio, xLog: true, one: true });
   };
   const show = () => { for (const place of document.querySelectorAll("details[open] > .chart[data-plot]")) draw(place); };
   for (const details of document.querySelectorAll("details.card")) details.addEventListener("toggle", show);
