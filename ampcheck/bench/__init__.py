@@ -4,6 +4,6 @@ What is measured: `model` (workloads, variants, results as plain data), `workloa
 (which variants a workload has where). How: `prepare` (a workload made ready in a variant), `timing`,
 `measure` (a group), `worker` (the process that measures), `group` (its parent). When it counts: `precision_check` with
 `kernels`, `accuracy`, `counting`, `peaks` and `ceilings`. What comes of it: `statistics`, `summary`,
-`outcome`, `alerts`, `runfile`, `table`, `exports`, `readme`. Beside that: `tpu/` (estimates by the TPU's compiler),
+`outcome`, `alerts`, `runfile`, `table`, `exports`, `readme`. Beside that: `estimates/` (of TPUs and GPUs),
 `advice` with `user_step`, `evidence` and `diagnosis` (a user's own step), `verify` (measures the measuring), `machine`.
 """

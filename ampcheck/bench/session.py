@@ -15,12 +15,13 @@ from pathlib import Path
 from ampcheck.bench.core import machine
 from ampcheck.bench.core.model import COMPILERS, ESTIMATED, Group, Rounds, key_of
 from ampcheck.bench.core.peaks import Peaks
+from ampcheck.bench.estimates import estimate
+from ampcheck.bench.estimates.cuda import GPUS, PRICED
 from ampcheck.bench.run import ceilings
 from ampcheck.bench.run.group import FULL, LEFT_OUT, QUICK, RESERVE, Bench, Event, Mode, Task, expect
 from ampcheck.bench.run.runfile import BenchWriter, rounds_of
 from ampcheck.bench.run.summary import invalid_variants, summarize
 from ampcheck.bench.run.variants import compilers, select
-from ampcheck.bench.tpu import estimate
 from ampcheck.bench.workloads import catalogue
 from ampcheck.devices import registry
 from ampcheck.devices.base import Device
@@ -100,8 +101,7 @@ def choose(options: BenchOptions) -> Chosen:
     names = [name for name in options.devices if not name.startswith(ESTIMATED)]
     estimates = [name for name in options.devices if name.startswith(ESTIMATED)]
     for name in estimates:
-        estimate.chip(name)
-        if reason := estimate.available():
+        if reason := estimate.available(name):
             raise UsageError(f"device {name!r} cannot be estimated here: {reason}")
     devices = [] if estimates and not names else registry.select(names, options.modules)
     if unreal := [device.name for device in devices if device.name in names and not device.has_values]:
@@ -118,8 +118,11 @@ def choose(options: BenchOptions) -> Chosen:
         ]
         if chosen:
             measured[device.name] = chosen
-    programs = [w for w in select(options.filters, options.quick, True) if w.kind != "overhead"]
-    estimated = {name: [(w.name, "jit") for w in programs] for name in estimates if programs}
+    programs = select(options.filters, options.quick, True)
+    chosen_of = {name: [(w.name, "jit") for w in programs if estimate.priced(w, name)] for name in estimates}
+    estimated = {name: tasks for name, tasks in chosen_of.items() if tasks}
+    if none := [name for name in estimates if name in GPUS and name not in estimated]:
+        raise UsageError(f"{none[0]} has estimates of {', '.join(PRICED)} alone; choose one with --filter")
     if not measured and not estimated:
         raise UsageError("no group was selected")
     return Chosen(measured, estimated)

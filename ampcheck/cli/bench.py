@@ -16,7 +16,7 @@ from ampcheck.runner.record import output_file
 def add(commands: Subparsers) -> None:
     """Declare the command."""
     parser = commands.add_parser("bench", help="time float32 and the lower precisions side by side")
-    add_device(parser, "a device, by default every one with values; tpu-v5e and its like are estimates")
+    add_device(parser, "a device, by default every one with values; tpu-v5e, cuda-h100 and their like are estimates")
     option = parser.add_argument
     option("--quick", action="store_true", help="one process and five rounds of a few workloads, within three minutes")
     option("--filter", action="append", default=[], metavar="PATTERN", help="workloads of these names; again for more")

@@ -27,6 +27,7 @@ PHASES = ("preflight", "suites", "bench")
 _PROCESSES = 8
 _CAUSES = 8
 _ROWS = 18
+_RULES = 5
 
 
 def add(commands: Subparsers) -> None:
@@ -177,7 +178,10 @@ def summary(out: Path) -> tuple[str, bool]:
         counts = Counter(result.status for result in done.results.values())
         red = grouped(done.results.values())[: _CAUSES // 2 if name == "smoke" else _CAUSES]
         lines += [f"{name}: {', '.join(f'{count} {status}' for status, count in counts.most_common())}"]
-        lines += [f"  {left} cases did not run; the same command goes on"] if left else []
+        ran = Counter(f"{result.suite}/{result.rule}" for result in done.results.values())
+        without = (Counter(done.header.get("rules", {})) - ran).most_common()
+        named = ", ".join(f"{rule} {count}" for rule, count in without[:_RULES]) + ", …" * (len(without) > _RULES)
+        lines += [f"  {left} cases did not run ({named}); the same command goes on"] if left else []
         lines += [f"  {len(cause.results)} red: {cause.line(120)}" for cause in red]
         well &= not left and not red
     if not (path := out / "bench.jsonl").exists():

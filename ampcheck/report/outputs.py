@@ -61,6 +61,9 @@ class RunHeader:
         field(default_factory=list)
     )
     processes: Annotated[int, Meta(description="How many processes ran the cases.", ge=1)] = 1
+    rules: Annotated[dict[str, int], Meta(description="How many cases of each suite and rule were to run.")] = field(
+        default_factory=dict
+    )
 
 
 @dataclass

@@ -469,7 +469,12 @@ class RunRecorder:
 
     def begin(self, header: Mapping[str, Any], cases: Mapping[str, Mapping[str, str]]) -> None:
         """Make the run file, now that the cases are known. Raises UsageError where it cannot be written."""
-        self._header = {**header, "command": self._command} if self._command else header
+        rules = Counter(key.rpartition("/")[0] for key in cases)
+        self._header = {
+            **header,
+            "rules": dict(sorted(rules.items())),
+            **({"command": self._command} if self._command else {}),
+        }
         self.notes += [note for note in header.get("preflight", ()) if note.startswith("failed")]
         self.cases = cases
         self.nodes = {case["node"]: case for case in cases.values() if "node" in case}

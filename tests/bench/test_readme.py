@@ -112,7 +112,7 @@ def test_the_pages_have_the_speed_beside_the_default(history: BenchHistory) -> N
 
 def test_estimates_are_not_marked_interrupted(history: BenchHistory) -> None:
     notes = {name: note for name, _, note in pages.results(history, [])["conditions"]}
-    assert notes["20261121-tpu-estimates.jsonl"] == ""
+    assert notes["20261121-tpu-estimates.jsonl"] == notes["20261127-gpu-estimates.jsonl"] == ""
     assert notes["20261121-tpu-v6e-estimates.jsonl"] == "1 of 8 estimates is missing: tpu-v6e/jit/mlp-step-4096"
 
 

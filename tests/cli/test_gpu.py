@@ -15,7 +15,7 @@ from ampcheck.bench.run.runfile import BenchWriter
 from ampcheck.cli import gpu
 from ampcheck.cli.main import main
 from ampcheck.devices.registry import known
-from ampcheck.runner.record import read
+from ampcheck.runner.record import Result, RunWriter, read
 from tests.cli_support import interrupted, refused
 
 DEVICE = known()["emulated:cuda"]
@@ -42,7 +42,7 @@ def test_the_suites_go_on_after_a_kill_and_after_their_time(tmp_path: Path, monk
     kept = read(tmp_path / "here" / "suites.jsonl")
     assert (len(kept.results), kept.footer) == (some(2), None)
     text, well = gpu.summary(tmp_path / "here")
-    assert f"{kept.header['cases'] - some(2)} cases did not run; the same command goes on" in text
+    assert f"{kept.header['cases'] - some(2)} cases did not run (" in text
     assert not well
 
 
@@ -91,6 +91,15 @@ def test_the_time_of_a_phase_ends_it_and_ctrl_c_ends_all() -> None:
     assert time.monotonic() - began < 20
     with pytest.raises(KeyboardInterrupt), gpu._within(60):
         signal.raise_signal(signal.SIGINT)
+
+
+def test_what_did_not_run_is_named_by_rule(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path / "suites.jsonl", {"cases": 5, "rules": {"eager/upcast": 4, "jit/parity": 1}})
+    writer.add(Result("a", "eager", "upcast", "pass", 0.1, "exp", "bf16", "cpu"))
+    writer.close({})
+    text, well = gpu.summary(tmp_path)
+    assert "4 cases did not run (eager/upcast 3, jit/parity 1); the same command goes on" in text
+    assert not well
 
 
 def test_nothing_is_done_without_the_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

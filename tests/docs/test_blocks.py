@@ -91,7 +91,7 @@ TPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu, the compil
 HERE = {
     "nan.md: q @ q.T": ("", "assert scores.isfinite() and scaled.isfinite()", []),
     "bf16_or_fp16.md: enabled=dtype is": ("", "assert not scaler.is_enabled()", []),
-    "benchmarks.md: tpu.estimate(": ("", "assert found.seconds > 0", [TPU, pytest.mark.nightly]),
+    "benchmarks.md: estimate(catalogue(": ("", "assert found.seconds > 0", [TPU, pytest.mark.nightly]),
     'contributing.md: "addmm"': (
         "from ampcheck.samples.describe import *\nmade = ",
         "assert made.overload == 'addmm'",
@@ -179,7 +179,11 @@ RUN_ELSEWHERE = {
     "* --device mydevice *": "tests/docs/test_blocks.py::test_the_example_device_runs",
 }
 """Commands as patterns, and the job or test that runs each; tests/packaging runs those of your_backend.md."""
-NEEDS = {"* --device tpu-v5e *": "libtpu, the compiler for TPUs", "* --device cuda *": "a CUDA device"}
+NEEDS = {
+    "* --device tpu-v5e *": "libtpu, the compiler for TPUs",
+    "* --device cuda-h100 *": "XLA's compiler for CUDA",
+    "* --device cuda *": "a CUDA device",
+}
 CODES = {
     "ampcheck lint *model*": 1,
     "ampcheck lint src": 1,

@@ -24,8 +24,8 @@ DEFAULT = "fp32-default"
 AA = "-aa"
 """The end of an A/A baseline's name: the first variant timed once more, whose ratio is the noise."""
 
-ESTIMATED = "tpu-"
-"""The beginning of the names of devices that a compiler estimates."""
+ESTIMATED = ("tpu-", "cuda-")
+"""The beginnings of the names of devices that a compiler estimates."""
 
 COMPILERS = ("eager", "graph", "compile", "jit")
 """eager: op by op. graph: replayed from a CUDA graph. compile: `torch.compile`. jit: `ampcheck.jax_device.jit`, the

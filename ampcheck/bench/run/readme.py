@@ -15,7 +15,7 @@ from typing import Any
 from tabulate import tabulate
 
 from ampcheck.bench.core import table
-from ampcheck.bench.core.model import DEFAULT, Group
+from ampcheck.bench.core.model import DEFAULT, ESTIMATED, Group
 from ampcheck.bench.run import exports
 from ampcheck.bench.run.runfile import BenchRun, read
 from ampcheck.bench.run.summary import BAND
@@ -41,6 +41,8 @@ COLUMNS = (
     ("cuda", "eager"),
     ("tpu-v5e", "jit"),
     ("tpu-v6e", "jit"),
+    ("cuda-h100", "jit"),
+    ("cuda-b200", "jit"),
 )
 """Device and compiler of each column, where a published file has it."""
 
@@ -94,7 +96,10 @@ def sentence(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
         variants = [
             variant
             for name in WORKLOADS
-            if name in groups and (variant := groups[name].variant(VARIANT)) and variant.default_speed
+            if device.startswith("tpu-")
+            and name in groups
+            and (variant := groups[name].variant(VARIANT))
+            and variant.default_speed
         ]
         slower = [variant for variant in variants if variant.default_speed and variant.default_speed < 1]
         clear = sum(variant.default_verdict == "slower" for variant in slower)
@@ -149,10 +154,11 @@ def machines(runs: Sequence[BenchRun]) -> str:
 
 
 def text(runs: Sequence[BenchRun]) -> str:
-    """Return the part of the page: picture, table of measurements, table of estimates with a sentence, machines."""
+    """Return the part of the page: picture, table of measurements, tables of estimates with a sentence, machines."""
     columns = chosen(runs)
     estimated = {column: groups for column, groups in columns.items() if _estimated(groups)}
-    tables = [{column: groups for column, groups in columns.items() if column not in estimated}, estimated]
+    tables = [{column: groups for column, groups in columns.items() if column not in estimated}]
+    tables += [{x: groups for x, groups in estimated.items() if x[0].startswith(kind)} for kind in ESTIMATED]
     return (
         f"![Speed of bf16 under autocast beside float32, by workload and device]({PICTURE.name})\n\n"
         + "".join(f"{markdown(table)}\n" for table in tables if table)

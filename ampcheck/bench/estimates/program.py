@@ -159,7 +159,7 @@ def _array(dtype: str, shape: str, layout: str) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class DotProduct:
-    """A kind of matrix product or convolution: operands' and result's dtypes, and `passes` of the matrix unit."""
+    """A kind of matrix product or convolution: operands' and result's dtypes, and `passes` of a TPU's matrix unit."""
 
     operands: tuple[str, ...]
     result: str
@@ -168,7 +168,11 @@ class DotProduct:
     def __str__(self) -> str:
         given = "×".join(sorted(set(map(name_of, self.operands))))
         gives = "" if {self.result} == set(self.operands) else f" to {name_of(self.result)}"
-        passes = f" in {self.passes} bf16 pass{'es' if self.passes > 1 else ''}" if "f32" in self.operands else ""
+        passes = (
+            f" in {self.passes} bf16 pass{'es' if self.passes > 1 else ''}"
+            if self.passes and "f32" in self.operands
+            else ""
+        )
         return given + gives + passes
 
 
@@ -234,7 +238,8 @@ class Schedule:
 
     `seconds` in all, of which `guessed` are those of instructions that the compiler gives no cycles, by the bytes they
     move; `without` says how many of each opcode. `cycles`: the sum of the compiler's. `hbm`: bytes read from and
-    written to HBM. `loops`: how many loops there are, each body counted once.
+    written to HBM. `loops`: how many loops there are, each body counted once. `rated`: how many products have a
+    price in a table of rates.
     """
 
     seconds: float = 0.0
@@ -243,6 +248,7 @@ class Schedule:
     hbm: int = 0
     loops: int = 0
     without: Counter[str] = field(default_factory=Counter)
+    rated: int = 0
 
 
 def schedule(program: HloProgram, clock: float, bandwidth: float) -> Schedule:

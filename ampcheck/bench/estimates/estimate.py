@@ -1,7 +1,7 @@
-"""Estimate the cost of a workload on a TPU with the TPU's compiler: no TPU is needed, and nothing is measured.
+"""Estimate the cost of a workload on a TPU or GPU with its compiler: none is needed, and nothing is measured.
 
-The program is that of `ampcheck.jax_device.jit`; libtpu compiles it for a chip that is described, not there.
-docs/benchmarks.md says what the figures mean.
+The program is that of `ampcheck.jax_device.jit`; libtpu, or XLA for CUDA, compiles it for a chip that is described, not
+there. docs/benchmarks.md says what the figures mean.
 """
 
 from __future__ import annotations
@@ -20,16 +20,29 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 from ampcheck.bench.core import counting
 from ampcheck.bench.core.model import PRECISIONS, Group, OverheadWorkload, Precision, Variant, VariantResult, Workload
 from ampcheck.bench.core.prepare import prepare
+from ampcheck.bench.estimates import cuda
+from ampcheck.bench.estimates.cuda import GPUS, PRICED, Gpu
+from ampcheck.bench.estimates.program import (
+    SMALL,
+    DotProduct,
+    HloProgram,
+    Schedule,
+    casts,
+    floating,
+    parse,
+    products,
+    schedule,
+    wide,
+)
 from ampcheck.bench.run import summary
 from ampcheck.bench.run.group import environment
 from ampcheck.bench.run.variants import variants
-from ampcheck.bench.tpu.program import SMALL, DotProduct, Schedule, casts, floating, parse, products, schedule, wide
 from ampcheck.bench.workloads import catalogue
 from ampcheck.errors import UsageError, one_line
 from ampcheck.runner.record import first_line
@@ -40,10 +53,11 @@ from ampcheck.runner.worker import Channel, Worker
 class Estimate:
     """The compiler's estimate of one program on one device.
 
-    `seconds` of one call, from `source`: "cycles" (the compiler's, scheduled), "optimal" (XLA's `optimal_seconds`) or
-    "roofline" (the larger of flops by peak and bytes by bandwidth). `optimal`: XLA's `optimal_seconds` as it is, below
-    zero where it means nothing, None where there is none. `flops`: operations, a product of six passes once. `bytes`:
-    read from and written to HBM. `arguments`, `outputs`, `temporary`, `memory`: bytes, the last of all together.
+    `seconds` of one call, from `source`: "cycles" (the compiler's, scheduled), "rates" (of products, by XLA's table),
+    "optimal" (XLA's `optimal_seconds`) or "roofline" (the larger of flops by peak and bytes by bandwidth). `optimal`:
+    XLA's `optimal_seconds` as it is, below zero where it means nothing, None where there is none. `flops`: operations,
+    a product of six passes once. `bytes`: read from and written to HBM. `arguments`, `outputs`, `temporary`, `memory`:
+    bytes, the last of all together.
     `compile`: seconds the compiler took. `products`: how many of each kind, with their dtypes. `casts`: those of 65536
     elements and more, the largest first, and `cast_count` all. `wide`: float64 arrays, which a TPU has no hardware for.
     """
@@ -65,17 +79,20 @@ class Estimate:
     wide: tuple[str, ...]
 
 
-def estimate(workload: Workload, precision: Precision, tpu: str) -> Estimate:
-    """Compile a workload in a precision for a TPU, and read what the compiler says.
+def estimate(workload: Workload, precision: Precision, device: str) -> Estimate:
+    """Compile a workload in a precision for a device, and read what the compiler says.
 
-    Makes the jax device in this process and describes a TPU to libtpu in the environment, so a process that uses a
-    real TPU is not the place for it; `groups` starts another. Nothing is computed, but the workload's tensors are made.
-    Raises UsageError for an unknown TPU or where `available` says why not, and whatever tracing or the compiler raises.
+    Makes the jax device in this process and describes the chip in the environment, so a process that uses a real one is
+    not the place for it; `groups` starts another. Nothing is computed, but the workload's tensors are made.
+    Raises UsageError for an unknown device or where `available` says why not, and whatever tracing or the compiler
+    raises.
     """
-    made = chip(tpu)
-    why = available()
+    made = chip(device)
+    why = available(device)
     if why is not None:
         raise UsageError(why)
+    for name, value in made.environment.items():
+        os.environ.setdefault(name, value)
     import jax  # noqa: PLC0415  # jax only where it is measured
 
     from ampcheck import jax_device  # noqa: F401, PLC0415  # makes the device
@@ -83,9 +100,9 @@ def estimate(workload: Workload, precision: Precision, tpu: str) -> Estimate:
     setting = "highest" if precision.matmul == "highest" else "default"
     with jax.default_matmul_precision(setting):
         ready = prepare(workload, Variant(precision), "jax", "jit")
-        with traced_for("tpu"):
+        with traced_for(made.platform):
             function, structs = ready.jitted.program(*ready.arguments)
-        lowered = lower(function, structs, _device(made.topology), "tpu")
+        lowered = lower(function, structs, made.device(), made.compiled_for)
         return compiled(lowered, made)
 
 
@@ -111,30 +128,22 @@ def lower(function: Any, structs: Sequence[Any], device: Any, platform: str) -> 
 
 @cache
 def _device(topology: str) -> Any:
-    """Return a described TPU device. libtpu asks the network what machine it is on unless the environment says so."""
+    """Return a described TPU device."""
     from jax.experimental import topologies  # noqa: PLC0415  # jax only where it is measured
 
-    described = {
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # of the machine that is not there; `topology` says what for to compile
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # the lock is for chips, and there is none
-    }
-    for name, value in described.items():
-        os.environ.setdefault(name, value)
     return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]
 
 
-def compiled(lowered: Any, made: Chip) -> Estimate:
+def compiled(lowered: Any, made: Chip | Gpu) -> Estimate:
     """Compile what is lowered, and read what the compiler says of it.
 
     Raises ValueError where it says nothing from which a time could be had.
     """
     started = time.perf_counter()
-    result = lowered.compile()
+    result = lowered.compile(compiler_options=dict(made.options))
     took = time.perf_counter() - started
     program = parse(result.as_text())
-    plan = schedule(program, made.clock, made.bandwidth)
+    plan = made.schedule(program)
     cost: Mapping[str, float] = result.cost_analysis() or {}
     flops, accessed = cost.get("flops", 0.0), cost.get("bytes accessed", 0.0)
     optimal = cost.get("optimal_seconds")
@@ -150,13 +159,13 @@ def compiled(lowered: Any, made: Chip) -> Estimate:
         schedule=plan,
         optimal=optimal,
         flops=flops,
-        bytes=plan.hbm if source == "cycles" else accessed,
+        bytes=plan.hbm if source in ("cycles", "rates") else accessed,
         arguments=arguments,
         outputs=outputs,
         temporary=temporary,
         memory=arguments + outputs + temporary - memory.alias_size_in_bytes,
         compile=took,
-        products=products(program),
+        products=made.products(program),
         casts=tuple(
             f"{found[cast]} × {cast}" for cast in sorted(big, key=lambda cast: -found[cast] * cast.result.bytes)
         ),
@@ -165,10 +174,14 @@ def compiled(lowered: Any, made: Chip) -> Estimate:
     )
 
 
-def duration(plan: Schedule, optimal: float | None, flops: float, accessed: float, made: Chip) -> tuple[float, str]:
+def duration(
+    plan: Schedule, optimal: float | None, flops: float, accessed: float, made: Chip | Gpu
+) -> tuple[float, str]:
     """Seconds of a program, and where they come from: see `Estimate`. Raises ValueError where nothing says any."""
     if plan.cycles:
         return plan.seconds, "cycles"
+    if plan.rated:
+        return plan.seconds, "rates"
     if optimal is not None and math.isfinite(optimal) and optimal > 0:
         return optimal, "optimal"
     seconds = max(flops / made.flops, accessed / made.bandwidth)
@@ -192,6 +205,28 @@ class Chip:
     bandwidth: float
     note: str = ""
 
+    platform = compiled_for = "tpu"
+    options: ClassVar[Mapping[str, Any]] = {}
+    environment: ClassVar[Mapping[str, str]] = {
+        "TPU_SKIP_MDS_QUERY": "1",  # libtpu asks the network what machine it is on
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # of the machine that is not there; `topology` says what for to compile
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # the lock is for chips, and there is none
+    }
+    claim = "an estimate of the TPU compiler, not a measurement"
+
+    def device(self) -> Any:
+        """Return the described device, to compile for."""
+        return _device(self.topology)
+
+    def products(self, program: HloProgram) -> Counter[DotProduct]:
+        """Count the program's products of each kind."""
+        return products(program)
+
+    def schedule(self, program: HloProgram) -> Schedule:
+        """Run through a program as the chip would."""
+        return schedule(program, self.clock, self.bandwidth)
+
 
 TPUS: Mapping[str, Chip] = {
     "v4": Chip("v4:2x2x1", 1.05e9, 137.5e12, 614e9, "one of the chip's two cores"),
@@ -202,21 +237,39 @@ TPUS: Mapping[str, Chip] = {
 """https://docs.cloud.google.com/tpu/docs/system-architecture-tpu-vm gives the peaks and bandwidths of chips."""
 
 
-def available() -> str | None:
-    """Say why there can be no estimates here, None where there can. Imports neither JAX nor libtpu."""
+CHIPS: Mapping[str, Chip | Gpu] = {**{f"tpu-{name}": chip for name, chip in TPUS.items()}, **GPUS}
+"""What can be estimated, by the name that `--device` takes."""
+
+
+def available(device: str) -> str | None:
+    """Say why there can be no estimates for a device here, None where there can. Imports neither JAX nor a compiler."""
     if importlib.util.find_spec("jax") is None:
-        return "JAX is not installed; the extra ampcheck[tpu-estimate] brings it"
+        return "JAX is not installed; the extra ampcheck[jax] brings it"
+    if isinstance(chip(device), Gpu):
+        return cuda.missing()
     if importlib.util.find_spec("libtpu") is None:
         return "libtpu is not installed; the extra ampcheck[tpu-estimate] brings it"
     return None
 
 
-def chip(tpu: str) -> Chip:
-    """Return the chip of a name such as "v5e" or "tpu-v5e". Raises UsageError for an unknown one."""
-    found = TPUS.get(tpu.removeprefix("tpu-"))
+def full_name(device: str) -> str:
+    """Return a device's name in full: "tpu-v5e" for "v5e". Raises UsageError for an unknown one."""
+    found = next((name for name in (device, f"tpu-{device}") if name in CHIPS), None)
     if found is None:
-        raise UsageError(f"there are no estimates for {tpu!r}; there are tpu-{', tpu-'.join(TPUS)}")
+        raise UsageError(f"there are no estimates for {device!r}; there are {', '.join(CHIPS)}")
     return found
+
+
+def chip(device: str) -> Chip | Gpu:
+    """Return the chip of a name such as "cuda-h100", "tpu-v5e" or "v5e". Raises UsageError for an unknown one."""
+    return CHIPS[full_name(device)]
+
+
+def priced(workload: Workload, device: str) -> bool:
+    """Return whether there is an estimate of a workload on a device: a program, and the compiler's figures for it."""
+    if isinstance(workload, OverheadWorkload):
+        return False
+    return workload.name in PRICED or not isinstance(chip(device), Gpu)
 
 
 MOVES = frozenset(
@@ -225,7 +278,7 @@ MOVES = frozenset(
 """The kinds that take as long as their bytes take to move, where the compiler gives no cycles."""
 
 
-def variant_result(workload: Workload, precision: Precision, found: Estimate, made: Chip) -> VariantResult:
+def variant_result(workload: Workload, precision: Precision, found: Estimate, made: Chip | Gpu) -> VariantResult:
     """Return the figures of a variant; its verdict is "invalid", "not measured", "ambiguous", or "" so far."""
     invalid = contradicts(workload, precision, found)
     loops = found.schedule.loops
@@ -267,7 +320,7 @@ def contradicts(workload: Workload, precision: Precision, found: Estimate) -> st
     kinds = [product for product in found.products if any(map(floating, product.operands))]
     if precision.low is None:
         for product in kinds:
-            if precision.matmul == "highest" and (product.passes < 6 or set(product.operands) != {"f32"}):
+            if precision.matmul == "highest" and (0 < product.passes < 6 or set(product.operands) != {"f32"}):
                 return f"a product is in {product}, where float32 was asked for"
         return ""
     name = {"bfloat16": "bf16", "float16": "f16"}[str(precision.low).removeprefix("torch.")]
@@ -285,6 +338,8 @@ def precision_check(found: Estimate) -> str:
         parts[-1] += f" ({', '.join(found.casts[:3])}{', …' if len(found.casts) > 3 else ''})"
     sources = {
         "cycles": f"time from {found.schedule.cycles} cycles of the compiler's",
+        "rates": "time of products from XLA's table of rates, of float32 in full from the data sheet's peak, of the "
+        "rest from the bytes it moves",
         "optimal": "time from XLA's optimal_seconds, which knows no passes",
         "roofline": "time from flops by peak and bytes by bandwidth, the larger",
     }
@@ -312,7 +367,6 @@ def judge(variants: Sequence[VariantResult]) -> None:
 
 # ---- whole groups, their programs compiled in a separate process
 
-NOTE = "an estimate of the TPU compiler, not a measurement"
 VARIANTS = ("fp32", "fp32-default", "bf16", "fp16", "bf16-native")
 LIMIT = 900.0
 """Seconds that one program may take; float32 in six passes takes the compiler longest, minutes for a step."""
@@ -323,41 +377,40 @@ Task = tuple[str, str]
 
 def groups(
     workloads: Sequence[Workload],
-    tpu: str,
+    device: str,
     progress: Callable[[str], None],
     limit: float = LIMIT,
     until: float = math.inf,
 ) -> list[Group]:
     """Estimate each workload in each precision; the programs are compiled in a separate process, one by one.
 
-    Overhead has no program and is left out. A variant that cannot be compiled, ends the process or takes too long is
-    "not measured" with the reason.
+    What has no program or no price is left out. A variant that cannot be compiled, ends the process or takes too long
+    is "not measured" with the reason.
 
     Args:
         workloads: of the catalogue, as the other process finds them by name.
-        tpu: "v5e" or "tpu-v5e"; see `TPUS`.
+        device: such as "cuda-h100", "tpu-v5e" or "v5e"; see `CHIPS`.
         progress: gets a line as each program begins.
         limit: seconds that one program may take.
         until: when the whole has to end, by `time.monotonic`; programs that are not compiled then are not measured.
 
-    Raises UsageError for an unknown TPU, where `available` says why not, and for a workload of no catalogue.
+    Raises UsageError for an unknown device, where `available` says why not, and for a workload of no catalogue.
     """
-    made = chip(tpu)
-    why = available()
+    name, made = full_name(device), chip(device)
+    why = available(name)
     if why is not None:
         raise UsageError(why)
-    name = tpu.removeprefix("tpu-")
     out: list[Group] = []
     left: list[Task] = []
     for workload in workloads:
-        if isinstance(workload, OverheadWorkload):
+        if not priced(workload, name):
             continue
         if catalogue().get(workload.name) is not workload:
             raise UsageError(f"workload {workload.name!r} is not in the catalogue, so another process cannot find it")
-        chosen, without = variants(workload, "jax", "jit", "tpu")
+        chosen, without = variants(workload, "jax", "jit", made.platform)
         there = {variant.name for variant in chosen if not variant.aa}
-        group = summary.group_of(workload, f"tpu-{name}", "jit")
-        group.estimate, group.note = True, NOTE + (f"; of {made.note}" if made.note else "")
+        group = summary.group_of(workload, name, "jit")
+        group.estimate, group.note = True, made.claim + (f"; of {made.note}" if made.note else "")
         for precision in VARIANTS:
             if precision in there:
                 left.append((workload.name, precision))
@@ -374,7 +427,7 @@ def groups(
 
 
 def _results(
-    tpu: str, tasks: Sequence[Task], progress: Callable[[str], None], limit: float, until: float = math.inf
+    device: str, tasks: Sequence[Task], progress: Callable[[str], None], limit: float, until: float = math.inf
 ) -> Iterator[tuple[Task, VariantResult]]:
     """Each task's variant as it is ready; a process that ends early costs the variant that it was at."""
     left, done = list(tasks), 0
@@ -383,10 +436,10 @@ def _results(
             yield left.pop(0), VariantResult(tasks[done][1], "not measured", "left out, as the run had to end")
             done += 1
             continue
-        command = [sys.executable, "-m", "ampcheck.bench.tpu.estimate"]
-        with Worker(command, {**environment(1), "JAX_PLATFORMS": "cpu"}, {"tpu": tpu, "tasks": left}) as worker:
+        command = [sys.executable, "-m", "ampcheck.bench.estimates.estimate"]
+        with Worker(command, {**environment(1), "JAX_PLATFORMS": "cpu"}, {"device": device, "tasks": left}) as worker:
             ended = ""
-            progress(_line(tpu, tasks, done))
+            progress(_line(device, tasks, done))
             while True:
                 try:
                     line = worker.hear(min(limit, until - time.monotonic()))
@@ -399,36 +452,36 @@ def _results(
                     break
                 yield left.pop(0), VariantResult(**line)
                 done += 1
-                progress(_line(tpu, tasks, done))
+                progress(_line(device, tasks, done))
             if left:
                 ended = ended or f"the process ended with {worker.reason()}"
                 yield left.pop(0), VariantResult(tasks[done][1], "not measured", ended)
                 done += 1
 
 
-def _line(tpu: str, tasks: Sequence[Task], done: int) -> str:
+def _line(device: str, tasks: Sequence[Task], done: int) -> str:
     if done == len(tasks):
-        return f"tpu-{tpu}: {done} programs estimated"
+        return f"{device}: {done} programs estimated"
     workload, precision = tasks[done]
-    return f"{done + 1} of {len(tasks)}: tpu-{tpu}/jit/{workload} {precision}"
+    return f"{done + 1} of {len(tasks)}: {device}/jit/{workload} {precision}"
 
 
 def main() -> None:
-    """Estimate what standard input says: {"tpu": a name, "tasks": pairs of workload and precision}."""
+    """Estimate what standard input says: {"device": a name, "tasks": pairs of workload and precision}."""
     given = json.load(sys.stdin)
     channel = Channel()
     warnings.simplefilter("ignore")
     for workload, precision in given["tasks"]:
-        variant = estimated(workload, precision, given["tpu"])
+        variant = estimated(workload, precision, given["device"])
         channel.send(dataclasses.asdict(variant))
         gc.collect()
 
 
-def estimated(workload: str, precision: str, tpu: str) -> VariantResult:
+def estimated(workload: str, precision: str, device: str) -> VariantResult:
     """One variant, "not measured" where it cannot be compiled."""
     of, chosen = catalogue()[workload], PRECISIONS[precision]
     try:
-        return variant_result(of, chosen, estimate(of, chosen, tpu), chip(tpu))
+        return variant_result(of, chosen, estimate(of, chosen, device), chip(device))
     except Exception as error:  # the compiler may refuse anything, and the next program is to be tried
         return VariantResult(precision, "not measured", first_line(one_line(error)))
 

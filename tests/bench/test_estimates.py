@@ -1,4 +1,4 @@
-"""Estimates for TPUs: reading programs, adding up their time, judging variants, and compiling where possible."""
+"""Estimates for TPUs and GPUs: reading programs, their time, judging variants, and compiling where possible."""
 
 import json
 import re
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ampcheck.bench.core.model import PRECISIONS, OpWorkload, Spec, VariantResult
-from ampcheck.bench.tpu import estimate
-from ampcheck.bench.tpu.estimate import (
+from ampcheck.bench.estimates import estimate
+from ampcheck.bench.estimates.estimate import (
     Chip,
     Estimate,
     chip,
@@ -20,7 +20,8 @@ from ampcheck.bench.tpu.estimate import (
     precision_check,
     variant_result,
 )
-from ampcheck.bench.tpu.program import Array, DotProduct, Schedule, casts, parse, products, schedule, wide
+from ampcheck.bench.estimates.program import Array, DotProduct, Schedule, casts, parse, products, schedule, wide
+from ampcheck.bench.session import BenchOptions, choose
 from ampcheck.bench.workloads import catalogue
 from ampcheck.errors import UsageError
 from tests.cli_support import python
@@ -234,8 +235,8 @@ def test_verdicts_beside_the_first_variant() -> None:
 
 def test_what_cannot_be_estimated_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chip("v5e") is chip("tpu-v5e")
-    for wrong in ("v9", "tpu-v9", ""):
-        with pytest.raises(UsageError, match="there are tpu-v4, tpu-v5e, tpu-v5p, tpu-v6e"):
+    for wrong in ("v9", "tpu-v9", "cuda-l4", ""):
+        with pytest.raises(UsageError, match="there are tpu-v4, tpu-v5e, tpu-v5p, tpu-v6e, cuda-h100, cuda-b200"):
             estimate.groups([], wrong, print)
     there = {"jax", "libtpu"}
     monkeypatch.setattr(estimate.importlib.util, "find_spec", lambda name: object() if name in there else None)
@@ -249,7 +250,7 @@ def test_what_cannot_be_estimated_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_process_that_ends_or_hangs_costs_one_variant() -> None:
     lines: list[str] = []
-    ended = dict(estimate._results("v5e", [("nonesuch", "fp32"), ("nonesuch", "bf16")], lines.append, 120.0))
+    ended = dict(estimate._results("tpu-v5e", [("nonesuch", "fp32"), ("nonesuch", "bf16")], lines.append, 120.0))
     assert [variant.name for variant in ended.values()] == ["fp32", "bf16"]
     for variant in ended.values():
         assert (variant.verdict, variant.reason) == (
@@ -257,12 +258,12 @@ def test_a_process_that_ends_or_hangs_costs_one_variant() -> None:
             "the process ended with exit code 1: KeyError: 'nonesuch'",
         )
     assert lines == ["1 of 2: tpu-v5e/jit/nonesuch fp32", "2 of 2: tpu-v5e/jit/nonesuch bf16"]
-    ((_, late),) = estimate._results("v5e", [("mm-16", "fp32")], lines.append, 0.001)
+    ((_, late),) = estimate._results("tpu-v5e", [("mm-16", "fp32")], lines.append, 0.001)
     assert (late.verdict, late.reason) == ("not measured", "took more than 0 s to compile")
 
 
 def test_programs_for_which_no_time_is_left_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "available", lambda: None)  # also where libtpu is not installed
+    monkeypatch.setattr(estimate, "available", lambda device: None)  # also where libtpu is not installed
     begun: list[str] = []
     (group,) = estimate.groups([catalogue()["mm-16"]], "v5e", begun.append, until=0.0)
     assert begun == []
@@ -272,10 +273,73 @@ def test_programs_for_which_no_time_is_left_are_not_begun(monkeypatch: pytest.Mo
     }
 
 
+PRODUCT = """HloModule made, is_scheduled=true
+
+%low (p: f32[1024,512]) -> f16[1024,512] {
+  %p = f32[1024,512]{1,0} parameter(0)
+  ROOT %c = f16[1024,512]{1,0} convert(%p)
+}
+
+ENTRY %main (x: f32[1024,512], y: IN[512,256]) -> OUT[1024,256] {
+  %x = f32[1024,512]{1,0} parameter(0)
+  %y = IN[512,256]{1,0} parameter(1)
+  %cast = IN[1024,512]{1,0} fusion(%x), kind=kLoop, calls=%low, backend_config={"reification_cost":[WRONG]}
+  %both = (OUT[1024,256]{1,0}, s8[33554432]{0}) custom-call(%cast, %y), custom_call_target="__cublas$lt$matmul", CONFIG
+  ROOT %out = OUT[1024,256]{1,0} get-tuple-element(%both), index=0
+}
+"""
+WRONG = '{"exec_time_us":3e8,"name":""}'
+CONFIG = (
+    'backend_config={"lhs_contracting_dimensions":["1"],"operand_precision":["HOW","HOW"],"reification_cost":'
+    '[{"exec_time_us":40,"name":"sol"}]}'
+)
+"""A product of 1024 by 512 by 256, for which XLA says 40 µs, behind a cast for which it says five minutes."""
+
+
+@pytest.mark.parametrize(
+    ("given", "gives", "how", "kind", "seconds"),
+    [
+        ("f32", "f32", "DEFAULT", "tf32 to fp32", 40e-6),
+        ("f32", "f32", "HIGHEST", "fp32", 2 * 1024 * 512 * 256 / 67e12),
+        ("bf16", "bf16", "HIGHEST", "bf16", 40e-6),
+        ("f16", "f16", "HIGHEST", "fp16", 40e-6 / 8),
+        ("bf16", "f32", "HIGHEST", "bf16 to fp32", 40e-6 / 64),
+    ],
+)
+def test_xlas_prices_of_a_gpus_products_are_put_right(
+    given: str, gives: str, how: str, kind: str, seconds: float
+) -> None:
+    config = CONFIG.replace("HOW", how)
+    text = PRODUCT.replace("WRONG", WRONG).replace("CONFIG", config).replace("IN", given).replace("OUT", gives)
+    program, gpu = parse(text), chip("cuda-h100")
+    assert [str(product) for product in gpu.products(program)] == [kind]
+    size = {"f32": 4, "bf16": 2, "f16": 2}
+    cast = 1024 * 512 * (4 + size[given])  # by the bytes it moves: XLA's other figures are of another model
+    moved = (1024 * 512 + 512 * 256) * size[given] + 1024 * 256 * size[gives]  # without the workspace
+    found = gpu.schedule(program)
+    assert found.seconds == pytest.approx(cast / 3.35e12 + max(seconds, moved / 3.35e12))
+    assert (found.rated, found.hbm) == (1, cast + moved)
+    assert duration(found, None, 1.0, 1.0, gpu) == (found.seconds, "rates")
+    with pytest.raises(ValueError, match="XLA has no rate for a product of"):
+        gpu.schedule(parse(text.replace('"name":"sol"', '"name":"other"')))
+
+
+def test_only_large_products_have_an_estimate_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "available", lambda device: None)
+    options = BenchOptions(("cuda-h100",), filters=("mm-", "add", "region-enter"))
+    assert choose(options).estimated == {"cuda-h100": [(f"mm-{n}", "jit") for n in (2048, 4096, 8192)]}
+    with pytest.raises(UsageError, match=r"cuda-h100 has estimates of mm-2048, .*mlp-step-4096 alone"):
+        choose(replace(options, filters=("add",)))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name == "jax" else None)
+    assert estimate.cuda.missing() == "jax-cuda13-plugin is not installed; the extra ampcheck[cuda-estimate] brings it"
+
+
 # ---- programs that are compiled
 
 
-needs_libtpu = pytest.mark.skipif(estimate.available() is not None, reason=str(estimate.available()))
+def _needs(device: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(estimate.available(device) is not None, reason=str(estimate.available(device)))
+
 
 PRELUDE = """
 import dataclasses, json
@@ -283,7 +347,7 @@ import jax, torch
 import ampcheck.jax_device
 from ampcheck.bench.core.model import PRECISIONS, Variant
 from ampcheck.bench.core.prepare import prepare
-from ampcheck.bench.tpu.estimate import TPUS, compiled, lower, traced_for, variant_result
+from ampcheck.bench.estimates.estimate import TPUS, compiled, lower, traced_for, variant_result
 from ampcheck.bench.workloads import catalogue
 from ampcheck.jax_device import jit
 mm = catalogue()["mm-64"]
@@ -326,11 +390,11 @@ def test_what_is_for_a_cpu_only_is_not_in_the_program() -> None:
     assert run(TRACED) == [False, True, "cpu"]
 
 
-@needs_libtpu
+@_needs("tpu-v5e")
 def test_an_estimate_of_each_precision() -> None:
     lines: list[str] = []
     (group,) = estimate.groups([catalogue()["mm-1024"], catalogue()["region-enter"]], "tpu-v5e", lines.append)
-    assert (group.key, group.estimate, group.note) == ("tpu-v5e/jit/mm-1024", True, estimate.NOTE)
+    assert (group.key, group.estimate, group.note) == ("tpu-v5e/jit/mm-1024", True, Chip.claim)
     assert len(lines) == 6
     variants = {variant.name: variant for variant in group.variants}
     assert list(variants) == list(estimate.VARIANTS)
@@ -342,3 +406,15 @@ def test_an_estimate_of_each_precision() -> None:
     assert "casts left: 0" in variants["bf16-native"].precision_check
     assert "2 × fp32 to bf16[1024,1024]" in variants["bf16"].precision_check
     assert (variants["fp32"].memory, variants["bf16-native"].memory) == (3 * 4 * 1024**2, 3 * 2 * 1024**2)
+
+
+@_needs("cuda-h100")
+def test_an_estimate_of_each_precision_on_a_gpu() -> None:
+    (group,) = estimate.groups([catalogue()["mm-2048"], catalogue()["add"]], "cuda-h100", print)
+    assert (group.key, group.estimate) == ("cuda-h100/jit/mm-2048", True)
+    assert [variant.verdict for variant in group.variants] == ["first", *["faster"] * 4]
+    for variant, product in zip(group.variants, ("fp32", "tf32 to fp32", "bf16", "fp16", "bf16"), strict=True):
+        assert variant.precision_check.startswith(f"products: 1 × {product};")
+        assert 0 < (variant.share or 0) <= 1
+    bf16 = group.variants[2]
+    assert (bf16.speed or 0) > 3 * (bf16.default_speed or 0) > 3  # beside full float32 and beside TF32

@@ -1,0 +1,1 @@
+"""Estimates for chips that are not there: the program is compiled for the chip, and its schedule is read or priced."""

@@ -1,1 +1,0 @@
-"""Estimates for TPUs that are not there: the program is compiled for the chip and its schedule is read."""
