@@ -26,6 +26,7 @@ from torch.library import Library
 
 from ampcheck.jax_device.annotations import NAME, Device, Function, Kernel, Tree
 from ampcheck.jax_device.dtypes import TO_JAX
+from ampcheck.jax_device.storage.memory import guarded
 from ampcheck.jax_device.torch_private import C, CGenerator
 
 
@@ -114,6 +115,7 @@ def reset_peak_memory_stats(device: Device = None) -> None:
     raise RuntimeError("JAX's memory statistics cannot be reset")
 
 
+@guarded
 def synchronize(device: Device = None) -> None:
     """Wait until all work given to the device is done; raise what an unfinished computation ended with."""
     jax.effects_barrier()

@@ -20,7 +20,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ampcheck.cli.main import main
-from ampcheck.jax_device import from_jax, to_jax
+from ampcheck.jax_device import from_jax, jit, to_jax
+from ampcheck.jax_device.storage import memory
 from ampcheck.jax_device.storage.arrays import storage_of
 from tests.jax.agreement import doubling
 
@@ -416,6 +417,60 @@ def test_the_profiler_shows_ops_of_the_device(capfd: pytest.CaptureFixture[str])
 def _cell() -> tuple[Callable[..., Any], list[torch.Tensor]]:
     torch.manual_seed(0)
     return torch.nn.GRUCell(3, 4).to("jax"), [torch.randn(2, 3, device="jax"), torch.randn(2, 4, device="jax")]
+
+
+HUGE = 1 << 22  # a square of it in float32 is 64 TiB
+
+
+def _backward(x: torch.Tensor) -> None:
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+            return a.sum()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad.expand(HUGE, HUGE).clone()[:, :1]
+
+    Square.apply(x.detach().requires_grad_()).backward()
+
+
+OUT_OF_MEMORY: dict[str, Callable[[torch.Tensor], object]] = {
+    "factory": lambda x: x.new_empty(HUGE, HUGE),
+    "random": lambda x: torch.randn(HUGE, HUGE, device="jax"),
+    "copy": lambda x: x.expand(HUGE, HUGE).contiguous(),
+    "transfer": lambda x: torch.ones(1).expand(HUGE, HUGE).to("jax"),
+    "in place": lambda x: x.clone().resize_(HUGE, HUGE),
+    "out": lambda x: torch.mul(x, x.mT, out=x.new_empty(0))[0, 0].item(),
+    "storage": lambda x: torch.UntypedStorage(4 * HUGE**2, device="jax"),
+    "value read": lambda x: (x * x.mT)[0, 0].item(),  # the program fails by itself, and what reads it is told
+    "copied back": lambda x: (x @ x.mT).sum().cpu(),
+    "jit": lambda x: jit(lambda x: x @ x.mT)(x)[0, 0].item(),
+    "jit, at once": lambda x: jit(lambda x: torch.ones(HUGE, HUGE, device="jax") * x)(x)[0].tolist(),
+    "compile": lambda x: torch.compile(lambda x: x @ x.mT, backend="jax")(x)[0, 0].item(),
+    "backward": _backward,
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_MEMORY)
+def test_out_of_memory(name: str) -> None:
+    """It is PyTorch's error, which says once how much was asked for."""
+    where = "the host" if name == "transfer" else "jax:0"
+    with pytest.raises(torch.OutOfMemoryError, match=f"^Tried to allocate 65536.00 GiB, but {where} is out of mem"):
+        OUT_OF_MEMORY[name](torch.ones(HUGE, 1, device="jax"))
+    assert torch.ones(2, device="jax").sum() == 2
+
+
+def test_out_of_memory_in_the_words_of_other_platforms() -> None:
+    for text, asked in {
+        "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 3221225472 bytes.": "3.00 GiB",
+        "RESOURCE_EXHAUSTED: Attempting to allocate 512.00M. That was not possible.": "512.00 MiB",
+        "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.5G of 15.48G hbm.": "20.50 GiB",
+        "INTERNAL: Error dispatching computation: Out of memory": "a buffer",
+    }.items():
+        with pytest.raises(torch.OutOfMemoryError, match=f"allocate {asked}, but jax:0 is"):
+            memory.refuse(jax.errors.JaxRuntimeError(text))
+    memory.refuse(jax.errors.JaxRuntimeError("INVALID_ARGUMENT: memory of another kind"))
 
 
 def _convolution(name: str, *rest: Any) -> tuple[Callable[..., Any], list[torch.Tensor]]:

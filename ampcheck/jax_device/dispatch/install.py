@@ -15,6 +15,7 @@ from ampcheck.jax_device.dispatch.schema import arguments, functional, is_out, i
 from ampcheck.jax_device.dispatch.special import COMPOSED, SPECIAL, by_convolution
 from ampcheck.jax_device.lowering import OWN, find, short_name
 from ampcheck.jax_device.storage.arrays import META
+from ampcheck.jax_device.storage.memory import guarded
 from ampcheck.jax_device.torch_private import C, suggest_memory_format
 from ampcheck.register.torch_private import OpOverload, has_kernel
 
@@ -131,6 +132,7 @@ def kernel(op: OpOverload) -> Kernel | None:
     name, names = op.name(), {a.name for a in arguments(op)}
     special = SPECIAL.get(short_name(op))
     if special is not None:
+        special = guarded(special)
         return placed(special) if "device" in names and short_name(op) != "_to_copy" else special
     if short_name(op) in COMPOSITE:
         return None
@@ -146,7 +148,7 @@ def kernel(op: OpOverload) -> Kernel | None:
         return None  # PyTorch's own composite kernel takes the op apart as well, in C++
     if plain is op:
         return placed(_lazy(op)) if "device" in names else _lazy(op)
-    return (out_kernel if is_out(op) else inplace_kernel)(op, _lazy(plain))
+    return guarded((out_kernel if is_out(op) else inplace_kernel)(op, _lazy(plain)))
 
 
 def _lazy(op: OpOverload) -> Kernel:

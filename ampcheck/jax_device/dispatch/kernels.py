@@ -45,6 +45,7 @@ from ampcheck.jax_device.storage.arrays import (
     to_bytes,
     write,
 )
+from ampcheck.jax_device.storage.memory import guarded, refuse
 from ampcheck.jax_device.torch_private import function_modes, pytree, set_storage
 from ampcheck.register.torch_private import OpOverload, dynamo_skip, has_kernel
 
@@ -295,7 +296,7 @@ def functional_kernel(op: Functional) -> Kernel:
     kinds = {a.kind for a in op.arguments}
     if op.lowering.random or kinds & {Kind.TENSORS, Kind.NUMBERS, Kind.GENERATOR}:
         whole: Kernel = op.__call__
-        return whole
+        return guarded(whole)
     return _generated(op)
 
 
@@ -309,9 +310,13 @@ def kernel({signature}):
     except CAUGHT:
         # A kind of call that cannot be read here has no key, so that it is not learned either.
         key = program = None
-    if program is None:
-        return slow(({positional}), {{{named}}}, key)
-    return program({given})
+    try:
+        if program is None:
+            return slow(({positional}), {{{named}}}, key)
+        return program({given})
+    except JaxRuntimeError as error:
+        refuse(error)
+        raise
 """
 
 
@@ -385,6 +390,8 @@ def _names(op: Functional) -> dict[str, object]:
         "NUMBERS": frozenset((int, float, bool, complex)),
         "known": op.known,
         "modes": function_modes,
+        "JaxRuntimeError": jax.errors.JaxRuntimeError,
+        "refuse": refuse,
         "slow": _slow(op),
         "storage_of": storage_of,
     }

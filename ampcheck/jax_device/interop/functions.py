@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ampcheck.jax_device.annotations import NAME, Args, Function, Tree
 from ampcheck.jax_device.storage.arrays import wrap
+from ampcheck.jax_device.storage.memory import guarded
 from ampcheck.jax_device.storage.transfer import values
 from ampcheck.jax_device.torch_private import pytree
 
@@ -41,7 +42,7 @@ def j2t_autograd(fn: Function | None = None, *, cast_inputs: torch.dtype | None 
         if cast_inputs is not None and torch.is_autocast_enabled(NAME):
             with torch.autocast(NAME, enabled=False):
                 leaves = [_cast(leaf, cast_inputs) for leaf in leaves]
-        return border(leaves, tree)
+        return guarded(border)(leaves, tree)
 
     return call
 

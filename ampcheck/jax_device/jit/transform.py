@@ -32,6 +32,7 @@ from ampcheck.jax_device.jit.state import PLAIN, Concretize, make_static, reach
 from ampcheck.jax_device.jit.trace import Restart, StepCall, trace, tracing
 from ampcheck.jax_device.jit.watch import Value, ValueNeededError
 from ampcheck.jax_device.storage.arrays import copy_of_slice, is_slice, storage_of
+from ampcheck.jax_device.storage.memory import refuse
 from ampcheck.jax_device.torch_private import pytree
 
 
@@ -214,11 +215,15 @@ class _Jitted:
         """Return the function that the user calls: the fast path, then the general one."""
 
         def jitted(*args: Tree, **kwargs: Tree) -> Tree:
-            if not kwargs:
-                out = self.fast(*args)
-                if out is not MISS:
-                    return out
-            return self.call(args, kwargs)
+            try:
+                if not kwargs:
+                    out = self.fast(*args)
+                    if out is not MISS:
+                        return out
+                return self.call(args, kwargs)
+            except jax.errors.JaxRuntimeError as error:
+                refuse(error)
+                raise
 
         self.wrapped = cast(JittedFunction, jitted if self.padding is None else self.padding.around(jitted))
         present = [n for n in functools.WRAPPER_ASSIGNMENTS if hasattr(self.fn, n)]

@@ -23,6 +23,7 @@ import torch
 from ampcheck.jax_device.annotations import NAME, Device, DeviceStorage, Function, Tree
 from ampcheck.jax_device.storage import arrays, transfer
 from ampcheck.jax_device.storage.arrays import Bytes, storage_of, wrap
+from ampcheck.jax_device.storage.memory import guarded
 from ampcheck.jax_device.torch_private import StorageBase
 
 Storage = torch.UntypedStorage
@@ -223,7 +224,8 @@ def _new(cls: type[torch.UntypedStorage], *args: Tree, **kwargs: Tree) -> Tree:
     if len(args) > 1 or set(kwargs) != {"device"}:
         raise TypeError("torch.UntypedStorage() on the jax device takes a size in bytes, or a sequence of bytes")
     given = args[0] if args else 0
-    return new_storage(jnp.zeros(given, jnp.uint8) if isinstance(given, int) else jnp.asarray(given, jnp.uint8))
+    made = guarded(jnp.zeros if isinstance(given, int) else jnp.asarray)
+    return new_storage(made(given, jnp.uint8))
 
 
 def _new_shared(cls: type[torch.UntypedStorage], size: int, *, device: torch.device | str | int = "cpu") -> Tree:
@@ -236,12 +238,12 @@ def install() -> bool:
     """Replace the methods, once a process; return whether the fallback allocator is in place."""
     for name, ours in _METHODS.items():
         if hasattr(Storage, name):  # torch 2.12 brought _swap_data_ptr_, 2.13 _resize_with_addr_
-            setattr(Storage, name, _diverted(name, ours))
+            setattr(Storage, name, _diverted(name, guarded(ours)))
     copy = _originals["copy_"] = Storage.copy_
 
     @functools.wraps(copy)
     def copy_(self: Tree, source: Tree, *args: Tree, **kwargs: Tree) -> Tree:
-        chosen: Function = _copy if _ours(self) or _ours(source) else copy
+        chosen: Function = guarded(_copy) if _ours(self) or _ours(source) else copy
         return chosen(self, source, *args, **kwargs)
 
     there = _originals["to"]
@@ -251,7 +253,7 @@ def install() -> bool:
         if _ours(self):
             return _to(self, device=device)
         return (
-            device_copy(self)
+            guarded(device_copy)(self)
             if torch.device(device).type == NAME
             else there(self, device=device, non_blocking=non_blocking)
         )
