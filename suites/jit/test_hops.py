@@ -13,7 +13,7 @@ casts follow from `ampcheck.spec.casting`. Two operators do more:
 
 Products: `CALLED`, operators that are called as the dispatcher calls them, or recorded by make_fx, whose graph has as
 many casts as that of the explicit program; `COMPILED`, the functions that a user calls, through compilers;
-`ELSEWHERE`, both on other device types, without gradients.
+`STATES`, those in two states of one program; `ELSEWHERE`, both on other device types, without gradients.
 """
 
 from collections.abc import Callable
@@ -347,11 +347,17 @@ def _check(amp: Amp, way: str, operator: str, op: str, place: str, gradient: str
     if way == "graph" and operator not in ("entered", "opaque", "casting"):
         _, plain = run(operators[operator](amp, explicit, like), False)
         amp.assert_equal("casts in the graph", _casts_in(made), _casts_in(plain))
-    if not amp.has_values or got.dtype != want.dtype:
+    if got.dtype == want.dtype:
+        _assert_values(amp, got, want, given[0])
+
+
+def _assert_values(amp: Amp, got: torch.Tensor, want: torch.Tensor, x: torch.Tensor) -> None:
+    """Compare results, and their gradients for a tensor that needs one."""
+    if not amp.has_values:
         return
     amp.assert_close("the result", got, want, 1e-5)
-    if gradient == "on":
-        one, two = (torch.autograd.grad(y.double().sum(), given[0])[0] for y in (got, want))
+    if x.requires_grad:
+        one, two = (torch.autograd.grad(y.double().sum(), x, retain_graph=True)[0] for y in (got, want))
         amp.assert_close("the gradient", one, two, 8 * torch.finfo(amp.dtype).eps)
 
 
@@ -417,6 +423,46 @@ def test_called(amp: Amp, way: str, operator: str, op: str, place: str, gradient
 def test_compiled(amp: Amp, compiler: str, operator: str, op: str, place: str, gradient: str) -> None:
     """An operator in a compiled program gives what the program in plain Python gives."""
     _check(amp, compiler, operator, op, place, gradient)
+
+
+# ---- one operator in two states
+STATES = Product(
+    {
+        "compiler": ("dynamo", "aot", "export"),
+        "operator": tuple(name for name in WRITTEN if name not in ("entered", "opaque", "casting", "repeated")),
+        "first": ("on", "off"),
+        "gradient": ("off", "on"),
+    },
+    _GRADIENT_LOST,
+)
+"""Without the operators whose function has one state, and without `while_loop`, whose tensors keep their dtype."""
+
+
+@scenario(STATES, types=("cpu",), dtypes="default")
+def test_two_states(amp: Amp, compiler: str, operator: str, first: str, gradient: str) -> None:
+    """An operator that a program calls in a region and in a disabled one casts in each call what that call casts."""
+    if lacking := _lacking(operator, compiler):
+        amp.unsupported(f"torch {torch.__version__} has no {lacking}")
+    given = [amp.rand(2, 2), amp.rand(2, 2)]
+    given[0].requires_grad_(gradient == "on")
+    states = (first == "on", first != "on")
+    call, kind, low = WRITTEN[operator](amp, lambda x, y: x @ y, given[1]), amp.type, amp.dtype
+
+    def program(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = []
+        for on in states:
+            with torch.autocast(kind, dtype=low, enabled=on):
+                found.append(call(*given))
+        return tuple(found)
+
+    torch._dynamo.reset()  # every case compiles the same code
+    results = amp.compiled(compiler, program, *given)(*given)
+    casts = [_with_casts(amp, operator, "product", "around" if on else "disabled") for on in states]
+    wanted = [PLAIN[operator](amp, function, given[1])(*given) for function in casts]
+    amp.assert_equal("dtypes of the results", [y.dtype for y in results], [y.dtype for y in wanted])
+    for got, want in zip(results, wanted, strict=True):
+        if got.dtype == want.dtype:
+            _assert_values(amp, got, want, given[0])
 
 
 # ---- other device types
