@@ -439,7 +439,7 @@ STATES = Product(
 
 
 @scenario(STATES, types=("cpu",), dtypes="default")
-def test_two_states(amp: Amp, compiler: str, operator: str, first: str, gradient: str) -> None:
+def test_on_and_off(amp: Amp, compiler: str, operator: str, first: str, gradient: str) -> None:
     """An operator that a program calls in a region and in a disabled one casts in each call what that call casts."""
     if lacking := _lacking(operator, compiler):
         amp.unsupported(f"torch {torch.__version__} has no {lacking}")
