@@ -148,8 +148,9 @@ def machines(runs: Sequence[BenchRun]) -> str:
         model, cores = machine.get("model", "unknown processor"), machine.get("cores", "?")
         processor = f"{model}, {cores} cores" + (f" with {', '.join(isa)}" if isa else "")
         threads, mode = run.header.get("threads", 1), run.header.get("mode", "")
+        threads = f"{threads} thread{'' if threads == 1 else 's'}"
         missing = f"; {note}" if (note := exports.incomplete(run)) else ""
-        lines.append(f"- `{run.path.name}`: {devices}; {processor}, threads {threads}, {what}, {mode}{missing}")
+        lines.append(f"- `{run.path.name}`: {devices}; {processor}, {threads}, {what}, {mode}{missing}")
     return "\n".join(lines) + "\n"
 
 
