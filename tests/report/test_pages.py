@@ -267,6 +267,7 @@ def test_a_case_as_promised_has_the_pytest_line_that_the_suite_would_give(site: 
     line = "pytest suites/eager --rule=promote -k "
     assert browser.text("pre") == f"{line}'test_op1[bf16-bf16-vcu]' --device=virtual:cuda"
     assert "As promised: no difference was found." in browser.text()
+    assert "deviation" not in browser.text(".facts"), "a field without a value is not shown"
     assert "virtual: dtypes and casts only" in browser.text()
     browser.open(site / "case.html", "eager/promote/dot-bf16-bf16-cpu")
     assert browser.text("pre") == f"{line}'test_promote[dot-bf16-bf16-cpu]' --device=cpu"
@@ -381,15 +382,15 @@ def test_a_case_shows_its_cause_and_traceback(faulty: Path, browser: Any) -> Non
 def test_deviations_are_listed_with_reason_and_cases(runs: list[Path], tmp_path: Path, browser: Any) -> None:
     about = {"kind": "deviation", "raises": "raised", "torch": ">=2.11", "added": "2026-11-20"}
     narrow: Any = {"but": ("promote/none-fp16-*",), "devices": ("cpu",)}
-    link = "https://github.com/pytorch/pytorch/pull/191125"
+    link, file = "https://github.com/pytorch/pytorch/pull/191125", "ampcheck/devices/jax/deviations.toml"
     entries = [
-        Deviation("promote-mixed-low", ("promote/dot-*",), reason="It refuses.", link=link, file="a.toml", **about),
+        Deviation("promote-mixed-low", ("promote/dot-*",), reason="It refuses.", link=link, file=file, **about),
         Deviation("idle", ("promote/none-*",), reason="None.", link="unreported", file="mine.toml", **about, **narrow),
     ]
     for name, text in render(load(runs), entries).items():
         (tmp_path / name).write_text(text)
     browser.open(tmp_path / "deviations.html", "promote-mixed-low")
-    assert browser.texts("main h2") == ["a.toml", "mine.toml", "Not explained here"]
+    assert browser.texts("main h2") == ["The device jax", "mine.toml", "Not explained here"]
     assert browser.texts("details[open] strong") == ["promote-mixed-low"], "the address opens an entry"
     entry = browser.text("#promote-mixed-low")
     assert "It refuses." in entry

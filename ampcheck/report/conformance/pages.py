@@ -276,7 +276,7 @@ def deviations(history: History, entries: Sequence[Deviation]) -> dict[str, obje
         found = hits.get(entry.id, [])
         mine = [result for result in found if entry.covers(result.name)]
         hits[entry.id] = [result for result in found if not entry.covers(result.name)]
-        about |= {"cases": entry.cases, "but": entry.but, "only": entry.devices, "file": _short(entry.file)}
+        about |= {"cases": entry.cases, "but": entry.but, "only": entry.devices, "file": _shown(entry.file)}
         groups.setdefault(_library(entry.file), []).append({**about, **_hit(mine)})
     reason = "The run names this entry, but none here covers these cases: it is another package's, or was changed."
     unknown = {"kind": "unknown", "reason": reason, "link": "", "file": "", "raises": ""}
@@ -292,13 +292,21 @@ def deviations(history: History, entries: Sequence[Deviation]) -> dict[str, obje
     return {"deviations": groups}
 
 
+def _shown(file: str) -> str:
+    """Return a deviations file without the folders of the machine the site was built on."""
+    return Path(file).name if Path(file).is_absolute() else file
+
+
 def _library(file: str) -> str:
     """Name the part of PyTorch or the device that a deviations file is about."""
     path = Path(file)
-    if path.parent.name != "devices":
-        return f"The device {path.parent.name}" if path.is_relative_to(_PACKAGE) else path.name
-    known = {"deviations": "PyTorch on every device", "kernels": "PyTorch's autocast kernels"}
-    return known.get(path.stem, "PyTorch's compilers")
+    match path.parts:
+        case "ampcheck", "devices", device, _:
+            return f"The device {device}"
+        case "ampcheck", "devices", _:
+            known = {"deviations": "PyTorch on every device", "kernels": "PyTorch's autocast kernels"}
+            return known.get(path.stem, "PyTorch's compilers")
+    return path.name
 
 
 def about(history: History) -> dict[str, object]:
@@ -403,14 +411,6 @@ def _hit(results: Sequence[Result]) -> dict[str, object]:
         "devices": list(dict.fromkeys(result.device for result in results)),
     }
 
-
-def _short(file: str) -> str:
-    """Return a deviations file without the folders of the machine the site was built on."""
-    path = Path(file)
-    return str(path.relative_to(_PACKAGE)) if path.is_relative_to(_PACKAGE) else path.name
-
-
-_PACKAGE = Path(__file__).parents[3]
 
 LABEL = "ampcheck"
 COLORS = {"green": "#2f7d43", "red": "#b3261e", "grey": "#6b7280"}

@@ -41,7 +41,7 @@
     return [el("h3", {}, heading), el("div", { class: "repro" }, el("pre", {}, text), button)];
   };
   const facts = (pairs) =>
-    el("dl", { class: "facts" }, ...pairs.filter(([, value]) => value !== "").flatMap(([name, value]) =>
+    el("dl", { class: "facts" }, ...pairs.filter(([, value]) => value.length !== 0).flatMap(([name, value]) =>
       [el("dt", {}, name), el("dd", {}, ...(Array.isArray(value) ? value : [value]))]));
 
   const others = (i) => {
