@@ -331,9 +331,14 @@ def test_a_variant_has_one_colour_with_or_without_others(tmp_path: Path) -> None
 
 
 def test_the_charts_say_how_fast_how_exact_and_how_large_each_variant_is(tmp_path: Path) -> None:
-    run_group = load(two_run_groups(tmp_path)).newest
+    run_group = load(two_run_groups(tmp_path / "published")).newest
     assert run_group
     cpu, _, tpu = pages.boards(run_group, [])
+    made = [board["whose"].removeprefix("Published with ampcheck, not of your machine: ") for board in (cpu, tpu)]
+    assert made == [
+        "measured on 2026-11-21 on EPYC, 2 cores, 1 thread",
+        "estimated by a compiler on 2026-11-21 on EPYC, 2 cores, 1 thread",
+    ]
     assert (cpu["device"], cpu["estimate"], tpu["device"], tpu["estimate"]) == ("cpu", False, "tpu-v5e", True)
     assert [row["workload"] for row in cpu["lead"]] == ["mlp-step", "mm-1024", "mm-256", "mm-64", "mm-16"]
     said = {s["name"]: (s["middle"], s["text"]) for s in cpu["sentences"]}

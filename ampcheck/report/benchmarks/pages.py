@@ -145,7 +145,7 @@ def boards(run_group: RunGroup, other: Sequence[str]) -> list[Row]:
                 "device": device,
                 "compiler": compiler,
                 "estimate": any(group.estimate for group in groups),
-                "whose": _whose(newest, device),
+                "whose": _whose(newest, device, groups[0].estimate),
                 "sentences": _sentences(groups, other),
                 "lead": rows[:_LEAD],
                 "more": rows[_LEAD:],
@@ -209,12 +209,13 @@ def _sentences(groups: Sequence[Group], other: Sequence[str]) -> list[Row]:
     return out
 
 
-def _whose(run: BenchRun, device: str) -> str:
+def _whose(run: BenchRun, device: str, estimate: bool) -> str:
     """Say whose figures a file has, and of which machine: a reader's own, or ones that were published with ampcheck."""
     day = str(run.header.get("started", "an unknown day")).partition("T")[0]
     where = machine(run.header, device).rpartition(" (")[0]
     if "published" in run.path.parts:
-        return f"Published with ampcheck, not of your machine: measured on {day} on {where}"
+        made = "estimated by a compiler" if estimate else "measured"
+        return f"Published with ampcheck, not of your machine: {made} on {day} on {where}"
     return f"Your own run {run.path.name} of {day} on {where}"
 
 
