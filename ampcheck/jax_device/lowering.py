@@ -83,7 +83,7 @@ _CHEAP = (
 
 
 @cache
-def _takes(name: str, value: object) -> bool:
+def takes(name: str, value: object) -> bool:
     """Return whether this version of XLA has an option."""
     try:
         jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
@@ -106,7 +106,7 @@ def compiled(program: Computation, elements: int) -> Computation:
     inner = jax.jit(program, inline=True)
     if elements > _MEDIUM or jax.default_backend() != "cpu":
         return inner
-    options = {name: value for most, name, value in _CHEAP if elements <= most and _takes(name, value)}
+    options = {name: value for most, name, value in _CHEAP if elements <= most and takes(name, value)}
     alone = jax.jit(program, inline=True, compiler_options=options)
 
     def run(*arrays: jax.Array) -> Tree:

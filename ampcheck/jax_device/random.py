@@ -185,6 +185,18 @@ def manual_seed(seed: int) -> None:
     stream.manual_seed(seed)
 
 
+@contextlib.contextmanager
+def rebased(change: Callable[[RawKey], RawKey]) -> Iterator[None]:
+    """Derive the keys of a trace from what `change` makes of its key while inside."""
+    before = _traced.base
+    if before is not None:
+        _traced.base = change(before)
+    try:
+        yield
+    finally:
+        _traced.base = before
+
+
 def next_key(generator: torch.Generator | None) -> RawKey:
     """Return the raw key for one random op."""
     if generator is not None:

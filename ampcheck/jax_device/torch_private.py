@@ -70,6 +70,10 @@ NAMES.attributes(
     need="`flex_attention` on the device",
 )
 
+recomputation_hook: Any = NAMES.take(
+    "torch.utils.checkpoint._recomputation_hook", "telling what activation checkpointing computes again"
+)
+
 # How an op is computed.
 elementwise_dtypes: Callable[..., tuple[torch.dtype, torch.dtype]] = NAMES.take(
     "torch._prims_common.elementwise_dtypes", "the dtype that PyTorch promotes to"

@@ -15,9 +15,12 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -26,8 +29,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
 
-from ampcheck.jax_device import jit
-from tests.jax.agreement import ones
+from ampcheck.jax_device import jit, to_jax
+from tests.jax.agreement import close, ones
 
 
 class Kept(NamedTuple):
@@ -366,6 +369,47 @@ def test_a_recomputation_draws_the_mask_again(compiler: Callable[..., Any], opti
         torch.testing.assert_close(out, again)
         results.append(out.item())
     assert len(set(results)) == 3
+
+
+@pytest.mark.parametrize("options", [{"use_reentrant": True}, {"use_reentrant": False}])
+@pytest.mark.parametrize("drop", [0.0, 0.5])
+def test_a_recomputation_saves_the_memory_that_it_saves_in_jax(options: Any, drop: float) -> None:
+    """XLA merges nothing that is computed again with what was computed first, drawn masks included."""
+
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Dropout(drop), nn.Linear(256, 64)).to("jax")
+
+    blocks = [block() for _ in range(8)]
+
+    def step(x: Tensor, again: bool) -> Any:
+        x = x.detach().requires_grad_()
+        y = x
+        for module in blocks:
+            y = y + (checkpoint(module, y, **options) if again else module(y))
+        y.square().mean().backward()
+        return [x.grad, *(p.grad for module in blocks for p in module.parameters())]
+
+    def loss(weights: Any, x: Any) -> Any:
+        def block(w: Any, x: Any) -> Any:
+            return jax.nn.gelu(x @ w[0] + w[1], approximate=False) @ w[2] + w[3]
+
+        for w in weights:
+            x = x + jax.checkpoint(block)(w, x)
+        return (x**2).mean()
+
+    def temporary(lowered: Any, **given: Any) -> int:
+        return lowered.compile(**given).memory_analysis().temp_size_in_bytes
+
+    x = torch.randn(512, 64, device="jax")
+    whole, again = (temporary(jit(partial(step, again=again)).lower(x)) for again in (False, True))
+    assert again < 0.6 * whole
+    if not drop:
+        weights = [[jnp.ones(n, jnp.float32) for n in ((64, 256), 256, (256, 64), 64)] for _ in blocks]
+        lowered = jax.jit(jax.grad(loss, (0, 1))).lower(weights, to_jax(x))
+        # XLA's CPU compiler takes JAX's own barriers away otherwise.
+        in_jax = temporary(lowered, compiler_options={"xla_disable_hlo_passes": "cse_barrier_expander"})
+        assert again <= 1.1 * in_jax
+        close(jit(step)(x, True), [g.cpu() for g in step(x, False)])
 
 
 def test_random_state_inside_of_a_trace() -> None:

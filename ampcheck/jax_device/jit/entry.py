@@ -23,6 +23,7 @@ from ampcheck.jax_device.dispatch import checks
 from ampcheck.jax_device.jit.state import PLAIN, Reached, hyperparameters, number, sign
 from ampcheck.jax_device.jit.trace import Alias, Constant, NewTensor, Same, StepTrace, grad_leaves, rebuild
 from ampcheck.jax_device.jit.watch import Value, value_of
+from ampcheck.jax_device.lowering import takes
 from ampcheck.jax_device.storage.arrays import Bytes, create, mesh_sharding, raw, storage_of
 from ampcheck.jax_device.torch_private import GlobalStateGuard, TensorGuards, function_modes, pytree, transform_level
 from ampcheck.register.torch_private import dispatch_modes, dynamo_skip
@@ -111,12 +112,20 @@ class Entry:
             outputs = tuple(run(*values))
             return outputs[0] if self.bare else outputs
 
-        kept = {output: placed[slot] for slot, output, _ in self.effects.written}
-        shardings = tuple(kept.get(i) for i in range(len(closed.jaxpr.outvars)))
-        if any(s is not None for s in shardings):  # state stays spread over the mesh as it is
-            self.jitted = jax.jit(program, donate_argnums=tuple(self.donated), out_shardings=shardings)
-        else:
-            self.jitted = jax.jit(program, donate_argnums=tuple(self.donated))
+        state = {output: placed[slot] for slot, output, _ in self.effects.written}
+        shardings = tuple(state.get(i) for i in range(len(closed.jaxpr.outvars)))
+        # State stays spread over the mesh as it is.
+        placement: Kwargs = {"out_shardings": shardings} if any(s is not None for s in shardings) else {}
+        again = any(eqn.primitive.name == "optimization_barrier" for eqn in closed.jaxpr.eqns)
+        # XLA's CPU compiler takes barriers away before it merges what is equal, by the pass of this name.
+        option = ("xla_disable_hlo_passes", "cse_barrier_expander")
+        kept = again and jax.default_backend() == "cpu" and takes(*option)
+        self.jitted = jax.jit(
+            program,
+            donate_argnums=tuple(self.donated),
+            compiler_options=dict([option]) if kept else None,
+            **placement,
+        )
 
     def takes(self, known: tuple[Value, ...], grads: Tree) -> bool:
         """Return whether it may be the program of a call with these first values, and gradients of this kind."""

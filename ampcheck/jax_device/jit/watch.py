@@ -24,7 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.library import Library
+from torch.utils.checkpoint import CheckpointFunction
 
+from ampcheck.jax_device import random
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
 from ampcheck.jax_device.dispatch import checks
 from ampcheck.jax_device.dispatch.program import VALUE_NEEDED
@@ -38,6 +40,7 @@ from ampcheck.jax_device.torch_private import (
     include_key,
     is_functorch_wrapped,
     pytree,
+    recomputation_hook,
     unwrapped,
 )
 from ampcheck.register.torch_private import (
@@ -216,11 +219,36 @@ def _seen(op: OpOverload, *args: Tree, **kwargs: Tree) -> Tree:
         return op(*args, **kwargs) if watch is None else watch.run(op, args, kwargs)
 
 
+def _computed_again() -> contextlib.AbstractContextManager[None]:
+    return _watching.watch.fenced() if _watching.watch is not None else contextlib.nullcontext()
+
+
+def _enter(self: Tree) -> None:
+    self.again = _computed_again()
+    self.again.__enter__()
+    super(recomputation_hook, self).__enter__()
+
+
+def _exit(self: Tree, *error: Any) -> None:
+    super(recomputation_hook, self).__exit__(*error)
+    self.again.__exit__(None, None, None)
+
+
 @cache
 def _register() -> None:
-    """Put `_seen` under every overload. The fallback alone serves custom ops; under a TorchDispatchMode PyTorch finds
+    """Have activation checkpointing tell the watch.
+
+    Put `_seen` under every overload. The fallback alone serves custom ops; under a TorchDispatchMode PyTorch finds
     only kernels of single overloads (`python_op_registration_trampoline`).
     """
+    by_torch = CheckpointFunction.backward
+
+    def backward(ctx: Tree, *grads: Tensor) -> Tree:
+        with _computed_again():
+            return by_torch(ctx, *grads)
+
+    CheckpointFunction.backward = staticmethod(backward)  # type: ignore[method-assign]
+    recomputation_hook.__enter__, recomputation_hook.__exit__ = _enter, _exit
     _library.fallback(_seen, KEY.name)
     for op in overloads():
         _aten.impl(op, partial(_seen, op), KEY.name)
@@ -311,6 +339,11 @@ class OpWatch:
         self._made: dict[int, tuple[weakref.ref[DeviceStorage], str, str]] = {}
         self.unknown: dict[int, tuple[DeviceStorage, jax.Array | Bytes, Tensor]] = {}
         self.host: dict[int, tuple[Tensor, int]] = {}
+        self._last: jax.Array | None = None
+        """What the last op gave."""
+        self._fenced: dict[int, tuple[DeviceStorage, jax.Array | Bytes | None, jax.Array | Bytes | None]] | None = None
+        """Of what is computed again, by id: storages, their arrays before and behind the barrier; None of new ones."""
+        self._behind: Function = lambda array: array
         self.poisoned = False
         self.needed: ValueNeededError | None = None
 
@@ -337,6 +370,8 @@ class OpWatch:
         """Look at what an op is given, run it, and note what it made."""
         for tensor in tensors((*args, *kwargs.values())):
             self._see(tensor, func)
+            if self._fenced is not None:
+                self._fence(tensor, self._fenced)
         seeded = torch.Tag.nondeterministic_seeded in func.tags
         if seeded and any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
             raise self.stop(f"{func.name()} draws numbers of a generator", None)
@@ -356,7 +391,44 @@ class OpWatch:
             raise self.stop(f"{func.name()} draws random numbers on the CPU", None)
         for tensor in tensors(out if isinstance(out, (list, tuple)) else (out,)):
             self._note(tensor, func)
+            if tensor.device.type == "jax" and isinstance(array := raw(storage_of(tensor).array), jax.core.Tracer):
+                self._last = array
+                if self._fenced is not None:
+                    self._fenced.setdefault(id(storage_of(tensor)), (storage_of(tensor), None, None))
         return out
+
+    @contextlib.contextmanager
+    def fenced(self) -> Iterator[None]:
+        """Keep apart what is computed inside from the same computation before, with which XLA would merge it.
+
+        What ops inside read from outside goes through a barrier, together with the last result before, as a rule the
+        gradient that is waited for: so it is computed after that, and what it gives is in memory from then on only.
+        """
+        before, after = self._fenced, self._last
+        self._fenced = {}
+
+        def behind(array: Any) -> Any:
+            return array if after is None else jax.lax.optimization_barrier((array, after))[0]
+
+        self._behind, outer = behind, self._behind
+        try:
+            with random.rebased(behind):
+                yield
+        finally:
+            for storage, array, kept in self._fenced.values():
+                if array is not None and storage.array is kept:
+                    storage.array = array
+            self._fenced, self._behind = before, outer
+
+    def _fence(self, tensor: Tensor, known: dict[int, Tree]) -> None:
+        if tensor.device.type != "jax" or id(storage := storage_of(tensor)) in known:
+            return
+        found = storage.array
+        if not isinstance(raw(found), jax.core.Tracer):
+            return
+        array = self._behind(raw(found))
+        storage.array = Bytes(array) if isinstance(found, Bytes) else array
+        known[id(storage)] = storage, found, storage.array
 
     def stop(self, what: str, place: Iterable[tuple[FrameType, int]] | str | None = None) -> ValueNeededError:
         """Return the error that ends the trace, of what Python does that a program would not do again at each call."""
