@@ -64,6 +64,8 @@ def test_the_previous_run_group_is_a_complete_one_with_half_the_groups(tmp_path:
     for paths, want in (([whole, cut, few], day(0)), ([cut, few], day(2)), ([cut], day(1)), ([], None)):
         previous = load([newest, *paths]).previous
         assert (previous.name if previous else None) == want
+    page = build([cut], tmp_path / "site").read_text()
+    assert "The run was interrupted. <code>ampcheck bench --resume FILE</code> measures the rest." in page
 
 
 # ---- bad files
