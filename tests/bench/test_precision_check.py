@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from math import inf, nan
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,6 @@ from ampcheck.bench.core.precision_check import PrecisionCheck, check_precision,
 from ampcheck.bench.core.prepare import prepare, reference
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import UsageError
-from ampcheck.observe.closeness import relative_error
 
 X = Spec((16, 24))
 MM = OpWorkload(name="mm-test", family="matmul", policy="downcast", inputs=(X, Spec((24, 8))), call=torch.mm)
@@ -337,39 +336,6 @@ def test_an_optimizer_s_update_is_no_part_of_the_step() -> None:
 
 SQUARE = op("downcast", torch.mm, Spec((64, 64)), Spec((64, 64)))
 STEP = small_step(mlp)
-
-
-def vector(*values: float) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-@pytest.mark.parametrize(
-    ("output", "exact", "error"),
-    [
-        ((3, 4), (3, 4), 0),
-        ((3, 4.5), (3, 4), 0.1),
-        ((0, 0), (3, 4), 1),
-        ((0, 0), (0, 0), 0),
-        ((0, 1e-30), (0, 0), inf),
-        ((3, nan), (3, 4), inf),
-        ((3, inf), (3, 4), inf),
-        ((3, 4), (3, inf), inf),
-        ((3, -inf), (3, inf), inf),
-        ((3, inf), (3, nan), inf),
-        ((3, nan), (3, inf), inf),
-        ((3, inf), (3, inf), 0),
-        ((3, nan), (3, nan), 0),
-        ((6, nan, inf), (3, nan, inf), 1),
-        ((), (), 0),
-    ],
-)
-def test_error(output: tuple[float, ...], exact: tuple[float, ...], error: float) -> None:
-    assert relative_error(vector(*output), vector(*exact)) == pytest.approx(error)
-
-
-def test_vectors_of_other_shapes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"an output of shape \(1,\) beside a reference of \(2,\)"):
-        relative_error(vector(1), vector(1, 1))  # would be broadcast
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from ampcheck.observe.closeness import (
     moved_by,
     mover,
     relative_distance,
+    relative_error,
     right,
     rounding_bound,
 )
@@ -166,3 +167,32 @@ def test_an_infinity_is_wrong_at_the_bound_of_the_range() -> None:
     want = of(most.max - 5504, dtype=DOUBLE)
     assert bound(want, moved, HALF, HALF).tolist() == [5504]
     assert right(of(INF, dtype=HALF), want, moved, HALF).tolist() == [False]
+
+
+@pytest.mark.parametrize(
+    ("output", "exact", "error"),
+    [
+        ((3, 4), (3, 4), 0),
+        ((3, 4.5), (3, 4), 0.1),
+        ((0, 0), (3, 4), 1),
+        ((0, 0), (0, 0), 0),
+        ((0, 1e-30), (0, 0), INF),
+        ((3, NAN), (3, 4), INF),
+        ((3, INF), (3, 4), INF),
+        ((3, 4), (3, INF), INF),
+        ((3, -INF), (3, INF), INF),
+        ((3, INF), (3, NAN), INF),
+        ((3, NAN), (3, INF), INF),
+        ((3, INF), (3, INF), 0),
+        ((3, NAN), (3, NAN), 0),
+        ((6, NAN, INF), (3, NAN, INF), 1),
+        ((), (), 0),
+    ],
+)
+def test_error(output: tuple[float, ...], exact: tuple[float, ...], error: float) -> None:
+    assert relative_error(of(*output, dtype=SINGLE), of(*exact, dtype=DOUBLE)) == pytest.approx(error)
+
+
+def test_vectors_of_other_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"an output of shape \(1,\) beside a reference of \(2,\)"):
+        relative_error(of(1), of(1, 1))  # would be broadcast
