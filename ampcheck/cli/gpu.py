@@ -102,6 +102,7 @@ def _preflight(args: argparse.Namespace, work: Path) -> None:
             "versions": versions(),
             "machine": machine.describe(),
         }
+    args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "preflight.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     _suites(args, work, "smoke", "--smoke")
 
