@@ -15,7 +15,7 @@ from ampcheck.jax_device import device as devices
 from ampcheck.jax_device import disk_cache, random
 from ampcheck.jax_device.annotations import NAME, Device, Tree
 from ampcheck.jax_device.dispatch import checks
-from ampcheck.jax_device.interop import checkpoints, distributed, dlpack
+from ampcheck.jax_device.interop import checkpoints, distributed, dlpack, trainers
 from ampcheck.jax_device.jit.watch import install_flex
 from ampcheck.jax_device.storage import moving, overrides
 from ampcheck.jax_device.torch_private import InductorBackend, setup_backend
@@ -145,6 +145,7 @@ def make() -> None:
     dlpack.install()
     checkpoints.install()
     distributed.install()
+    trainers.install()
     random.install()
     devices.install()
     _compile_by_default()

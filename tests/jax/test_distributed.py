@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-import ampcheck.jax_device  # noqa: F401  # makes the device
+from ampcheck.jax_device import jit
 from tests.cli_support import LIMIT, ROOT
 
 WORLD = 2
@@ -176,6 +176,35 @@ def test_parallel_models_train_as_one_and_all_skip_an_overflow(name: str, proces
     assert scales[OVERFLOWS] == scales[0] / 2
     assert torch.equal(weights[OVERFLOWS], weights[0])
     assert not torch.equal(weights[-1], weights[0])
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_a_jitted_step_of_a_parallel_model_runs_eagerly_and_says_so(name: str) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.Linear(4, 2).to("jax")
+        if name == "ddp":
+            model = torch.nn.parallel.DistributedDataParallel(model)
+        else:
+            fully_shard(model, mesh=dist.device_mesh.init_device_mesh("jax", (1,)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        @jit
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        x = torch.ones(3, 4, device="jax")
+        with pytest.warns(UserWarning, match="jit runs .* eagerly, as .*(DistributedDataParallel averages|DTensor of)"):
+            losses = [step(x).item()]
+        losses += [step(x).item() for _ in range(3)]
+        assert losses == sorted(losses, reverse=True)
+        assert losses[-1] < 0.5 * losses[0]
+    finally:
+        dist.destroy_process_group()
 
 
 def test_gloo_is_the_backend_of_the_device_by_default() -> None:

@@ -312,8 +312,8 @@ def accelerate() -> Iterator[Any]:
     package.state.AcceleratorState._reset_state(True)
 
 
-def test_accelerate_trains_on_the_device_that_it_is_given(accelerate: Any) -> None:
-    accelerate.PartialState().device = torch.device("jax")
+def test_accelerate_trains_on_the_device_that_it_is_given(accelerate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "jax")
     accelerator = accelerate.Accelerator(mixed_precision="bf16")
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
@@ -334,7 +334,35 @@ def test_accelerate_trains_on_the_device_that_it_is_given(accelerate: Any) -> No
     assert not torch.equal(model[0].weight.cpu(), before)
 
 
-def test_accelerate_refuses_float16(accelerate: Any) -> None:
-    accelerate.PartialState().device = torch.device("jax")
+def test_accelerate_refuses_float16(accelerate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "jax")
     with pytest.raises(ValueError, match=r"fp16 mixed precision requires a device in .* \(not 'jax'\)"):
         accelerate.Accelerator(mixed_precision="fp16")
+
+
+def test_accelerate_tells_that_the_device_goes_unused(accelerate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ACCELERATE_TORCH_DEVICE", raising=False)
+    with pytest.warns(UserWarning, match='does not know the jax device, which stays unused.*TORCH_DEVICE"] = "jax"'):
+        assert accelerate.PartialState().device.type == "cpu"
+    accelerate.state.AcceleratorState._reset_state(True)
+    assert accelerate.PartialState(cpu=True).device.type == "cpu"  # without a word, as it was asked for
+
+
+def test_the_trainer_of_transformers_trains_in_bfloat16(
+    accelerate: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By two environment variables, with nothing of the program changed."""
+    transformers = library("transformers")
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "jax")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    options = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 32, "n_positions": 16}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**options))
+    seen: list[Any] = []
+    model.transformer.h[0].mlp.c_fc.register_forward_hook(lambda _, __, out: seen.append((out.device.type, out.dtype)))
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), report_to=[], max_steps=2, save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False
+    )
+    data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(16)]
+    transformers.Trainer(model=model, args=arguments, train_dataset=data).train()
+    assert seen == [("jax", torch.bfloat16)] * 2
+    assert {p.device.type for p in model.parameters()} == {"jax"}

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.library import Library
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointFunction
 
 from ampcheck.jax_device import random
@@ -236,7 +237,7 @@ def _exit(self: Tree, *error: Any) -> None:
 
 @cache
 def _register() -> None:
-    """Have activation checkpointing tell the watch.
+    """Have activation checkpointing and DistributedDataParallel tell the watch.
 
     Put `_seen` under every overload. The fallback alone serves custom ops; under a TorchDispatchMode PyTorch finds
     only kernels of single overloads (`python_op_registration_trampoline`).
@@ -248,6 +249,16 @@ def _register() -> None:
             return by_torch(ctx, *grads)
 
     CheckpointFunction.backward = staticmethod(backward)  # type: ignore[method-assign]
+    parallel = DistributedDataParallel.forward
+
+    def forward(self: DistributedDataParallel, *args: Tree, **kwargs: Tree) -> Tree:
+        if (watch := _watching.watch) is not None:  # before its reducer, which takes no second try, begins
+            what = "DistributedDataParallel averages gradients over processes, which a program does not"
+            watch.needed = ValueNeededError(f"{what}, at {caller()}")
+            raise watch.needed
+        return parallel(self, *args, **kwargs)
+
+    DistributedDataParallel.forward = forward  # type: ignore[method-assign]
     recomputation_hook.__enter__, recomputation_hook.__exit__ = _enter, _exit
     _library.fallback(_seen, KEY.name)
     for op in overloads():
