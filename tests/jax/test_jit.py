@@ -397,6 +397,22 @@ def test_numbers_that_a_scheduler_changes_are_inputs(make: Make) -> None:
     assert compiles[-1] == compiles[-5] == 2
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+def test_the_rate_of_a_fused_step_is_an_input(kind: Any) -> None:
+    ends = []
+    for wrap in (lambda step: step, jit):
+        weight = ones(3, requires_grad=True)
+        optimizer = kind([weight], lr=0.1, fused=True)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        run = wrap(stepping(optimizer, weight, lambda w: w.square().sum()))
+        for _ in range(4):
+            run()
+            schedule.step()
+        ends.append(weight.detach().cpu())
+    torch.testing.assert_close(*ends)
+    assert run.compiles == 1
+
+
 def test_what_an_optimizer_cannot_do() -> None:
     weight = zeros(3).requires_grad_()
     schedule = torch.optim.lr_scheduler.ExponentialLR(torch.optim.SGD([weight], lr=1.0), 0.5)

@@ -36,7 +36,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
 from ampcheck.jax_device.jit.reads import GENERATORS, Attributes, Measured, Place, Places, contents, foreign, names, put
-from ampcheck.jax_device.storage.arrays import Bytes, mesh_sharding, meshes, raw, storage_of
+from ampcheck.jax_device.storage.arrays import Bytes, mesh_sharding, meshes, raw, storage_of, wrap
 
 Hyperparameter = tuple[Kwargs, str, int | None]
 """An optimizer's group, a key of it and, of several numbers there, which one."""
@@ -324,9 +324,11 @@ def traced_optimizers(
     `written()` gives the storages from before the trace. Raises RuntimeError where a hyperparameter is changed inside.
     """
     places = [place for optimizer in optimizers for place in hyperparameters(optimizer)]
-    given: dict[tuple[int, str], tuple[Kwargs, list[torch.SymFloat]]] = {}
+    given: dict[tuple[int, str], tuple[Kwargs, list[torch.SymFloat | Tensor]]] = {}
     for n, place in zip(numbers, places, strict=True):
-        symbol = torch.SymFloat(Traced(n, place, sign(place)))
+        # PyTorch's fused steps take a rate as a tensor, and would ask a symbolic number for its value.
+        fused = place[1] == "lr" and place[0].get("fused")
+        symbol = wrap(n.astype(jnp.float64)) if fused else torch.SymFloat(Traced(n, place, sign(place)))
         given.setdefault((id(place[0]), place[1]), (place[0], []))[1].append(symbol)
     replaced = [
         (group, key, group[key], tuple(symbols) if type(group[key]) is tuple else symbols[0])
