@@ -109,6 +109,9 @@ def test_slices_have_one_program_wherever_they_begin() -> None:
         assert torch.equal(beside(data, part), (before + 2) * 2)
     assert doubled.compiles == 1
     assert torch.equal(doubled(data[:2].double())[0], data[0].double() * 2)
+    for i in range(3):
+        assert torch.equal(doubled(data[:, i]), data[:, i] * 2)
+    assert doubled.compiles == 3
 
 
 def test_donated_arrays_that_others_have() -> None:

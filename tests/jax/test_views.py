@@ -8,7 +8,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from ampcheck.jax_device.dispatch.program import program_cache
@@ -256,17 +256,50 @@ def test_a_function_of_the_device_gives_what_it_gives_on_the_cpu(kind: str) -> N
         assert not isinstance(here, Exception) or str(there).split("\n")[0] == str(here).split("\n")[0]
 
 
-def test_reading_and_writing_a_slice_makes_no_program_for_each_offset() -> None:
-    host = torch.arange(63.0).view(9, 7)
+PARTS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "row": lambda t, i: t[i],
+    "column": lambda t, i: t[:, i],
+    "block": lambda t, i: t[2:5, i : i + 1],
+    "turned block": lambda t, i: t[i : i + 1, 1:4].t(),
+    "every second of a column": lambda t, i: t[::2, i],
+    "diagonal": lambda t, i: t[i - i % 2 :].diagonal()[:1],
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_reading_and_writing_a_slice_makes_no_program_for_each_offset(name: str) -> None:
+    host, part = torch.arange(81.0).view(9, 9), PARTS[name]
     device, programs = host.to("jax"), list[int]()
     for i in range(1, 9):
         for t in (host, device):
-            t[i].add_(t[i - 1 :][0] * 2)
-            t[i].copy_(t[i - 1])
-        assert torch.equal(device[i].cpu(), host[i])
+            part(t, i).add_(part(t, i - 1) * 2)
+            part(t, i).copy_(part(t, i - 1))
+        assert torch.equal(part(device, i).cpu(), part(host, i))
         programs.append(len(program_cache))
     assert_same(device, host)
     assert programs[-1] == programs[2]
+
+
+@settings(max_examples=20, deadline=None)  # a line that compiles for 32 shapes is warned of
+@given(st.data())
+def test_a_view_that_begins_anywhere_is_read_and_written(data: st.DataObject) -> None:
+    """Blocks of an array of some dimensions, their elements left out, turned and repeated."""
+    host = torch.arange(60.0).view(data.draw(st.sampled_from([(3, 4, 5), (1, 12, 5), (60,), (5, 1, 12), (2, 2, 15)])))
+    device = host.to("jax")
+    starts = [data.draw(st.integers(0, n - 1)) for n in host.shape]
+    ends = [data.draw(st.integers(a + 1, n)) for a, n in zip(starts, host.shape, strict=True)]
+    steps = [data.draw(st.sampled_from([1, 1, 2])) for _ in host.shape]
+    places = tuple(data.draw(st.sampled_from([slice(a, b, s), a])) for a, b, s in zip(starts, ends, steps, strict=True))
+    dims = data.draw(st.permutations(range(host[places].dim())))
+    mine, theirs = (t[places].permute(dims) for t in (device, host))
+    assert torch.equal(mine.cpu(), theirs)
+    assert torch.equal((mine * 2).cpu(), theirs * 2)
+    assert torch.equal(
+        (mine.mT @ mine if mine.dim() > 1 else mine).cpu(), theirs.mT @ theirs if mine.dim() > 1 else theirs
+    )
+    for part in (mine, theirs):
+        part.mul_(-1)
+    assert torch.equal(device.cpu(), host)
 
 
 def test_storages_say_what_they_hold() -> None:

@@ -31,6 +31,7 @@ from ampcheck.jax_device.storage.arrays import (
     META,
     Bytes,
     Layout,
+    Place,
     begins_anywhere,
     contents,
     contiguous,
@@ -43,6 +44,7 @@ from ampcheck.jax_device.storage.arrays import (
     storage_of,
     store,
     to_bytes,
+    with_piece,
     write,
 )
 from ampcheck.jax_device.storage.memory import guarded, refuse
@@ -104,7 +106,10 @@ def put(target: Tensor, values: Tensor) -> Tensor:
     held, given = contents(target), contents(values)
     conj = target.is_conj() is not values.is_conj()
     moves = begins_anywhere(held, target), begins_anywhere(given, values)
-    places = [p._replace(offset=0) if move else p for p, move in zip((layout, source), moves, strict=True)]
+    shapes = (held.shape, given.shape)
+    places = [
+        Place.of(p, shape) if move else Place(p) for p, move, shape in zip((layout, source), moves, shapes, strict=True)
+    ]
     program = _writer(*places, moves, jax_dtype(target.dtype), conj, values.is_neg(), target.is_neg())
     offsets = [p.offset for p, move in zip((layout, source), moves, strict=True) if move]
     store(target, program(held, given, *offsets))
@@ -113,7 +118,7 @@ def put(target: Tensor, values: Tensor) -> Tensor:
 
 @cache
 def _writer(
-    target: Layout, source: Layout, moves: tuple[bool, bool], dtype: np.dtype, conj: bool, was: bool, becomes: bool
+    target: Place, source: Place, moves: tuple[bool, bool], dtype: np.dtype, conj: bool, was: bool, becomes: bool
 ) -> Kernel:
     """Compile a write.
 
@@ -124,13 +129,11 @@ def _writer(
     """
 
     def program(held: jax.Array, values: jax.Array, *offsets: jax.Array) -> jax.Array:
-        array = piece(values, offsets[-1], source.size) if moves[1] else read(values, source)
+        array = piece(values, offsets[-1], source) if moves[1] else read(values, source.layout)
         given = settled(convert(settled(array, False, was), dtype), conj, becomes)
-        if not moves[0]:
-            return write(held, target, given)
-        return jax.lax.dynamic_update_slice(held.reshape(-1), given.reshape(-1), offsets[:1]).reshape(held.shape)
+        return with_piece(held, offsets[0], target, given) if moves[0] else write(held, target.layout, given)
 
-    return compiled(program, max(math.prod(target.size), math.prod(source.size)))
+    return compiled(program, max(math.prod(target.layout.size), math.prod(source.layout.size)))
 
 
 def resize(tensor: Tensor, size: Sequence[int], stride: Sequence[int] | None = None) -> Tensor:
@@ -389,6 +392,8 @@ def _names(op: Functional) -> dict[str, object]:
         "TYPES": TO_JAX,
         "NUMBERS": frozenset((int, float, bool, complex)),
         "known": op.known,
+        "Layout": Layout,
+        "place": Place.of,
         "modes": function_modes,
         "JaxRuntimeError": jax.errors.JaxRuntimeError,
         "refuse": refuse,
@@ -410,8 +415,9 @@ def _read(op: Functional, name: str, i: int) -> list[str]:
         f"if b{i}.dtype is not TYPES[{name}.dtype]: raise Irregular",
         f"if b{i}.shape != s{i} or not {name}.is_contiguous():",
         f"    t = {name}.storage_offset()",
-        f"    if t and {name}.is_contiguous() and not isinstance(b{i}, Tracer): s{i} = (s{i}, b{i}.shape); o{i} = (t,)",
-        f"    else: s{i} = (s{i}, {name}.stride(), t, b{i}.shape)",
+        f"    if not t or isinstance(b{i}, Tracer): s{i} = (s{i}, {name}.stride(), t, b{i}.shape)",
+        f"    elif {name}.is_contiguous(): s{i} = (s{i}, b{i}.shape); o{i} = (t,)",
+        f"    else: s{i} = (place(Layout(s{i}, {name}.stride(), t), b{i}.shape), b{i}.shape); o{i} = (t,)",
     ]
     return [*lines, f"if {name}.is_conj() or {name}.is_neg(): raise Irregular"] if takes_lazy(op.op) else lines
 

@@ -35,6 +35,7 @@ from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import (
     Columns,
     Layout,
+    Place,
     alias,
     begins_anywhere,
     by_columns,
@@ -57,7 +58,7 @@ class Slot(NamedTuple):
     """How a tensor argument is read: which of the program's arrays it lies in, its place there, its PyTorch dtype.
 
     `conj` and `neg` are PyTorch's lazy bits: some overloads (mm, clone) get tensors that have them. `begins`: which of
-    the program's numbers is the offset, None where this is part of the layout.
+    the program's numbers is the offset, None where this is part of the layout. `sizes`: see `Place`.
     """
 
     place: int
@@ -66,6 +67,7 @@ class Slot(NamedTuple):
     conj: bool = False
     neg: bool = False
     begins: int | None = None
+    sizes: tuple[int, ...] | None = None
 
 
 class NumberSlot(NamedTuple):
@@ -149,12 +151,12 @@ class Call:
         self._shapes.append(array.shape)
         # Most tensors are all of their storage: no layout is then part of the key, nor read in the program.
         natural = array.shape == value.shape and value.is_contiguous()
-        layout, begins = None if natural else Layout.of(value), None
+        layout, begins, sizes = None if natural else Layout.of(value), None, None
         if layout is not None and begins_anywhere(array, value):
             begins = len(self.numbers)
             self.numbers.append(layout.offset)
-            layout = layout._replace(offset=0)
-        return Slot(len(self.arrays) - 1, layout, value.dtype, value.is_conj(), value.is_neg(), begins)
+            layout, sizes = Place.of(layout, array.shape)
+        return Slot(len(self.arrays) - 1, layout, value.dtype, value.is_conj(), value.is_neg(), begins, sizes)
 
 
 def read_taken(taken: Taken, tensor: Callable[[Slot], Tree], number: Callable[[NumberSlot], Tree]) -> Tree:
@@ -566,14 +568,16 @@ def build(op: Functional, call: Call) -> tuple[Kernel, Kernel]:
     def tensor(values: Sequence[jax.Array], slot: Slot) -> Tree:
         """Return an argument as the lowering takes it, inside the program: read from its array, in the common dtype."""
         held, layout = values[slot.place], slot.layout
-        if lowering.columns and layout is not None and (rows := by_columns(layout)) is not None:
-            return Columns(settled(read(held, rows), slot.conj, slot.neg))
         if layout is None:
             value = held
-        elif slot.begins is None:
-            value = read(held, layout)
         else:
-            value = piece(held, values[arrays + slot.begins], layout.size)
+            rows = by_columns(layout) if lowering.columns else None
+            if slot.begins is None:
+                value = read(held, rows or layout)
+            else:
+                value = piece(held, values[arrays + slot.begins], Place(rows or layout, slot.sizes))
+            if rows is not None:
+                return Columns(settled(value, slot.conj, slot.neg))
         value = settled(value, slot.conj, slot.neg)
         value = value if common is None else value.astype(common)
         return wrap(value) if lowering.torch_code else value

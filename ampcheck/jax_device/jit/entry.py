@@ -22,7 +22,7 @@ from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwarg
 from ampcheck.jax_device.dispatch import checks
 from ampcheck.jax_device.jit.state import PLAIN, Reached, hyperparameters, number, sign
 from ampcheck.jax_device.jit.trace import Alias, Constant, NewTensor, Same, StepTrace, grad_leaves, rebuild
-from ampcheck.jax_device.jit.watch import Value, ValueNeededError, caller, value_of
+from ampcheck.jax_device.jit.watch import Value, ValueNeededError, value_of
 from ampcheck.jax_device.lowering import takes
 from ampcheck.jax_device.storage.arrays import Bytes, create, mesh_sharding, raw, storage_of
 from ampcheck.jax_device.torch_private import GlobalStateGuard, TensorGuards, function_modes, pytree, transform_level
@@ -265,8 +265,7 @@ def _device(value: Tensor) -> tuple[object, ...]:
         )
     held = getattr(storage_of(value), "array", None)
     if held is None:
-        kind = type(value).__name__
-        raise ValueNeededError(f"a {kind} of shape {list(value.shape)} has its values elsewhere, at {caller()}")
+        raise ValueNeededError(f"a {type(value).__name__} of shape {list(value.shape)} has its values elsewhere")
     return (
         tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value.requires_grad, value.is_leaf,
         raw(held).shape, raw(held).dtype, isinstance(held, Bytes), value.is_conj(), value.is_neg(), type(value),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -196,8 +197,10 @@ def alias(tensor: Tensor, size: Sequence[int], stride: Sequence[int], offset: in
 
 
 def is_slice(tensor: Tensor) -> bool:
-    """Return whether a plain tensor of the device is one piece of a larger array of its dtype."""
-    if tensor.device.type != NAME or tensor.requires_grad or type(tensor) is not Tensor or not tensor.is_contiguous():
+    """Return whether a plain tensor of the device is one piece, or one column, of a larger array of its dtype."""
+    if tensor.device.type != NAME or tensor.requires_grad or type(tensor) is not Tensor:
+        return False
+    if not tensor.is_contiguous() and (tensor.dim() != 1 or 0 in (*tensor.shape, *tensor.stride())):
         return False
     array = storage_of(tensor).array
     whole = isinstance(array, Bytes) or array.size == tensor.numel() or tensor.is_conj() or tensor.is_neg()
@@ -206,23 +209,77 @@ def is_slice(tensor: Tensor) -> bool:
 
 def copy_of_slice(tensor: Tensor) -> Tensor:
     """Return a copy of such a tensor, by a program that takes the offset as a number."""
-    return wrap(piece_of(storage_of(tensor).array, int(tensor.storage_offset()), tuple(tensor.shape)))
+    array = storage_of(tensor).array
+    return wrap(piece_of(array, int(tensor.storage_offset()), Place.of(Layout.of(tensor), array.shape)))
 
 
-def piece(array: jax.Array, offset: int | jax.Array, size: tuple[int, ...]) -> jax.Array:
-    """Return the values of a row-major tensor that begins anywhere in the array of its storage."""
-    return jax.lax.dynamic_slice(array.reshape(-1), (offset,), (math.prod(size),)).reshape(size)
+class Place(NamedTuple):
+    """Where a tensor lies that may begin anywhere in the array of its storage.
+
+    `sizes`: those of the block of the array that it is, in the array's dimensions; None of what is no block.
+    """
+
+    layout: Layout
+    sizes: tuple[int, ...] | None = None
+
+    @classmethod
+    @lru_cache(4096)  # eager ops ask it at each call
+    def of(cls, layout: Layout, shape: tuple[int, ...]) -> Place:
+        """Return the place, without the offset, of a tensor in an array of this shape."""
+        place = layout._replace(offset=0)
+        if layout.stride == contiguous(layout.size):
+            return cls(place)
+        sizes, strides = [], contiguous(shape)
+        rows = by_columns(layout) or layout
+        dims = [(n, step) for n, step in zip(rows.size, rows.stride, strict=True) if n != 1]
+        for step in strides:
+            sizes.append(dims.pop(0)[0] if dims and dims[0][1] == step else 1)
+        whole = Layout(tuple(sizes), strides, layout.offset)
+        return cls(place, whole.size if not dims and _slices(whole, shape) is not None else None)
+
+    def starts(self, offset: int | jax.Array, shape: tuple[int, ...]) -> list[int | jax.Array]:
+        """Return where the block begins in each dimension of the array."""
+        assert self.sizes is not None
+        out: list[int | jax.Array] = []
+        for step, size, length in zip(contiguous(shape), self.sizes, shape, strict=True):
+            out.append(0 if size == length else offset // step)
+            offset = offset % step
+        return out
+
+
+def piece(array: jax.Array, offset: int | jax.Array, place: Place) -> jax.Array:
+    """Return the values of a tensor that begins anywhere in the array of its storage, in its own shape."""
+    layout, sizes = place
+    if layout.stride == contiguous(layout.size):
+        return jax.lax.dynamic_slice(array.reshape(-1), (offset,), (math.prod(layout.size),)).reshape(layout.size)
+    if sizes is not None:
+        block = jax.lax.dynamic_slice(array, place.starts(offset, array.shape), sizes)
+        rows = by_columns(layout)
+        return block.reshape(layout.size) if rows is None else jnp.swapaxes(block.reshape(rows.size), -1, -2)
+    narrow = expanded(layout)
+    return jnp.broadcast_to(array.reshape(-1)[_indices(narrow) + offset], layout.size)
+
+
+def with_piece(array: jax.Array, offset: int | jax.Array, place: Place, values: jax.Array) -> jax.Array:
+    """Return the storage's array with the elements of such a tensor, none of which is repeated, replaced."""
+    layout, sizes = place
+    if layout.stride == contiguous(layout.size):
+        return jax.lax.dynamic_update_slice(array.reshape(-1), values.reshape(-1), (offset,)).reshape(array.shape)
+    if sizes is not None:
+        block = values if by_columns(layout) is None else jnp.swapaxes(values, -1, -2)
+        return jax.lax.dynamic_update_slice(array, block.reshape(sizes), place.starts(offset, array.shape))
+    return array.reshape(-1).at[_indices(layout) + offset].set(values).reshape(array.shape)
 
 
 piece_of = jax.jit(piece, static_argnums=2)
 
 
 def begins_anywhere(array: object, tensor: Tensor) -> bool:
-    """Return whether a program takes the offset as a number: the tensor is one piece of an array, not its beginning.
+    """Return whether a program takes the offset as a number: the tensor does not begin where its storage does.
 
     In a trace the offset is part of the program, which is used once.
     """
-    return tensor.storage_offset() != 0 and tensor.is_contiguous() and not isinstance(array, jax.core.Tracer)
+    return tensor.storage_offset() != 0 and tensor.numel() > 0 and not isinstance(array, jax.core.Tracer)
 
 
 def held(tensor: Tensor) -> jax.Array | Bytes:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ampcheck.jax_device.dtypes import jax_dtype, torch_dtype
-from ampcheck.jax_device.storage.arrays import Layout, begins_anywhere, contents, piece_of, read, settled, wrap
+from ampcheck.jax_device.storage.arrays import Layout, Place, begins_anywhere, contents, piece_of, read, settled, wrap
 
 # Overloads whose index tensors may lie on the CPU, as on CUDA (aten/src/ATen/native/TensorAdvancedIndexing.cpp).
 _INDEXING = ("index.", "index_put", "_index_put_impl", "_unsafe_index")
@@ -45,7 +45,7 @@ def values(tensor: Tensor) -> jax.Array:
     """Return a device tensor's values as an array of its shape; the storage's own if the tensor is all of it."""
     array = contents(tensor)
     if begins_anywhere(array, tensor):
-        array = piece_of(array, int(tensor.storage_offset()), tuple(tensor.shape))
+        array = piece_of(array, int(tensor.storage_offset()), Place.of(Layout.of(tensor), array.shape))
     elif array.shape != tensor.shape or not tensor.is_contiguous():
         array = read(array, Layout.of(tensor))
     return settled(array, tensor.is_conj(), tensor.is_neg())
