@@ -212,7 +212,7 @@ CAST: dict[str, tuple[str, Callable[[], object], str, bool, str]] = {
     "other value": ("cpu", product, kernels.QUARTER, True, "output 0 of it differs from the same op"),
     "other dtype": ("cpu", product, "wrong dtype", True, "output 0 of it is fp64"),
     "other casts": ("cpu", product, kernels.DROPPED, True, "ops with a policy in it, with the dtypes they received"),
-    "raises inside": ("cpu", raising_later(), "", False, "it raised ValueError: no; the same call on explicit"),
+    "raises inside": ("cpu", raising_later, "", False, "it raised ValueError: no; the same call on explicit"),
     "raises anywhere": ("cpu", failing(outside=True), "", False, ""),
     "right without values": ("virtual:cuda", lambda: product("cuda"), "", True, ""),
     "appended": ("virtual:cuda", lambda: torch.norm(torch.ones(2, device="cuda")), "", True, ""),
@@ -224,6 +224,7 @@ CAST: dict[str, tuple[str, Callable[[], object], str, bool, str]] = {
 @pytest.mark.parametrize("name", CAST)
 def test_a_call_in_a_region_is_compared_with_explicit_casts(name: str) -> None:
     device, call, change, decided, said = CAST[name]
+    call = raising_later() if call is raising_later else call  # it counts its calls
     amp = DeviceAmp(known()[device], "bf16")
     mutant = kernels.KernelMutant("cpu", "cpu", "AutocastCPU", "mm", "downcast", change)
     with amp.activate(), kernels.injected(mutant) if change else nullcontext():
@@ -232,9 +233,24 @@ def test_a_call_in_a_region_is_compared_with_explicit_casts(name: str) -> None:
     assert bool(amp.differences) == bool(said)
 
 
+def test_a_call_is_made_once_more_as_a_user_makes_it_where_there_are_values() -> None:
+    for device, expected in (("cpu", 3), ("virtual:cuda", 2)):  # by explicit casts, watched, and as it is
+        amp, calls = DeviceAmp(known()[device], "bf16"), iter("123")
+        with amp.activate():
+            amp.assert_cast("it", lambda: torch.full((2,), 1.0 + (next(calls) == "3")))  # noqa: B023  # called here
+        assert (next(calls, "4"), len(amp.differences)) == (str(expected + 1), expected - 2)
+
+
+def test_a_call_may_raise_what_it_raises_with_explicit_casts() -> None:
+    program = Amp("cpu", torch.bfloat16, torch.bfloat16)
+    assert program.assert_cast("it", failing(outside=True)) == ([], False)
+    with pytest.raises(SystemExit, match="it raised no; it raises that without autocast, too"):
+        Amp("cpu", torch.bfloat16, torch.bfloat16).assert_cast("it", failing(outside=True), runs=True)
+
+
 def test_a_call_that_has_to_run_ends_the_scenario() -> None:
     with pytest.raises(Broken, match="it raises that without autocast, too"):
         DeviceAmp(known()["cpu"], "bf16").assert_cast("it", failing(outside=True), runs=True)
     amp = DeviceAmp(known()["cpu"], "bf16")
     amp.assert_cast("it", raising_later(), runs=True)
-    assert amp.differences
+    assert len(amp.differences) == 1
