@@ -119,12 +119,15 @@ def mlp(p: Parameters, buffers: Parameters, x: jax.Array, depth: int) -> tuple[j
     return x, buffers
 
 
-def block(p: Parameters, buffers: Parameters, x: jax.Array, heads: int) -> tuple[jax.Array, Parameters]:
-    """Run a transformer block, norm first."""
+def block(
+    p: Parameters, buffers: Parameters, x: jax.Array, heads: int, hidden: jax.Array | None = None
+) -> tuple[jax.Array, Parameters]:
+    """Run a transformer block, norm first. `hidden`: the pairs of places of which the first does not see the second."""
     b, t, w = x.shape
     split = linear(p, "qkv", layer_norm(p, "norm1", x)).reshape(b, t, 3, heads, w // heads)
     q, k, v = split.transpose(2, 0, 3, 1, 4)
     scores = batched(q, k.transpose(0, 1, 3, 2)) / math.sqrt(w // heads)
+    scores = scores if hidden is None else jnp.where(hidden, -jnp.inf, scores)
     scores = jax.nn.softmax(scores.astype(jnp.float32), -1).astype(LOW)
     mixed = batched(scores, v).transpose(0, 2, 1, 3).reshape(b, t, w)
     x = x + linear(p, "out", mixed).astype(jnp.float32)
