@@ -241,6 +241,20 @@ def test_a_call_is_made_once_more_as_a_user_makes_it_where_there_are_values() ->
         assert (next(calls, "4"), len(amp.differences)) == (str(expected + 1), expected - 2)
 
 
+def test_a_backend_may_round_elsewhere_where_it_runs_a_composite_op_whole() -> None:
+    class Backend(Cpu):
+        key = "AutocastPrivateUse1"
+
+    amp, calls = DeviceAmp(Backend(), "bf16"), iter("123")
+    amp.assert_cast("it", lambda: torch.full((2,), 1.0 + (next(calls) == "3")))
+    assert (next(calls, "4"), amp.differences) == ("4", [])
+
+
+def test_a_program_says_that_nothing_warned(capsys: pytest.CaptureFixture[str]) -> None:
+    Amp("cpu", torch.bfloat16, torch.bfloat16).assert_no_warning("it", lambda: None)
+    assert capsys.readouterr().out == "ok   it | warned of nothing; expected no warning\n"
+
+
 def test_a_call_may_raise_what_it_raises_with_explicit_casts() -> None:
     program = Amp("cpu", torch.bfloat16, torch.bfloat16)
     assert program.assert_cast("it", failing(outside=True)) == ([], False)

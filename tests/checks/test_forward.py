@@ -102,6 +102,17 @@ def test_a_wrong_kernel(name: str, replaced: Callable[..., None]) -> None:
     assert (got, says in said) == (status, True), said
 
 
+def test_a_write_to_an_argument_is_said_alone(replaced: Callable[..., None]) -> None:
+    def writing(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        out = mm(x, y) * 2
+        x.zero_()
+        return out, out
+
+    replaced(writing)
+    status, said = outcome(CASE)
+    assert (status, said.count("\n"), "argument 0" in said) == ("broken", 0, True), said
+
+
 def outcome(case: Case, device: Cpu | None = None) -> tuple[str, str]:
     try:
         differences = ForwardCheck().run(case, device or Cpu())
