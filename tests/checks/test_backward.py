@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from ampcheck.checks.backward import BackwardCheck, differentiable, planned, run
+from ampcheck.checks.backward import BackwardCheck, differentiable, gradient_accuracy, planned, run
 from ampcheck.checks.cases import op_cases
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
@@ -142,3 +142,11 @@ def test_the_reproduction_of_what_ended_its_process_runs_nothing(monkeypatch: py
     program = CHECK.program(case, device, ran=False)
     assert program.endswith("print(got)")
     assert "got = run_passes(call, inputs, [0, 2], torch.autocast('cpu', dtype=torch.bfloat16))" in program
+
+
+def test_a_gradient_that_is_missing_is_wrong_unless_it_is_zero() -> None:
+    exact = {
+        place: (torch.full((2,), value, dtype=torch.float64), torch.zeros(2)) for place, value in ((0, 0.0), (1, 2.0))
+    }
+    found = gradient_accuracy({}, exact, torch.float32, "it")
+    assert found == ["the gradient of argument 1 of it is missing, with and without autocast; in float64 it is there"]

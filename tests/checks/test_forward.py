@@ -14,6 +14,7 @@ from ampcheck.checks.call import CallPlan, plan
 from ampcheck.checks.forward import ForwardCheck, judge_raise
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import Broken, CheckFailure, Unsupported
+from ampcheck.observe.recorder import Observation
 from ampcheck.spec.case import Case
 
 Kernel = Callable[[torch.Tensor, torch.Tensor], Any]
@@ -111,6 +112,19 @@ def test_a_write_to_an_argument_is_said_alone(replaced: Callable[..., None]) -> 
     replaced(writing)
     status, said = outcome(CASE)
     assert (status, said.count("\n"), "argument 0" in said) == ("broken", 0, True), said
+
+
+def test_a_wrong_dtype_is_said_alone(replaced: Callable[..., None]) -> None:
+    replaced(lambda x, y: mm(x, y).double() * 2)
+    status, said = outcome(CASE)
+    assert (status, said.count("\n"), "is fp64; expected bf16" in said) == ("broken", 0, True), said
+
+
+def test_memory_that_is_shared_is_for_other_devices_than_the_cpu() -> None:
+    x = torch.ones(2)
+    seen, exact = Observation(inputs=[x], outputs=[x]), forward.reference(plan(CASE, Cpu()))
+    assert forward.shared_when_written(Cpu(), exact, seen, plan(CASE, Cpu())) == []
+    assert x.tolist() == [1, 1]
 
 
 def outcome(case: Case, device: Cpu | None = None) -> tuple[str, str]:
