@@ -156,6 +156,10 @@ class RunWriter:
         self._status[result.key] = result.status
         self._file.put("case", result.filled())
 
+    def end(self) -> None:
+        """Close the file as it is: of an interrupted run without a footer."""
+        self._file.end()
+
     def close(self, footer: Mapping[str, Any]) -> None:
         """Append the footer; the run is complete."""
         self._file.close({"counts": dict(Counter(self._status.values())), **footer})
@@ -216,6 +220,10 @@ class JsonlWriter:
     def close(self, footer: Mapping[str, Any]) -> None:
         """Append the footer; the file is complete."""
         self.put("footer", footer)
+        self.end()
+
+    def end(self) -> None:
+        """Close the file."""
         self._file.close()
 
 

@@ -505,6 +505,8 @@ class RunRecorder:
 
         Raises UsageError where one cannot be written.
         """
+        if self._writer is not None:
+            self._writer.end()
         if self.run_file is None or not self.begun:
             return
         yield f"run file: {self.run_file}"
