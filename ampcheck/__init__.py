@@ -5,8 +5,6 @@ does to it, `ampcheck.watch` why a GradScaler skips its steps; `ampcheck.step` m
 times. The command line is `ampcheck`; see `ampcheck --help`. Importing this package imports neither torch nor jax.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING
 

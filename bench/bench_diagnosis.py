@@ -3,8 +3,6 @@
 pytest bench/bench_diagnosis.py
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -7,8 +7,6 @@ they take their steps in turns. Times are printed; what is asserted is a ratio. 
 installed with ampcheck: without it, that way is left out.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -6,8 +6,6 @@ Sides of a ratio run in turns, by processor time, which other work on the machin
 ratios are asserted; docs/jax_device.md, "What compiling costs", has the figures of one machine.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

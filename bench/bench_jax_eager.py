@@ -6,8 +6,6 @@ Both sides of a ratio run in one process in turns, torchax in another beside JAX
 both. Only ratios are asserted; absolute figures depend on the machine and are printed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -9,8 +9,6 @@ other processes do to the caches hits bfloat16 more, and never makes a call fast
 (avx512_bf16 or amx_bf16) there is nothing to gain.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

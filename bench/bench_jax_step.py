@@ -5,8 +5,6 @@
 The two steps run in turns; what is asserted is the median of the ratios of neighbours. Absolute times are printed.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

@@ -5,8 +5,6 @@
 The limits are absolute, so they mean something on an idle machine alone: below 1.5 s to open, 0.2 s to filter.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -7,8 +7,6 @@ which other work on the machine disturbs less than wall time. Only ratios are as
 machine and are printed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

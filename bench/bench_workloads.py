@@ -6,8 +6,6 @@
 `ampcheck bench` measures the same in several fresh processes and writes a benchmark file; this is one process.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """One thread everywhere, before any library has made its pool, and what pytest-benchmark says of the machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ Products accumulate in float32 and are rounded once, forward and backward (`pref
 fast only so. JAX's own derivative of such a product would multiply a float32 by a bfloat16 operand: hence `custom_vjp`.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ Each pair starts from the same parameters and data, so that their losses can be 
 bench/jax_reference.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 The files are read, not imported: one of them makes the jax device.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

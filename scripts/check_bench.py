@@ -8,8 +8,6 @@ counts where its interval lies beyond the bound of equal variants and, in either
 beside itself. Changes do not fail the command: 1 means that a checkout could not be measured.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import os

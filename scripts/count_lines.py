@@ -3,8 +3,6 @@
 `python scripts/count_lines.py` prints every folder with its lines, and the totals with their limits.
 """
 
-from __future__ import annotations
-
 import ast
 import csv
 import io

@@ -4,8 +4,6 @@
 sentence "Product: …" for each product of that file, in the file's order.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

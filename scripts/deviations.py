@@ -5,8 +5,6 @@ it: a value doubled, another dtype, another state, another exception. Each such 
 change is too wide; one none of whose results can be changed is named, too.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import re

@@ -5,8 +5,6 @@
 takes a whole run and writes `ampcheck/cli/durations.csv`: the mean seconds of a case by device, suite and rule.
 """
 
-from __future__ import annotations
-
 import csv
 import sys
 from collections import defaultdict

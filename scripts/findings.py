@@ -1,7 +1,5 @@
 """Read the findings of docs/findings/ and write their index. `python -m scripts.findings` writes it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

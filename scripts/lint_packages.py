@@ -8,8 +8,6 @@ without a verdict. Deprecated names (AMP033) are left out: there is nothing to d
 verdict, or where 5 % or more are false.
 """
 
-from __future__ import annotations
-
 import csv
 import sys
 from collections import Counter

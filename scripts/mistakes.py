@@ -4,8 +4,6 @@
 they find of each rule in docs/mistakes/programs.csv: a minute or two.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 import runpy

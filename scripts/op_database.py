@@ -3,8 +3,6 @@
 python -m scripts.op_database [--write]
 """
 
-from __future__ import annotations
-
 import argparse
 import warnings
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Write the tables of docs/using.md, "What other programs read": `python -m scripts.outputs`."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

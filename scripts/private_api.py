@@ -3,8 +3,6 @@
 `python -m scripts.private_api` writes it. The files are read, not imported: one of them makes the jax device.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

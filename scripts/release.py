@@ -6,8 +6,6 @@ given with `--policy`. Cases that passed (`--run`) turn "dispatcher" into "run".
 version before as `until`; one that began gets a line.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -3,8 +3,6 @@
 `python -m scripts.torchscript_graphs` writes them as the installed torch has them.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

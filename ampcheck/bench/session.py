@@ -1,7 +1,5 @@
 """One `ampcheck bench`: chooses the groups, measures or estimates them, and writes the file."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -4,8 +4,6 @@ A reproduction is made of this source: `Amp` as it is here prints what it compar
 scenario an `ampcheck.checks.scenario.DeviceAmp` instead, which asks the device under test and notes differences.
 """
 
-from __future__ import annotations
-
 import random
 import textwrap
 import warnings

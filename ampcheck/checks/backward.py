@@ -5,8 +5,6 @@ what the same op gives on inputs cast inside the graph: a gradient of the leaf's
 bits, made by kernels that received the same dtypes; and it lies near the float64 gradient, which the CPU computes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace

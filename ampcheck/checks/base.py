@@ -1,7 +1,5 @@
 """What a kind of case is: a class that runs its cases, writes them as plain torch and describes them."""
 
-from __future__ import annotations
-
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The call of an op case with everything the specification says of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial

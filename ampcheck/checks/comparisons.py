@@ -4,8 +4,6 @@ Each function returns the differences that it found; none means the behaviour is
 cases, devices or the specification, so that every check shares them and every reproduction can print them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 import torch

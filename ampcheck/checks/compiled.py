@@ -1,7 +1,5 @@
 """A compiled program under autocast does what the same program does in eager mode."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Rule drift: a registered overload that no table lists, on a torch that no table covers, follows some known policy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Run one op case on a device and check it: the shared body of every op suite."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext

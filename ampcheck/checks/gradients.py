@@ -1,7 +1,5 @@
 """What scenarios of gradients share: copies of leaves, backward passes, and custom functions of `torch.autograd`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The kinds of case, and which kind a case is of."""
 
-from __future__ import annotations
-
 from ampcheck.checks.backward import BackwardCheck
 from ampcheck.checks.base import Check
 from ampcheck.checks.compiled import CompiledCheck

@@ -1,7 +1,5 @@
 """Op cases on tensors in forms that autocast must not ask for: laid out, computed or held in another way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 

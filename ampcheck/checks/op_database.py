@@ -5,8 +5,6 @@ sees must have received what its policy says. Where no kernel with a policy was 
 and the same bits as without autocast.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Sequence

@@ -9,8 +9,6 @@ A run takes the cells of `chosen`, which hold every pair of values, and none of 
 `--nightly` takes all of `reachable`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -4,8 +4,6 @@ What a check compares with is in functions that need torch alone. The check call
 (`PrintedSource`), so that both compare the same things in the same words.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import shlex

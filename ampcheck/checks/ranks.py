@@ -3,8 +3,6 @@
 They are forked: so they have what the scenario has made, and a rank takes a fraction of a second.
 """
 
-from __future__ import annotations
-
 import importlib
 import multiprocessing
 import tempfile

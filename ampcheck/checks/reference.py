@@ -4,8 +4,6 @@ A device under test takes no part in it, so a kernel that is wrong in every dtyp
 `ampcheck.observe.closeness.bound` is how far from it a right kernel may be.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass

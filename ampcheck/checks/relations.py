@@ -6,8 +6,6 @@ A difference that is there without autocast, too, is the op's own and not autoca
 says from which promise each relation follows.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable

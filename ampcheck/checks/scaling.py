@@ -1,7 +1,5 @@
 """What scenarios of `torch.amp.GradScaler` share: a parameter with its optimizer and a scaler, and an iteration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -1,6 +1,5 @@
 """The source of functions with all that they use of their modules, as it is written, for a program without ampcheck."""
 
-from __future__ import annotations
 import __future__
 
 import ast

@@ -1,7 +1,5 @@
 """`ampcheck bench`: float32 beside the lower precisions, timed in turns; its actions verify, export and advise."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

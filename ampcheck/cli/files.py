@@ -1,7 +1,5 @@
 """The commands that read run files: `compare`, `report` and `deviations`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`ampcheck gpu`: a GPU in half an hour, in three phases that can be killed at any time and gone on with."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """`ampcheck lint`: mistakes with mixed precision, and autocast annotations that compilers ignore or change."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

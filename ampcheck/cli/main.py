@@ -1,7 +1,5 @@
 """The command line `ampcheck`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """The commands that measure the cases: `coverage`, `power` and `entered`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`ampcheck onboard`: the preflight of one device as a checklist."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

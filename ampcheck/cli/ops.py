@@ -1,7 +1,5 @@
 """The commands about ops: `explain`, what autocast does to one, and `lists`, those of device types side by side."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator

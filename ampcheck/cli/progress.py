@@ -1,7 +1,5 @@
 """The progress of a run as a user sees it, and an estimate of its time."""
 
-from __future__ import annotations
-
 import csv
 import sys
 import time

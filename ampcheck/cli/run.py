@@ -1,7 +1,5 @@
 """`ampcheck run`: the suites on some devices, a crash or a hang costing one case; `ampcheck manifest`: the cases."""
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys

@@ -1,7 +1,5 @@
 """`ampcheck torchscript`: how far scripted code agrees with eager autocast, by PyTorch's own pass and by ours."""
 
-from __future__ import annotations
-
 import argparse
 
 from ampcheck.cli.common import Subparsers, add_device_module

@@ -3,8 +3,6 @@
 `kinds` has the compilers, `source` writes the program.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from functools import cache, reduce

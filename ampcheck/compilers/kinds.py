@@ -3,8 +3,6 @@
 Reproductions print the source of what makes a program, so that nothing of it needs more than torch.
 """
 
-from __future__ import annotations
-
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,11 +69,11 @@ def _torchscript(name: str) -> Callable[..., Any]:
     return found
 
 
-def _script(function: Function, inputs: Sequence[torch.Tensor], **_: Any) -> Compiled:
+def _script(function: Function, inputs: Sequence[torch.Tensor], **_: object) -> Compiled:
     return _observed(_torchscript("script")(function))
 
 
-def _traced(function: Function, inputs: Sequence[torch.Tensor], **_: Any) -> Compiled:
+def _traced(function: Function, inputs: Sequence[torch.Tensor], **_: object) -> Compiled:
     return _observed(_torchscript("trace")(function, tuple(inputs), check_trace=False))
 
 
@@ -150,7 +148,7 @@ def _packaged(function: Function, inputs: Sequence[torch.Tensor], **options: Any
         return Compiled(load_package(compile_package(program, package_path=f"{folder}/program.pt2")))
 
 
-def _jaxjit(function: Function, inputs: Sequence[torch.Tensor], **_: Any) -> Compiled:
+def _jaxjit(function: Function, inputs: Sequence[torch.Tensor], **_: object) -> Compiled:
     from ampcheck.jax_device import jit  # noqa: PLC0415  # imports JAX
 
     return Compiled(jit(function, fullgraph=True))

@@ -3,8 +3,6 @@
 The source is text because TorchScript reads it, and because people paste it into reports.
 """
 
-from __future__ import annotations
-
 import linecache
 import math
 from collections.abc import Callable, Iterator, Sequence

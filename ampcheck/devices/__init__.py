@@ -1,7 +1,5 @@
 """The devices under test: PyTorch's own, virtual ones, and those that other packages declare."""
 
-from __future__ import annotations
-
 from ampcheck.devices.base import Device
 
 __all__ = ["Device"]

@@ -1,7 +1,5 @@
 """What a device must give to be tested: a base class with few methods."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from abc import ABC, abstractmethod

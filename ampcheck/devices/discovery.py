@@ -1,7 +1,5 @@
 """Write the device class of a PrivateUse1 backend from what its package makes known to PyTorch."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Each step says what was expected and what happened. A step without which every c
 run; the others are notes in its header. `ampcheck onboard` prints the same steps as a checklist.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

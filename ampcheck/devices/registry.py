@@ -1,7 +1,5 @@
 """Which devices there are: PyTorch's own, virtual ones, entry points, and modules named on the command line."""
 
-from __future__ import annotations
-
 import re
 import traceback
 import warnings

@@ -3,8 +3,6 @@
 Importing this package makes the device. float64 and int64 are what PyTorch says, so JAX's 64-bit mode is on.
 """
 
-from __future__ import annotations
-
 import torch
 
 from ampcheck.jax_device import backend, lowerings

@@ -1,7 +1,5 @@
 """Names for what annotations cannot say in full: trees of tensors, functions of a schema's arguments."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Protocol
 

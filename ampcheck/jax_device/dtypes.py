@@ -1,7 +1,5 @@
 """PyTorch dtypes and JAX dtypes, one for one, and PyTorch's type promotion."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from numbers import Number
 

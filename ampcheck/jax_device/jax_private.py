@@ -3,8 +3,6 @@
 JAX promises nothing of them, so none is needed: each is None where the installed JAX lacks it.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from types import ModuleType
 from typing import Any

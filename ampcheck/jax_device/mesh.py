@@ -4,8 +4,6 @@ For PyTorch there is one device, `jax:0`; how an array is spread is JAX's `Named
 communication into the program. `jit`, eager ops and `torch.compile` take such tensors as they are.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 They are bound at import: the device's kernels run at every op. docs/private_api.md lists them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 

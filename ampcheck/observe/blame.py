@@ -3,8 +3,6 @@
 Needs no torch, so that the parent process of `ampcheck run` can use it.
 """
 
-from __future__ import annotations
-
 import ast
 import linecache
 import re

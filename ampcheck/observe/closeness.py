@@ -7,8 +7,6 @@ result), `rounding_bound` (another order of additions), `relative_distance` (a s
 Reproductions print the source of what they need from here, so nothing here needs more than torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

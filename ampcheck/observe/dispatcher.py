@@ -4,8 +4,6 @@ Only aten overloads count: torchvision and other libraries register their own po
 (`torchvision::nms`), which are theirs to promise and to test.
 """
 
-from __future__ import annotations
-
 import re
 
 import torch

@@ -1,7 +1,5 @@
 """Ask NVIDIA's driver, without torch and without a context on the GPU."""
 
-from __future__ import annotations
-
 import subprocess
 
 

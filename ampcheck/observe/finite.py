@@ -1,7 +1,5 @@
 """Say which values of tensors are not finite, and between which bounds the others are."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

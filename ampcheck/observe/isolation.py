@@ -1,7 +1,5 @@
 """Autocast state before and after a case: a case that leaves it changed must not spoil the next one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -3,8 +3,6 @@
 Each goes on with what it replaced. Also kernels for ops that a backend has none for.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator

@@ -4,8 +4,6 @@ A run compiles thousands of small programs, of which these parts took half of th
 a process has not loaded is left as it is, and so is what a torch does not have.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import typing

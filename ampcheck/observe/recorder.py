@@ -7,8 +7,6 @@ above every decomposition. So `linear` arrives as `aten::linear` with the argume
 Reproductions print the source of what they need from here, so nothing here needs more than torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache

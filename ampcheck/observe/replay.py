@@ -5,8 +5,6 @@ same bits. Like the recorder it sits above every decomposition, so an op with a 
 a composite op without one is taken apart.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol

@@ -1,7 +1,5 @@
 """Threads for scenarios and programs: only one of them runs at a time, so what they find does not depend on luck."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack

@@ -3,8 +3,6 @@
 Names that the packages below need too are in `ampcheck.register.torch_private` and `ampcheck.samples.torch_private`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 

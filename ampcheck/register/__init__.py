@@ -9,8 +9,6 @@ of `torch.autocast`. `docs/your_backend.md` has the whole story. Importing this 
 else of ampcheck's devices or suites.
 """
 
-from __future__ import annotations
-
 from ampcheck.register.registration import Registration, register_autocast
 
 __all__ = ["Registration", "register_autocast"]

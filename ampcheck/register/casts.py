@@ -7,8 +7,6 @@ aten/src/ATen/autocast_mode.cpp). This one caches the casts of the same tensors,
 changes, stays out of fake, traced and functional programs, and lets gradients be summed in the weight's dtype.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Callable, Sequence

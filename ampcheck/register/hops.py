@@ -6,8 +6,6 @@ every new operator (`HigherOrderOperator.__init__` in torch/_ops.py) and leaves 
 them raise inside of a region.
 """
 
-from __future__ import annotations
-
 from ampcheck.register.kernels import KEY, Kernel
 from ampcheck.register.torch_private import (
     DispatchKey,

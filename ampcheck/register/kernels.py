@@ -6,8 +6,6 @@ back, exceptions included. A boxed kernel is given positional arguments without 
 and keyword-only ones by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache

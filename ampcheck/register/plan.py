@@ -1,7 +1,5 @@
 """From a base table and overrides to the overloads that get a kernel; every mistake is told before anything is done."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches

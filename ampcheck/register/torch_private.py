@@ -1,7 +1,5 @@
 """The private names of torch that registering autocast needs. docs/private_api.md lists them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 

@@ -1,7 +1,5 @@
 """The static site, the badge and the job summary, made from run files."""
 
-from __future__ import annotations
-
 from ampcheck.report.outputs import schema
 from ampcheck.report.site import build
 

@@ -1,7 +1,5 @@
 """Choose the runs of a site: read run files newest first, merge those of one run group, keep no more than a cap."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

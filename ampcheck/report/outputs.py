@@ -3,8 +3,6 @@
 `python -m ampcheck.report.outputs` prints it. docs/using.md, "What other programs read", has the same as tables.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Writes the static site: pages that open from disk and load nothing from elsewhere."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

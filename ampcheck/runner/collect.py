@@ -1,7 +1,5 @@
 """Collect the cases of each suite file on the chosen devices, choose those that run, and say so in a header."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -3,8 +3,6 @@
 A result has the status after known deviations, its cause, and how to reproduce it.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -6,8 +6,6 @@ where one died. Here are also the place of the suites, their command line, and t
 Needs no torch.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

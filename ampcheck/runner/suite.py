@@ -9,8 +9,6 @@
 `case` is an `ampcheck.checks.cases.Case`, and `device` the device it is to run on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

@@ -3,8 +3,6 @@
 A total hides that one case broke while another was repaired, so a comparison lists flips. Needs no torch.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -4,8 +4,6 @@ The child reads its task from standard input and answers through a pipe of its o
 libraries print never mixes with its answers. That goes to a log, with the traceback of a process that dies.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Sample inputs per overload, one file per family. `docs/contributing.md` says how to add one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module

@@ -13,8 +13,6 @@ that tell most. A spelling that takes its arguments differently is written with 
 spellings that most ops have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial

@@ -6,8 +6,6 @@ call of it reaches first; `since` and `until`, the torch minor versions this is 
 compares the lines with the installed torch, or writes them.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 names it knows.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

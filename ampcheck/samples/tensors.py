@@ -4,8 +4,6 @@ Values are made on the CPU in float64 from a seed that depends on the descriptio
 same values on every device and in every dtype; then they are cast and handed to the device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """The private names of torch that inputs and PyTorch's own test lists need. docs/private_api.md lists them."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from ampcheck.spec.private_names import PrivateNames

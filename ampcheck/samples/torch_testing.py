@@ -1,7 +1,5 @@
 """Imports `torch.testing._internal` without what importing it changes in a process."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Iterator

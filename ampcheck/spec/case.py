@@ -1,7 +1,5 @@
 """A case: which op, with which inputs, under which region, on which device. Frozen, and cheap to make."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from functools import cached_property
 

@@ -6,8 +6,6 @@ and which policy each overload has. Where the code falls short of the page, the 
 deviation (`ampcheck/devices/deviations.toml`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

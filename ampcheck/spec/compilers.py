@@ -1,7 +1,5 @@
 """The compilers by name, with what each is. No compiler is imported: ids and reports need the names alone."""
 
-from __future__ import annotations
-
 COMPILERS = {
     "script": "torch.jit.script",
     "traced": "torch.jit.trace with autocast's cache off",

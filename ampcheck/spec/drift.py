@@ -5,8 +5,6 @@ that has a table a difference is an error of the table. On a newer one it is new
 `ampcheck.observe.dispatcher` gives the registrations; this module needs no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 from ampcheck.spec.policies import minor, rows, versions

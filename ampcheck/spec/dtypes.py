@@ -4,8 +4,6 @@ The specification is plain Python: it names dtypes by these strings, so that it 
 without torch. `ampcheck.spec.torch_dtypes` maps them to `torch.dtype`.
 """
 
-from __future__ import annotations
-
 LOW = ("fp16", "bf16")
 """The lower precisions autocast casts to."""
 

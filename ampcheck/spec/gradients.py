@@ -1,7 +1,5 @@
 """Ops with a policy that have no gradient; all others have one. A test compares each entry with PyTorch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 WITHOUT: Mapping[str, str] = {

@@ -9,8 +9,6 @@ could not be read and is taken over from the version before. Versions that diffe
 `source` names the place in PyTorch. `tests/spec/test_policies.py` compares the installed version with the dispatcher.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Mapping

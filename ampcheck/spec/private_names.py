@@ -4,8 +4,6 @@ Each package that needs such names has a file `torch_private.py`, which takes ev
 without an underscore; docs/private_api.md is made of these files.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable

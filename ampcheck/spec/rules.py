@@ -4,8 +4,6 @@ Each case of the suites names its rule, so `pytest suites -k promote` runs the r
 about ops are functions of `test_ops.py`, held equal to this list by a test; every other rule is a file or a folder.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 _AMP = "https://docs.pytorch.org/docs/2.13/amp.html"

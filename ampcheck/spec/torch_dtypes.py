@@ -1,7 +1,5 @@
 """The specification's dtype names as `torch.dtype`, both ways."""
 
-from __future__ import annotations
-
 import torch
 
 DTYPES: dict[str, torch.dtype] = {

@@ -1,7 +1,5 @@
 """Names of torch that it does not promise, as `ampcheck.spec` needs them."""
 
-from __future__ import annotations
-
 from ampcheck.spec.private_names import PrivateNames
 
 NAMES = PrivateNames("ampcheck.spec", without="a build's autocast kernels cannot be listed")

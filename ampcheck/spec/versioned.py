@@ -3,8 +3,6 @@
 `since` is the first version that a row holds for, `until` the last one; an empty `until` means that it still holds.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

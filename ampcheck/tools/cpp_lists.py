@@ -1,7 +1,5 @@
 """Read autocast lists from C++ source that registers them with the macros of PyTorch's ATen/autocast_mode.h."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

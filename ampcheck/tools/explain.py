@@ -1,7 +1,5 @@
 """The text of `ampcheck explain`."""
 
-from __future__ import annotations
-
 import operator
 import warnings
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Compare the autocast lists of device types: PyTorch's tables, vendors' lists, devices and C++ source."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections import Counter

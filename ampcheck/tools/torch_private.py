@@ -1,7 +1,5 @@
 """The private names of torch that the tools need, besides those below. docs/private_api.md lists them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import CodeType

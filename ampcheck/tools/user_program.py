@@ -1,7 +1,5 @@
 """Run the user's program: a script with its arguments, or a function of a module."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib

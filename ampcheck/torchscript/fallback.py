@@ -3,8 +3,6 @@
 The dispatcher has no variadic operators, so there are only the fixed forms.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from string import ascii_lowercase

@@ -4,8 +4,6 @@ The library's file name holds the torch version it was built for. It is not load
 lie in memory in another way.
 """
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

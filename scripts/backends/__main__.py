@@ -5,8 +5,6 @@ Each recipe of recipes.toml gets a folder with a virtual environment, is checked
 where no --into is given. Ends with 1 where a backend is red for something that its facts did not have.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """The device virtual:npu: fake tensors that enter the autocast kernels of torch_npu; docs/your_backend.md."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 

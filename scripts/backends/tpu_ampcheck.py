@@ -1,7 +1,5 @@
 """The device virtual:tpu: fake tensors that enter the autocast kernels of torch_tpu, where there is no TPU."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

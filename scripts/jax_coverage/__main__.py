@@ -1,7 +1,5 @@
 """`python -m scripts.jax_coverage`: how much of PyTorch's op database the device computes as the CPU does."""
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys

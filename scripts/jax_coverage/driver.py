@@ -4,8 +4,6 @@ As a process it gets a way, a number of samples and the ops, and answers JSON ob
 "…"} or {"refused": true} for each sample, and {"done": true} after each op.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Sequence

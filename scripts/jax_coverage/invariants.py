@@ -3,8 +3,6 @@
 A factorisation is compared by what it multiplies to and by what its factors must be, not by its factors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

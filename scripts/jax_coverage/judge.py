@@ -1,7 +1,5 @@
 """Comparison of a result with the CPU's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One op, one way: its samples run there and on the CPU, and compared."""
 
-from __future__ import annotations
-
 import copy
 import re
 import warnings

@@ -1,7 +1,5 @@
 """The Markdown page of the figures."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

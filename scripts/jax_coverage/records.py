@@ -1,7 +1,5 @@
 """What was measured of each op, and the file that keeps it between runs."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field
 from pathlib import Path

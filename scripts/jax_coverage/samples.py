@@ -1,7 +1,5 @@
 """PyTorch's ops and their samples, chosen and seeded the same way in every process."""
 
-from __future__ import annotations
-
 import math
 import sys
 from functools import cache

@@ -1,7 +1,5 @@
 """The ways an op is computed: by PyTorch on the device of `ampcheck.jax_device`, or by torchax."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from collections.abc import Callable

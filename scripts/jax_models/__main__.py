@@ -4,8 +4,6 @@ Each row is in the run file as soon as it is measured. A process for each model 
 hangs costs a row.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import importlib.util

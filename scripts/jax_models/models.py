@@ -3,8 +3,6 @@
 None has dropout or another source of random numbers in its step, for those of the jax device are not the CPU's.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Trains a model for ten steps and compares it with the CPU's training; as a process, answers a row a line."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """Views, writes through them and copies, compared with the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`ampcheck bench advise`: a step of the user's own in each variant, what pays, what does not, and why."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -4,8 +4,6 @@ Shares are of the time that the step's kernels took when each was timed by itsel
 figures that it rests on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Observe a step in a variant: each kernel's time and dtypes beside its trace, and what follows from them."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections import Counter

@@ -3,8 +3,6 @@
 A function returns `(model, inputs, loss)`, e.g. a `StepSpec`; `docs/using.md` has examples.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import sys

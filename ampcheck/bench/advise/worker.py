@@ -3,8 +3,6 @@
 python -m ampcheck.bench.advise.worker < plan.json
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

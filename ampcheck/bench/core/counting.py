@@ -5,8 +5,6 @@ each pair of numbers multiplied, forward and backward. A workload runs on meta t
 milliseconds whatever its size.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import torch

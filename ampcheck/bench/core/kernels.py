@@ -1,7 +1,5 @@
 """Find the kernels that a call runs, and their dtypes: observed, read in graphs, or read in a program's text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass

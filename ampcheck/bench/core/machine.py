@@ -1,7 +1,5 @@
 """Describe what decides a machine's speed, for the header of a benchmark file; no names of hosts, users or paths."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -1,7 +1,5 @@
 """The data of benchmarks: workloads, the variants each is run in, and their results."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ Published ones lie in `peaks.csv` beside this file: dense products in TFLOP/s, m
 `names` is a regular expression for what PyTorch or JAX call the device, in lower case and without the maker's name.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import re

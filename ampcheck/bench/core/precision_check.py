@@ -4,8 +4,6 @@ An autocast that casts nothing is as fast as float32, and a benchmark of it woul
 for its kernels' dtypes; its output is compared with float32's, its error with what its precision gives.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

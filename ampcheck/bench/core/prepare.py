@@ -1,7 +1,5 @@
 """A workload made ready to be called in one variant: tensors, model, region, compiler."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -7,8 +7,6 @@ A sample set is what was measured of one variant: for each process its samples i
 Functions raise UsageError where a sample is not a positive finite number.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Results for people: numbers with units, and the table of a terminal. No number is shown without its verdict."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """Clocks for each kind of device, and interleaved rounds: each variant once a round, in random order."""
 
-from __future__ import annotations
-
 import math
 import random
 import time

@@ -3,8 +3,6 @@
 What the table says is put right where it is known to be wrong; docs/benchmarks.md has each correction with its reason.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections import Counter

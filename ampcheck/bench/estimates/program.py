@@ -3,8 +3,6 @@
 The text is that of JAX's `Compiled.as_text()`; `schedule` adds up what the compiler expects it to take.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping

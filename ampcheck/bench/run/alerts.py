@@ -10,8 +10,6 @@ Run groups of another machine are left out of a baseline, not compared with it: 
 starts with none, one that comes back goes on with its own.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@
 runs in a separate process, as it asks the device.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict

@@ -4,8 +4,6 @@ What is invalid or was not measured is in the CSV and the summary with its reaso
 have no place for a verdict, so a number in them counts as a measurement.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """Runs benchmarks in fresh processes, one after the other, and keeps what each measured."""
 
-from __future__ import annotations
-
 import math
 import os
 import random

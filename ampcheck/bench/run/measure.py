@@ -1,7 +1,5 @@
 """Measure one group in this process: make its variants ready, check their precision, and time them in turns."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -5,8 +5,6 @@
 writes `docs/speedup.svg` and the part of `docs/benchmarks.md` between the markers; a test compares it with the files.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path

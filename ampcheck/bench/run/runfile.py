@@ -3,8 +3,6 @@
 A file without footer was interrupted; its groups are made again from what was measured until then.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping

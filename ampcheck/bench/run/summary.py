@@ -3,8 +3,6 @@
 `summary` says in a few lines what a run found: the fastest variants first, what does not count, and the known gaps.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

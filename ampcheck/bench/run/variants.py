@@ -1,7 +1,5 @@
 """Choose the workloads of a run, and for each the compilers and the variants that make sense on a device."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase

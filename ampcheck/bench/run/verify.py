@@ -3,8 +3,6 @@
 ampcheck bench verify
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 import subprocess

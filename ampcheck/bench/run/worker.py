@@ -6,8 +6,6 @@ and of each variant as it is prepared, called and its precision checked.
 A group that ends the process costs that group; `run` starts another worker for the rest.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

@@ -1,7 +1,5 @@
 """The workloads, one file per family. `docs/contributing.md` says how to add one."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib import import_module
 

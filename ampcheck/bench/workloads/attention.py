@@ -1,7 +1,5 @@
 """Scaled dot product attention: plain, causal, and with a mask that hides half of the pairs at random."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Unpack

@@ -1,7 +1,5 @@
 """Convolutions in both memory formats, and transposed ones. One dimension has one format only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Unpack

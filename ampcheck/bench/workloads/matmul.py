@@ -1,7 +1,5 @@
 """Matrix products, from sizes where the launch is all to sizes where the arithmetic is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Unpack
 

@@ -1,7 +1,5 @@
 """Workloads of autocast's overhead, almost without arithmetic: entering a region, ops, the weight cache, the scaler."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache

@@ -5,8 +5,6 @@ with float32 inputs, where a region should cost nothing, and with bfloat16 ones 
 product, where it costs a cast and twice the bytes. prelu alone is computed in lower precision without a product.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

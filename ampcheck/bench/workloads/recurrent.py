@@ -1,7 +1,5 @@
 """One step of recurrent cells. `nn.LSTM` over a sequence is the training step `lstm-step`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Training steps: forward, loss, backward and update."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

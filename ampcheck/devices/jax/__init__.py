@@ -3,8 +3,6 @@
 Importing this imports neither jax nor torchax; they are imported when the first case runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version

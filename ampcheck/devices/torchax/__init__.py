@@ -3,8 +3,6 @@
 Importing this imports neither jax nor torchax.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

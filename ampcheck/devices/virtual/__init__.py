@@ -3,8 +3,6 @@
 A fake tensor has a device, a dtype and a shape but no values, so only dtypes, casts and state can be checked.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager

@@ -5,8 +5,6 @@ asks for the accelerator itself. So such a device type gets the guard of the met
 nodes are run here, in an order and with the casts that the engine has.
 """
 
-from __future__ import annotations
-
 import ctypes
 import heapq
 from collections.abc import Callable, Sequence

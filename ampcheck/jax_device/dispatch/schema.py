@@ -1,7 +1,5 @@
 """What an overload's schema says: which arguments are tensors, which it writes, and its functional counterpart."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from enum import Enum
 from functools import cache

@@ -5,8 +5,6 @@ A formula's arguments are those of the overload, in its order. What says "wide" 
 bfloat16 and rounded once, as PyTorch's kernels do.
 """
 
-from __future__ import annotations
-
 import math
 
 import jax

@@ -5,8 +5,6 @@ they are given: PyTorch leaves out what has its default. Then the dot gives floa
 scaled sum is rounded once (ATen/native/cpu/BlasKernel.cpp: opmath_t). On a CPU it gives float32 in any case.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import jax

@@ -1,7 +1,5 @@
 """Values between the CPU and the device, and CPU tensors among an op's arguments."""
 
-from __future__ import annotations
-
 import ctypes
 
 import jax

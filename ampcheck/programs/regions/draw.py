@@ -1,7 +1,5 @@
 """Random programs of regions, as text: a function `program(amp)` that calls the methods of `Torch`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeAlias
 

@@ -4,8 +4,6 @@
 with the two-run test of `ampcheck.bench.core.statistics`, which needs raw samples.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 `bench_app.js` is the other half of this module: it decodes what this encodes. A number is kept to 0.05 %.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Fill the pages of benchmarks with plain values, so that templates only lay them out."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Choose the benchmark runs of a site: read and check files, put those of a run group together, keep the newest."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ratios over size: for each family's axis of sizes, where autocast starts to pay."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

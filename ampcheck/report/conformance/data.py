@@ -4,8 +4,6 @@
 newest run, which only the page of one case reads. `app.js` is the other half: it decodes what this encodes.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence

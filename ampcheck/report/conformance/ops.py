@@ -3,8 +3,6 @@
 The figures are those of `ampcheck explain`: the tables of policies, the devices' own promises, and the newest run.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections import Counter

@@ -1,7 +1,5 @@
 """Fill each page with plain values made from the runs, so that templates only lay them out."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections import Counter

@@ -3,8 +3,6 @@
 Importing this package imports no torch.
 """
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Counts the cells of `ampcheck.checks.sweep` that the cases of a run reach."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Faults that are planted into a call of an op, to see whether its sweep notices them."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence

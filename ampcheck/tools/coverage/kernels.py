@@ -11,8 +11,6 @@ On MTIA an overload counts where autocast's work is seen: a cast, a filled-in dt
 of which happens without the kernel.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress

@@ -4,8 +4,6 @@ The surface is every public callable of `SPACES`, once, whatever names it has. T
 module, optimizer or loss scaler are not counted; `ampcheck/samples/surface.txt` says which, by kind.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import sys

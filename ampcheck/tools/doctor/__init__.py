@@ -4,8 +4,6 @@
 `training` at the order of calls, `findings` tells what was found under the rules of `ampcheck.tools.catalogue`.
 """
 
-from __future__ import annotations
-
 from ampcheck.tools.doctor.findings import Finding
 from ampcheck.tools.doctor.session import Doctor, doctor
 from ampcheck.tools.user_program import Enough

@@ -1,7 +1,5 @@
 """The doctor as a callback of libraries that own the training loop. Each library is imported when it is asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any

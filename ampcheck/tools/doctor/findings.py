@@ -1,7 +1,5 @@
 """Findings of the doctor: what was seen where, under which rule of the catalogue, and the screen that tells it."""
 
-from __future__ import annotations
-
 import linecache
 import textwrap
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Kernels of a step under observation: where values stop being finite, what is rounded, what ran in which dtype."""
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections import Counter

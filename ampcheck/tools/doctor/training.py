@@ -1,7 +1,5 @@
 """The order of a training loop: regions, scaled losses, backward passes, clipping, steps, updates and schedulers."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import weakref

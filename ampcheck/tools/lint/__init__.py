@@ -9,8 +9,6 @@ its training loops, `static` joins them; `fix` rewrites deprecated names;
 torch.
 """
 
-from __future__ import annotations
-
 from ampcheck.tools.lint.rules import RULES, Diagnostic, LintRule, TrainingReport
 from ampcheck.tools.lint.static import NAMED, TRAINING, Read, Report, find, lint_files, lint_source
 

@@ -1,7 +1,5 @@
 """A limitation as a case: a program, and whether it acts compiled as in eager mode or is refused with a reason."""
 
-from __future__ import annotations
-
 import textwrap
 import warnings
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A program made of text, with its module and source, as compilers want it."""
 
-from __future__ import annotations
-
 import linecache
 import sys
 from itertools import count

@@ -4,8 +4,6 @@ A function becomes paths of events. A loop counts as one iteration, functions an
 and a path takes the same side of the same condition everywhere.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable, Iterator

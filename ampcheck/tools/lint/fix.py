@@ -1,7 +1,5 @@
 """Rewrites of torch.cuda.amp, torch.cpu.amp and of questions for the state, at the positions that ast gives."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tokenize

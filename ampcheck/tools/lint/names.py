@@ -1,7 +1,5 @@
 """Names in a source file, resolved to torch's functions under whatever alias, and to the file's definitions."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass

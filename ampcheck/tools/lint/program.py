@@ -1,7 +1,5 @@
 """The compiled functions of a file, the functions they call, and the visits to each: its regions, and its calls."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ What is compared, and how, is here alone: `check_scripted` and the cases of rule
 program of a red case prints them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field

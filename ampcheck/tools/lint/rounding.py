@@ -1,7 +1,5 @@
 """What a region or an FSDP policy rounds, or leaves out, as one expression shows it."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

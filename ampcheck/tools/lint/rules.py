@@ -1,7 +1,5 @@
 """What a rule of the linter and one report say. The rules are in the files `rules.toml`."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The static linter: source text in, reports out. Nothing of the program is imported or run."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -3,8 +3,6 @@
 A mistake of two events, such as a backward pass and a clip, counts only where no path with both is right.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

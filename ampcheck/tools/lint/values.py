@@ -1,7 +1,5 @@
 """The values that expressions of a file can have: followed through names, attributes, arguments, returns and dicts."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import replace

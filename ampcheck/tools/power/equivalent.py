@@ -3,8 +3,6 @@
 A mutant that a user could notice on the CPU, or on a virtual device, is never among them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Mutate autocast kernels: a policy dropped or exchanged, and each relation of a result to the promised one broken."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Measure which mutants the cases notice: draw them, try each on the cases that run its line, and tell the figures."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys

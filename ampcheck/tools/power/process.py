@@ -4,8 +4,6 @@
 `try`. With `own` in place of devices the cases are ampcheck's own tests of what compares.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

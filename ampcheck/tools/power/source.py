@@ -4,8 +4,6 @@ A mutant is compiled in the process that runs it and put into the living functio
 not be imported anew. Lines of modules and classes themselves, which run when they are imported, have no mutants.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import gc

@@ -4,8 +4,6 @@
 `code` writes it as code, `report` says what was found.
 """
 
-from __future__ import annotations
-
 from ampcheck.tools.precision.report import command
 
 __all__ = ["command"]

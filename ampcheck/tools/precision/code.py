@@ -1,7 +1,5 @@
 """Write code that keeps a line of a program, or some modules, in float32."""
 
-from __future__ import annotations
-
 import ast
 import textwrap
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`ampcheck precision`: its answer as text, as a picture and as JSON."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -5,8 +5,6 @@ shadows of its arguments, so that views and writes in place hold there, too. Int
 program's own. What is first seen without a shadow counts as exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import hypot, inf, isfinite, log10

@@ -5,8 +5,6 @@ call before autocast (`linear`), a dispatch mode sees the casts and what runs be
 second sees belongs to the innermost call of the first.
 """
 
-from __future__ import annotations
-
 from ampcheck.tools.trace.records import CastRecord, OpRecord
 from ampcheck.tools.trace.session import Trace, command, trace
 

@@ -1,7 +1,5 @@
 """The overload of a public call, and its policy under a device type's dispatch key."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache

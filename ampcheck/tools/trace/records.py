@@ -1,7 +1,5 @@
 """The record of a trace: plain data that can be read, summed up and written as JSON."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 

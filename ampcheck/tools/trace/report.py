@@ -1,7 +1,5 @@
 """A trace as text and as JSON."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """The source of an op: the program's line, the module it runs in, and the names of the tensors it is given."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import os
 import sys

@@ -4,8 +4,6 @@ Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast; cases name t
 from. What every compiler is asked is in the files of `suites/jit`.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

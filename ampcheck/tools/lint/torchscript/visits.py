@@ -1,7 +1,5 @@
 """Visits to one function that is scripted or traced: its regions, and the calls it makes."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache
