@@ -345,14 +345,14 @@ def compare_cells(got: Pass, want: Pass, name: str, unfilled: Collection[int] = 
         values = (got.values[place], want.values[place]) if got.values and place not in unfilled else None
         out += same_tensor(x, y, values, f"output {place} of {name}")
     for number, (place, x) in enumerate(got.leaves.items()):
-        what, y = f"gradient {number} of {name}", want.leaves[place]
-        if (x.grad is None) != (y.grad is None):
-            out.append(f"{what} is {x.grad}; {hand} {y.grad}")
-        elif x.grad is not None and y.grad is not None:
-            if x.grad.dtype != x.dtype:
-                out.append(f"{what} is {x.grad.dtype}; expected {x.dtype}, the dtype of its leaf")
-            values = (got.copies[place], want.copies[place]) if got.copies else None
-            out += same_tensor(x.grad, y.grad, values, what)
+        what, grad, right = f"gradient {number} of {name}", x.grad, want.leaves[place].grad
+        if grad is None or right is None:
+            out += [] if grad is right else [f"{what} is {grad}; {hand} {right}"]
+            continue
+        if grad.dtype != x.dtype:
+            out.append(f"{what} is {grad.dtype}; expected {x.dtype}, the dtype of its leaf")
+        values = (got.copies[place], want.copies[place]) if got.copies else None
+        out += same_tensor(grad, right, values, what)
     return out
 
 

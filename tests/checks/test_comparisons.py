@@ -220,6 +220,7 @@ def passed(gradient: torch.Tensor | None, copy: torch.Tensor | None = None) -> P
     return Pass({0: leaf}, copies={} if copy is None else {0: copy})
 
 
+FILLED = Pass({}, [X], [X])
 CELLS: list[tuple[str, tuple[Pass, Pass], str]] = [
     ("no gradient", (passed(None), passed(None)), ""),
     ("the same", (passed(X, X), passed(X, X)), ""),
@@ -265,6 +266,10 @@ SAID: dict[str, tuple[Callable[[], list[str]], str]] = {
     **{f"kernels: {name}": (partial(compiled.same_kernels, *g, "mm", "it"), s) for name, g, s in SAME_KERNELS},
     **{f"compiling: {name}": (partial(compiled.refusal, *g, "it"), s) for name, g, s in REFUSALS},
     **{f"cells: {name}": (partial(compare_cells, *g, "it"), s) for name, g, s in CELLS},
+    **{
+        f"cells: a value, unfilled {places}": (partial(compare_cells, FILLED, Pass({}, [X], [X + 1]), "it", places), s)
+        for places, s in [((), "output 0 of it differs"), ((0,), ""), ((1,), "output 0 of it differs")]
+    },
     "just near": (lambda: compiled.within("output", [(X, X + 1)], lambda _: 1.0, "it"), ""),
     "too far": (lambda: compiled.within("output", [(X, X + 1)], lambda _: 0.5, "it"), "output 0 of it is 1 away from"),
     "wrong anyway": (lambda: comparisons.wrong_anyway(["a"], ["b"]), "a; it is wrong without autocast, too"),
@@ -300,7 +305,7 @@ def test_layouts_and_changes() -> None:
         lambda: comparisons.received(["fp32"], [], [], "it", "r"),
         lambda: comparisons.kernel(ran("mm", *TWO), "mm", ("fp32",), ("bf16", "bf16"), None, "r"),
         lambda: compiled.same_strides(ProgramOutcome([X]), [ProgramOutcome()], "it"),
-        lambda: compiled.same_strides(ProgramOutcome([X]), [ProgramOutcome([X]), ProgramOutcome()], "it"),
+        lambda: compiled.same_strides(ProgramOutcome(), [ProgramOutcome(), ProgramOutcome([X])], "it"),
     ):
         with pytest.raises(ValueError, match="zip"):
             call()
@@ -337,6 +342,14 @@ ONES, COMPLEX = torch.ones(2), torch.tensor([3 + 4j])
 def test_how_ways_to_call_an_op_differ(got: Any, want: Any, tolerance: float | None, says: str) -> None:
     given = () if tolerance is None else (tolerance,)
     assert _difference(got, want, *given) == says
+
+
+# Quantized tensors leave PyTorch: https://github.com/pytorch/pytorch/issues/184982
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_quantized_values_are_compared() -> None:
+    one, other = ([torch.quantize_per_tensor(ONES * x, 0.5, 0, torch.qint8)] for x in (1, 0.5))
+    assert not _difference(one, one)
+    assert _difference(one, other).startswith("is off by 1 of the largest value of output 0")
 
 
 SOFTMAX, OWN = ("optdtype", "softmax.int", ""), seen("fp32")
