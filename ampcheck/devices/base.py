@@ -71,6 +71,9 @@ class Device(ABC):
     only a nightly run has them then. Such a device has gradient cases of each op's main sample alone."""
     share: int = 1
     """A run that neither names the device nor is nightly has those of a smoke run and one of so many of its cases."""
+    one_region_dtype: bool = False
+    """Whether a run that chooses no cases takes one of those that differ in the region's dtype alone, each as it comes.
+    So a device that compiles a program for each case has half of such programs."""
     deviations: Path | None = None
     """Its `deviations.toml`."""
     on_request: str = ""

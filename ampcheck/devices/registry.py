@@ -91,15 +91,16 @@ def groups(names: Sequence[str], modules: Sequence[str] = (), *, on_request: boo
 
     `on_request`: without names, those that are tested on request alone are among them.
 
-    PyTorch's own devices are together; each further backend has a process of its own. For a backend that is loaded
-    changes what PyTorch does elsewhere: autograd has threads for it, without which a process that was forked has no
-    backward pass, and PrivateUse1 has its name. Raises UsageError as `select` does, but not for two backends of a type.
+    The CPU and the virtual devices are together; each accelerator with values has a process of its own, and so has each
+    further backend. For what is loaded changes what PyTorch does elsewhere: autograd has threads for it, without which
+    a process that was forked has no backward pass, and PrivateUse1 has its name. Raises UsageError as `select` does,
+    but not for two backends of a type.
     """
     found: dict[str, list[str]] = {}
     devices = _usable(names, modules, on_request=on_request)
     for device in devices:
-        beside = [other for other in devices if other.backend == device.backend]
-        found.setdefault(device.name if _crowding(device, beside) else device.backend, []).append(device.name)
+        alone = device.has_values and device.type != "cpu"
+        found.setdefault(device.backend or (device.name if alone else ""), []).append(device.name)
     return list(found.values())
 
 

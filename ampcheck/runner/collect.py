@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -103,6 +104,7 @@ class Collector:
         self._dtypes = _chosen(option.amp_dtype, LOW, "region dtype")
         self._compilers = _chosen(option.compiler, COMPILERS, "compiler")
         self._device_option = bool(option.device)
+        self._config = config
         self._arguments = [config.invocation_params.dir / str(argument) for argument in config.args]
         self._names: list[str] = []
         """The cases of this run and of a nightly one, as deviations call them."""
@@ -221,18 +223,32 @@ class Collector:
 
     def choose(self, items: list[pytest.Item]) -> list[pytest.Item]:
         """Take the cases that a smoke run leaves out of `items` and return them; in another run, those of devices of
-        which a share runs. A run that does not name a device which is tested on request has its smoke cases.
+        which a share runs. A run that does not name a device which is tested on request has its smoke cases, and one
+        that chooses nothing takes one region dtype of devices that say so.
         """
-        cases = [item for item in items if CASE in item.stash]
-        cases = [item for item in cases if self._smoke or self._share(item.stash[CASE]) != 1]
-        if not cases:
-            return []
-        chosen = zip(cases, smoke([item.stash[CASE] for item in cases]), strict=True)
+        every = [item for item in items if CASE in item.stash]
+        cases = [item for item in every if self._smoke or self._share(item.stash[CASE]) != 1]
+        chosen = zip(cases, smoke([item.stash[CASE] for item in cases]), strict=True) if cases else ()
         out = {item for item, keep in chosen if not keep and not self._in_share(item.stash[CASE])}
-        items[:] = [item for item in items if item not in out]
         if self._smoke:
             self.chosen = len(cases) - len(out), len(cases)
-        return [item for item in cases if item in out]
+        elif not (
+            self._device_option or self._nightly or self._config.option.red_in or chooses(self._config, self.root)
+        ):
+            out |= self._twins(every)
+        items[:] = [item for item in items if item not in out]
+        return [item for item in every if item in out]
+
+    def _twins(self, items: Sequence[pytest.Item]) -> set[pytest.Item]:
+        """Return the cases of devices of `one_region_dtype` beside which another one is taken."""
+        alike = defaultdict(list)
+        for item in items:
+            case = item.stash[CASE]
+            if self.devices[case.device].one_region_dtype:
+                inputs = case.inputs.replace(case.amp, "low").replace(LOW[case.amp == LOW[0]], "other")
+                alike[replace(case, amp="", inputs=inputs)].append(item)
+        taken = {same[crc32(same[0].stash[CASE].key.encode()) % len(same)] for same in alike.values()}
+        return {item for same in alike.values() for item in same} - taken
 
     def _share(self, case: Case) -> int:
         """Return of how many cases of a device one runs beside those of a smoke run; 0 for none."""
@@ -307,7 +323,7 @@ def _suits(device: Device, types: tuple[str, ...], values: bool, dtypes: str, si
 # ---- the header of a run
 
 
-def chooses(config: pytest.Config, root: Path) -> bool:
+def chooses(config: pytest.Config, root: Path | None) -> bool:
     """Return whether options choose some cases by what they are, of those in the folder of the suites."""
     option, names = config.option, ("op", "rule", "amp_dtype", "compiler", "keyword", "smoke")
     return any(getattr(option, name) for name in names) or [Path(argument) for argument in config.args] != [root]

@@ -145,7 +145,8 @@ def test_it_shares_no_process_with_a_privateuse1_backend(tmp_path: Path, monkeyp
     (tmp_path / "their_device.py").write_text(THEIRS)
     monkeypatch.syspath_prepend(tmp_path)
     modules = ["their_device"]
-    assert groups(["cpu", "emulated:cuda", "their"], modules) == [["cpu", "their"], ["emulated:cuda"]]
+    apart = [["cpu", "virtual:mps"], ["emulated:cuda"], ["their"]]  # a preflight starts threads that a fork lacks
+    assert groups(["cpu", "emulated:cuda", "their", "virtual:mps"], modules) == apart
     with pytest.raises(UsageError, match=r"'emulated:cuda' and 'their' cannot be tested in one run: PyTorch has one"):
         select(["emulated:cuda", "their"], modules)
     assert [device.name for device in select(["cpu", "emulated:cuda"])] == ["cpu", "emulated:cuda"]

@@ -1,9 +1,16 @@
 """Suite files: the rule of a scenario is its marker, and no two files have one case."""
 
+import re
+from argparse import Namespace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from ampcheck.checks.cases import op_cases
+from ampcheck.devices.cpu import Cpu
+from ampcheck.runner.collect import CASE, Collector
+from ampcheck.runner.run import suites_folder
 from tests.cli_support import pytest_here
 
 MARK = 'pytestmark = pytest.mark.rule("promote")\n'
@@ -71,3 +78,28 @@ def test_a_product_makes_a_case_per_cell(tmp_path: Path, options: tuple[str, ...
     wanted = cells or [f"{a}-{b}-{c}" for a in "ab" for b in "cd" for c in "ef"]
     names = [line.split("\t")[0] for line in manifest.read_text().splitlines()]
     assert sorted(names) == [f"eager/promote/one-{cell}-bf16-cpu" for cell in wanted]
+
+
+CHOSEN = [({}, True), ({"keyword": "mm"}, False), ({"device": ["cpu"]}, False), ({"nightly": True}, False)]
+
+
+@pytest.mark.parametrize(("options", "one_of"), CHOSEN)
+def test_a_whole_run_has_one_region_dtype_of_a_device_that_says_so(
+    options: dict[str, object], one_of: bool, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    option = Namespace(**vars(pytestconfig.option) | {"keyword": "", "device": [], "red_in": None} | options)
+    config = Mock(option=option, args=[suites_folder()], invocation_params=pytestconfig.invocation_params)
+    collector = Collector(config, ["cpu"])
+    collector.root = suites_folder()
+    cases = [case for rule in ("downcast", "fallthrough") for case in op_cases(collector.devices["cpu"], rule)]
+    items = [Mock(stash={CASE: case}) for case in cases]
+    assert collector.choose(list(items)) == []
+    monkeypatch.setattr(Cpu, "one_region_dtype", True)
+    out = {item.stash[CASE] for item in collector.choose(list(items))}
+    assert bool(out) == one_of
+    left, every = (
+        {(case.op, case.sample, re.sub("fp16|bf16", "low", case.inputs)) for case in some}
+        for some in (set(cases) - out, cases)
+    )
+    assert left == every
+    assert {case.amp for case in cases if case not in out} == {"bf16", "fp16"}

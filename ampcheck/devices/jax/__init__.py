@@ -41,6 +41,7 @@ class Jax(Device):
     type = "jax"
     key = "AutocastPrivateUse1"
     database = False  # XLA compiles a program for each of its samples
+    one_region_dtype = True  # and for each dtype
     deviations = Path(__file__).parent / "deviations.toml"
     backend = "ampcheck.jax_device"
     refusals = (
