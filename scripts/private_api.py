@@ -14,19 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "ampcheck"
 FILE = "torch_private.py"
 PAGE = PACKAGE.parent / "docs" / "private_api.md"
 
-_HEAD = """\
-# Private names of torch
-
-PyTorch promises nothing of these names. Each package takes those that it needs in one file, `torch_private.py`, which
-raises an error at import that lists all that the installed torch lacks. torch 2.11 to 2.15 have all of them. Other
-code of ampcheck uses no private name, but for files whose source reproductions print: they need torch alone.
-`tests/spec/test_private_names.py` reads every file. `python -m scripts.private_api` writes this page from those
-files. A higher package takes what it can from those below. It cannot take from `ampcheck.jax_device`, as importing
-that makes the device, so some names are in two files.
-
-"At the call" means that the name is looked up when it is used, because its module takes long to import or because
-tests replace it in torch. An attribute is used as `object._name`. "If there" means that a torch without it will do.
-"""
+_HEAD = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
 
 
 class Name(NamedTuple):

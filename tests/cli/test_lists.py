@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,34 +13,7 @@ from ampcheck.spec.policies import closest, table
 from ampcheck.tools import cpp_lists
 from tests.cli_support import ROOT, python, refused
 
-SOURCE = r"""
-#define LOW(...) KERNEL_XPU(__VA_ARGS__, lower_precision_fp)
-#define FP32(...) KERNEL_XPU(__VA_ARGS__, fp32)
-#define OPT(...) KERNEL_XPU(__VA_ARGS__, fp32_set_opt_dtype)
-#define KERNEL_OWN(...) KERNEL(c10::DeviceType::XPU, __VA_ARGS__)
-#define PROMOTE(...) KERNEL_OWN(__VA_ARGS__, promote)
-TORCH_LIBRARY_IMPL(_, AutocastXPU, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
-TORCH_LIBRARY_IMPL(aten, AutocastXPU, m) {
-  AT_FORALL_LOWER_PRECISION_FP(LOW) AT_FORALL_FP32(FP32) AT_FORALL_FP32_SET_OPT_DTYPE(OPT) AT_FORALL_PROMOTE(PROMOTE)
-  AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(KERNEL_DIFFERENT_REDISPATCH_SIGNATURE_XPU)
-  m.impl(TORCH_SELECTIVE_NAME("aten::binary_cross_entropy"), TORCH_FN((&binary_cross_entropy_banned)));
-}
-#define EACH(_) \
-  _(mm)         \
-  _(conv1d, padding)
-TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
-  EACH(LOW)
-  KERNEL_OWN(pow, Scalar, fp32)
-  // KERNEL_PRIVATEUSEONE(log, fp32)
-#if 0
-  KERNEL_PRIVATEUSEONE(tan, fp32)
-#endif
-  m.impl("dot", &WrapFunction<CastPolicy::promote, DeviceType::CPU>::type::call);
-  m.impl("mv", TORCH_FN(mv_autocast));
-}
-#define AGAIN(x) AGAIN(x) AGAIN(x)
-void check() { AGAIN(1); TORCH_CHECK(false, "after the block"); }
-"""
+SOURCE = Path(__file__).with_name("autocast.cpp")
 OWN = {"mm": "downcast", "conv1d.padding": "downcast", "pow.Scalar": "upcast", "dot": "promote", "mv": "unknown"}
 
 
@@ -48,10 +22,9 @@ def lists(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_the_macros_of_a_source_and_of_torch_are_read(tmp_path: Path) -> None:
-    (tmp_path / "a.cpp").write_text(SOURCE)
+def test_the_macros_of_a_source_and_of_torch_are_read() -> None:
     xpu = table("AutocastXPU", closest(torch.__version__))
-    assert cpp_lists.read(tmp_path / "a.cpp") == {"AutocastXPU": xpu, "AutocastPrivateUse1": OWN}
+    assert cpp_lists.read(SOURCE) == {"AutocastXPU": xpu, "AutocastPrivateUse1": OWN}
 
 
 @pytest.mark.parametrize("names", [[], ["cuda", "torch_npu", "torch_musa", "torch_mlu"]])
@@ -86,7 +59,7 @@ def test_one_op_across_lists(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_bad_name_is_refused_in_a_sentence(
     argument: str, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "a.cpp").write_text(SOURCE)
+    shutil.copy(SOURCE, tmp_path / "a.cpp")
     (tmp_path / "odd.cpp").write_text("TORCH_LIBRARY_IMPL(aten, AutocastXPU, m) {\n  MY_KERNEL(mm)\n}\n")
     monkeypatch.chdir(tmp_path)
     assert refused(capsys, "lists", argument).startswith(sentence)

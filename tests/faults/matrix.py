@@ -20,21 +20,7 @@ from tests.faults.suites import OTHERS, Runners
 
 FILE = Path(__file__).with_name("kills.csv")
 PAGE = ROOT / "docs" / "coverage" / "mutants.md"
-HEAD = """# The kill matrix
-
-A mutant is one way in which torch, a backend or a compiler can break a promise of autocast (`tests/faults/`). A suite
-owes that each mutant is noticed, and that each scenario and each rule of ops notices one: a case that cannot fail says
-nothing.
-
-    python -m tests.faults matrix --rule context   # measures a part of the matrix, and prints it
-    python -m tests.faults matrix --update         # measures all of it, and writes it to kills.csv and here
-
-{kills} pairs of {mutants} mutants and {rows} scenarios and rules of ops are known, so far as they were measured: a
-mutant may be noticed by more. Each run of the tests tries a part of the pairs, one of every other mutant; a nightly one
-tries all.
-
-## Scenarios and rules of ops
-"""
+HEAD = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
 OPS = frozenset(("downcast", "upcast", "optdtype", "append", "promote", "banned", "drift", "fallthrough"))
 """The rules of ops: each is one row of the matrix. The other rules have a row for each of their scenarios."""
 

@@ -13,18 +13,7 @@ from ampcheck.spec.torch_private import registered
 from scripts.release import HEADER, Release, listed, main, release, write
 
 VERSION = "2.99.1+cpu"
-MACROS = """
-#define AT_FORALL_LOWER_PRECISION_FP(_) \\
-  _(mm)                                 \\
-  _(conv_transpose2d, input)
-
-#define AT_FORALL_FP32(_)  \\
-  _(exp)                   \\
-  _(pow, Tensor_Scalar)
-
-#define AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(_) \\
-  _(ADD_NS(norm), "norm.Scalar")
-"""
+MACROS = Path(__file__).with_name("autocast_mode.h").read_text(encoding="utf-8")
 ROWS = """key,overload,policy,builds,since,until,verified,source
 AutocastCPU,exp,upcast,,2.98,,run,autocast_mode.cpp KERNEL_CPU
 AutocastCPU,qr,upcast,,2.98,,run,autocast_mode.cpp KERNEL_CPU
