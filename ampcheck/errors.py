@@ -1,7 +1,5 @@
 """The exceptions: bad input, a failed check, an op that fails without autocast too, a device that lacks something."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
@@ -38,7 +36,7 @@ class Difference(str):
 
     error: BaseException | None
 
-    def __new__(cls, text: str, error: BaseException | None = None) -> Difference:
+    def __new__(cls, text: str, error: BaseException | None = None) -> "Difference":
         made = super().__new__(cls, text)
         made.error = error
         return made

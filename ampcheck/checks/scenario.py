@@ -11,8 +11,6 @@
 Each scenario runs on every device and in each of its lower precisions.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import math
@@ -237,7 +235,7 @@ class DeviceAmp(Amp):
         self.looked_at += 1
         self.differences += differences
 
-    def reproduced_by(self, function: Callable[..., object], amp: DeviceAmp, **params: object) -> None:
+    def reproduced_by(self, function: Callable[..., object], amp: "DeviceAmp", **params: object) -> None:
         """Name another scenario that shows what was found, with the `amp` that it was given and its parameters."""
         self.instead = function, amp, params
 

@@ -4,8 +4,6 @@ A case of an op reaches one cell as a rule. Those of sample `CELLS`, which night
 a gradient mode and a compiler. `ampcheck coverage` counts both.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -229,7 +227,7 @@ class SweepCheck(OpCheck):
         return _cell_program(SweepCall(single, device, case.inputs, layout, f"[{mix}, {layout}]"), modules, ran=ran)
 
 
-def _calls(case: Case, device: Device) -> Iterator[SweepCall]:
+def _calls(case: Case, device: Device) -> "Iterator[SweepCall]":
     op = samples.catalogue()[case.op]
     for (mix, inputs), layout in product(mixes_of(op.samples[0], case.amp).items(), FORMS):
         if not impossible(op, device, mix, case.inputs, layout):
@@ -237,7 +235,7 @@ def _calls(case: Case, device: Device) -> Iterator[SweepCall]:
             yield SweepCall(single, device, case.inputs, layout, f"[{mix}, {layout}]")
 
 
-def _named(call: SweepCall, text: str) -> str:
+def _named(call: "SweepCall", text: str) -> str:
     return Difference(f"{text} {call.name}", error_of(text))
 
 

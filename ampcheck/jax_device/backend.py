@@ -1,7 +1,5 @@
 """`torch.jax`: what PyTorch asks of a device's module, and the making of the device."""
 
-from __future__ import annotations
-
 import functools
 import secrets
 import sys

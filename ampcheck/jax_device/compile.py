@@ -4,8 +4,6 @@ Dynamo captures the graph and AOTAutograd takes it apart into a forward and a ba
 run by `jit`. An entry point tells torch the name; where the package is not installed, importing this module does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib.metadata import entry_points

@@ -9,8 +9,6 @@ provide or whose methods raise. So the names of these classes in `torch` are giv
 objects where those are asked for.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import time
@@ -267,7 +265,7 @@ _ids = itertools.count(1)
 class Stream(torch.Stream):
     """The one stream of the device: `torch.jax.Stream`, and what `torch.Stream("jax")` makes."""
 
-    def __new__(cls, device: Device = None, priority: int = 0, **_: object) -> Stream:
+    def __new__(cls, device: Device = None, priority: int = 0, **_: object) -> "Stream":
         index_of(device)
         made: Stream = super().__new__(cls, device="jax:0")
         return made
@@ -300,7 +298,7 @@ class DeviceEvent(torch.Event):
     Recording it waits for the work before it, because JAX keeps no times of its own.
     """
 
-    def __new__(cls, device: Device = None, enable_timing: bool = False, **_: object) -> DeviceEvent:
+    def __new__(cls, device: Device = None, enable_timing: bool = False, **_: object) -> "DeviceEvent":
         # torch.jax.Event takes enable_timing first, as torch.cuda.Event does; torch.Event takes a device first.
         if not isinstance(device, bool):
             index_of(device)

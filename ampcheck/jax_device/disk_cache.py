@@ -5,8 +5,6 @@ instruction sets. Its own files are not for many processes and many small progra
 another process reads a half of one, and to bound their size JAX reads a file of every program at each write.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

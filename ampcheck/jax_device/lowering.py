@@ -1,7 +1,5 @@
 """Find the JAX computation of an overload: the device's own, torchax's, or PyTorch's decomposition, in this order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache

@@ -5,8 +5,6 @@ or this module's `Generator`, which says that it is the device's. PyTorch asks a
 `torch.Generator(device="jax")`, which a device made in Python cannot provide, so `torch.Generator` is replaced.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import secrets
@@ -77,7 +75,7 @@ class DeviceGenerator(CGenerator):
     JAX key from it, so `manual_seed`, `get_state` and the rest are the CPU generator's.
     """
 
-    def __new__(cls, device: Device = "jax") -> DeviceGenerator:
+    def __new__(cls, device: Device = "jax") -> "DeviceGenerator":
         if isinstance(device, (str, torch.device)) and torch.device(device).type != "jax":
             raise RuntimeError(f"a torch.jax.Generator lives on the jax device, not on {device}")
         index_of(device)
@@ -90,10 +88,10 @@ class DeviceGenerator(CGenerator):
     def device(self) -> torch.device:  # type: ignore[override]
         return torch.device("jax", 0)
 
-    def clone_state(self) -> DeviceGenerator:
+    def clone_state(self) -> "DeviceGenerator":
         return _restored(self.get_state())
 
-    def __reduce__(self) -> tuple[Callable[[torch.Tensor], DeviceGenerator], tuple[torch.Tensor]]:  # type: ignore[override]
+    def __reduce__(self) -> "tuple[Callable[[torch.Tensor], DeviceGenerator], tuple[torch.Tensor]]":  # type: ignore[override]
         return _restored, (self.get_state(),)
 
 

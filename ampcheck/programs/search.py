@@ -1,7 +1,5 @@
 """Search for a random program on which two sides differ."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -30,7 +28,7 @@ class Search:
     given: str | int | None = None
 
     @classmethod
-    def of(cls, option: Namespace) -> Search:
+    def of(cls, option: Namespace) -> "Search":
         """Return what the options of a pytest run ask for."""
         return cls(bool(option.nightly), getattr(option, "hypothesis_seed", None))
 

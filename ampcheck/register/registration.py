@@ -1,7 +1,5 @@
 """`register_autocast`, and the handle it returns."""
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +23,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 _KEY_NAME = KEY.name
 _SUPPORTED = "get_amp_supported_dtype"
 _lock = threading.RLock()
-_current: Registration | None = None
+_current: "Registration | None" = None
 
 
 class Registration:
@@ -67,7 +65,7 @@ class Registration:
             if _current is self:
                 _current = None
 
-    def __enter__(self) -> Registration:
+    def __enter__(self) -> "Registration":
         return self
 
     def __exit__(

@@ -15,8 +15,6 @@ no reason and no conditions, and `cases` are keys, `suite/rule/id`:
     differences = ["argument 0 of aten::mm was given as fp32 and reached the kernel as fp32; expected fp16"]
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -134,7 +132,7 @@ class Deviation:
             return False  # before a pattern is made, which takes long for a thousand of them
         return self._pattern.match(name) is not None and not (self.but and self._left_out.match(name))
 
-    def in_region(self, amp: str) -> Deviation:
+    def in_region(self, amp: str) -> "Deviation":
         """Return the entry as it is for cases in regions of a dtype, which `{low}` and `{other}` then name."""
         low, other = _SPELLINGS.get(amp, amp), _SPELLINGS["bf16" if amp == "fp16" else "fp16"]
         raises = self.raises.replace("{low}", low).replace("{other}", other)

@@ -4,8 +4,6 @@ A run file has one JSON object a line: a header, a line per case, a footer. With
 what was measured until then is all there. Needs no torch, so that the parent process of `ampcheck run` can use it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -93,7 +91,7 @@ class Result:
         return f"{self.suite}/{self.rule}/{self.id}"
 
     @classmethod
-    def of(cls, line: Mapping[str, Any]) -> Result:
+    def of(cls, line: Mapping[str, Any]) -> "Result":
         """Return the result that a line of a run file holds, which is also what a child sends."""
         return cls(**{renamed(name): value for name, value in line.items() if name != "kind"})
 

@@ -6,8 +6,6 @@
 run can be compared with one made years later.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from hashlib import sha256
@@ -91,7 +89,7 @@ class Shard:
     count: int
 
     @staticmethod
-    def parse(text: str) -> Shard:
+    def parse(text: str) -> "Shard":
         """Read the form "2/8". Raises UsageError for another form, and for a number beyond the count."""
         match = _SHARD.fullmatch(text)
         if match is None or not 1 <= int(match[1]) <= int(match[2]):

@@ -9,8 +9,6 @@ Where an implementation breaks a promise (a tracker that has passed an interval 
 keeps the promise and the difference is a deviation.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -198,7 +196,7 @@ class Scaler:
         self.growth_factor, self.backoff_factor = state["growth_factor"], state["backoff_factor"]
         self.growth_interval, self.tracker = int(state["growth_interval"]), int(state["_growth_tracker"])
 
-    def pickled(self) -> Scaler:
+    def pickled(self) -> "Scaler":
         """Return the scaler that pickle or a deep copy gives. Raises Refused in the middle of an iteration."""
         if self.enabled and self.optimizers:
             raise Refused(AssertionError, PICKLED_EARLY)

@@ -11,8 +11,6 @@ Where an implementation breaks a promise by the way it keeps its books (a region
 is entered twice, a cache that forgets the dtype), the model keeps the promise and the difference is a deviation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -103,7 +101,7 @@ class Process:
     cache: set[tuple[str, str]] = field(default_factory=set)
     """The casts that are kept: the weight's name and the dtype it was cast to."""
 
-    def thread(self) -> Thread:
+    def thread(self) -> "Thread":
         """Make a new thread: autocast off for every device type, default dtypes, cache on, depth 0."""
         return Thread(self)
 

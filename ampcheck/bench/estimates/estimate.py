@@ -4,8 +4,6 @@ The program is that of `ampcheck.jax_device.jit`; libtpu, or XLA for CUDA, compi
 there. docs/benchmarks.md says what the figures mean.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gc
@@ -134,7 +132,7 @@ def _device(topology: str) -> Any:
     return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]
 
 
-def compiled(lowered: Any, made: Chip | Gpu) -> Estimate:
+def compiled(lowered: Any, made: "Chip | Gpu") -> Estimate:
     """Compile what is lowered, and read what the compiler says of it.
 
     Raises ValueError where it says nothing from which a time could be had.
@@ -175,7 +173,7 @@ def compiled(lowered: Any, made: Chip | Gpu) -> Estimate:
 
 
 def duration(
-    plan: Schedule, optimal: float | None, flops: float, accessed: float, made: Chip | Gpu
+    plan: Schedule, optimal: float | None, flops: float, accessed: float, made: "Chip | Gpu"
 ) -> tuple[float, str]:
     """Seconds of a program, and where they come from: see `Estimate`. Raises ValueError where nothing says any."""
     if plan.cycles:

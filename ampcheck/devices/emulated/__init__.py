@@ -8,8 +8,6 @@ CUDA, and the bits of kernels, cuDNN, memory layouts that cuDNN chooses, streams
 The tensors are made by a library, `csrc/emulated.cpp`, that is built where this package is installed.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +37,7 @@ class EmulatedEvent:
         """Take the time."""
         self._at = time.perf_counter()
 
-    def elapsed_time(self, other: EmulatedEvent) -> float:
+    def elapsed_time(self, other: "EmulatedEvent") -> float:
         """Return the milliseconds between two events."""
         return (other._at - self._at) * 1e3
 

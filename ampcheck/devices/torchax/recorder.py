@@ -6,8 +6,6 @@ recorded is the call as a user makes it. Composite ops that PyTorch takes apart 
 whole.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -51,7 +49,7 @@ class TorchaxRecorder:
         for place, tensor in enumerate(inputs):
             self._know(tensor, _dtype(_array(tensor)), place)
 
-    def __enter__(self) -> TorchaxRecorder:
+    def __enter__(self) -> "TorchaxRecorder":
         # Attributes of the instance hide the methods of its class until they are taken away again.
         self._env.dispatch = self._dispatched
         self._env._get_op_or_decomp = self._looked_up

@@ -5,8 +5,6 @@ its tensors; where something may be wrong, PyTorch's CPU kernel is given copies 
 computes whether something was wrong, and is then run eagerly, before it changed anything.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

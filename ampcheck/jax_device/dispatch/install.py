@@ -1,7 +1,5 @@
 """Registers a kernel for every overload the device can run, and an error for the rest."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -5,8 +5,6 @@ arguments is what costs. It serves tensors of the device and numbers in a kind o
 everything else to `Functional`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import warnings

@@ -6,8 +6,6 @@ the results into PyTorch's dtypes. Later calls find that function by a key. A lo
 again and again gets a warning; the first step of a model compiles for many shapes too, but not in one module.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import math

@@ -3,8 +3,6 @@
 And cuDNN's own overloads of convolution, made of the general one, whose arguments they take in another order.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from weakref import WeakValueDictionary

@@ -1,7 +1,5 @@
 """Files that other code than `torch.save` writes and reads: those of safetensors and of TorchScript."""
 
-from __future__ import annotations
-
 import functools
 from importlib import import_module
 from importlib.util import find_spec

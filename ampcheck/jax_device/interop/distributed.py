@@ -4,8 +4,6 @@ Gloo is made a backend of the device, so that `init_process_group("gloo")` and `
 Processes are PyTorch's; devices of one process are reached by a mesh (`ampcheck.jax_device.mesh`).
 """
 
-from __future__ import annotations
-
 import warnings
 
 import torch

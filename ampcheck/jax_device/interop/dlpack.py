@@ -1,7 +1,5 @@
 """Tensors of the device as `jax.Array`s and back, without a copy, and what DLPack needs to know of them."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Functions across the border: a JAX function as a PyTorch one (`j2t_autograd`), and the reverse (`t2j`)."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 
@@ -114,7 +112,7 @@ class _Form:
         out, vjp = self.with_vjp[wanted](*arrays)
         return out, vjp
 
-    def gradient(self, wanted: tuple[int, ...], count: int) -> _Gradient:
+    def gradient(self, wanted: tuple[int, ...], count: int) -> "_Gradient":
         """Return the gradient of `count` arguments as a function of its own, for double backward."""
         key = (wanted, count)
         if key not in self.gradients:

@@ -3,8 +3,6 @@
 Accelerate goes through the devices that it knows by name, and a device that it is given comes from the environment.
 """
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import sys

@@ -3,8 +3,6 @@
 The short way checks, as generated code, what must hold.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from operator import attrgetter

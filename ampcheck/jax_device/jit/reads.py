@@ -5,8 +5,6 @@ and classes, that the user's code names become places, which later calls compare
 the next item of an iterator, would do so once: the trace is given up. What reads a clock or a file is named.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import random
@@ -185,7 +183,7 @@ class Reads:
         self._stages = [_stage(i) for i in iterators]
         self._collecting = {getattr(callback, "__code__", None) for callback in gc.callbacks}
 
-    def __enter__(self) -> Reads:
+    def __enter__(self) -> "Reads":
         self._profile = sys.getprofile()
         sys.setprofile(self._see)
         return self

@@ -1,7 +1,5 @@
 """One trace of a PyTorch function: from its inputs' storages to a JAX program and what to do with its results."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import random as python_random
@@ -96,13 +94,13 @@ class Effects:
     state: list[tuple[int, int, str, Tree]] = field(default_factory=list)  # optimizer, tensor, name
 
 
-def collect(attempt: _Attempt, out: Tree, tracers: Sequence[jax.Array]) -> tuple[Results, Effects, list[jax.Array]]:
+def collect(attempt: "_Attempt", out: Tree, tracers: Sequence[jax.Array]) -> tuple[Results, Effects, list[jax.Array]]:
     """Sort what the traced function returned and changed; the arrays are the program's outputs."""
     return _Collector(attempt, tracers).collect(out)
 
 
 class _Collector:
-    def __init__(self, attempt: _Attempt, tracers: Sequence[jax.Array]) -> None:
+    def __init__(self, attempt: "_Attempt", tracers: Sequence[jax.Array]) -> None:
         self.attempt, self.tracers = attempt, tracers
         self.outputs: list[jax.Array] = []
         self._made: dict[int, int] = {}

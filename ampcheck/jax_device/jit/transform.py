@@ -1,7 +1,5 @@
 """`jit`: a PyTorch function on the jax device, forward, backward and optimizer update, as one XLA program."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import operator

@@ -12,8 +12,6 @@ looks it, is not. If a later pass moves a transpose into a dot that was, the pro
 A right operand that is stored by columns is multiplied as it lies (`Columns`); a left one is copied.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from typing import Any, TypeVar, cast

@@ -4,8 +4,6 @@ Of lower precision the products are accumulated as accumulate.py says; scores an
 softmax is rounded before it meets the values, as in PyTorch's own fused kernels.
 """
 
-from __future__ import annotations
-
 import math
 
 import jax

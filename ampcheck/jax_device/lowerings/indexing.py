@@ -4,8 +4,6 @@ Sums of lower precision are in float32. An index out of bounds cannot be an erro
 there is nan (the least number of integer dtypes), and nothing is written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import TypeGuard
 

@@ -3,8 +3,6 @@
 They run where JAX has them: all on CPU, by LAPACK; `eig` on CPU only. Pivots count from 1, as LAPACK's do.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import partial

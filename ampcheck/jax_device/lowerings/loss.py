@@ -1,7 +1,5 @@
 """Losses that PyTorch's decompositions take apart at a loss of speed, or whose backward passes they lack."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax

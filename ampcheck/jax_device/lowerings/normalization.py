@@ -1,7 +1,5 @@
 """Normalisations and their backward passes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

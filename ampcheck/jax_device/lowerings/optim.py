@@ -6,8 +6,6 @@ and calls the `ScalarList` overload. The formulas of the steps are those of PyTo
 gradient scaler gives its scale, and a step in which it found a non-finite gradient changes nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 

@@ -5,8 +5,6 @@ float16 and bfloat16 and rounded once; a single step rounds once by itself. Of i
 give floating results. Polynomials follow their three-term recurrences: p(k + 1) from x, k, p(k) and p(k - 1).
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ PyTorch's CPU kernels: they are no part of the compiled program, and PyTorch's M
 program, check few of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import jax

@@ -5,8 +5,6 @@ PyTorch's own way remains for what is not served here (packed sequences, project
 mode or a transform of functions, which sees the cells, and for what is to raise an error.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 Lower precision is accumulated in float32. Distances are of differences, not of products, so that near rows stay apart.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

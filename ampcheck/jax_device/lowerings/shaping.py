@@ -3,8 +3,6 @@
 The numbers of factories are traced, so that only size and dtype make a new program.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 

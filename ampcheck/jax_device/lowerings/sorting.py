@@ -4,8 +4,6 @@ nan is greater than everything, as PyTorch orders. The shapes of distinct elemen
 cannot be compiled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

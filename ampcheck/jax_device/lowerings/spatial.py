@@ -5,8 +5,6 @@ Convolutions accumulate as accumulate.py says. Their gradients are convolutions 
 of a convolution that gives float32 would have a float32 and a bfloat16 operand.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import operator

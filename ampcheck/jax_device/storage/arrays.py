@@ -10,8 +10,6 @@ lives as long as the storage, so what hangs on it follows every alias, saved ten
 Reading and writing are pure functions of arrays, traced by JAX.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,7 +37,7 @@ class Layout(NamedTuple):
     offset: int
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Layout:
+    def of(cls, tensor: Tensor) -> "Layout":
         return cls(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
 
@@ -224,7 +222,7 @@ class Place(NamedTuple):
 
     @classmethod
     @lru_cache(4096)  # eager ops ask it at each call
-    def of(cls, layout: Layout, shape: tuple[int, ...]) -> Place:
+    def of(cls, layout: Layout, shape: tuple[int, ...]) -> "Place":
         """Return the place, without the offset, of a tensor in an array of this shape."""
         place = layout._replace(offset=0)
         if layout.stride == contiguous(layout.size):

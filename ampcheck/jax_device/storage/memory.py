@@ -1,7 +1,5 @@
 """Out of memory: JAX's error, at a call or where a value is first read, as PyTorch's `torch.OutOfMemoryError`."""
 
-from __future__ import annotations
-
 import functools
 import re
 from typing import cast

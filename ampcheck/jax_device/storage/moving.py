@@ -6,8 +6,6 @@ parameter is turned into a tensor of the other device first, and the assignment 
 device's tensors are plain TensorImpls, as those of the CPU; another backend's need not be (pytorch#96026).
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from collections.abc import Callable

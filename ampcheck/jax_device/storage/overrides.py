@@ -7,8 +7,6 @@ thought of, PyTorch is given the allocator of its Meta device, so that it ends i
 kernels refuse, and not in a crash.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import operator

@@ -1,7 +1,5 @@
 """Run random programs of regions on torch and on the model of `ampcheck.spec.state`, and compare what each sees."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -102,7 +100,7 @@ class Side:
         self.seen: list[Seen] = []
         self.results: dict[str, str] = {}
 
-    def run(self, program: Callable[[Side], None]) -> list[Seen]:
+    def run(self, program: "Callable[[Side], None]") -> list[Seen]:
         self.code = program.__code__
         self.look("at the start")
         try:
@@ -271,7 +269,7 @@ class RegionExplorer:
         self.search = search
         self.compared = 0
 
-    def promised(self, text: str) -> Model:
+    def promised(self, text: str) -> "Model":
         """Return the model after it ran a program."""
         model = Model(self.devices)
         model.run(defined(text))
@@ -290,7 +288,7 @@ class RegionExplorer:
         """Describe how torch differs from the model on a program in a sentence, or return None."""
         return self._difference(text, self.promised(text))
 
-    def _difference(self, text: str, model: Model) -> str | None:
+    def _difference(self, text: str, model: "Model") -> str | None:
         self.compared += len(model.seen)
         try:
             got = self.seen(text)

@@ -1,7 +1,5 @@
 """Random programs of a GradScaler, as text: optimizers and a scaler, then one call a line."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -37,7 +35,7 @@ class ScalerProgram:
     lines: tuple[str, ...]
     watched: bool = True
 
-    def shorter(self) -> Iterator[ScalerProgram]:
+    def shorter(self) -> "Iterator[ScalerProgram]":
         """Yield the program without each of its lines, the last ones first."""
         for place in reversed(range(len(self.lines))):
             yield replace(self, lines=self.lines[:place] + self.lines[place + 1 :])

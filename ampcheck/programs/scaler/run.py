@@ -1,7 +1,5 @@
 """Run a program on torch's GradScaler and, line by line, on a reference in plain torch, and compare the two."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re
@@ -107,7 +105,7 @@ class ReferenceScaler:
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         self.model.load(state)
 
-    def pickled(self) -> ReferenceScaler:
+    def pickled(self) -> "ReferenceScaler":
         return ReferenceScaler(self.model.pickled())
 
     def set_growth_factor(self, value: float) -> None:

@@ -1,7 +1,5 @@
 """A run under the doctor: what of PyTorch is watched, and which steps are observed kernel by kernel."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -53,7 +51,7 @@ class Doctor(AbstractContextManager["Doctor"]):
         self._began = 0.0
         self._inside = 0
 
-    def __enter__(self) -> Doctor:
+    def __enter__(self) -> "Doctor":
         if self._stack is not None:
             raise UsageError("this doctor was used already; make a new one with ampcheck.doctor()")
         with ExitStack() as stack:

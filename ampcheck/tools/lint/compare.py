@@ -1,7 +1,5 @@
 """`check_scripted`: a program compiled and run beside itself, in each autocast state, and every difference reported."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import linecache
@@ -167,7 +165,7 @@ def _differences(
     what: str,
     got: RecordedRun,
     want: RecordedRun,
-    stands: dict[str, list[Stand]],
+    stands: "dict[str, list[Stand]]",
 ) -> Iterator[Diagnostic]:
     if got.error is not None or want.error is not None:
         if _said(got.error) != _said(want.error):

@@ -1,7 +1,5 @@
 """Run a program again and again, with parts of it in float32, and find the least that has to be."""
 
-from __future__ import annotations
-
 import io
 import random
 import sys
@@ -123,11 +121,11 @@ class Figures:
     variables: dict[str, str] = field(default_factory=dict)
     scales: list[float] = field(default_factory=list)
 
-    def distance(self, other: Figures) -> float:
+    def distance(self, other: "Figures") -> float:
         """Return how far the losses are from another run's, in the step where they are furthest."""
         return max((self.at(other, step) for step in range(len(other.losses))), default=0.0)
 
-    def at(self, other: Figures, step: int) -> float:
+    def at(self, other: "Figures", step: int) -> float:
         """Return the distance in one step; infinite where the run did not come to it."""
         if step >= len(self.losses) or self.losses[step].shape != other.losses[step].shape:
             return inf
@@ -170,7 +168,7 @@ class ProgramRun(AbstractContextManager["ProgramRun"]):
         self._in_backward = self._looking = False
         self._first_scale = scale
 
-    def __enter__(self) -> ProgramRun:
+    def __enter__(self) -> "ProgramRun":
         enter = self._stack.enter_context
         enter(patch.object(torch.autograd, "backward", self._backward(torch.autograd.backward)))
         enter(patch.object(GradScaler, "scale", self._scale(GradScaler.scale)))

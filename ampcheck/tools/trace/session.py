@@ -1,7 +1,5 @@
 """The trace itself, a function mode for public calls and a dispatch mode for what runs below autocast; its command."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import threading
@@ -44,7 +42,7 @@ class Trace(AbstractContextManager["Trace"]):
         self._stack: ExitStack | None = None
         self.ops: list[OpRecord] = self.recorder.ops
 
-    def __enter__(self) -> Trace:
+    def __enter__(self) -> "Trace":
         if self._stack is not None:
             raise UsageError("this trace was used already; make a new one with ampcheck.trace()")
         if getattr(_active, "trace", None) is not None:
