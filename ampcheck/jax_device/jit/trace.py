@@ -112,14 +112,15 @@ class _Collector:
 
     def collect(self, out: Tree) -> tuple[Results, Effects, list[jax.Array]]:
         leaves, spec = pytree.tree_flatten(out)
-        results = Results(spec, [self._returned(leaf) for leaf in leaves])
         effects = Effects()
-        self._grads(effects)
-        self._places(effects)
-        self._states(effects)
+        # First: JAX gives donated memory to the outputs of that shape and dtype in order, and XLA copies what went astray.
         for slot, (storage, tracer) in enumerate(zip(self.attempt.storages, self.tracers, strict=True)):
             if raw(storage.array) is not tracer:
                 effects.written.append((slot, self._output(storage.array), isinstance(storage.array, Bytes)))
+        results = Results(spec, [self._returned(leaf) for leaf in leaves])
+        self._grads(effects)
+        self._places(effects)
+        self._states(effects)
         return results, effects, self.outputs
 
     def _output(self, found: TracedNumber | Bytes) -> int:
