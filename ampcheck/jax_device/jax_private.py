@@ -11,6 +11,7 @@ NAMES = (
     "jax._src.compilation_cache.get_file_cache",
     "jax._src.interpreters.pxla._cached_lowering_to_hlo.cache_clear",
     "jax._src.pjit._pjit_lower.cache_clear",
+    "jax._src.core.trace_state_clean",
 )
 """Every name; tests/jax looks for them, so that a JAX which lost one is noticed."""
 
@@ -39,6 +40,14 @@ def forget_lowered() -> None:
 
     A jitted function that is called with arguments of another kind, or lowered by hand, is lowered anew.
     """
-    for clear in (find(name)[0] for name in NAMES[1:]):
+    for clear in (find(name)[0] for name in NAMES[1:3]):
         if clear is not None:
             clear()
+
+
+_clean = find(NAMES[3])[0]
+
+
+def untraced() -> bool:
+    """Return whether JAX surely traces nothing in this thread."""
+    return _clean is not None and bool(_clean())

@@ -80,14 +80,23 @@ _CHEAP = (
 """Up to how many elements a program is compiled with an option; see docs/jax_device.md, "What compiling costs"."""
 
 
-@cache
-def takes(name: str, value: object) -> bool:
-    """Return whether this version of XLA has an option."""
+BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+"""Makes barriers last: XLA's CPU compiler takes them away before it merges what is equal, by the pass of this name."""
+
+
+def _accepts(options: dict[str, Any]) -> bool:
     try:
-        jax.jit(lambda: 0, compiler_options={name: value}).lower().compile()
+        jax.jit(lambda: 0, compiler_options=options).lower().compile()
     except jax.errors.JaxRuntimeError:
         return False
     return True
+
+
+@cache
+def known_options() -> dict[str, Any]:
+    """Return those of the options for programs on a CPU that this version of XLA has."""
+    wanted = BARRIERS | {name: value for _, name, value in _CHEAP}
+    return wanted if _accepts(wanted) else {n: value for n, value in wanted.items() if _accepts({n: value})}
 
 
 def compiled(program: Computation, elements: int) -> Computation:
@@ -104,10 +113,12 @@ def compiled(program: Computation, elements: int) -> Computation:
     inner = jax.jit(program, inline=True)
     if elements > _MEDIUM or jax.default_backend() != "cpu":
         return inner
-    options = {name: value for most, name, value in _CHEAP if elements <= most and takes(name, value)}
+    options = {name: value for most, name, value in _CHEAP if elements <= most and name in known_options()}
     alone = jax.jit(program, inline=True, compiler_options=options)
 
     def run(*arrays: jax.Array) -> Tree:
+        if arrays and isinstance(arrays[0], jax.core.Tracer):
+            return inner(*arrays)
         try:
             return alone(*arrays)
         except ValueError:  # JAX refuses options inside another program

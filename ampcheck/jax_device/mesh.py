@@ -14,7 +14,7 @@ import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ampcheck.jax_device.storage import transfer
-from ampcheck.jax_device.storage.arrays import mesh_sharding, meshes, wrap
+from ampcheck.jax_device.storage.arrays import mesh_sharding, meshes, over, wrap
 
 Axes = Sequence["str | tuple[str, ...] | None"]
 """For each dimension of a tensor, the mesh axis (or axes) it is split over; None, or nothing, where it is not."""
@@ -53,7 +53,7 @@ def place(tensor: torch.Tensor, mesh: Mesh, axes: Axes = ()) -> torch.Tensor:
             )
     source = transfer.values(tensor.detach()) if tensor.device.type == "jax" else transfer.to_numpy(tensor)
     meshes.add(mesh)
-    return wrap(jax.device_put(source, NamedSharding(mesh, PartitionSpec(*axes))))
+    return wrap(over(source, NamedSharding(mesh, PartitionSpec(*axes))))
 
 
 def shard(

@@ -99,7 +99,7 @@ def test_a_compiled_function_inside_of_a_jitted_one_is_part_of_its_program() -> 
 def test_private_names_of_jax_are_there_and_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [name for name in jax_private.NAMES if jax_private.find(name)[0] is None] == []
     absent = [name.replace("._", "._no_such_").replace(".get_", ".no_such_") for name in jax_private.NAMES]
-    assert [jax_private.find(name) for name in absent] == [(None, None)] * 3
+    assert [jax_private.find(name) for name in absent] == [(None, None)] * 4
     monkeypatch.setattr(jax_private, "NAMES", absent)
     jax_private.forget_lowered()
     monkeypatch.setattr(jax_private, "get_file_cache", None)

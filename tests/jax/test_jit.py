@@ -131,6 +131,14 @@ def test_donated_arrays_that_others_have() -> None:
     assert "tf.aliasing_output" not in jit(lambda a: a.add_(1), donate=False).lower(y).as_text()
 
 
+def test_a_step_copies_none_of_its_state() -> None:
+    """The gradient that it leaves has the weight's shape, and takes none of the memory that was donated."""
+    weight, a = ones(64, 65, requires_grad=True), ones(7, 64)
+    run = jit(stepping(torch.optim.AdamW([weight]), weight, lambda w: (a @ w).sum()))
+    assert run.lower().as_text().count("tf.aliasing_output") == 4
+    assert not re.findall(r"= f32\[64,65\]\S* copy\(", run.lower().compile().as_text())
+
+
 def test_what_makes_a_new_program() -> None:
     by = jit(lambda a, n: a * n)
     assert [by(x(), n)[0, 1].item() for n in (2, 3, 2.0, 2)] == [2.0, 3.0, 2.0, 2.0]

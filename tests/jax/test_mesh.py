@@ -141,3 +141,17 @@ def test_what_cannot_be_placed() -> None:
     with pytest.raises(ValueError, match=r"2 axes .* for a tensor of shape \[8\]"):
         place(torch.zeros(8), mesh, ("data", None))
     assert axes_of(linear.weight) is None  # a refused rule leaves the module as it was
+
+
+def test_a_step_leaves_what_shared_memory_with_a_parameter() -> None:
+    """A clone shares its array until one is written; a step writes its weight where the weight lies."""
+    weight = torch.ones(16, 8).to("jax")
+    before, after = weight.clone(), torch.full((16, 8), 2.0).to("jax")
+    layer = torch.nn.Linear(8, 16, bias=False).to("jax")
+    layer.weight = torch.nn.Parameter(weight)
+    shard(layer, make_mesh({"data": 8}))
+    run = jit(lambda: layer.weight.detach().add_(1) * 0)
+    run()
+    layer.weight.data.copy_(after)
+    run()
+    assert [t.cpu().unique().tolist() for t in (before, after, layer.weight.detach())] == [[1.0], [2.0], [3.0]]

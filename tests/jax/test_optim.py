@@ -33,6 +33,14 @@ def compiled() -> Iterator[list[int]]:
     out[0] = len(_COMPILED) - before
 
 
+def test_zeros_are_compiled_for_no_size() -> None:
+    weight = torch.ones(91, 67).to("jax")
+    with compiled() as count:
+        made = [torch.zeros(91, 73, device="jax"), torch.zeros_like(weight), torch.empty_like(weight)]
+    assert count == [0]
+    assert [t.cpu().any().item() for t in made] == [False] * 3
+
+
 def _trained(device: str, make: Any, dtype: torch.dtype = torch.float32, steps: int = 8) -> tuple[list[Any], int]:
     """The parameters after some steps with a falling learning rate, and the programs compiled in the last of them."""
     late = [0]

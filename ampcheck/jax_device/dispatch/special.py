@@ -17,6 +17,7 @@ from ampcheck.jax_device.annotations import DeviceStorage, Kernel, Tree
 from ampcheck.jax_device.device import index_of
 from ampcheck.jax_device.dispatch.kernels import Overlap, assign, computed, elements, place, put, resize
 from ampcheck.jax_device.dtypes import jax_dtype
+from ampcheck.jax_device.jax_private import untraced
 from ampcheck.jax_device.lowering import F
 from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import Layout, alias, contents, contiguous, expanded, order, storage_of, wrap
@@ -28,6 +29,7 @@ Format = torch.memory_format | None
 SPECIAL: dict[str, Kernel] = {}
 COMPOSED: dict[str, Kernel] = {}
 _SMALL = 4096  # elements; larger zeros are made anew, so that the shared ones hold little memory
+_FILLED = 1 << 20  # elements; to copy fewer from the host takes less time than to compile a program for that size
 
 
 def kernel(*names: str) -> Callable[[F], F]:
@@ -68,16 +70,19 @@ def zeros(size: tuple[int, ...], dtype: torch.dtype) -> jax.Array:
     """Return an array of zeros; small ones are shared while somebody holds one, as arrays never change."""
     if min(size, default=0) < 0:
         raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
-    if math.prod(size) > _SMALL:
+    count = math.prod(size)
+    if count > _FILLED or (count > _SMALL and not untraced()):
         return jnp.zeros(size, jax_dtype(dtype))
     found = _shared.get((size, dtype))
     if found is None:
         with jax.ensure_compile_time_eval():  # not a value of the program that jit may be tracing
-            found = _shared[size, dtype] = jax.device_put(np.zeros(size, jax_dtype(dtype)))
+            found = jax.device_put(np.zeros(size, jax_dtype(dtype)))
+        if count <= _SMALL:
+            _shared[size, dtype] = found
     return found
 
 
-@kernel("empty.memory_format")
+@kernel("empty.memory_format", "zeros")
 def _empty(
     size: Sequence[int], *, dtype: DType = None, layout: LayoutKind = None, memory_format: Format = None, **_: object
 ) -> Tensor:
@@ -106,7 +111,7 @@ def _empty_strided(
     return alias(wrap(zeros((needed,), dtype)), size, stride, 0)
 
 
-@kernel("empty_like")
+@kernel("empty_like", "zeros_like")
 def _empty_like(
     self: Tensor, *, dtype: DType = None, layout: LayoutKind = None, memory_format: Format = None, **_: object
 ) -> Tensor:

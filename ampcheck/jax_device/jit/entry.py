@@ -3,6 +3,7 @@
 The short way checks, as generated code, what must hold.
 """
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from operator import attrgetter
@@ -19,9 +20,9 @@ from ampcheck.jax_device import random
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
 from ampcheck.jax_device.dispatch import checks
 from ampcheck.jax_device.jit.state import PLAIN, Reached, hyperparameters, number, sign
-from ampcheck.jax_device.jit.trace import Alias, Constant, NewTensor, Same, StepTrace, grad_leaves, rebuild
+from ampcheck.jax_device.jit.trace import Alias, Constant, NewTensor, Same, StepTrace, grad_leaves, rebuild, uncollected
 from ampcheck.jax_device.jit.watch import Value, ValueNeededError, value_of
-from ampcheck.jax_device.lowering import takes
+from ampcheck.jax_device.lowering import BARRIERS, known_options
 from ampcheck.jax_device.storage.arrays import Bytes, create, mesh_sharding, raw, storage_of
 from ampcheck.jax_device.torch_private import GlobalStateGuard, TensorGuards, function_modes, pytree, transform_level
 from ampcheck.register.torch_private import dispatch_modes, dynamo_skip
@@ -64,6 +65,7 @@ class Entry:
         self.others: list[Entry] = [self]
         self.key: Tree = None
         self.grads: Tree = None
+        self.ran = False
         self.effects, self.results = trace.effects, trace.results
         self.reads_grads, self.extra, self.random = trace.reads_grads, trace.extra, trace.random
         index = {id(t): i for i, t in enumerate(trace.tensors)}
@@ -115,13 +117,11 @@ class Entry:
         # State stays spread over the mesh as it is.
         placement: Kwargs = {"out_shardings": shardings} if any(s is not None for s in shardings) else {}
         again = any(eqn.primitive.name == "optimization_barrier" for eqn in closed.jaxpr.eqns)
-        # XLA's CPU compiler takes barriers away before it merges what is equal, by the pass of this name.
-        option = ("xla_disable_hlo_passes", "cse_barrier_expander")
-        kept = again and jax.default_backend() == "cpu" and takes(*option)
+        kept = again and jax.default_backend() == "cpu" and known_options().keys() >= BARRIERS.keys()
         self.jitted = jax.jit(
             program,
             donate_argnums=tuple(self.donated),
-            compiler_options=dict([option]) if kept else None,
+            compiler_options=BARRIERS if kept else None,
             **placement,
         )
 
@@ -141,7 +141,7 @@ class Entry:
         given = [storages[slot].array for slot in self.used]
         for k in self.donated:
             if sys.getrefcount(given[k]) > _ALONE:
-                given[k] = raw(given[k]).copy()  # someone else has this array too
+                given[k] = jax.device_put(raw(given[k]), may_alias=False)  # someone else has this array too
         given = [raw(g) for g in given]
         if self.numbered:
             numbers = [number(place) for o in reached.optimizers for place in hyperparameters(o)]
@@ -158,7 +158,9 @@ class Entry:
         """Return what the program computes of these arguments; the tensors and storages that it may touch."""
         tensors = self.tensors(arguments, reached)
         storages = [storage_of(tensors[i]) for i in self.slots]
-        outputs = self.jitted(*self.inputs(storages, reached))
+        with contextlib.nullcontext() if self.ran else uncollected():
+            outputs = self.jitted(*self.inputs(storages, reached))
+        self.ran = True
         return (outputs,) if self.bare else outputs, tensors, storages
 
     def values(self, outputs: Sequence[jax.Array]) -> tuple[Value, ...]:

@@ -36,7 +36,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
 from ampcheck.jax_device.jit.reads import GENERATORS, Attributes, Measured, Place, Places, contents, foreign, names, put
-from ampcheck.jax_device.storage.arrays import Bytes, mesh_sharding, meshes, raw, storage_of, wrap
+from ampcheck.jax_device.storage.arrays import Bytes, mesh_sharding, meshes, over, raw, storage_of, wrap
 
 Hyperparameter = tuple[Kwargs, str, int | None]
 """An optimizer's group, a key of it and, of several numbers there, which one."""
@@ -226,10 +226,10 @@ def _initialize(optimizer: Optimizer, group: Kwargs, params: list[Tensor]) -> No
     if not params or make is None:
         return
     lists = list(inspect.signature(make).parameters)[1:]
-    before = {p: p.grad for p in group["params"]}
+    before, made = {p: p.grad for p in group["params"]}, set(params)
     try:
         for p in group["params"]:
-            p.grad = torch.empty_like(p) if p in set(params) else None
+            p.grad = p.detach() if p in made else None  # for its shape, layout and dtype
         make({**group, "params": params}, *([] for _ in lists))
     finally:
         for p, grad in before.items():
@@ -499,7 +499,7 @@ def _spread(found: Reached) -> None:
                 kept.setdefault(t, kept[p])
     for t, array in arrays.items():
         if mesh_sharding(array) is None:
-            spread = jax.device_put(raw(array), kept.get(t, whole))
+            spread = over(raw(array), kept.get(t, whole))
             storage_of(t).array = Bytes(spread) if isinstance(array, Bytes) else spread
 
 

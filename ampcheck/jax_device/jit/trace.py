@@ -113,7 +113,7 @@ class _Collector:
     def collect(self, out: Tree) -> tuple[Results, Effects, list[jax.Array]]:
         leaves, spec = pytree.tree_flatten(out)
         effects = Effects()
-        # First: JAX gives donated memory to the outputs of that shape and dtype in order, and XLA copies what went astray.
+        # First, as JAX gives donated memory to outputs of its shape and dtype in order: what goes astray is copied.
         for slot, (storage, tracer) in enumerate(zip(self.attempt.storages, self.tracers, strict=True)):
             if raw(storage.array) is not tracer:
                 effects.written.append((slot, self._output(storage.array), isinstance(storage.array, Bytes)))
@@ -267,6 +267,18 @@ def _answer() -> None:
     )
 
 
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep the garbage collector from looking through all of PyTorch and JAX for what tracing and compiling make."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 @dataclass
 class StepTrace:
     """What one trace gave: the program as a jaxpr over all inputs, and what its outputs are."""
@@ -330,7 +342,7 @@ def trace(call: StepCall, assumed: tuple[Value, ...] | None = ()) -> StepTrace:
     """
     extra: list[Tensor] = []
     reads_grads = False
-    with lock:
+    with lock, uncollected():
         while True:
             attempt = _Attempt(call, extra, reads_grads, assumed)
             try:
@@ -583,4 +595,4 @@ def _alike(one: Tree, other: Tree) -> bool:
     return [*map(id, one)] == [*map(id, other)]
 
 
-__all__ = ["StepTrace", "ValueNeededError", "grad_leaves", "lock", "numbers_of", "trace", "tracing", "unique"]
+__all__ = ["StepTrace", "ValueNeededError", "grad_leaves", "lock", "trace", "tracing", "uncollected", "unique"]

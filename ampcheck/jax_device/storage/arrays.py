@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, Sharding
 from torch import Tensor
 
 from ampcheck.jax_device.annotations import NAME, DeviceStorage
@@ -326,7 +326,14 @@ def spread(before: jax.Array | Bytes, array: jax.Array) -> jax.Array:
     if isinstance(before, (Bytes, jax.core.Tracer)) or isinstance(array, jax.core.Tracer):
         return array
     kept = mesh_sharding(before) is not None and before.shape == array.shape
-    return jax.device_put(array, before.sharding) if kept and array.sharding != before.sharding else array
+    return over(array, before.sharding) if kept and array.sharding != before.sharding else array
+
+
+def over(array: jax.Array | np.ndarray, sharding: Sharding) -> jax.Array:
+    """Return the values spread over a mesh, in memory of their own: JAX would leave one part in the array's."""
+    source = jax.device_put(array, may_alias=False) if isinstance(array, jax.Array) else array
+    spread: jax.Array = jax.device_put(source, sharding)
+    return spread
 
 
 def store(tensor: Tensor, array: jax.Array) -> None:
