@@ -7,11 +7,9 @@ from ampcheck.spec.private_names import PrivateNames
 
 NAMES = PrivateNames("ampcheck.bench", without="ampcheck bench does not work without them")
 
-parse_key: Callable[[str], Any] = NAMES.take(
-    "torch._C._dispatch_key_parse", "what an autocast kernel written in Python costs"
-)
+parse_key: Callable[[str], Any] = NAMES.take("torch._C._dispatch_key_parse")
 # Dynamo takes seconds to import, so it is looked up when it is used.
-aot_autograd = NAMES.call("torch._dynamo.backends.common.aot_autograd", "the kernels of a compiled program")
-has_triton = NAMES.call("torch.utils._triton.has_triton", "whether programs for a GPU can be compiled")
-dynamo_config = NAMES.module("torch._dynamo.config", "compiling one function for each variant of it")
+aot_autograd = NAMES.call("torch._dynamo.backends.common.aot_autograd")
+has_triton = NAMES.call("torch.utils._triton.has_triton")
+dynamo_config = NAMES.module("torch._dynamo.config")
 NAMES.check()

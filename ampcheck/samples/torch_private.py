@@ -15,12 +15,10 @@ if TYPE_CHECKING:
     disable_current_modes = _disable_current_modes
     pytree = _pytree
 else:
-    ScriptFunction = NAMES.take("torch._C.ScriptFunction", "putting back the calls that torch.testing._internal wraps")
-    ScriptMethod = NAMES.take("torch._C.ScriptMethod", "putting back the calls that torch.testing._internal wraps")
-    disable_current_modes = NAMES.take(
-        "torch.utils._python_dispatch._disable_current_modes", "making inputs unseen by a device's dispatch modes"
-    )
-    pytree = NAMES.take("torch.utils._pytree", "tensors in nested arguments and results")
+    ScriptFunction = NAMES.take("torch._C.ScriptFunction")
+    ScriptMethod = NAMES.take("torch._C.ScriptMethod")
+    disable_current_modes = NAMES.take("torch.utils._python_dispatch._disable_current_modes")
+    pytree = NAMES.take("torch.utils._pytree")
 
-TESTING: str = NAMES.package("torch.testing._internal", "PyTorch's op database and autocast lists")
+TESTING: str = NAMES.package("torch.testing._internal")
 NAMES.check()

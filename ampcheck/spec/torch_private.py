@@ -4,9 +4,7 @@ from ampcheck.spec.private_names import PrivateNames
 
 NAMES = PrivateNames("ampcheck.spec", without="a build's autocast kernels cannot be listed")
 
-registrations = NAMES.call(
-    "torch._C._dispatch_get_registrations_for_dispatch_key", "the ops that have an autocast kernel"
-)
+registrations = NAMES.call("torch._C._dispatch_get_registrations_for_dispatch_key")
 
 NAMES.check()
 

@@ -60,65 +60,32 @@ class TypeOf(Protocol):
     def get(self) -> JitType: ...
 
 
-BoolType: TypeOf = NAMES.take("torch._C.BoolType", "the types of values in a graph")
-IntType: TypeOf = NAMES.take("torch._C.IntType", "the types of values in a graph")
-NoneType: TypeOf = NAMES.take("torch._C.NoneType", "the types of values in a graph")
-NumberType: TypeOf = NAMES.take("torch._C.NumberType", "the types of values in a graph")
-StringType: TypeOf = NAMES.take("torch._C.StringType", "the types of values in a graph")
-TensorType: TypeOf = NAMES.take("torch._C.TensorType", "the types of values in a graph")
-ListType: Callable[[JitType], JitType] = NAMES.take("torch._C.ListType", "the types of values in a graph")
-OptionalType: Callable[[JitType], JitType] = NAMES.take("torch._C.OptionalType", "the types of values in a graph")
-CompilationUnit: Any = NAMES.take("torch._C.CompilationUnit", "the rewritten copy of a function")
-ModuleDict: Callable[[JitModule], dict[str, JitModule]] = NAMES.take(
-    "torch._C.ModuleDict", "the parts of a scripted module"
-)
-ParameterDict: Callable[[JitModule], dict[str, torch.Tensor]] = NAMES.take(
-    "torch._C.ParameterDict", "giving a copied module the tensors of the original"
-)
-BufferDict: Callable[[JitModule], dict[str, torch.Tensor]] = NAMES.take(
-    "torch._C.BufferDict", "giving a copied module the tensors of the original"
-)
+BoolType: TypeOf = NAMES.take("torch._C.BoolType")
+IntType: TypeOf = NAMES.take("torch._C.IntType")
+NoneType: TypeOf = NAMES.take("torch._C.NoneType")
+NumberType: TypeOf = NAMES.take("torch._C.NumberType")
+StringType: TypeOf = NAMES.take("torch._C.StringType")
+TensorType: TypeOf = NAMES.take("torch._C.TensorType")
+ListType: Callable[[JitType], JitType] = NAMES.take("torch._C.ListType")
+OptionalType: Callable[[JitType], JitType] = NAMES.take("torch._C.OptionalType")
+CompilationUnit: Any = NAMES.take("torch._C.CompilationUnit")
+ModuleDict: Callable[[JitModule], dict[str, JitModule]] = NAMES.take("torch._C.ModuleDict")
+ParameterDict: Callable[[JitModule], dict[str, torch.Tensor]] = NAMES.take("torch._C.ParameterDict")
+BufferDict: Callable[[JitModule], dict[str, torch.Tensor]] = NAMES.take("torch._C.BufferDict")
 clone_module: Callable[[JitModule, list[object], list[object]], JitModule] = NAMES.take(
-    "torch._C._hack_do_not_use_clone_module_with_class", "a copy of a module whose code can be changed"
+    "torch._C._hack_do_not_use_clone_module_with_class"
 )
-wrap_module: Callable[[JitModule], torch.jit.ScriptModule] = NAMES.take(
-    "torch.jit._recursive.wrap_cpp_module", "the copy as a ScriptModule"
-)
-python_code: Any = NAMES.take("torch.jit._state._python_cu", "the functions and classes that this process scripted")
-function_of_graph: Callable[[str, Graph], JitCode] = NAMES.take(
-    "torch._C._create_function_from_graph", "running a rewritten graph"
-)
-parse_schema: Callable[[str], FunctionSchema] = NAMES.take(
-    "torch._C.parse_schema", "the arguments of the op that a node calls"
-)
-schemas_of: Callable[[str], list[FunctionSchema]] = NAMES.take(
-    "torch._C._jit_get_schemas_for_operator", "whether the operators of the library are loaded"
-)
-set_autocast_pass: Callable[[bool], bool] = NAMES.take(
-    "torch._C._jit_set_autocast_mode", "switching PyTorch's own pass off while ours runs"
-)
-inline_calls: Callable[[Graph], None] = NAMES.take("torch._C._jit_pass_inline", "taking in what a program calls")
-inline_fork_wait: Callable[[Graph], None] = NAMES.take(
-    "torch._C._jit_pass_inline_fork_wait", "running what is forked in its place"
-)
-erase_shapes: Callable[[Graph], None] = NAMES.take(
-    "torch._C._jit_pass_erase_shape_information", "dropping a trace's dtypes, which are those without our casts"
-)
-remove_dead_code: Callable[[Graph], None] = NAMES.take("torch._C._jit_pass_dce", "cleaning a rewritten graph")
-pool_constants: Callable[[Graph], None] = NAMES.take(
-    "torch._C._jit_pass_constant_pooling", "cleaning a rewritten graph"
-)
-lint_graph: Callable[[Graph], None] = NAMES.take("torch._C._jit_pass_lint", "checking a rewritten graph")
+wrap_module: Callable[[JitModule], torch.jit.ScriptModule] = NAMES.take("torch.jit._recursive.wrap_cpp_module")
+python_code: Any = NAMES.take("torch.jit._state._python_cu")
+function_of_graph: Callable[[str, Graph], JitCode] = NAMES.take("torch._C._create_function_from_graph")
+parse_schema: Callable[[str], FunctionSchema] = NAMES.take("torch._C.parse_schema")
+schemas_of: Callable[[str], list[FunctionSchema]] = NAMES.take("torch._C._jit_get_schemas_for_operator")
+set_autocast_pass: Callable[[bool], bool] = NAMES.take("torch._C._jit_set_autocast_mode")
+inline_calls: Callable[[Graph], None] = NAMES.take("torch._C._jit_pass_inline")
+inline_fork_wait: Callable[[Graph], None] = NAMES.take("torch._C._jit_pass_inline_fork_wait")
+erase_shapes: Callable[[Graph], None] = NAMES.take("torch._C._jit_pass_erase_shape_information")
+remove_dead_code: Callable[[Graph], None] = NAMES.take("torch._C._jit_pass_dce")
+pool_constants: Callable[[Graph], None] = NAMES.take("torch._C._jit_pass_constant_pooling")
+lint_graph: Callable[[Graph], None] = NAMES.take("torch._C._jit_pass_lint")
 
-NAMES.attributes(
-    "torch.jit.ScriptModule", "_c", need="the module behind its Python object", of=torch.jit.ScriptModule()
-)
-NAMES.attributes(
-    "torch._C.ScriptModule",
-    "_get_method",
-    "_method_names",
-    "_type",
-    need="the methods of a module",
-    of=torch.jit.ScriptModule()._c,
-)
-NAMES.check()
+NAMES.check({"torch.jit.ScriptModule": torch.jit.ScriptModule(), "torch._C.ScriptModule": torch.jit.ScriptModule()._c})

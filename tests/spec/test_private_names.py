@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ampcheck.errors import UsageError
-from ampcheck.spec.private_names import PrivateNames
+from ampcheck.spec.private_names import PrivateName, PrivateNames, table
 from scripts import private_api
 from tests.cli_support import python
 
@@ -54,8 +54,7 @@ def violations(text: str, declared: set[str]) -> list[tuple[int, str]]:
 
 
 def test_private_names_are_only_in_their_files() -> None:
-    names = [name for file in private_api.files() for name in file.names]
-    declared = {name.path.rpartition(".")[2] for name in names if name.when.startswith("attribute")}
+    declared = {name.path.rpartition(".")[2] for name in table() if name.how in ("attribute", "optional")}
     found = [
         f"{path.relative_to(PACKAGE.parent)}:{line}: {name}"
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -63,6 +62,13 @@ def test_private_names_are_only_in_their_files() -> None:
         for line, name in violations(path.read_text(encoding="utf-8"), declared)
     ]
     assert not found, "take these in a torch_private.py, or make them public:\n" + "\n".join(found)
+
+
+def test_each_file_takes_the_names_that_the_table_has() -> None:
+    for package, file in private_api.files().items():
+        bound = [n.path for n in table() if n.package == package and n.how not in ("attribute", "optional")]
+        assert sorted(private_api.taken(file)) == sorted(bound)
+    assert private_api.PAGE.read_text(encoding="utf-8") == private_api.page(), "python -m scripts.private_api writes it"
 
 
 @pytest.mark.parametrize(
@@ -82,13 +88,16 @@ def test_private_names_are_found(code: str, wanted: list[tuple[int, str]]) -> No
 
 
 def test_an_error_names_all_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = PrivateNames("ampcheck.thing", without=WITHOUT)
-    gone = names.take("torch._C._gone", "looking")
+    rows = (
+        *(("take", "torch._C._gone", "looking"), ("call", "torch._nowhere.deep.function", "doing")),
+        *(("attribute", "torch.Tensor._version", "seeing"), ("attribute", "torch.Tensor._lost", "seeing")),
+        ("optional", "torch.Tensor._never_there", "replacing"),
+    )
+    names = PrivateNames("ampcheck.thing", without=WITHOUT, names=[PrivateName("thing", *row) for row in rows])
+    gone = names.take("torch._C._gone")
     with pytest.raises(UsageError, match=r"torch\._C\._gone \(looking\)"):
         gone()
-    names.call("torch._nowhere.deep.function", "doing")
-    names.attributes("torch.Tensor", "_version", "_lost", need="seeing")
-    names.optional("torch.Tensor", "_never_there", need="replacing")
+    names.call("torch._nowhere.deep.function")
     missing = (
         r"torch\._C\._gone \(looking\), torch\._nowhere\.deep\.function \(doing\), torch\.Tensor\._lost \(seeing\)"
     )
@@ -103,12 +112,15 @@ def test_an_error_names_all_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_name_that_is_looked_up_at_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = PrivateNames("ampcheck.thing", without=WITHOUT)
-    dump = names.call("torch._C._dispatch_dump", "looking")
+    rows = [
+        PrivateName("thing", "call", f"torch.{name}", "looking") for name in ("_C._dispatch_dump", "_dynamo_of_later.f")
+    ]
+    names = PrivateNames("ampcheck.thing", without=WITHOUT, names=rows)
+    dump = names.call("torch._C._dispatch_dump")
     names.check()
     monkeypatch.setattr(torch._C, "_dispatch_dump", lambda name: f"dump of {name}")
     assert dump("aten::mm") == "dump of aten::mm"
-    gone = names.call("torch._dynamo_of_later.f", "looking")
+    gone = names.call("torch._dynamo_of_later.f")
     with pytest.raises(UsageError, match=r"torch\._dynamo_of_later\.f \(looking\)"):
         gone()
 
@@ -131,7 +143,7 @@ def test_a_package_says_what_this_torch_lacks() -> None:
 
 def test_taking_names_changes_no_random_numbers() -> None:
     """The files make objects to look at; a device that is the default, or no_grad, must not matter."""
-    files = ", ".join(f"{file.package}.torch_private" for file in private_api.files() if "jax" not in file.package)
+    files = ", ".join(f"ampcheck.{package}.torch_private" for package in private_api.files() if package != "jax_device")
     after, fresh = run(
         f"import torch\ntorch.manual_seed(0)\nwith torch.no_grad(), torch.device('meta'):\n    import {files}\n"
         "print(torch.initial_seed(), float(torch.rand(1)))\n"
