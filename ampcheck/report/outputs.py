@@ -1,11 +1,11 @@
-"""Describe the files that other programs read, as a JSON schema made of the dataclasses that are written.
+"""Describe the files that other programs read, as a JSON schema made of the classes that are written.
 
 `python -m ampcheck.report.outputs` prints it. docs/using.md, "What other programs read", has the same as tables.
 """
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -20,8 +20,7 @@ Definition = dict[str, Any]
 """A JSON schema of one value."""
 
 
-@dataclass
-class RunDevice:
+class RunDevice(msgspec.Struct):
     """A device of a run. What the device tells of itself may be further fields."""
 
     name: Annotated[str, Meta(description="Name of the device.")]
@@ -31,8 +30,7 @@ class RunDevice:
     token: Annotated[str, Meta(description="The device's part of the ids of cases.")] = ""
 
 
-@dataclass
-class RunHeader:
+class RunHeader(msgspec.Struct):
     """The first line of a run file."""
 
     schema: Annotated[int, Meta(description="The schema's number.", extra_json_schema={"const": SCHEMA})]
@@ -52,37 +50,25 @@ class RunHeader:
         str, Meta(description="The share of the cases, as 1/4; absent where all ran.", pattern=r"^[0-9]+/[0-9]+$")
     ] = ""
     smoke: Annotated[bool, Meta(description="Whether it was a smoke run.")] = False
-    preflight: Annotated[list[str], Meta(description="Sentences of the checks before the run.")] = field(
-        default_factory=list
-    )
-    drift: Annotated[list[str], Meta(description="Sentences about ops whose policy is another than the table's.")] = (
-        field(default_factory=list)
-    )
+    preflight: Annotated[list[str], Meta(description="Sentences of the checks before the run.")] = []
+    drift: Annotated[list[str], Meta(description="Sentences about ops whose policy is another than the table's.")] = []
     processes: Annotated[int, Meta(description="How many processes ran the cases.", ge=1)] = 1
-    rules: Annotated[dict[str, int], Meta(description="How many cases of each suite and rule were to run.")] = field(
-        default_factory=dict
-    )
+    rules: Annotated[dict[str, int], Meta(description="How many cases of each suite and rule were to run.")] = {}
 
 
-@dataclass
-class RunFooter:
+class RunFooter(msgspec.Struct):
     """The last line of a run file. A run without it was interrupted."""
 
     counts: Annotated[dict[str, int], Meta(description="How many cases ended with each status.")]
     seconds: Annotated[float, Meta(description="Wall time of the run, in seconds.", ge=0)]
-    stale: Annotated[list[str], Meta(description="Sentences about deviations that matched nothing.")] = field(
-        default_factory=list
-    )
-    notes: Annotated[list[str], Meta(description="Sentences about what happened during the run.")] = field(
-        default_factory=list
-    )
+    stale: Annotated[list[str], Meta(description="Sentences about deviations that matched nothing.")] = []
+    notes: Annotated[list[str], Meta(description="Sentences about what happened during the run.")] = []
     reproduced: Annotated[
         dict[str, str], Meta(description="Of causes, whether their plain torch reproduces them, in a sentence.")
-    ] = field(default_factory=dict)
+    ] = {}
 
 
-@dataclass
-class BenchHeader:
+class BenchHeader(msgspec.Struct):
     """The first line of a benchmark file."""
 
     schema: Annotated[str, Meta(description="The schema's name.", extra_json_schema={"const": BENCH_SCHEMA})]
@@ -96,28 +82,22 @@ class BenchHeader:
     identity: Annotated[
         str, Meta(description="Hash of what makes times comparable: times of two identities are not compared.")
     ] = ""
-    groups: Annotated[list[str], Meta(description="Keys of the groups that were to be measured.")] = field(
-        default_factory=list
-    )
+    groups: Annotated[list[str], Meta(description="Keys of the groups that were to be measured.")] = []
     ceilings: Annotated[
         dict[str, dict[str, float]],
         Meta(description="By device, the highest rate in flop/s by precision, and `bandwidth` in bytes/s."),
-    ] = field(default_factory=dict)
-    ceilings_source: Annotated[dict[str, str], Meta(description="By device, where its ceilings come from.")] = field(
-        default_factory=dict
-    )
+    ] = {}
+    ceilings_source: Annotated[dict[str, str], Meta(description="By device, where its ceilings come from.")] = {}
 
 
-@dataclass
-class BenchFooter:
+class BenchFooter(msgspec.Struct):
     """The last line of a benchmark file. A run without it was interrupted."""
 
     seconds: Annotated[float, Meta(description="Wall time of the run, in seconds.", ge=0)]
     interrupted: Annotated[bool, Meta(description="Whether it was ended before its last group.")] = False
 
 
-@dataclass
-class Badge:
+class Badge(msgspec.Struct):
     """`badge.json` of the site: an endpoint badge of shields.io."""
 
     schemaVersion: Annotated[
@@ -135,8 +115,7 @@ class Badge:
     ]
 
 
-@dataclass
-class BenchmarkEntry:
+class BenchmarkEntry(msgspec.Struct):
     """An entry for github-action-benchmark."""
 
     name: Annotated[
