@@ -423,10 +423,7 @@ def run(case: Case, device: Device, todo: CallPlan, *, enabled: bool = True) -> 
 
 
 def _plain(
-    device: Device,
-    call: Callable[..., object],
-    given: list[torch.Tensor],
-    region: AbstractContextManager[object],
+    device: Device, call: Callable[..., object], given: list[torch.Tensor], region: AbstractContextManager[object]
 ) -> Observation:
     observation = Observation(inputs=given)
     try:
@@ -710,9 +707,7 @@ now = [x.detach().cpu() for x in first]
         body = f"    return [text for place, x in enumerate(got) for text in {found}]"
         both = "wrong_anyway(wrong(got, given), wrong(want, cast_inputs))"
         self.add(
-            [*needed, comparisons.wrong_anyway],
-            f"def wrong(got, given):\n{body}",
-            f"{run}\n{self.say(what, both)}",
+            [*needed, comparisons.wrong_anyway], f"def wrong(got, given):\n{body}", f"{run}\n{self.say(what, both)}"
         )
 
     def _strides(self) -> None:

@@ -176,9 +176,4 @@ def _sarif(found: list[Report]) -> str:
     return json.dumps({"$schema": schema, "version": "2.1.0", "runs": runs}, indent=2)
 
 
-_FORMATS: dict[str, Callable[[list[Report]], str]] = {
-    "text": _text,
-    "json": _json,
-    "sarif": _sarif,
-    "github": _github,
-}
+_FORMATS: dict[str, Callable[[list[Report]], str]] = {"text": _text, "json": _json, "sarif": _sarif, "github": _github}

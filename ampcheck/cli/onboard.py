@@ -21,9 +21,7 @@ def add(commands: Subparsers) -> None:
     parser = commands.add_parser("onboard", help="check step by step whether a device is ready for a run")
     parser.add_argument("device", metavar="DEVICE", nargs="?", help="the device; with --package it is found")
     parser.add_argument(
-        "--package",
-        metavar="PACKAGE",
-        help="write the device module of the backend that this package makes",
+        "--package", metavar="PACKAGE", help="write the device module of the backend that this package makes"
     )
     add_device_module(parser)
     parser.add_argument(

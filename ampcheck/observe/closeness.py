@@ -187,12 +187,7 @@ def bound(
 
 
 def right(
-    got: torch.Tensor,
-    want: torch.Tensor,
-    moved: torch.Tensor,
-    kernel: torch.dtype,
-    passes: int = 1,
-    products: str = "",
+    got: torch.Tensor, want: torch.Tensor, moved: torch.Tensor, kernel: torch.dtype, passes: int = 1, products: str = ""
 ) -> torch.Tensor:
     """Return which elements of an output are within `bound`, whose arguments it takes, of the exact ones."""
     limit = bound(want, moved, kernel, got.dtype, passes, products)

@@ -175,11 +175,7 @@ OUTPUTS = {
         "`{}` where there is one run.",
         always=("notes", "unchanged"),
     ),
-    "change": Output(
-        Change,
-        "A case of `changes.json`.",
-        always=("message",),
-    ),
+    "change": Output(Change, "A case of `changes.json`.", always=("message",)),
     "badge": Output(Badge),
     "smaller_is_better": Output(
         BenchmarkEntry,

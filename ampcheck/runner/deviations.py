@@ -62,10 +62,7 @@ KINDS = ("deviation", "fault", "unsupported", "flaky", "baseline")
 EXCUSED_BY_BASELINE = tuple(status for status in RED if status != "missing")
 """What a case of a baseline can be: a case that did not run was not seen to fail in any way."""
 
-_SPELLINGS = {
-    "fp16": r"(?:torch\.float16|fp16|(?:c10::)?Half)",
-    "bf16": r"(?:torch\.bfloat16|bf16|(?:c10::)?BFloat16)",
-}
+_SPELLINGS = {"fp16": r"(?:torch\.float16|fp16|(?:c10::)?Half)", "bf16": r"(?:torch\.bfloat16|bf16|(?:c10::)?BFloat16)"}
 """What messages call the lower precisions."""
 
 Text = Annotated[str, Meta(pattern=r"\S", description="a text")]

@@ -313,10 +313,7 @@ class Plugin:
             self.child.finish(int(session.exitstatus))
         if self._folder is not None:
             self._folder.cleanup()
-        if self.recorder is None or session.exitstatus in (
-            pytest.ExitCode.INTERRUPTED,
-            pytest.ExitCode.INTERNAL_ERROR,
-        ):
+        if self.recorder is None or session.exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR):
             return
         self.recorder.stale = stale_lines([self._stale])
         self.recorder.finish()

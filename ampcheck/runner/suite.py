@@ -22,18 +22,7 @@ from ampcheck.devices.base import Device
 from ampcheck.errors import CheckFailure, HarnessError
 from ampcheck.spec.case import Case
 
-__all__ = [
-    "Amp",
-    "DeviceAmp",
-    "Product",
-    "check",
-    "named",
-    "op_cases",
-    "other_than",
-    "promised",
-    "scenario",
-    "where",
-]
+__all__ = ["Amp", "DeviceAmp", "Product", "check", "named", "op_cases", "other_than", "promised", "scenario", "where"]
 
 F = TypeVar("F", bound=Callable[..., object])
 

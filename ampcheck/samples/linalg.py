@@ -37,10 +37,7 @@ OPS = (
     _function("geqrf", at("2d", f(4, 3)), at("batched", f(2, 3, 4)), gauge=_ORTHOGONAL),
     _function("inverse", at("2d", regular(3, 3)), at("batched", regular(2, 3, 3)), at("empty", regular(0, 3, 3))),
     _function(
-        "linalg_cholesky",
-        at("2d", spd(3, 3)),
-        at("batched", spd(2, 3, 3), upper=True),
-        at("empty", spd(0, 3, 3)),
+        "linalg_cholesky", at("2d", spd(3, 3)), at("batched", spd(2, 3, 3), upper=True), at("empty", spd(0, 3, 3))
     ),
     _function("linalg_cholesky_ex", at("2d", spd(3, 3)), at("batched", spd(2, 3, 3), upper=True, check_errors=True)),
     _function("linalg_cond", at("2d", regular(4, 3)), at("one", regular(3, 3), 1), at("batched", regular(2, 4, 3), -2)),
@@ -73,9 +70,7 @@ OPS = (
         at("batched", f(2, 3, 3), atol=unit(2), hermitian=True),
     ),
     _function(
-        "linalg_matrix_rank.tol_tensor",
-        at("2d", regular(4, 3), unit()),
-        at("hermitian", f(2, 3, 3), unit(2), True),
+        "linalg_matrix_rank.tol_tensor", at("2d", regular(4, 3), unit()), at("hermitian", f(2, 3, 3), unit(2), True)
     ),
     _function("linalg_matrix_sqrth", at("2d", spd(3, 3)), at("batched", spd(2, 3, 3))),
     _function(
@@ -102,9 +97,7 @@ OPS = (
     ),
     _function("orgqr", at("2d", f(4, 3), unit(3)), at("batched", f(2, 4, 3), unit(2, 2))),
     _function(
-        "ormqr",
-        at("2d", f(4, 3), unit(3), f(4, 2)),
-        at("right", f(2, 4, 3), unit(2, 3), f(2, 5, 4), False, True),
+        "ormqr", at("2d", f(4, 3), unit(3), f(4, 2)), at("right", f(2, 4, 3), unit(2, 3), f(2, 5, 4), False, True)
     ),
     _function("pinverse", at("2d", regular(4, 3)), at("batched", regular(2, 4, 3), 0.7)),
     _function("qr", at("2d", f(4, 3)), at("complete", f(2, 4, 3), False), gauge=_ORTHOGONAL),

@@ -212,11 +212,7 @@ def _plain(run: Program, arguments: Arguments) -> Observation:
 
 
 def _values(
-    case: Case,
-    device: Device,
-    todo: CallPlan,
-    ran: list[Observation],
-    arguments: Callable[[], Arguments],
+    case: Case, device: Device, todo: CallPlan, ran: list[Observation], arguments: Callable[[], Arguments]
 ) -> list[str]:
     """Compare two runs, the first as compiled and the second optimized, with eager autocast.
 

@@ -257,8 +257,7 @@ class Group:
     estimate: Annotated[bool, Meta(description="Whether a compiler estimated it, and no clock measured.")] = False
     note: Annotated[str, Meta(description="What a reader must know.")] = ""
     variants: Annotated[
-        list[VariantResult],
-        Meta(description="The variants; the others are compared with the first.", min_length=1),
+        list[VariantResult], Meta(description="The variants; the others are compared with the first.", min_length=1)
     ] = field(default_factory=list)
 
     @property

@@ -20,14 +20,7 @@ def _product(
 ) -> OpWorkload:
     """Make a product of square matrices of these shapes; the output has the last one."""
     more["fp16_on_cpu"] = shapes[-1][-1] <= FP16_ON_CPU
-    return OpWorkload(
-        name=name,
-        family="matmul",
-        policy="downcast",
-        inputs=tuple(map(Spec, shapes)),
-        call=call,
-        **more,
-    )
+    return OpWorkload(name=name, family="matmul", policy="downcast", inputs=tuple(map(Spec, shapes)), call=call, **more)
 
 
 def _mm(size: int) -> OpWorkload:

@@ -160,12 +160,7 @@ def _compare(
 
 
 def _differences(
-    eager: Program,
-    compiler: str,
-    what: str,
-    got: RecordedRun,
-    want: RecordedRun,
-    stands: "dict[str, list[Stand]]",
+    eager: Program, compiler: str, what: str, got: RecordedRun, want: RecordedRun, stands: "dict[str, list[Stand]]"
 ) -> Iterator[Diagnostic]:
     if got.error is not None or want.error is not None:
         if _said(got.error) != _said(want.error):
