@@ -10,14 +10,12 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from ampcheck.bench import session
 from ampcheck.bench.core import prepare
 from ampcheck.bench.core.model import PRECISIONS, BenchPlan, Rounds, Variant
 from ampcheck.bench.core.timing import CudaClock, Timed, clock, interleave
 from ampcheck.bench.run import measure, verify, worker
 from ampcheck.bench.run.measure import Measurer
 from ampcheck.bench.run.summary import summarize
-from ampcheck.bench.workloads import catalogue
 from ampcheck.devices.cuda import Cuda, _hardware
 from ampcheck.devices.registry import known
 from tests.bench.test_workloads import OP
@@ -244,8 +242,3 @@ def test_verify_measures_cuda_where_it_is(monkeypatch: pytest.MonkeyPatch) -> No
         with contextlib.suppress(TypeError):  # the results are mocks
             verify.main([])
         assert ("cuda" in begun) is available
-
-
-def test_the_quick_mode_fills_a_gpu() -> None:
-    assert {"mm-4096", "mlp-step-4096"} <= {workload.name for workload in session.select((), True, True)}
-    assert catalogue()["mm-4096"].heavy

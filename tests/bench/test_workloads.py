@@ -377,6 +377,7 @@ def test_all_without_patterns() -> None:
     assert selected(heavy=True) == list(ALL)
     assert selected() == [name for name, w in ALL.items() if not w.heavy]
     assert selected(quick=True) == [name for name, w in ALL.items() if w.quick and not w.heavy]
+    assert selected(quick=True, heavy=True) == [name for name, w in ALL.items() if w.quick]
 
 
 @pytest.mark.parametrize(

@@ -343,6 +343,10 @@ def test_a_failed_step_makes_a_run_red_unless_the_device_names_it(tmp_path: Path
     failed = "preflight of device 'broken': generator: torch.rand gave other numbers after the same seed"
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"No case is red on 1 device, but the run failed: failed: {failed}" in done.stdout
+    (file,) = (tmp_path / "reports" / "runs").glob("*.jsonl")
+    assert read(file).header["preflight"][0].startswith(f"failed: {failed}")
+    plain = run_pytest(tmp_path, str(ROOT / "suites" / "eager"), *ONE_CASE[:2], "--rule=downcast", "--op=mm")
+    assert f"failed: {failed}" in plain.stdout, plain.stdout + plain.stderr
     with (tmp_path / "broken.py").open("a", encoding="utf-8") as file:
         file.write("\nDEVICES[0].known_preflight = {'generator': 'it has none of its own'}\n")
     done = run(tmp_path, "run", *ONE_CASE)
@@ -441,6 +445,7 @@ def test_a_dtype_of_which_no_tensor_can_be_made_is_not_claimed(error: Exception)
         (["--package", "numpy"], "importing numpy names no PrivateUse1 backend"),
         (["--package", "absent"], "ModuleNotFoundError: No module named 'absent'"),
         ([], "onboard needs a DEVICE"),
+        (["nosuchdevice"], "ampcheck: there is no device named 'nosuchdevice'; there are cpu, "),
     ],
 )
 def test_onboard_without_a_backend(arguments: list[str], said: str, tmp_path: Path) -> None:
@@ -455,26 +460,6 @@ def test_onboard_of_a_right_device(tmp_path: Path) -> None:
     assert "device type 'cpu', autocast dispatch key AutocastCPU" in done.stdout
     assert [line for line in done.stdout.splitlines() if line.startswith(("failed", "missing"))] == []
     assert done.stdout.splitlines()[-1] == "cpu is ready: ampcheck run --smoke --device cpu"
-
-
-def test_onboard_of_an_unknown_device(tmp_path: Path) -> None:
-    done = run(tmp_path, "onboard", "nosuchdevice")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("ampcheck: there is no device named 'nosuchdevice'; there are cpu, ")
-
-
-@pytest.mark.nightly
-def test_a_note_is_in_the_header_and_the_run_goes_on(tmp_path: Path) -> None:
-    plant(tmp_path, "unseeded")
-    note = "failed: preflight of device 'broken': generator: torch.rand gave other numbers after the same seed"
-    done = run(tmp_path, "run", *ONE_CASE)
-    assert note in done.stdout, done.stdout + done.stderr
-    (file,) = (tmp_path / "reports" / "runs").glob("*.jsonl")
-    found = read(file)
-    assert found.header["preflight"][0].startswith(note)
-    assert found.results
-    plain = run_pytest(tmp_path, str(ROOT / "suites" / "eager"), *ONE_CASE[:2], "--rule=downcast", "--op=mm")
-    assert note in plain.stdout, plain.stdout + plain.stderr
 
 
 def test_pytest_ends_before_its_first_case(tmp_path: Path) -> None:

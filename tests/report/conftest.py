@@ -16,15 +16,8 @@ import pytest
 
 _NO_BROWSER = "AMPCHECK_NO_BROWSER"
 _FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--remote-debugging-pipe",
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-pipe"),
 )
 # Chromium reads commands from descriptor 3 and answers on 4. The pipes go through copies above 9 first, so that neither
 # of them is 3 or 4 already.

@@ -20,18 +20,8 @@ _ON = re.compile(
     r"^(use|enable|with|do)?_?(amp|autocast|mixed_precision|mixed|fp16|bf16|half)(_enabled)?$", re.IGNORECASE
 )
 _RESHAPES = (
-    "softmax",
-    "log_softmax",
-    "sigmoid",
-    "logsigmoid",
-    "view",
-    "reshape",
-    "flatten",
-    "transpose",
-    "permute",
-    "squeeze",
-    "unsqueeze",
-    "contiguous",
+    *("softmax", "log_softmax", "sigmoid", "logsigmoid", "view", "reshape", "flatten", "transpose", "permute"),
+    *("squeeze", "unsqueeze", "contiguous"),
 )
 _FORWARD = tuple(f"torch.{module}custom_fwd" for module in ("amp.", "cuda.amp.", "amp.autocast_mode."))
 _OLD = tuple(f"torch.cuda.amp.{name}" for name in ("autocast", "GradScaler", "custom_fwd", "custom_bwd"))
