@@ -17,7 +17,7 @@ from ampcheck.bench.core import counting
 from ampcheck.bench.core.model import PRECISIONS, OpWorkload, OverheadWorkload, Spec, StepWorkload, Variant, Workload
 from ampcheck.bench.core.prepare import make_inputs, make_module, prepare, reference
 from ampcheck.bench.run.variants import FP16_GRADIENTS, NO_PRODUCT, NOT_FLOAT32, SLOW_FP16, compilers, select, variants
-from ampcheck.bench.workloads import FAMILIES, catalogue
+from ampcheck.bench.workloads import FILES, catalogue
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.cuda import Cuda
 from ampcheck.errors import UsageError
@@ -55,15 +55,15 @@ def light(workloads: Mapping[str, Workload]) -> list[str]:
     return [name for name, w in workloads.items() if not w.heavy]
 
 
-def test_the_catalogue_is_in_the_order_of_the_families_and_made_once() -> None:
+def test_the_catalogue_is_in_the_order_of_the_files_and_made_once() -> None:
     assert catalogue() is ALL
-    assert set(FAMILIES) == {path.stem for path in FOLDER.glob("*.py")} - {"__init__"}
+    assert set(FILES) == {path.stem for path in FOLDER.glob("*.py")} - {"__init__"}
     firsts = ["mm-16", "conv1d", "sdpa", "lstm-cell", "layer-norm", "mlp-step", "region-enter"]
     assert [name for name in ALL if name in firsts] == firsts
 
 
 def test_names_are_used_once_and_fit_into_commands_and_addresses() -> None:
-    named = [w.name for family in FAMILIES for w in import_module(f"ampcheck.bench.workloads.{family}").WORKLOADS]
+    named = [w.name for file in FILES for w in import_module(f"ampcheck.bench.workloads.{file}").WORKLOADS]
     assert named == list(ALL), "two workloads have one name"
     assert [name for name in named if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name)] == []
 

@@ -193,7 +193,7 @@ def test_an_injected_slowdown_is_in_the_summary(tmp_path: Path) -> None:
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(head)], check=True)
     base = subprocess.run(["git", "rev-parse", "HEAD"], cwd=head, check=True, capture_output=True, text=True).stdout
     shutil.copy(ROOT / "scripts" / "check_bench.py", head / "scripts")
-    workloads = head / "ampcheck" / "bench" / "workloads" / "policies.py"
+    workloads = head / "ampcheck" / "bench" / "workloads" / "ops.py"
     text = workloads.read_text(encoding="utf-8")
     slow = '"fallthrough", lambda x, y: (__import__("time").sleep(2e-3), torch.add(x, y))[1],'
     assert '"fallthrough", torch.add,' in text
