@@ -1,6 +1,6 @@
 """Attention: batch 2, two heads; queries and keys differ in number, values in width."""
 
-from ampcheck.samples.describe import at, b, f, op, via
+from ampcheck.samples.describe import at, b, f, function, op, via
 
 _QUERY, _KEY, _VALUE = f(2, 2, 3, 4), f(2, 2, 5, 4), f(2, 2, 5, 6)
 _SAME = f(2, 2, 3, 8)
@@ -10,18 +10,16 @@ _MHA = (f(2, 3, 8), f(2, 3, 8), f(2, 3, 8), 8, 2, f(24, 8), f(24), f(8, 8), f(8)
 _PADDING_MASK = 1
 
 OPS = (
-    op(
+    function(
         "_native_multi_head_attention",
         at("masked", *_MHA, b(2, 3), True, True, _PADDING_MASK),
         at("nomask", *_MHA, average_attn_weights=False),
         at("noweights", *_MHA[:4], 4, *_MHA[5:], None, False),
-        also=("torch._native_multi_head_attention",),
     ),
-    op(
+    function(
         "_scaled_dot_product_flash_attention",
         at("plain", _SAME, _SAME, _SAME),
         at("causal", _SAME, _SAME, _SAME, 0.0, True, scale=0.5),
-        also=("torch._scaled_dot_product_flash_attention",),
     ),
     op(
         "scaled_dot_product_attention",

@@ -1,33 +1,30 @@
 """Convolutions, forward and transposed, and prelu, whose weight is a channel's like theirs."""
 
-from ampcheck.samples.describe import at, f, op, via
+from ampcheck.samples.describe import at, f, function, functional, functions, op, via
 
 # The flags benchmark, deterministic and cudnn_enabled. A benchmark picks an algorithm anew, so bits would differ.
 _CUDNN = (False, True, True)
 _NATIVE = (False, False, False)
 
 OPS = (
-    op(
+    function(
         "_convolution",
         at("bias", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1, *_CUDNN, False),
         at("nobias", f(2, 3, 5, 4), f(6, 1, 3, 2), None, [2, 1], [2, 1], [1, 2], False, [0, 0], 3, *_NATIVE, True),
         at("transposed", f(2, 4, 5), f(4, 1, 3), f(2), [3], [0], [2], True, [2], 2, *_CUDNN, False),
-        also=("torch._convolution",),
     ),
-    op(
+    function(
         "_convolution.deprecated",
         at("bias", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1, *_CUDNN),
         at("nobias", f(2, 3, 5, 4), f(6, 1, 3, 2), None, [2, 1], [2, 1], [1, 2], False, [0, 0], 3, *_NATIVE),
         at("transposed", f(2, 4, 5), f(4, 1, 3), f(2), [3], [0], [2], True, [2], 2, *_CUDNN),
-        also=("torch._convolution",),
     ),
-    op(
+    function(
         "_mps_convolution",
         at("bias", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [0, 0], [1, 1], [1, 1], 1),
         at("nobias", f(2, 3, 5, 4), f(6, 1, 3, 2), None, [2, 1], [2, 1], [1, 2], 3),
-        also=("torch._mps_convolution",),
     ),
-    op(
+    functional(
         "conv1d",
         at("bias", f(2, 3, 6), f(4, 3, 3), f(4)),
         at("large", f(2, 16, 130), f(24, 16, 5), f(24)),
@@ -35,7 +32,6 @@ OPS = (
         at("unbatched", f(4, 6), f(6, 2, 3), f(6), [2], [1], [2], 2),
         at("empty", f(0, 3, 6), f(4, 3, 3), f(4)),
         via("torch.conv1d", f(2, 3, 6), f(4, 3, 3), bias=f(4), stride=2, padding=1),
-        also=("torch.nn.functional.conv1d",),
     ),
     op(
         "conv1d.padding",
@@ -46,7 +42,7 @@ OPS = (
         via("torch.conv1d", f(2, 3, 6), f(4, 3, 3), f(4), padding="same"),
         via("torch.nn.functional.conv1d", f(2, 3, 6), f(4, 3, 3), f(4), padding="same"),
     ),
-    op(
+    functional(
         "conv2d",
         at("bias", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4)),
         at("large", f(2, 16, 20, 18), f(8, 16, 3, 3), f(8)),
@@ -54,7 +50,6 @@ OPS = (
         at("unbatched", f(4, 5, 4), f(6, 2, 3, 2), f(6), [2, 1], [1, 0], [1, 2], 2),
         at("empty", f(0, 3, 5, 4), f(4, 3, 3, 2), f(4)),
         via("torch.conv2d", f(2, 3, 5, 4), f(4, 3, 3, 2), bias=f(4), stride=2, padding=1),
-        also=("torch.nn.functional.conv2d",),
     ),
     op(
         "conv2d.padding",
@@ -64,13 +59,12 @@ OPS = (
         via("torch.conv2d", f(2, 3, 5, 4), f(4, 3, 3, 1), f(4), padding="same"),
         via("torch.nn.functional.conv2d", f(2, 3, 5, 4), f(4, 3, 3, 1), f(4), padding="same"),
     ),
-    op(
+    functional(
         "conv3d",
         at("bias", f(2, 2, 3, 4, 3), f(3, 2, 2, 3, 1), f(3)),
         at("nobias", f(2, 2, 3, 4, 3), f(3, 2, 2, 3, 1)),
         at("unbatched", f(2, 3, 4, 3), f(4, 1, 2, 3, 1), f(4), [1, 2, 1], [1, 0, 0], [2, 1, 1], 2),
         via("torch.conv3d", f(2, 2, 3, 4, 3), f(3, 2, 2, 3, 1), bias=f(3), padding=1),
-        also=("torch.nn.functional.conv3d",),
     ),
     op(
         "conv3d.padding",
@@ -80,54 +74,47 @@ OPS = (
         via("torch.conv3d", f(2, 2, 3, 4, 3), f(3, 2, 1, 3, 1), f(3), padding="same"),
         via("torch.nn.functional.conv3d", f(2, 2, 3, 4, 3), f(3, 2, 1, 3, 1), f(3), padding="same"),
     ),
-    op(
+    functions(
         "conv_tbc",
         at("valid", f(6, 2, 3), f(3, 3, 4), f(4)),
         at("padded", f(6, 2, 3), f(3, 3, 4), f(4), 1),
-        also=("torch.conv_tbc", "torch.nn.functional.conv_tbc"),
     ),
-    op(
+    functional(
         "conv_transpose1d",
         at("bias", f(2, 3, 5), f(3, 2, 3), f(2)),
         at("nobias", f(2, 3, 5), f(3, 2, 3)),
         at("unbatched", f(4, 5), f(4, 3, 3), f(6), [2], [1], [1], 2, [2]),
         via("torch.conv_transpose1d", f(2, 3, 5), f(3, 2, 3), bias=f(2), stride=2),
-        also=("torch.nn.functional.conv_transpose1d",),
     ),
-    op(
+    functional(
         "conv_transpose2d.input",
         at("bias", f(2, 3, 5, 4), f(3, 2, 3, 2), f(2)),
         at("nobias", f(2, 3, 5, 4), f(3, 2, 3, 2)),
         at("unbatched", f(4, 5, 4), f(4, 3, 3, 2), f(6), [2, 1], [1, 0], [1, 0], 2, [1, 2]),
         via("torch.conv_transpose2d", f(2, 3, 5, 4), f(3, 2, 3, 2), bias=f(2), stride=2),
-        also=("torch.nn.functional.conv_transpose2d",),
     ),
-    op(
+    functional(
         "conv_transpose3d.input",
         at("bias", f(2, 2, 3, 2, 3), f(2, 3, 2, 3, 1), f(3)),
         at("nobias", f(2, 2, 3, 2, 3), f(2, 3, 2, 3, 1)),
         at("unbatched", f(2, 3, 2, 3), f(2, 3, 2, 3, 1), f(6), [2, 1, 1], [1, 0, 0], [1, 0, 0], 2, [1, 2, 1]),
         via("torch.conv_transpose3d", f(2, 2, 3, 2, 3), f(2, 3, 2, 3, 1), bias=f(3), stride=2),
-        also=("torch.nn.functional.conv_transpose3d",),
     ),
-    op(
+    function(
         "convolution",
         at("bias", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
         at("nobias", f(2, 3, 5, 4), f(6, 1, 3, 2), None, [2, 1], [2, 1], [1, 2], False, [0, 0], 3),
         at("transposed", f(2, 4, 5), f(4, 1, 3), f(2), [3], [0], [2], True, [2], 2),
-        also=("torch.convolution",),
     ),
-    op(
+    function(
         "cudnn_convolution",
         at("2d", f(2, 3, 5, 4), f(4, 3, 3, 2), [0, 0], [1, 1], [1, 1], 1, False, True, False),
         at("groups", f(2, 4, 5, 4), f(6, 2, 3, 2), [1, 0], [2, 1], [1, 2], 2, False, True, True),
-        also=("torch.cudnn_convolution",),
     ),
-    op(
+    function(
         "cudnn_convolution_transpose",
         at("2d", f(2, 3, 5, 4), f(3, 2, 3, 2), [0, 0], [0, 0], [1, 1], [1, 1], 1, False, True, False),
         at("groups", f(2, 4, 5, 4), f(4, 3, 3, 2), [1, 0], [1, 0], [2, 1], [1, 2], 2, False, True, True),
-        also=("torch.cudnn_convolution_transpose",),
     ),
     op(
         "prelu",

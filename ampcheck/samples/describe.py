@@ -9,8 +9,8 @@ A description costs nothing to collect; tensors are made from it on the device w
        also=("torch.mm", "torch.Tensor.mm"))
 
 The first sample is the main one: it gets every dtype assignment. The other samples and the spellings get the two
-that tell most. A spelling that takes its arguments differently is written with `via`. `method` is `op` with the
-spellings that most ops have.
+that tell most. A spelling that takes its arguments differently is written with `via`. `method`, `function` and others
+are `op` with the spellings that many ops have.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -168,10 +168,18 @@ def op(
     return Op(overload, named, values, reason, passes)
 
 
-def method(overload: str, *samples: Sample) -> Op:
-    """Return the samples of an overload that `torch.<name>` and a tensor's method take as they are."""
-    name = overload.partition(".")[0]
-    return op(overload, *samples, also=(f"torch.{name}", f"torch.Tensor.{name}"))
+def _spelled(*namespaces: str) -> Callable[..., Op]:
+    def make(overload: str, *samples: Sample, **options: Any) -> Op:
+        name = overload.partition(".")[0]
+        return op(overload, *samples, also=tuple(f"{namespace}.{name}" for namespace in namespaces), **options)
+
+    return make
+
+
+method, function = _spelled("torch", "torch.Tensor"), _spelled("torch")
+functions, functional = _spelled("torch", "torch.nn.functional"), _spelled("torch.nn.functional")
+private = _spelled("torch._C._nn")
+"""Return the samples of an overload that functions of its name, or methods, take as they are."""
 
 
 def _numbered(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:

@@ -1,6 +1,6 @@
 """Fourier transforms, and the ways between real and complex tensors."""
 
-from ampcheck.samples.describe import Op, Sample, TensorArg, at, f, fixed, op, positive, via
+from ampcheck.samples.describe import Op, Sample, TensorArg, at, f, fixed, function, op, positive, via
 
 
 def _fft(name: str, real: TensorArg, *others: Sample) -> Op:
@@ -41,18 +41,16 @@ OPS = (
         at("bare", f(16), 6, return_complex=True),
         at("uncentred", f(16), 8, 4, 6, positive(6), False, "reflect", True, False, True, True),
     ),
-    op(
+    function(
         "view_as_complex",
         at("2d", f(3, 2)),
         at("single", f(2)),
         at("empty", f(0, 4, 2)),
-        also=("torch.view_as_complex",),
     ),
-    op(
+    function(
         "polar",
         at("same", positive(3, 4), f(3, 4)),
         at("broadcast", positive(3, 1), f(4)),
         at("scalar", positive(), f()),
-        also=("torch.polar",),
     ),
 )

@@ -1,6 +1,6 @@
 """Joining tensors and writing into copies of them at given places."""
 
-from ampcheck.samples.describe import at, b, f, i, method, op, via
+from ampcheck.samples.describe import at, b, f, function, i, method, op, via
 
 _THREE = [f(2, 3), f(4, 3), f(1, 3)]
 _EQUAL = [f(2, 3), f(2, 3), f(2, 3)]
@@ -17,14 +17,13 @@ OPS = (
         via("torch.column_stack", [f(2, 3), f(2, 1)]),
         also=("torch.cat", "torch.concat", "torch.concatenate", "torch.vstack", "torch.row_stack"),
     ),
-    op(
+    function(
         "stack",
         at("three", _EQUAL),
         at("large", [f(40, 70), f(40, 70)]),
         at("one", [f(2, 3)]),
         at("dim", [f(2, 3), f(2, 3)], -1),
         at("zerodim", [f(), f()]),
-        also=("torch.stack",),
     ),
     method(
         "index_copy",

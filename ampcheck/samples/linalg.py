@@ -1,6 +1,6 @@
 """Decompositions, solvers and inverses."""
 
-from ampcheck.samples.describe import Op, Sample, at, f, i, op, regular, spd, unit, via
+from ampcheck.samples.describe import Op, Sample, at, f, function, i, op, regular, spd, unit, via
 
 _VECTORS = "eigenvectors and singular vectors are defined up to sign"
 _EIGENVALUES = "the order of eigenvalues is not defined"
@@ -19,13 +19,12 @@ def _function(overload: str, *samples: Sample, gauge: str = "") -> Op:
 
 
 OPS = (
-    op(
+    function(
         "_lu_with_info",
         at("2d", regular(3, 3)),
         at("batched", regular(2, 4, 3), True, False),
         via("torch.lu", regular(3, 3)),
         via("torch.Tensor.lu", regular(3, 3)),
-        also=("torch._lu_with_info",),
     ),
     _function("cholesky", at("2d", spd(3, 3)), at("batched", spd(2, 3, 3), True), at("empty", f(0, 0, fill="zero"))),
     _function("cholesky_inverse", at("2d", f(3, 3, fill="lower")), at("batched", f(2, 3, 3, fill="upper"), True)),

@@ -1,14 +1,13 @@
 """Matrix, vector and tensor products."""
 
-from ampcheck.samples.describe import at, f, method, op, via
+from ampcheck.samples.describe import at, f, function, functions, method, op, via
 
 OPS = (
-    op(
+    function(
         "_addmm_activation",
         at("relu", f(5), f(3, 4), f(4, 5)),
         at("gelu", f(3, 5), f(3, 4), f(4, 5), use_gelu=True),
         at("scaled", f(5), f(3, 4), f(4, 5), beta=0.5, alpha=2),
-        also=("torch._addmm_activation",),
     ),
     method(
         "addbmm",
@@ -131,10 +130,9 @@ OPS = (
         at("first", f(3, 4), f(3, 4), 0),
         at("broadcast", f(2, 1, 3), f(1, 5, 3), -1),
     ),
-    op(
+    functions(
         "bilinear",
         at("bias", f(2, 3), f(2, 4), f(5, 3, 4), f(5)),
         at("nobias", f(2, 3), f(2, 4), f(5, 3, 4)),
-        also=("torch.bilinear", "torch.nn.functional.bilinear"),
     ),
 )

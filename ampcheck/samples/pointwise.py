@@ -1,6 +1,6 @@
 """Element-wise functions."""
 
-from ampcheck.samples.describe import Op, at, f, method, op, positive, via
+from ampcheck.samples.describe import Op, at, f, functional, method, op, positive, via
 
 
 def _unary(name: str, fill: str, *aliases: str) -> Op:
@@ -37,12 +37,11 @@ OPS = (
         via("torch.Tensor.__rtruediv__", positive(3, 4), 3.0),
         via("operator.truediv", 3.0, positive(3, 4)),
     ),
-    op(
+    functional(
         "softplus",
         at("2d", f(3, 4)),
         at("linear", f(3, 4), 2, 1),
         at("zerodim", f(), 0.5),
-        also=("torch.nn.functional.softplus",),
     ),
     op(
         "atan2",

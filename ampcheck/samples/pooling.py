@@ -1,6 +1,6 @@
 """Pooling and its inverse."""
 
-from ampcheck.samples.describe import at, distinct, f, i, op, unit, via
+from ampcheck.samples.describe import at, distinct, f, functions, i, op, private, unit, via
 
 OPS = (
     op(
@@ -24,7 +24,7 @@ OPS = (
         at("divisor", f(1, 2, 3, 4, 5), (2, 2, 2), (1, 1, 1), (0, 0, 0), False, True, 5),
         also=("torch._C._nn.avg_pool3d", "torch.nn.functional.avg_pool3d"),
     ),
-    op(
+    private(
         "fractional_max_pool2d",
         at("batched", distinct(2, 2, 5, 6), (2, 2), (3, 2), unit(2, 2, 2)),
         at("unbatched", distinct(2, 5, 6), (2, 3), (2, 3), unit(1, 2, 2)),
@@ -35,9 +35,8 @@ OPS = (
             output_size=(3, 2),
             _random_samples=unit(2, 2, 2),
         ),
-        also=("torch._C._nn.fractional_max_pool2d",),
     ),
-    op(
+    private(
         "fractional_max_pool3d",
         at("batched", distinct(1, 2, 4, 5, 5), (2, 2, 2), (2, 3, 2), unit(1, 2, 3)),
         at("unbatched", distinct(2, 4, 4, 5), (2, 2, 3), (2, 2, 2), unit(1, 2, 3)),
@@ -48,27 +47,23 @@ OPS = (
             output_size=(2, 3, 2),
             _random_samples=unit(1, 2, 3),
         ),
-        also=("torch._C._nn.fractional_max_pool3d",),
     ),
-    op(
+    functions(
         "max_pool3d",
         at("batched", f(1, 2, 3, 4, 5), (2, 3, 2)),
         at("padded", f(2, 3, 5, 5), (2, 2, 3), (1, 2, 2), (1, 0, 1), 1, True),
         at("dilated", f(1, 2, 4, 5, 5), (2, 2, 2), (1, 1, 1), (0, 0, 0), (2, 1, 2)),
-        also=("torch.max_pool3d", "torch.nn.functional.max_pool3d"),
     ),
-    op(
+    private(
         "max_unpool2d",
         at("batched", f(1, 2, 2, 3), i(1, 2, 2, 3, fill="arange"), (4, 6)),
         at("unbatched", f(2, 2, 3), i(2, 2, 3, fill="arange"), (4, 5)),
         via("torch.nn.functional.max_unpool2d", f(1, 2, 2, 3), i(1, 2, 2, 3, fill="arange"), (2, 2)),
-        also=("torch._C._nn.max_unpool2d",),
     ),
-    op(
+    private(
         "max_unpool3d",
         at("batched", f(1, 2, 2, 2, 3), i(1, 2, 2, 2, 3, fill="arange"), (4, 4, 6), (2, 2, 2), (0, 0, 0)),
         at("unbatched", f(2, 2, 2, 3), i(2, 2, 2, 3, fill="arange"), (4, 4, 5), (2, 2, 1), (1, 0, 0)),
         via("torch.nn.functional.max_unpool3d", f(1, 2, 2, 2, 3), i(1, 2, 2, 2, 3, fill="arange"), (2, 2, 2)),
-        also=("torch._C._nn.max_unpool3d",),
     ),
 )

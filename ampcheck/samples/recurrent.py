@@ -1,6 +1,6 @@
 """Recurrent cells and layers. A gated cell stacks its gates: three in a GRU, four in an LSTM."""
 
-from ampcheck.samples.describe import Op, TensorArg, at, f, op
+from ampcheck.samples.describe import Op, TensorArg, at, f, function, op
 
 _MKLDNN_LSTM = _CUDNN_LSTM = 2
 
@@ -43,7 +43,7 @@ OPS = (
     ),
     _cell("gru_cell", f(2, 4), _GRU),
     _cell("lstm_cell", [f(2, 4), f(2, 4)], _LSTM),
-    op(
+    function(
         "mkldnn_rnn_layer",
         at(
             "forward",
@@ -55,7 +55,6 @@ OPS = (
             *(f(5, 2, 3), *_LSTM, f(2, 4), f(2, 4)),
             *(True, [], _MKLDNN_LSTM, 4, 1, True, True, False, False),
         ),
-        also=("torch.mkldnn_rnn_layer",),
         values="none",
         reason="the fourth output is a scratch buffer that is never filled",
     ),

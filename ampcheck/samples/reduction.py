@@ -2,7 +2,7 @@
 
 import torch
 
-from ampcheck.samples.describe import Op, at, f, method, not_on, op, positive, unit, via
+from ampcheck.samples.describe import Op, at, f, function, functions, method, not_on, op, positive, unit, via
 
 # torch.norm leads to linalg_vector_norm and linalg_matrix_norm except on these device types.
 _OLD_NORM = ("mps", "mtia")
@@ -125,43 +125,38 @@ OPS = (
         at("zerodim", f(), [0]),
         also=("torch.logsumexp", "torch.Tensor.logsumexp", "torch.special.logsumexp"),
     ),
-    op(
+    function(
         "frobenius_norm.dim",
         at("dims", f(3, 4), [0, 1]),
         at("keepdim", f(2, 3, 4), [0, 2], True),
         at("vector", f(3, 4), [1]),
-        also=("torch.frobenius_norm",),
     ),
     op("nuclear_norm", at("2d", f(3, 4)), at("keepdim", f(3, 4), True), also=("torch.nuclear_norm",)),
-    op(
+    function(
         "nuclear_norm.dim",
         at("2d", f(3, 4), [0, 1]),
         at("batched", f(2, 3, 4), [0, 2], True),
-        also=("torch.nuclear_norm",),
     ),
     method("dist", at("two", f(3, 4), f(3, 4)), at("broadcast", f(2, 1, 4), f(3, 1), 1), at("empty", f(0, 3), f(0, 3))),
-    op(
+    function(
         "cdist",
         at("two", f(3, 4), f(5, 4)),
         at("one", f(2, 3, 4), f(5, 4), 1.0),
         at("product", f(3, 4), f(5, 4), 2.0, 1),
         at("empty", f(0, 4), f(5, 4)),
-        also=("torch.cdist",),
     ),
-    op(
+    functions(
         "pdist",
         at("two", f(4, 3)),
         at("one", f(4, 3), 1.0),
         at("empty", f(1, 3)),
-        also=("torch.pdist", "torch.nn.functional.pdist"),
     ),
     method("renorm", at("rows", f(3, 4), 2, 0, 1.0), at("last", f(2, 3, 4), 1, -1, 0.5)),
-    op(
+    functions(
         "cosine_similarity",
         at("dim", f(3, 4), f(3, 4)),
         at("broadcast", f(2, 1, 4), f(3, 4), -1),
         at("vectors", f(4), f(4), 0, 4.0),
-        also=("torch.cosine_similarity", "torch.nn.functional.cosine_similarity"),
     ),
     method("trace", at("2d", f(3, 4)), at("empty", f(0, 0))),
     *(

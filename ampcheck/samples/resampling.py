@@ -7,7 +7,7 @@ Grid samplers take the modes as numbers: interpolation 0 bilinear, 1 nearest, 2 
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from ampcheck.samples.describe import Op, Sample, at, f, op, signed_unit, via
+from ampcheck.samples.describe import Op, Sample, at, f, function, op, signed_unit, via
 
 _PLACES = 3
 """A kernel may compute the places of a grid in its own dtype, where one is added to what may be small."""
@@ -73,15 +73,14 @@ _VOLUME = (
     at("corners", f(1, 1, 4, 6, 8), (2, 3, 6), True),
 )
 OPS = (
-    op(
+    function(
         "_grid_sampler_2d_cpu_fallback",
         at("bilinear", f(1, 2, 4, 5), signed_unit(1, 2, 3, 2), 0, 0, False),
         at("nearest", f(2, 1, 4, 5), signed_unit(2, 3, 2, 2), 1, 1, True),
         at("bicubic", f(1, 2, 4, 5), signed_unit(1, 2, 3, 2), 2, 2, False),
-        also=("torch._grid_sampler_2d_cpu_fallback",),
         passes=_PLACES,
     ),
-    op(
+    function(
         "grid_sampler",
         at("2d", f(1, 2, 4, 5), signed_unit(1, 2, 3, 2), 0, 0, False),
         at("3d", f(1, 2, 3, 4, 5), signed_unit(1, 2, 3, 2, 3), 0, 1, True),
@@ -94,22 +93,19 @@ OPS = (
             padding_mode="border",
             align_corners=True,
         ),
-        also=("torch.grid_sampler",),
         passes=_PLACES,
     ),
-    op(
+    function(
         "grid_sampler_2d",
         at("bilinear", f(1, 2, 4, 5), signed_unit(1, 2, 3, 2), 0, 0, False),
         at("nearest", f(2, 1, 4, 5), signed_unit(2, 3, 2, 2), 1, 1, True),
         at("bicubic", f(1, 2, 4, 5), signed_unit(1, 2, 3, 2), 2, 2, False),
-        also=("torch.grid_sampler_2d",),
         passes=_PLACES,
     ),
-    op(
+    function(
         "grid_sampler_3d",
         at("bilinear", f(1, 2, 3, 4, 5), signed_unit(1, 2, 3, 2, 3), 0, 0, False),
         at("nearest", f(2, 1, 3, 4, 5), signed_unit(2, 2, 3, 2, 3), 1, 1, True),
-        also=("torch.grid_sampler_3d",),
         passes=_PLACES,
     ),
     _antialiased("bicubic"),
