@@ -74,11 +74,7 @@ OPS = (
         via("torch.conv3d", f(2, 2, 3, 4, 3), f(3, 2, 1, 3, 1), f(3), padding="same"),
         via("torch.nn.functional.conv3d", f(2, 2, 3, 4, 3), f(3, 2, 1, 3, 1), f(3), padding="same"),
     ),
-    functions(
-        "conv_tbc",
-        at("valid", f(6, 2, 3), f(3, 3, 4), f(4)),
-        at("padded", f(6, 2, 3), f(3, 3, 4), f(4), 1),
-    ),
+    functions("conv_tbc", at("valid", f(6, 2, 3), f(3, 3, 4), f(4)), at("padded", f(6, 2, 3), f(3, 3, 4), f(4), 1)),
     functional(
         "conv_transpose1d",
         at("bias", f(2, 3, 5), f(3, 2, 3), f(2)),

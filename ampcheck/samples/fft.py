@@ -41,12 +41,7 @@ OPS = (
         at("bare", f(16), 6, return_complex=True),
         at("uncentred", f(16), 8, 4, 6, positive(6), False, "reflect", True, False, True, True),
     ),
-    function(
-        "view_as_complex",
-        at("2d", f(3, 2)),
-        at("single", f(2)),
-        at("empty", f(0, 4, 2)),
-    ),
+    function("view_as_complex", at("2d", f(3, 2)), at("single", f(2)), at("empty", f(0, 4, 2))),
     function(
         "polar",
         at("same", positive(3, 4), f(3, 4)),

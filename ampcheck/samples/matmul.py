@@ -130,9 +130,5 @@ OPS = (
         at("first", f(3, 4), f(3, 4), 0),
         at("broadcast", f(2, 1, 3), f(1, 5, 3), -1),
     ),
-    functions(
-        "bilinear",
-        at("bias", f(2, 3), f(2, 4), f(5, 3, 4), f(5)),
-        at("nobias", f(2, 3), f(2, 4), f(5, 3, 4)),
-    ),
+    functions("bilinear", at("bias", f(2, 3), f(2, 4), f(5, 3, 4), f(5)), at("nobias", f(2, 3), f(2, 4), f(5, 3, 4))),
 )

@@ -37,12 +37,7 @@ OPS = (
         via("torch.Tensor.__rtruediv__", positive(3, 4), 3.0),
         via("operator.truediv", 3.0, positive(3, 4)),
     ),
-    functional(
-        "softplus",
-        at("2d", f(3, 4)),
-        at("linear", f(3, 4), 2, 1),
-        at("zerodim", f(), 0.5),
-    ),
+    functional("softplus", at("2d", f(3, 4)), at("linear", f(3, 4), 2, 1), at("zerodim", f(), 0.5)),
     op(
         "atan2",
         at("2d", f(3, 4), f(3, 4)),

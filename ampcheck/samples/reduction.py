@@ -132,11 +132,7 @@ OPS = (
         at("vector", f(3, 4), [1]),
     ),
     op("nuclear_norm", at("2d", f(3, 4)), at("keepdim", f(3, 4), True), also=("torch.nuclear_norm",)),
-    function(
-        "nuclear_norm.dim",
-        at("2d", f(3, 4), [0, 1]),
-        at("batched", f(2, 3, 4), [0, 2], True),
-    ),
+    function("nuclear_norm.dim", at("2d", f(3, 4), [0, 1]), at("batched", f(2, 3, 4), [0, 2], True)),
     method("dist", at("two", f(3, 4), f(3, 4)), at("broadcast", f(2, 1, 4), f(3, 1), 1), at("empty", f(0, 3), f(0, 3))),
     function(
         "cdist",
@@ -145,12 +141,7 @@ OPS = (
         at("product", f(3, 4), f(5, 4), 2.0, 1),
         at("empty", f(0, 4), f(5, 4)),
     ),
-    functions(
-        "pdist",
-        at("two", f(4, 3)),
-        at("one", f(4, 3), 1.0),
-        at("empty", f(1, 3)),
-    ),
+    functions("pdist", at("two", f(4, 3)), at("one", f(4, 3), 1.0), at("empty", f(1, 3))),
     method("renorm", at("rows", f(3, 4), 2, 0, 1.0), at("last", f(2, 3, 4), 1, -1, 0.5)),
     functions(
         "cosine_similarity",
