@@ -138,8 +138,6 @@ def advise(args: argparse.Namespace) -> int:
         tell=lambda text: print(text, file=sys.stderr),
     )
     print(found.text())
-    if args.trace is not None:
-        user_program.write(args.trace, found.found.trace or "null")
-    if args.json is not None:
-        user_program.write(args.json, json.dumps(found.data(), indent=1))
+    user_program.write(args.trace, lambda: found.found.trace or "null")
+    user_program.write(args.json, lambda: json.dumps(found.data(), indent=1))
     return 0

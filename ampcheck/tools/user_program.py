@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from ampcheck.errors import UsageError, one_line
+from ampcheck.runner.record import output_file
 
 _RUNS = (str(Path(__file__).parents[1]) + os.sep, "<frozen runpy>", runpy.__file__)
 """Files whose frames are around a program, and between it and PyTorch."""
@@ -29,10 +30,25 @@ class Enough(BaseException):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are UsageErrors. Everything after the program's name is the program's."""
+    """The parser of a command that runs a program. Everything after the program's name is the program's.
+
+    `options`: the command's, as its usage shows them. Errors are UsageErrors.
+    """
+
+    def __init__(self, command: str, description: str, options: str) -> None:
+        usage = f"{command} {options} SCRIPT.py [ARG ...] | MODULE:FUNCTION"
+        super().__init__(prog=command, description=description, usage=usage, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
+
+    def ended(self, **files: str) -> argparse.ArgumentParser:
+        """Return the parser, with options that name files by what is written there, and with the program, the last."""
+        for name, what in files.items():
+            self.add_argument(f"--{name}", metavar="FILE", type=output_file, help=f"write {what} there")
+        self.add_argument("target", metavar="SCRIPT.py | MODULE:FUNCTION", help="what to run")
+        self.add_argument("args", nargs=argparse.REMAINDER, metavar="ARG", help="given to the script")
+        return self
 
 
 def screen_width() -> int:
@@ -58,16 +74,12 @@ def end(text: str, most: int) -> str:
     return text if len(text) <= most else f"…{text[1 - most :]}"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the program and its arguments, which come last."""
-    parser.add_argument("target", metavar="SCRIPT.py | MODULE:FUNCTION", help="what to run")
-    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARG", help="given to the script")
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file. Raises UsageError where it cannot be written."""
+def write(path: Path | None, text: Callable[[], str]) -> None:
+    """Write a file where one is named. Raises UsageError where it cannot be written."""
+    if path is None:
+        return
     try:
-        path.write_text(text + "\n", encoding="utf-8")
+        path.write_text(text() + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 

@@ -19,7 +19,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ampcheck.errors import UsageError
 from ampcheck.observe.torch_private import DisableTorchFunction
-from ampcheck.runner.record import output_file
 from ampcheck.tools import user_program
 from ampcheck.tools.doctor.findings import Finding, Findings, screen
 from ampcheck.tools.doctor.kernels import KernelWatch, Seen, thread_watch
@@ -313,10 +312,9 @@ def doctor(*, every: int = 50, steps: int = 0) -> Doctor:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of `ampcheck doctor`."""
     out = user_program.Parser(
-        prog="ampcheck doctor",
-        description="Run some steps of a training program and say what is wrong with its mixed precision.",
-        usage="ampcheck doctor [--steps N] [--every N] [--all] [--json FILE] SCRIPT.py [ARG ...] | MODULE:FUNCTION",
-        allow_abbrev=False,
+        "ampcheck doctor",
+        "Run some steps of a training program and say what is wrong with its mixed precision.",
+        "[--steps N] [--every N] [--all] [--json FILE]",
     )
     out.add_argument(
         "--steps", type=int, default=20, metavar="N", help="end the program after N steps (20); 0: let it end by itself"
@@ -326,9 +324,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"observe one of N steps kernel by kernel after the first {OBSERVED_FIRST} (50)",
     )  # fmt: skip
     out.add_argument("--all", action="store_true", help="show every finding in full, not one screen")
-    out.add_argument("--json", metavar="FILE", type=output_file, help="write every finding there")
-    user_program.add_arguments(out)
-    return out
+    return out.ended(json="every finding")
 
 
 def command(argv: list[str]) -> int:
@@ -342,7 +338,6 @@ def command(argv: list[str]) -> int:
     code = user_program.run(user_program.find(options.target, options.args), watching)
     sys.stdout.flush()
     print(watching.screen(everything=options.all))
-    if options.json is not None:
-        found = {"schema": 1, "steps": watching.steps, "findings": [one.fields() for one in watching.findings]}
-        user_program.write(options.json, json.dumps(found, indent=1))
+    found = {"schema": 1, "steps": watching.steps, "findings": [one.fields() for one in watching.findings]}
+    user_program.write(options.json, lambda: json.dumps(found, indent=1))
     return code or int(bool(watching.findings))

@@ -14,7 +14,6 @@ from tabulate import tabulate
 
 from ampcheck.errors import UsageError
 from ampcheck.observe.closeness import relative_error
-from ampcheck.runner.record import output_file
 from ampcheck.tools import user_program
 from ampcheck.tools.precision import code
 from ampcheck.tools.precision.runs import Figures, Pair, Program, checked, least
@@ -264,21 +263,16 @@ def _plain(value: object) -> object:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of `ampcheck precision`."""
     out = user_program.Parser(
-        prog="ampcheck precision",
-        description="Run a program again and again, and say where it loses accuracy and what has to be in float32.",
-        usage="ampcheck precision [--steps N] [--tolerance T] [--all] [--svg FILE] [--json FILE] "
-        "SCRIPT.py [ARG ...] | MODULE:FUNCTION",
-        allow_abbrev=False,
+        "ampcheck precision",
+        "Run a program again and again, and say where it loses accuracy and what has to be in float32.",
+        "[--steps N] [--tolerance T] [--all] [--svg FILE] [--json FILE]",
     )
     out.add_argument("--steps", type=int, default=10, metavar="N", help="end each run after N steps (10)")
     out.add_argument(
         "--tolerance", type=float, default=0.02, metavar="T", help="how far the loss may be from float32's (0.02)"
     )
     out.add_argument("--all", action="store_true", help="show every op, module and step, not one screen")
-    out.add_argument("--svg", metavar="FILE", type=output_file, help="write a picture of the modules there")
-    out.add_argument("--json", metavar="FILE", type=output_file, help="write every figure there")
-    user_program.add_arguments(out)
-    return out
+    return out.ended(svg="a picture of the modules", json="every figure")
 
 
 def command(argv: list[str]) -> int:
@@ -297,8 +291,6 @@ def command(argv: list[str]) -> int:
     )
     answer = find(program, options.tolerance, options.target)
     print(text(answer, everything=options.all))
-    if options.svg is not None:
-        user_program.write(options.svg, picture(answer))
-    if options.json is not None:
-        user_program.write(options.json, json.dumps(data(answer), indent=1))
+    user_program.write(options.svg, lambda: picture(answer))
+    user_program.write(options.json, lambda: json.dumps(data(answer), indent=1))
     return int(answer.distance > options.tolerance)

@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 
 from ampcheck.errors import UsageError
 from ampcheck.observe.torch_private import DisableTorchFunction
-from ampcheck.runner.record import output_file
 from ampcheck.tools import user_program
 from ampcheck.tools.torch_private import (
     disabled_function,
@@ -192,19 +191,14 @@ def _overridden(args: Iterable[object]) -> bool:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of `ampcheck trace`."""
     out = user_program.Parser(
-        prog="ampcheck trace",
-        description="Run a script, or a function without arguments, and show what autocast did to each op.",
-        usage="ampcheck trace [--sort ORDER] [--limit ROWS] [--against JSON] [--svg FILE] [--json FILE] "
-        "SCRIPT.py [ARG ...] | MODULE:FUNCTION",
-        allow_abbrev=False,
+        "ampcheck trace",
+        "Run a script, or a function without arguments, and show what autocast did to each op.",
+        "[--sort ORDER] [--limit ROWS] [--against JSON] [--svg FILE] [--json FILE]",
     )
     out.add_argument("--sort", choices=SORTS, default="bytes", help="order of the table's rows (bytes)")
     out.add_argument("--limit", type=int, default=20, metavar="ROWS", help="show at most so many rows (20)")
     out.add_argument("--against", metavar="JSON", type=Path, help="compare with the trace of an earlier --json")
-    out.add_argument("--svg", metavar="FILE", type=output_file, help="write a picture of the casts by module there")
-    out.add_argument("--json", metavar="FILE", type=output_file, help="write every record there")
-    user_program.add_arguments(out)
-    return out
+    return out.ended(svg="a picture of the casts by module", json="every record")
 
 
 def command(argv: list[str]) -> int:
@@ -228,8 +222,6 @@ def command(argv: list[str]) -> int:
     if trace.ops:
         print()
         print(trace.table(options.sort, options.limit, user_program.screen_width()))
-    if options.svg is not None:
-        user_program.write(options.svg, report.picture(trace.ops))
-    if options.json is not None:
-        user_program.write(options.json, trace.to_json())
+    user_program.write(options.svg, lambda: report.picture(trace.ops))
+    user_program.write(options.json, trace.to_json)
     return code
