@@ -48,6 +48,6 @@ def forget_lowered() -> None:
 _clean = find(NAMES[3])[0]
 
 
-def untraced() -> bool:
-    """Return whether JAX surely traces nothing in this thread."""
-    return _clean is not None and bool(_clean())
+def traced() -> bool | None:
+    """Return whether JAX traces something in this thread; None where the installed JAX does not say."""
+    return None if _clean is None else not _clean()

@@ -114,6 +114,28 @@ def test_slices_have_one_program_wherever_they_begin() -> None:
     assert doubled.compiles == 3
 
 
+def test_blocks_have_one_program_wherever_they_begin() -> None:
+    """Of any number of dimensions, in any order, with steps between: the program sees their order of strides."""
+    data = torch.arange(480.0, device="jax").view(4, 3, 8, 5)
+    for block in (
+        lambda i: data[i],
+        lambda i: data[..., i],
+        lambda i: data[1:3, :, i : i + 2, ::3],
+        lambda i: data[:, 1, i : i + 3].transpose(0, 2),
+        lambda i: data.permute(3, 0, 2, 1)[1:4, :2, i:, 0][..., :2],
+    ):
+        run, written = jit(lambda a: ((out := a * 2), out.stride())), jit(lambda a: a.mul_(2))
+        for i in range(4):
+            part = block(i)
+            expected = part * 2
+            found, strides = run(part)
+            assert torch.equal(found, expected)
+            assert strides == expected.stride()
+        assert run.compiles == 1
+        assert torch.equal(written(part), expected)
+        assert torch.equal(part, expected)
+
+
 def test_donated_arrays_that_others_have() -> None:
     y = zeros(2, 3)
     before, add = y.clone(), jit(lambda a: a.add_(1))
@@ -408,20 +430,37 @@ def test_numbers_that_a_scheduler_changes_are_inputs(make: Make) -> None:
     assert compiles[-1] == compiles[-5] == 2
 
 
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
-def test_the_rate_of_a_fused_step_is_an_input(kind: Any) -> None:
-    ends = []
+@pytest.mark.parametrize(
+    ("kind", "moved"),
+    [
+        (torch.optim.Adam, {"betas": (0.8, 0.9), "eps": 1e-3}),
+        (torch.optim.AdamW, {"betas": (0.8, 0.9), "eps": 1e-3}),
+        (torch.optim.SGD, {"momentum": 0.8, "dampening": 0.3}),
+        (torch.optim.Adagrad, {"lr_decay": 0.2, "eps": 1e-2}),
+    ],
+)
+@pytest.mark.parametrize("which", ["lr", "all"])
+def test_the_numbers_of_a_fused_step_are_inputs(kind: Any, moved: dict[str, Any], which: str) -> None:
+    """The rate from the start, what else a scheduler moves once it was seen to; the step must move as eagerly."""
+    ends, compiles = [], []
     for wrap in (lambda step: step, jit):
-        weight = ones(3, requires_grad=True)
-        optimizer = kind([weight], lr=0.1, fused=True)
+        weight = torch.tensor([1.0, 2.0, 3.0], device="jax", requires_grad=True)
+        optimizer = kind([weight], lr=0.1, fused=True, **moved)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
         run = wrap(stepping(optimizer, weight, lambda w: w.square().sum()))
-        for _ in range(4):
+        for i in range(6):
             run()
             schedule.step()
+            for name, value in moved.items() if which == "all" else ():
+                factor = 1 - 0.1 * i
+                new = tuple(v * factor for v in value) if isinstance(value, tuple) else value * factor
+                optimizer.param_groups[0][name] = new
+            compiles.append(getattr(run, "compiles", 0))
         ends.append(weight.detach().cpu())
     torch.testing.assert_close(*ends)
-    assert run.compiles == 1
+    # Momentum is made in the first step, and that step's numbers are known as such from the second change on.
+    assert compiles[-1] == compiles[-4] <= 2 + (kind is torch.optim.SGD and which == "all")
+    assert which == "all" or compiles[-1] == 1 + (kind is torch.optim.SGD)
 
 
 def test_what_an_optimizer_cannot_do() -> None:

@@ -88,6 +88,10 @@ Key = tuple[Any, ...]
 """What programs are found by; it is hashed."""
 
 
+symbols: dict[str, torch.SymFloat] = {}
+"""Numbers that jit traces, by the arguments for which PyTorch takes no symbol: those of a fused step, while it runs."""
+
+
 class Call:
     """The arguments of one call, taken apart into a key, arrays and numbers."""
 
@@ -116,7 +120,7 @@ class Call:
             self.generator = value
             return None
         if kind is Kind.NUMBER:
-            return self._number(value)
+            return self._number(symbols.get(argument.name, value))
         if kind is Kind.NUMBERS:
             return tuple(self._number(v) for v in value)
         return tuple(value) if isinstance(value, (list, torch.Size)) else value

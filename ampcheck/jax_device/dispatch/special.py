@@ -17,7 +17,7 @@ from ampcheck.jax_device.annotations import DeviceStorage, Kernel, Tree
 from ampcheck.jax_device.device import index_of
 from ampcheck.jax_device.dispatch.kernels import Overlap, assign, computed, elements, place, put, resize
 from ampcheck.jax_device.dtypes import jax_dtype
-from ampcheck.jax_device.jax_private import untraced
+from ampcheck.jax_device.jax_private import traced
 from ampcheck.jax_device.lowering import F
 from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import Layout, alias, contents, contiguous, expanded, order, storage_of, wrap
@@ -71,7 +71,7 @@ def zeros(size: tuple[int, ...], dtype: torch.dtype) -> jax.Array:
     if min(size, default=0) < 0:
         raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
     count = math.prod(size)
-    if count > _FILLED or (count > _SMALL and not untraced()):
+    if count > _FILLED or (count > _SMALL and traced() is not False):
         return jnp.zeros(size, jax_dtype(dtype))
     found = _shared.get((size, dtype))
     if found is None:

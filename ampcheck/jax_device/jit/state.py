@@ -35,6 +35,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
+from ampcheck.jax_device.dispatch.program import symbols
 from ampcheck.jax_device.jit.reads import GENERATORS, Attributes, Measured, Place, Places, contents, foreign, names, put
 from ampcheck.jax_device.storage.arrays import Bytes, mesh_sharding, meshes, over, raw, storage_of, wrap
 
@@ -292,6 +293,18 @@ def _masked_step(self: torch.amp.GradScaler, optimizer: Optimizer, state: Kwargs
     return result
 
 
+_FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
+
+
+def _fused_step(step: Function, *lists: list[Tensor], **numbers: Tree) -> None:
+    """Take a fused step, for which PyTorch would ask symbolic numbers for their values."""
+    symbols.update((name, value) for name, value in numbers.items() if value.__class__ is torch.SymFloat)
+    try:
+        step(*lists, **{name: 0.5 if name in symbols else value for name, value in numbers.items()})
+    finally:
+        symbols.clear()
+
+
 def _values(tensor: Tensor) -> jax.Array:
     value: jax.Array = storage_of(tensor).array.reshape(())
     return value
@@ -324,17 +337,14 @@ def traced_optimizers(
     `written()` gives the storages from before the trace. Raises RuntimeError where a hyperparameter is changed inside.
     """
     places = [place for optimizer in optimizers for place in hyperparameters(optimizer)]
-    given: dict[tuple[int, str], tuple[Kwargs, list[torch.SymFloat | Tensor]]] = {}
+    given: dict[tuple[int, str], tuple[Kwargs, list[torch.SymFloat]]] = {}
     for n, place in zip(numbers, places, strict=True):
-        # PyTorch's fused steps take a rate as a tensor, and would ask a symbolic number for its value.
-        fused = place[1] == "lr" and place[0].get("fused")
-        symbol = wrap(n.astype(jnp.float64)) if fused else torch.SymFloat(Traced(n, place, sign(place)))
-        given.setdefault((id(place[0]), place[1]), (place[0], []))[1].append(symbol)
+        given.setdefault((id(place[0]), place[1]), (place[0], []))[1].append(torch.SymFloat(Traced(n, place, sign(place))))
     replaced = [
         (group, key, group[key], tuple(symbols) if type(group[key]) is tuple else symbols[0])
         for (_, key), (group, symbols) in given.items()
     ]
-    before = _active.written
+    before, fused = _active.written, {name: getattr(torch, name) for name in _FUSED}
 
     def known(optimizer: Optimizer, *_: object) -> None:
         if not any(optimizer is o for o in optimizers):
@@ -349,6 +359,8 @@ def traced_optimizers(
             group[key] = value
         _active.written = written
         torch.amp.GradScaler._maybe_opt_step = _masked_step  # type: ignore[method-assign,assignment]
+        for name, step in fused.items():
+            setattr(torch, name, functools.partial(_fused_step, step))
         yield
         for group, key, _, value in replaced:
             if group[key] is not value:
@@ -357,6 +369,8 @@ def traced_optimizers(
                 )
     finally:
         hook.remove()
+        for name, step in fused.items():
+            setattr(torch, name, step)
         _active.written = before
         if before is None:
             torch.amp.GradScaler._maybe_opt_step = _plain_step  # type: ignore[method-assign]

@@ -13,6 +13,7 @@ import torch
 
 from ampcheck.jax_device import random
 from ampcheck.jax_device.annotations import Args, Function, Kwargs, Tree
+from ampcheck.jax_device.jax_private import traced
 from ampcheck.jax_device.jit.entry import (
     MISS,
     Entry,
@@ -236,7 +237,8 @@ class _Jitted:
 
     def call(self, args: Args, kwargs: Kwargs) -> Tree:
         """Find the program of a call and run it, on the general way."""
-        if tracing.active or observed():  # the caller is to see op by op what would be one program
+        # The caller is to see op by op what would be one program, or makes it part of its own.
+        if tracing.active or observed() or traced():
             return self.fn(*args, **kwargs)
         try:
             entry, call = self._sliced(args, kwargs) or self.entry(args, kwargs)

@@ -194,12 +194,12 @@ def _adam(decoupled: bool) -> Computation:
     return compute
 
 
-_ADAM = ("lr", "beta1", "beta2")
+_ADAM = ("lr", "beta1", "beta2", "eps")
 lower("_fused_adam", "_fused_adam.tensor_lr", traced=_ADAM)(_adam(decoupled=False))
 lower("_fused_adamw", "_fused_adamw.tensor_lr", traced=_ADAM)(_adam(decoupled=True))
 
 
-@lower("_fused_sgd", "_fused_sgd.tensor_lr", traced=("lr", "momentum"))
+@lower("_fused_sgd", "_fused_sgd.tensor_lr", traced=("lr", "momentum", "dampening"))
 def sgd(
     self: Arrays,
     grads: Arrays,
@@ -226,7 +226,7 @@ def sgd(
     return step.kept(new, [self, grads, buffers]) if buffers else (*step.kept(new, [self, grads]), [])
 
 
-@lower("_fused_adagrad", "_fused_adagrad.tensor_lr", traced=("lr",))
+@lower("_fused_adagrad", "_fused_adagrad.tensor_lr", traced=("lr", "lr_decay", "eps"))
 def adagrad(
     self: Arrays, grads: Arrays, sums: Arrays, steps: Arrays, *, lr: Rate, lr_decay: float, eps: float, **options: Any
 ) -> tuple[list[Array], ...]:

@@ -195,10 +195,10 @@ def alias(tensor: Tensor, size: Sequence[int], stride: Sequence[int], offset: in
 
 
 def is_slice(tensor: Tensor) -> bool:
-    """Return whether a plain tensor of the device is one piece, or one column, of a larger array of its dtype."""
+    """Return whether a plain tensor of the device is part of a larger array of its dtype, no element twice by stride."""
     if tensor.device.type != NAME or tensor.requires_grad or type(tensor) is not Tensor:
         return False
-    if not tensor.is_contiguous() and (tensor.dim() != 1 or 0 in (*tensor.shape, *tensor.stride())):
+    if not tensor.is_contiguous() and 0 in (*tensor.shape, *tensor.stride()):
         return False
     array = storage_of(tensor).array
     whole = isinstance(array, Bytes) or array.size == tensor.numel() or tensor.is_conj() or tensor.is_neg()
@@ -206,9 +206,12 @@ def is_slice(tensor: Tensor) -> bool:
 
 
 def copy_of_slice(tensor: Tensor) -> Tensor:
-    """Return a copy of such a tensor, by a program that takes the offset as a number."""
-    array = storage_of(tensor).array
-    return wrap(piece_of(array, int(tensor.storage_offset()), Place.of(Layout.of(tensor), array.shape)))
+    """Return a dense copy with its order of strides, by a program that takes the offset as a number."""
+    array, (size, stride, offset) = storage_of(tensor).array, Layout.of(tensor)
+    dims = sorted(range(len(size)), key=stride.__getitem__, reverse=True)
+    rows = Layout(tuple(size[d] for d in dims), tuple(stride[d] for d in dims), offset)
+    made = wrap(piece_of(array, int(offset), Place.of(rows, array.shape)))
+    return made.permute([dims.index(d) for d in range(len(size))]) if dims != sorted(dims) else made
 
 
 class Place(NamedTuple):
