@@ -178,6 +178,12 @@ def test_parallel_models_train_as_one_and_all_skip_an_overflow(name: str, proces
     assert not torch.equal(weights[-1], weights[0])
 
 
+def _hook(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    future = torch.futures.Future(devices=[torch.device("jax", 0)])
+    future.set_result(bucket.buffer())
+    return future
+
+
 @pytest.mark.parametrize("name", ["ddp", "fsdp"])
 def test_a_jitted_step_of_a_parallel_model_runs_eagerly_and_says_so(name: str) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -185,6 +191,7 @@ def test_a_jitted_step_of_a_parallel_model_runs_eagerly_and_says_so(name: str) -
         model = torch.nn.Linear(4, 2).to("jax")
         if name == "ddp":
             model = torch.nn.parallel.DistributedDataParallel(model)
+            model.register_comm_hook(None, _hook)  # without one, that of one process is its module
         else:
             fully_shard(model, mesh=dist.device_mesh.init_device_mesh("jax", (1,)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -5,13 +5,14 @@ from collections import Counter
 from traceback import walk_stack
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ampcheck.jax_device import Bucket, jit
+from ampcheck.jax_device import Bucket, jit, t2j
 from ampcheck.jax_device.jit.transform import Buckets
 from ampcheck.jax_device.storage.arrays import storage_of
 from bench.jax_steps import STEPS, layers
@@ -159,6 +160,14 @@ def test_a_step_copies_none_of_its_state() -> None:
     run = jit(stepping(torch.optim.AdamW([weight]), weight, lambda w: (a @ w).sum()))
     assert run.lower().as_text().count("tf.aliasing_output") == 4
     assert not re.findall(r"= f32\[64,65\]\S* copy\(", run.lower().compile().as_text())
+
+
+def test_a_program_of_jax_takes_in_a_jitted_function() -> None:
+    doubled = jit(lambda a: a * 2)
+    for _ in range(2):
+        assert jax.jit(t2j(doubled))(jax.numpy.ones(3)).tolist() == [2.0] * 3
+        doubled(ones(3).double())  # of that kind, so that the short way knows it
+    assert doubled.compiles == 1
 
 
 def test_what_makes_a_new_program() -> None:

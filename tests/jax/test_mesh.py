@@ -1,11 +1,14 @@
 """Several JAX devices, eight virtual ones of the CPU: a jitted step over a mesh equals the step on one device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 from ampcheck.jax_device import jit
 from ampcheck.jax_device.mesh import Axes, Mesh, axes_of, make_mesh, place, shard, shard_batch
@@ -16,7 +19,9 @@ pytestmark = pytest.mark.alone(XLA_FLAGS="--xla_force_host_platform_device_count
 ROWS = [("^0", ("model",)), (r"^2\.weight", (None, "model"))]
 
 
-def train(mesh: Mesh | None, rules: Sequence[tuple[str, Axes]] = ()) -> tuple[list[float], torch.nn.Module, str]:
+def train(
+    mesh: Mesh | None, rules: Sequence[tuple[str, Axes]] = (), parallel: Callable[[Any], Any] = lambda model: model
+) -> tuple[list[float], torch.nn.Module, str]:
     """Five steps of AdamW under autocast: the losses, the model, the compiled program."""
     torch.manual_seed(0)
     x, y = torch.randn(16, 8), torch.randn(16, 4)
@@ -26,12 +31,12 @@ def train(mesh: Mesh | None, rules: Sequence[tuple[str, Axes]] = ()) -> tuple[li
         x, y = shard_batch(x, mesh), shard_batch(y, mesh)
     else:
         x, y = x.to("jax"), y.to("jax")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer, called = torch.optim.AdamW(model.parameters(), lr=0.01), parallel(model)
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
         with torch.autocast("jax", dtype=torch.bfloat16):
-            loss = F.mse_loss(model(x), y)
+            loss = F.mse_loss(called(x), y)
         loss.backward()
         optimizer.step()
         return loss
@@ -155,3 +160,18 @@ def test_a_step_leaves_what_shared_memory_with_a_parameter() -> None:
     layer.weight.data.copy_(after)
     run()
     assert [t.cpu().unique().tolist() for t in (before, after, layer.weight.detach())] == [[1.0], [2.0], [3.0]]
+
+
+def test_a_parallel_model_of_one_process_has_the_mean_over_the_mesh() -> None:
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        expected, alone, _ = train(None)
+        mesh = make_mesh({"data": 8})
+        for ways in ({}, {"device_mesh": dist.init_device_mesh("jax", (1,))}):
+            losses, model, text = train(mesh, parallel=lambda model, ways=ways: DistributedDataParallel(model, **ways))
+            torch.testing.assert_close(losses, expected, rtol=1e-3, atol=0)
+            for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+                torch.testing.assert_close(p.cpu(), q.cpu(), rtol=1e-3, atol=1e-4)
+            assert text.count(" all-reduce(") == train(mesh)[2].count(" all-reduce(") > 0
+    finally:
+        dist.destroy_process_group()

@@ -37,7 +37,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
 from ampcheck.jax_device.dispatch.program import symbols
 from ampcheck.jax_device.jit.reads import GENERATORS, Attributes, Measured, Place, Places, contents, foreign, names, put
-from ampcheck.jax_device.storage.arrays import Bytes, mesh_sharding, meshes, over, raw, storage_of, wrap
+from ampcheck.jax_device.storage.arrays import Bytes, mesh_sharding, meshes, over, raw, storage_of
 
 Hyperparameter = tuple[Kwargs, str, int | None]
 """An optimizer's group, a key of it and, of several numbers there, which one."""
@@ -339,7 +339,8 @@ def traced_optimizers(
     places = [place for optimizer in optimizers for place in hyperparameters(optimizer)]
     given: dict[tuple[int, str], tuple[Kwargs, list[torch.SymFloat]]] = {}
     for n, place in zip(numbers, places, strict=True):
-        given.setdefault((id(place[0]), place[1]), (place[0], []))[1].append(torch.SymFloat(Traced(n, place, sign(place))))
+        symbol = torch.SymFloat(Traced(n, place, sign(place)))
+        given.setdefault((id(place[0]), place[1]), (place[0], []))[1].append(symbol)
     replaced = [
         (group, key, group[key], tuple(symbols) if type(group[key]) is tuple else symbols[0])
         for (_, key), (group, symbols) in given.items()

@@ -252,11 +252,15 @@ def _register() -> None:
     parallel = DistributedDataParallel.forward
 
     def forward(self: DistributedDataParallel, *args: Tree, **kwargs: Tree) -> Tree:
-        if (watch := _watching.watch) is not None:  # before its reducer, which takes no second try, begins
-            what = "DistributedDataParallel averages gradients over processes, which a program does not"
-            watch.needed = ValueNeededError(f"{what}, at {caller()}")
-            raise watch.needed
-        return parallel(self, *args, **kwargs)
+        if (watch := _watching.watch) is None:
+            return parallel(self, *args, **kwargs)
+        if self.process_group.size() == 1 and not self._comm_hooks and self.mixed_precision is None:
+            return self.module(*args, **kwargs)  # the mean over a mesh is the program's, as a batch lies on all of it
+        watch.needed = ValueNeededError(  # before its reducer, which takes no second try, begins
+            "DistributedDataParallel averages gradients over processes, casts or calls a hook, as no program does, "
+            f"at {caller()}; one process trains on several devices over a mesh (ampcheck.jax_device.mesh.shard)"
+        )
+        raise watch.needed
 
     DistributedDataParallel.forward = forward  # type: ignore[method-assign]
     recomputation_hook.__enter__, recomputation_hook.__exit__ = _enter, _exit

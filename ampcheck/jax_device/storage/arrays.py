@@ -195,7 +195,7 @@ def alias(tensor: Tensor, size: Sequence[int], stride: Sequence[int], offset: in
 
 
 def is_slice(tensor: Tensor) -> bool:
-    """Return whether a plain tensor of the device is part of a larger array of its dtype, no element twice by stride."""
+    """Return whether a plain tensor of the device is part of a larger array of its dtype, and not expanded."""
     if tensor.device.type != NAME or tensor.requires_grad or type(tensor) is not Tensor:
         return False
     if not tensor.is_contiguous() and 0 in (*tensor.shape, *tensor.stride()):
