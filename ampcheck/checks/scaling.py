@@ -1,5 +1,6 @@
 """What scenarios of `torch.amp.GradScaler` share: a parameter with its optimizer and a scaler, and an iteration."""
 
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -40,9 +41,10 @@ def iterate(
 
 @contextmanager
 def one_process() -> Iterator[None]:
-    """Make a process group of this process alone, which a scaler of shards asks."""
+    """Make a process group of this process alone, which a scaler of shards asks, for any device."""
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # gloo reduces no tensors of a backend
     store = distributed.HashStore()  # type: ignore[attr-defined]  # not in __all__
-    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    distributed.init_process_group("fake", store=store, rank=0, world_size=1)
     try:
         yield
     finally:

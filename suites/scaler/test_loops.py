@@ -277,28 +277,6 @@ def _sharded(amp: Amp) -> Iterator[Any]:
         yield ShardedGradScaler(amp.type, 64.0, backoff_factor=0.25, growth_factor=4.0, growth_interval=2)
 
 
-@scenario(values=True, dtypes="default", types=("cpu", "cuda"))
-def test_sharded(amp: Amp) -> None:
-    """FSDP's scaler, in a group of one process, does as the plain one does (test_fsdp_sharded_grad_scaler)."""
-    results = []
-    with _sharded(amp) as sharded:
-        plain = torch.amp.GradScaler(amp.type, 64.0, backoff_factor=0.25, growth_factor=4.0, growth_interval=2)
-        for scaler in (plain, sharded):
-            leaf = torch.nn.Parameter(torch.tensor([1.0, -2.0], device=amp.type))
-            optimizer = torch.optim.Adam([leaf], lr=0.5)
-            scales = []
-            for slope in (0.5, INF, 0.25, 0.5, 0.5):
-                leaf.grad = None
-                scaler.scale((leaf * slope).sum()).backward()
-                scaler.step(optimizer)
-                scaler.update()
-                scales.append(scaler.get_scale())
-            scaler.update(torch.tensor(8.0, device=amp.type))
-            results.append((leaf, [*scales, scaler.get_scale()]))
-    amp.assert_identical("the parameter", results[1][0], results[0][0])
-    amp.assert_equal("the scales", results[1][1], results[0][1])
-
-
 @scenario(given=["one", "list", "tuple", "generator", "none"], values=True, dtypes="default", types=("cpu", "cuda"))
 def test_sharded_losses(amp: Amp, given: str) -> None:
     """FSDP's scaler scales losses alone and in containers, and keeps the dtype of each (FSDP returns low ones)."""

@@ -25,8 +25,6 @@ from ampcheck.runner.suite import Amp, Product, named, scenario
 
 pytestmark = pytest.mark.rule("lossscale")
 
-BAD = {"positive": inf, "negative": -inf, "not_a_number": nan}
-
 
 def _weights(amp: Amp, count: int = 3, dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
     return [torch.nn.Parameter(torch.tensor([1.0, 2.0 + n], device=amp.type).to(dtype)) for n in range(count)]
@@ -67,23 +65,6 @@ def test_before_the_first_output(amp: Amp) -> None:
     amp.assert_equal("scale after it", scaler.get_scale(), 24.0)
 
 
-@scenario(kind=BAD, place=named(first=0, middle=1, last=2), values=True, dtypes="default")
-def test_skips(amp: Amp, kind: str, place: int) -> None:
-    """One element that is not finite, wherever it is, skips the step; weights and momentum keep their bits (step)."""
-    weights = _weights(amp)
-    optimizer = torch.optim.SGD([{"params": weights[:2]}, {"params": weights[2:]}], lr=0.5, momentum=0.5)
-    scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
-    _iterate(scaler, optimizer, weights)
-    held = [*weights, *(kept["momentum_buffer"] for kept in optimizer.state.values())]
-    before = [amp.values(one) for one in held]
-    scale, tracker = _iterate(scaler, optimizer, weights, {place: BAD[kind]})
-    amp.assert_equal("weights and momentum after a skipped step", [amp.values(one) for one in held], before)
-    amp.assert_equal("scale and tracker after it", (scale, tracker), (2.0, 0))
-    _iterate(scaler, optimizer, weights)
-    moved = [amp.values(one) != was for one, was in zip(held, before, strict=True)]
-    amp.assert_equal("whether the next step moves each", moved, [True] * 6)
-
-
 @scenario(values=True, dtypes="default")
 def test_two_of_one_scaler(amp: Amp) -> None:
     """Of two optimizers only the one with the overflow is skipped; the scale backs off for both (amp_examples.html)."""
@@ -106,20 +87,6 @@ def test_two_of_one_scaler(amp: Amp) -> None:
         amp.assert_equal(f"whether the first moved {where}", amp.values(one[1]) != before[0], moved_one)
         amp.assert_equal(f"whether the second moved {where}", amp.values(two[1]) != before[1], moved_two)
         amp.assert_equal(f"scale {where}", scaler.get_scale(), scale)
-
-
-@scenario(values=True, dtypes="default")
-def test_divided_once(amp: Amp) -> None:
-    """Gradients are divided by the scale once, whether or not that is asked for before the step (unscale_)."""
-    for asked in (False, True):
-        weights, optimizer, scaler = _made(amp, init_scale=32.0)
-        _set_gradients(scaler, weights, {})
-        amp.assert_equal(f"gradient before, asked={asked}", amp.values(weights[0].grad), [32.0, 32.0])
-        if asked:
-            scaler.unscale_(optimizer)
-            amp.assert_equal("gradient once divided", amp.values(weights[0].grad), [1.0, 1.0])
-        scaler.step(optimizer)
-        amp.assert_equal(f"weight after the step, asked={asked}", amp.values(weights[0]), [0.5, 1.5])
 
 
 @scenario(values=True, dtypes="default")

@@ -186,9 +186,25 @@ def unaware(kernel: str, *names: str) -> Inject:
     return wrap(torch, **{kernel: lambda own, *args, **options: own(*args, **{**options, **dict.fromkeys(names)})})
 
 
-def a_new_optimizer() -> Inject:
-    newest = type("Newest", (torch.optim.SGD,), {})
-    return put(torch.optim, Newest=newest, __all__=[*torch.optim.__all__, "Newest"])
+def where_skipped(act: Callable[[Any], object]) -> Inject:
+    """Do something to an optimizer whose step a scaler skips."""
+
+    def step(own: Any, self: Any, optimizer: Any, state: Any, *rest: Any, **more: Any) -> Any:
+        if any(found.item() for found in state["found_inf_per_device"].values()):
+            act(optimizer)
+        return own(self, optimizer, state, *rest, **more)
+
+    return wrap(GradScaler, _maybe_opt_step=step)
+
+
+def calls_hooks(optimizer: Any) -> None:
+    for hook in optimizer._optimizer_step_pre_hooks.values():
+        hook(optimizer, (), {})
+
+
+def counts(optimizer: Any) -> None:
+    for state in optimizer.state.values():
+        state["step"] += 1
 
 
 def one_factor(compiled: Callable[..., Any], _: Callable[..., Any]) -> Callable[..., Any]:
@@ -197,16 +213,23 @@ def one_factor(compiled: Callable[..., Any], _: Callable[..., Any]) -> Callable[
     return lambda x, y, factor: compiled(x, y, (factors.append(factor), factors[0])[1])
 
 
-OPTIMIZERS = {"fused-sgd-ignores-grad-scale": unaware("_fused_sgd_", "grad_scale"), "new-optimizer": a_new_optimizer()}
+OPTIMIZERS = {
+    "fused-sgd-ignores-grad-scale": unaware("_fused_sgd_", "grad_scale"),
+    "sharded-steps-anyway": wrap(
+        ShardedGradScaler, _maybe_opt_step=lambda own, self, optimizer, state, *a, **k: optimizer.step(*a, **k)
+    ),
+    "deprecated-halves-the-scale": wrap(
+        torch.cpu.amp.GradScaler, __init__=lambda own, self, init_scale, **rest: own(self, init_scale / 2, **rest)
+    ),
+    "skipped-step-calls-hooks": where_skipped(calls_hooks),
+    "skipped-step-counts": where_skipped(counts),
+}
 OPTIMIZERS_ON_JAX_TOO = {
     "fused-ignores-found-inf": unaware("_fused_adam_", "found_inf"),
     "fused-ignores-grad-scale": unaware("_fused_adam_", "grad_scale"),
 }
 LOOPS = {
     "factor-compiled-in": handed_out(one_factor),
-    "sharded-steps-anyway": wrap(
-        ShardedGradScaler, _maybe_opt_step=lambda own, self, optimizer, state, *a, **k: optimizer.step(*a, **k)
-    ),
     "sharded-scales-as-the-plain": wrap(ShardedGradScaler, scale=lambda own, *given: GradScaler.scale(*given)),
     "sharded-refuses-fp16": wrap(
         ShardedGradScaler, _unscale_grads_=lambda own, *given: GradScaler._unscale_grads_(*given[:-1], False)
