@@ -173,8 +173,12 @@ class _Relations:
             "checkpoint": lambda region: checkpoint(plain, region, use_reentrant=False),
             "dispatch mode": lambda region: self.entered(plain, partial(FlopCounterMode, display=False), region),
         }
+        if self.amp.type == torch._C._get_privateuse1_backend_name() and _derives(self.op):
+            del ways["checkpoint"]  # its hook raises, which ends the process (python-backend-hook-exception)
+        # In a mode no threads share the work, and of what a device runs as one op it runs the parts, each rounded.
+        apart = 1e-5 if self.amp.type == "cpu" else 2 * torch.finfo(self.amp.dtype).eps
         for name, way in ways.items():
-            self.agree(name, way, plain, 1e-5 if name == "dispatch mode" else 0.0)  # no threads share the work there
+            self.agree(name, way, plain, apart if name == "dispatch mode" else 0.0)
 
     def entered(self, call: Call, first: Region, second: Region) -> object:
         """Return what a call gives in two contexts."""
@@ -413,6 +417,10 @@ _BACKWARD = re.compile(r"backward|autograd|gradcheck|dual|trained|scaled")
 """What in a program derives: its replay records no gradients, and so cannot."""
 
 
+def _derives(op: object) -> bool:
+    return isinstance(op, _Program) and _BACKWARD.search(op.program) is not None
+
+
 def assert_program(amp: Amp, program: str) -> None:
     """Compare a program in a region with explicit casts, and try every relation; nothing is left when it ends."""
     given = inputs(amp.rand)
@@ -426,7 +434,7 @@ def assert_program(amp: Amp, program: str) -> None:
     if "unsafe to autocast" in str(_run(amp, one.plain_call, one.on)):
         amp.unsupported("the list of the device refuses the op")
     before = (*amp.state(), amp.depth(), torch.is_grad_enabled(), torch.get_default_dtype())
-    if not _BACKWARD.search(program):
+    if not _derives(one.op):
         amp.assert_cast("the program", lambda: one.plain_call(nullcontext))
     for relation in (one.surroundings, one.forms, one.memory, one.derivatives, one.accuracy):
         relation()

@@ -61,6 +61,7 @@ def scenario(
     dtypes: str = "all",
     values: bool = False,
     since: str = "",
+    database: bool = False,
     program: Callable[..., str] | None = None,
     **parameters: Iterable[object],
 ) -> Callable[[F], F]:
@@ -72,6 +73,7 @@ def scenario(
         dtypes: "all" runs it in each lower precision of the device, "default" in the one `torch.autocast` defaults to.
         values: whether it needs a device whose tensors hold values.
         since: the torch minor version that made the promise, where that is newer than the oldest one supported.
+        database: whether only nightly runs have it on a device for which PyTorch's op database takes too long.
         program: writes it in plain torch, given `amp` and its parameters, where it is a program that is data; by
             default the program is its own source.
         parameters: its further parameters, each with its values, or those of `named`; a case's id has them in this
@@ -81,7 +83,8 @@ def scenario(
         raise TypeError(f'dtypes is {dtypes!r}; it is "all" or "default"')
 
     def mark(function: F) -> F:
-        marked: F = pytest.mark.scenario(types=tuple(types), dtypes=dtypes, values=values, since=since)(function)
+        about = {"types": tuple(types), "dtypes": dtypes, "values": values, "since": since, "database": database}
+        marked: F = pytest.mark.scenario(**about)(function)
         for name, given in parameters.items():
             marked = pytest.mark.parametrize(name, list(given))(marked)
         marked = marked if product is None else product.cells(marked)

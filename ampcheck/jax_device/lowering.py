@@ -1,5 +1,6 @@
 """Find the JAX computation of an overload: the device's own, torchax's, or PyTorch's decomposition, in this order."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -99,6 +100,10 @@ def known_options() -> dict[str, Any]:
     return wanted if _accepts(wanted) else {n: value for n, value in wanted.items() if _accepts({n: value})}
 
 
+_NO_KERNEL = re.compile(r"Unsupported dtype (\w+)")
+"""How JAX says that a library of the host, such as LAPACK, has no function for a dtype."""
+
+
 def compiled(program: Computation, elements: int) -> Computation:
     """Return `program` as a function that JAX compiles at its first call for each kind of arguments.
 
@@ -123,6 +128,11 @@ def compiled(program: Computation, elements: int) -> Computation:
             return alone(*arrays)
         except ValueError:  # JAX refuses options inside another program
             return inner(*arrays)
+        except NotImplementedError as error:
+            if found := _NO_KERNEL.search(str(error)):  # in PyTorch's words
+                lacks = {"float16": "Half", "bfloat16": "BFloat16"}.get(found[1], found[1])
+                raise NotImplementedError(f'"{program.__name__}" not implemented for {lacks!r}') from error
+            raise
 
     def clear_cache() -> None:
         alone.clear_cache()  # type: ignore[attr-defined]  # jax.stages.Wrapped does not say it

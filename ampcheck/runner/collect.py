@@ -214,11 +214,11 @@ class Collector:
     def drop_empty(self, items: list[pytest.Item]) -> None:
         """Leave out the placeholders pytest makes for a function without cases: absent is not skipped."""
         made = [item for item in items if "NOTSET" not in item.nodeid]
-        items[:] = [item for item in made if self._takes_compiler(item, self._nightly)]
+        items[:] = [item for item in made if self._taken(item, self._nightly)]
         self._names = [
             item.stash[CASE].name
             for item in made
-            if CASE in item.stash and any(self._takes_compiler(item, nightly) for nightly in {self._nightly, True})
+            if CASE in item.stash and any(self._taken(item, nightly) for nightly in {self._nightly, True})
         ]
 
     def choose(self, items: list[pytest.Item]) -> list[pytest.Item]:
@@ -265,10 +265,15 @@ class Collector:
         """Return the cases among some items that another shard runs, or that were not red."""
         return [item for item in items if CASE in item.stash and not self.choice.has(item.stash[CASE].key)]
 
-    def _takes_compiler(self, item: pytest.Item, nightly: bool) -> bool:
-        """Return whether an item is of a chosen compiler and of one that takes its device's programs."""
+    def _taken(self, item: pytest.Item, nightly: bool) -> bool:
+        """Return whether a run has an item: of a chosen compiler that takes its device's programs, and not too slow."""
         case = item.stash.get(CASE, None)
-        if case is None or (case.suite != "jit" and not self._compilers):
+        if case is None:
+            return True
+        scenario = item.get_closest_marker("scenario")
+        if scenario is not None and scenario.kwargs["database"] and not (nightly or self.devices[case.device].database):
+            return False
+        if case.suite != "jit" and not self._compilers:
             return True
         runs = compilers(self.devices[case.device], nightly=nightly)
         if not case.compiler and not self._compilers:
@@ -315,7 +320,7 @@ def _chosen(names: list[str], known: Collection[str], what: str) -> frozenset[st
     return frozenset(names)
 
 
-def _suits(device: Device, types: tuple[str, ...], values: bool, dtypes: str, since: str) -> bool:
+def _suits(device: Device, types: tuple[str, ...], values: bool, since: str, **_: object) -> bool:
     promised = not since or Version(torch.__version__) >= Version(since)
     return promised and (not types or device.type in types) and (device.has_values or not values)
 

@@ -13,7 +13,7 @@ there without autocast, too, is the op's own and not autocast's. Each relation f
 
 A case runs every relation that its op has, on samples of the database as they are (`wide`), with a first argument that
 is in the lower precision already (`low`), and on values that the database does not have (`large`, `small`, `moved`).
-Nightly runs take all of them, other runs those of `wide`.
+Nightly runs take all of them, other runs those of `wide`; on a device that compiles each op, nightly runs alone.
 """
 
 import pytest
@@ -26,7 +26,7 @@ from ampcheck.samples import op_database, surface
 pytestmark = pytest.mark.rule("relations")
 
 HARDWARE = ("cpu", "cuda", "xpu", "mps", "mtia")
-"""Device types whose kernels are compiled; what compiles a program for each call would take hours."""
+"""Device types whose kernels are compiled; what compiles a program for each call would take an hour for values, too."""
 NAMES = sorted(name for name in op_database.rows() if "empty" not in name)
 GIVEN = Product({"op": NAMES, "given": ("low", "large", "small", "moved")}, nightly=True)
 
@@ -123,7 +123,7 @@ def _tensors(amp: Amp) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(("family", "way"), PAIRS, ids=[f"{family}-{name}" for family, name in PAIRS])
-@scenario(types=HARDWARE, values=True)
+@scenario(values=True, database=True)
 def test_siblings(amp: Amp, family: str, way: str) -> None:
     """Two ways to write one computation give one dtype in a region, and values that rounding explains."""
     made = _tensors(amp)
@@ -136,14 +136,14 @@ def test_siblings(amp: Amp, family: str, way: str) -> None:
 
 
 # ---- the rest of what a user can call
-@scenario(types=HARDWARE, values=True, dtypes="default", call=named(**surface.programs()))
+@scenario(values=True, database=True, dtypes="default", call=named(**surface.programs()))
 def test_surface(amp: Amp, call: str) -> None:
     """Every way to run a program agrees in a region, for all of torch's surface that no database of PyTorch has."""
     assert_program(amp, call)
 
 
 # ---- ops of the database
-@scenario(op=NAMES, types=HARDWARE, values=True, dtypes="default")
+@scenario(op=NAMES, values=True, database=True, dtypes="default")
 def test_wide(amp: Amp, op: str) -> None:
     """Every way to call an op agrees in a region, on samples of the database as they are."""
     assert_relations(amp, op, "wide")

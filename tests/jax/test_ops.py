@@ -358,6 +358,22 @@ def test_indexing_keeps_the_order_of_dimensions() -> None:
     assert jit(lambda x, i: x[i])(*moved((x, index[:, 0].long()))).stride() == x.stride()
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_long_segments_are_rounded_once(dtype: torch.dtype, reduce: str) -> None:
+    values, lengths = torch.rand(2000, 3).to(dtype), torch.tensor([2000])
+    got = torch.segment_reduce(values.to("jax"), reduce, lengths=lengths.to("jax"))
+    want = torch.segment_reduce(values.double(), reduce, lengths=lengths)
+    assert got.dtype == dtype
+    assert torch.allclose(got.cpu().double(), want, rtol=torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize(("dtype", "said"), [(torch.float16, "Half"), (torch.bfloat16, "BFloat16")])
+def test_a_dtype_that_linear_algebra_lacks_is_told_in_the_words_of_pytorch(dtype: torch.dtype, said: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"^\"linalg_cholesky_ex\" not implemented for '{said}'$"):
+        torch.linalg.cholesky(torch.eye(2, device="jax", dtype=dtype))
+
+
 def test_an_embedding_renorms_its_table_in_place() -> None:
     table = data(10, 4)
     renormed = table.clone().to("jax")

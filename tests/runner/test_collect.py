@@ -103,3 +103,14 @@ def test_a_whole_run_has_one_region_dtype_of_a_device_that_says_so(
     )
     assert left == every
     assert {case.amp for case in cases if case not in out} == {"bf16", "fp16"}
+
+
+@pytest.mark.parametrize(("slow", "options", "runs"), [(0, [], True), (1, [], False), (1, ["--nightly"], True)])
+def test_a_slow_device_has_scenarios_of_the_database_at_night(
+    slow: int, options: list[str], runs: bool, tmp_path: Path
+) -> None:
+    text = MARK + SCENARIO.replace('"default"', '"default", database=True')
+    text += f"\nfrom ampcheck.devices.cpu import Cpu\n\nCpu.database = {not slow}\n"
+    code, out = collect(tmp_path, {"eager/test_a.py": text}, *options)
+    assert ("test_one[bf16-cpu]" in out) == runs, out
+    assert code == (0 if runs else 5)

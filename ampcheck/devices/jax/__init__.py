@@ -46,7 +46,8 @@ class Jax(Device):
     backend = "ampcheck.jax_device"
     refusals = (
         r"has no kernel on the jax device|the jax device has no \S+(: JAX has no such dtype| tensors)",
-        r"Unsupported dtype \w+|[Ll]ow precision dtypes not supported",  # linear algebra, of JAX and of PyTorch
+        # linear algebra, of JAX and of PyTorch
+        r"not implemented for '\w+'|Unsupported dtype \w+|[Ll]ow precision dtypes not supported",
     )
     setup = ("import ampcheck.jax_device",)
 

@@ -601,6 +601,7 @@ def build(op: Functional, call: Call) -> tuple[Kernel, Kernel]:
             flat = [transfer.values(o) if isinstance(o, torch.Tensor) else o for o in flat]
         return conform(op.name, flat, results)
 
+    compute.__name__ = op.name  # that of the XLA program
     run = compute if lowering.concrete else compiled(compute, _largest(call, results))
     shapes = structure(op.op, lengths)
 

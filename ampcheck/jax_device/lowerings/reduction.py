@@ -15,7 +15,7 @@ from jax import Array
 
 from ampcheck.jax_device.dtypes import convert, jax_dtype
 from ampcheck.jax_device.lowering import Computation, Number, lower
-from ampcheck.jax_device.lowerings.accumulate import wide
+from ampcheck.jax_device.lowerings.accumulate import rounded, wide
 
 Dims = int | Sequence[int] | None
 
@@ -343,6 +343,7 @@ def _each(rows: Array, places: Array, segments: int, reduce: str) -> Array:
 
 
 @lower("segment_reduce")
+@rounded
 def segment_reduce(data: Array, reduce: str, *, axis: int = 0, initial: Number | None = None, **runs: Any) -> Array:
     """Reduce each segment of the dimension `axis`; a mean of no elements is nan unless `initial` is given."""
     length, end = _ends(**runs)
@@ -362,6 +363,7 @@ def segment_reduce(data: Array, reduce: str, *, axis: int = 0, initial: Number |
 
 
 @lower("_segment_reduce_backward")
+@rounded
 def segment_reduce_backward(
     grad: Array, output: Array, data: Array, reduce: str, *, axis: int = 0, initial: Number | None = None, **runs: Any
 ) -> Array:
