@@ -24,7 +24,9 @@ SECONDS = 90
 IMPORTED = (
     *("torch._dynamo", "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"),
     *("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook", "torch.distributed.checkpoint"),
-    *("torch.distributed.device_mesh", "torch.distributed.fsdp", "torch.distributed.fsdp.sharded_grad_scaler"),
+    "torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook",
+    *("torch.distributed.algorithms.model_averaging.averagers", "torch.distributed.device_mesh"),
+    *("torch.distributed.fsdp", "torch.distributed.fsdp.sharded_grad_scaler"),
     *("torch.distributed.optim", "torch.distributed.tensor.parallel"),
 )
 """What the ranks use. It is imported before they start, since each would import it anew."""

@@ -79,6 +79,8 @@ class _Way:
     """Whether the parameters of the whole module are cast, and not those of single ops."""
     joined: bool = False
     """Whether each rank has the whole batch."""
+    apart: bool = False
+    """Whether each rank steps with its own gradients, and averages parameters afterwards, which comes to the same."""
     error: float = 0.0
     """How far gradients may be from those of the reference, relative to 1 and more."""
     roundings: int = 0
@@ -127,6 +129,22 @@ def _with_power_sgd(net: Any, start: int = 0, *, keeps: bool = False) -> Any:
     options: dict[str, Any] = {"matrix_approximation_rank": 4, "min_compression_rate": 0.5}
     options |= {"start_powerSGD_iter": start, "use_error_feedback": keeps, "warm_start": keeps}
     return _replicated(net, hooks.powerSGD_hook, hooks.PowerSGDState(None, **options))
+
+
+def _with_local_sgd(net: Any) -> Any:
+    """Have each rank step alone from the first iteration on."""
+    hooks = dist.algorithms.ddp_comm_hooks.post_localSGD_hook
+    state = hooks.PostLocalSGDState(None, dist.new_subgroups(1)[0], start_localSGD_iter=0)
+    return _replicated(net, hooks.post_localSGD_hook, state)
+
+
+def _averaged(net: Any) -> torch.optim.Optimizer:
+    """Return SGD after each step of which the ranks average their parameters."""
+    averager = dist.algorithms.model_averaging.averagers.PeriodicModelAverager(period=1, warmup_steps=0)
+    optimizer: torch.optim.Optimizer = dist.optim.PostLocalSGDOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.5), averager
+    )
+    return optimizer
 
 
 def _mesh() -> Any:
@@ -188,6 +206,7 @@ WRAPPERS: dict[str, _Way] = {
         reduced_in=torch.bfloat16,
     ),
     "powersgd": _Way(lambda net, low: _with_power_sgd(net), error=1e-5),  # the full rank of each gradient keeps all
+    "local": _Way(lambda net, low: _with_local_sgd(net), apart=True, error=1e-6, optimizer=_averaged),
     "static": _Way(lambda net, low: _replicated(net, static_graph=True, gradient_as_bucket_view=True)),
     "zero": _Way(
         lambda net, low: _replicated(net),
@@ -226,6 +245,9 @@ TRAINED = Product(
         "a scaler takes no list of plain gradients and DTensors, which no op does": where(
             wrapper="parallel", scaler=other_than("without")
         ),
+        "a rank that skips a step alone leaves the other one waiting (finding local-sgd-after-a-skipped-step)": where(
+            wrapper="local", scaler="overflow"
+        ),
     },
 )
 
@@ -259,7 +281,8 @@ def test_trained(amp: Amp, wrapper: str, place: str, recompute: str, accumulate:
                 continue
             for name, gradient in gradients.items():
                 what = f"gradient of {name} in step {step} on rank {rank}"
-                amp.assert_close(what, gradient, wanted["gradients"][step][name], far)
+                expected = wanted["each"][step][rank] if kind.apart else wanted["gradients"][step]
+                amp.assert_close(what, gradient, expected[name], far)
         for name, parameter in got["parameters"].items():
             what = f"{name} after training on rank {rank}"
             amp.assert_close(what, parameter, wanted["parameters"][name], 1e-6 + 2 * far)
@@ -324,7 +347,7 @@ def _reference(amp: Amp, kind: _Way, start: Parameters, batch: Batch, scaler: st
     """Train in one process, without a region: the gradients of each rank's part, and how they are put together."""
     held = {name: tensor.clone() for name, tensor in start.items()}
     scale = 1.0 if scaler == "without" else 1024.0
-    found: dict[str, Any] = {"losses": [], "gradients": []}
+    found: dict[str, Any] = {"losses": [], "gradients": [], "each": []}
     for step, parts in enumerate(batch):
         total = 0.0
         for given, target in parts:
@@ -333,10 +356,12 @@ def _reference(amp: Amp, kind: _Way, start: Parameters, batch: Batch, scaler: st
         if scaler == "overflow" and step == 0:
             scale /= 2
             found["gradients"].append({})
+            found["each"].append([{}, {}])
             continue
         each = [_of_a_rank(amp, kind, rank, held, parts, scale) for rank in range(2)]
         reduced = {name: _reduced(kind, [gradients[name] for gradients in each]) / scale for name in held}
         found["gradients"].append(reduced)
+        found["each"].append([{name: one / scale for name, one in gradients.items()} for gradients in each])
         held = {name: tensor - 0.5 * reduced[name] for name, tensor in held.items()}
     found["parameters"] = held
     found["dtype of the output"] = _with_casts(kind, held, batch[0][0][0], amp.dtype).dtype
@@ -371,7 +396,7 @@ POLICIES = Product(
         "output": ("unsaid", "float32", "low"),
         "inputs": ("cast", "given"),
         "around": ("none", "same", "other", "off"),
-        "accumulate": ("once", "twice"),
+        "accumulate": ("once", "twice", "thawed"),
     },
     {
         "a layer outside of a region refuses inputs of another dtype": where(
@@ -411,7 +436,7 @@ def test_by_policy(amp: Amp, param: str, reduce: str, output: str, inputs: str, 
         "cast_forward_inputs": inputs == "cast",
     }
     batches = [amp.rand(6, 4) for _ in range(2 if accumulate == "twice" else 1)]
-    found = on_ranks(amp, lambda: _by_policy(amp, policy, around, batches))
+    found = on_ranks(amp, lambda: _by_policy(amp, policy, around, accumulate, batches))
     computed = policy["param_dtype"] or torch.float32
     newer = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
     reduced = policy["reduce_dtype"] or (torch.float32 if newer else computed)  # the docstring changed with torch 2.15
@@ -432,12 +457,17 @@ def test_by_policy(amp: Amp, param: str, reduce: str, output: str, inputs: str, 
             amp.assert_identical(f"{what} in the dtype of the reduction", gradient.to(reduced).float(), gradient)
 
 
-def _by_policy(amp: Amp, policy: dict[str, Any], around: str, batches: list[torch.Tensor]) -> dict[str, Any]:
-    """Run a sharded layer forward and backward on a rank."""
+def _by_policy(
+    amp: Amp, policy: dict[str, Any], around: str, accumulate: str, batches: list[torch.Tensor]
+) -> dict[str, Any]:
+    """Run a sharded layer forward and backward on a rank; `thawed`: once without gradients before."""
     layer = _Layer()
     layer.spare = torch.nn.Parameter(torch.ones(3))  # without a gradient, which is accumulated all the same
     net = _sharded(layer, **policy)
     regions = {"same": amp.region, "other": lambda: amp.region(amp.other), "off": lambda: amp.region(enabled=False)}
+    if accumulate == "thawed":
+        net.requires_grad_(False)(batches[0].chunk(2)[dist.get_rank()].to(policy["param_dtype"]))
+        net.requires_grad_(True)
     for place, batch in enumerate(batches):
         net.set_requires_gradient_sync(place == len(batches) - 1)
         with regions.get(around, nullcontext)():

@@ -98,10 +98,11 @@ SKIPPED = {0: NAN, 3: -INF, 4: INF}
 class _Training:
     """Parameters on the device, the same each time, with their optimizer. Muon takes matrices alone."""
 
-    def __init__(self, amp: Amp, optimizer: str, way: str, gradients: str, around: str) -> None:
+    def __init__(self, amp: Amp, optimizer: str, way: str, gradients: str, around: str, *, plain: bool = False) -> None:
         self.amp, self.way, self.gradients, self.around = amp, way, gradients, around
-        self.fused, self.optimizer = optimizer in FUSED, FUSED.get(optimizer, optimizer)
-        size = (71, 71) if gradients == "large" else (3, 2)
+        self.fused, self.optimizer = optimizer in FUSED and not plain, FUSED.get(optimizer, optimizer)
+        self.options = {} if plain and way in ("foreach", "capturable") else WAYS[way]
+        size = (71, 71) if gradients in ("large", "brain") else (3, 2)
         dtype = {"brain": torch.bfloat16, "double": torch.float64}.get(gradients, torch.float32)
         values = torch.linspace(-0.5, 0.75, size[0] * size[1], dtype=dtype).reshape(size)
         self.starts = [torch.nn.Parameter((values + shift).to(amp.type)) for shift in (0.125, 0.625)]
@@ -124,7 +125,7 @@ class _Training:
         if self.optimizer == "Momentum":
             options |= {"momentum": 0.75, "dampening": 0.5}
         if as_meant:
-            options |= WAYS[self.way]
+            options |= self.options
         if _accepts(self.optimizer, "foreach"):
             options.setdefault("foreach", False)
         if self.fused and as_meant:
@@ -214,23 +215,24 @@ def _supports(amp: Amp, training: Callable[[], _Training], optimizer: str, way: 
 
 @scenario(STEPPED, values=True, dtypes="default")
 def test_as_without_one(amp: Amp, optimizer: str, way: str, gradients: str, around: str, scaler: str) -> None:
-    """Scaled steps change what steps without a scaler change, hooks included; a skipped one changes nothing.
+    """Scaled steps change what those of a plain loop without a scaler change, hooks included; a skipped one nothing.
 
     test_torch's test_grad_scaling_autocast is meant to show it, and compares SGD alone (grad_scaler.py, step).
     """
 
-    def training() -> _Training:
-        return _Training(amp, optimizer, way, gradients, around)
+    def training(*, plain: bool = False) -> _Training:
+        return _Training(amp, optimizer, way, gradients, around, plain=plain)
 
     if not _supports(amp, training, optimizer, way):
         return
     checked = torch.sparse.check_sparse_tensor_invariants(enable=gradients == "sparse")
     with one_process() if scaler == "sharded" else nullcontext(), checked:
-        _compare(amp, training(), training(), _scaler(amp, scaler))
+        _compare(amp, training(), training(plain=True), _scaler(amp, scaler))
 
 
 def _compare(amp: Amp, got: _Training, want: _Training, scaler: Any) -> None:
-    """Train with a scaler, and without one where no gradient overflows."""
+    """Train with a scaler, and without one, in a plain loop, where no gradient overflows."""
+    far = 4 * torch.finfo(torch.bfloat16).eps if got.gradients == "brain" else 3e-6  # kernels round elsewhere
     for step in range(6):
         for one in (got, want):
             one.changed(step)
@@ -260,15 +262,15 @@ def _compare(amp: Amp, got: _Training, want: _Training, scaler: Any) -> None:
             after, expected = got.state(), want.state()
             amp.assert_equal(f"names of what is kept {what}", sorted(after), sorted(expected))
             for name in after.keys() & expected.keys():
-                amp.assert_close(f"{name} {what}", after[name], expected[name], 1e-6)
+                amp.assert_close(f"{name} {what}", after[name], expected[name], far)
             for number, (one, other) in enumerate(zip(got.derivatives(), want.derivatives(), strict=True)):
-                amp.assert_close(f"gradient {number} {what}", one, other, 1e-6)
+                amp.assert_close(f"gradient {number} {what}", one, other, far)
         if got.way == "differentiable" and step == 1:  # through more steps some have no derivative without one, either
             one, other = (torch.autograd.grad(each.held[0].sum(), each.starts[0])[0] for each in (got, want))
             amp.assert_close("derivative of the first step", one, other, 1e-6)
         amp.assert_equal(f"how often hooks were called {what}", len(got.seen), len(want.seen))
         for number, (one, other) in enumerate(zip(got.seen, want.seen, strict=False)):
-            amp.assert_close(f"gradients that call {number} of a hook saw {what}", one, other, 1e-6)
+            amp.assert_close(f"gradients that call {number} of a hook saw {what}", one, other, far)
     if got.optimizer != "LBFGS":
         amp.assert_equal("scale", scaler.get_scale(), 256.0)
 

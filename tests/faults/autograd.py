@@ -12,6 +12,7 @@ from torch._library import custom_ops
 from torch.autograd import functional
 from torch.distributed import fsdp
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.fx.experimental import proxy_tensor
 from torch.nn.parallel import DistributedDataParallel as Replicated
 from torch.nn.utils import parametrize
@@ -23,7 +24,7 @@ from tests.faults.gradients import cast_again, computed, detached, doubled, one_
 from tests.faults.kernels import complex_too, in_low, kernel, low, low_doubles_too, wide
 from tests.faults.modules import low as in_regions_low
 from tests.faults.modules import outside
-from tests.faults.mutant import CPU, JAX, Change, Inject, both, fresh, giving, mutants, put, within, wrap
+from tests.faults.mutant import CPU, JAX, Change, Inject, both, fresh, giving, mutants, put, returns, within, wrap
 from tests.faults.state import SET, vaguely
 
 Tensor = torch.Tensor
@@ -234,6 +235,7 @@ REPLICAS = {"reduced-outside": wrap(Replicated, forward=outside), "shard-without
 RANKS = {
     "hook-refused-vaguely": wrap(Replicated, register_comm_hook=vaguely),
     "hook-loses-infinity": put(powerSGD_hook, powerSGD_hook=finite_hook),
+    "local-models-not-averaged": wrap(PeriodicModelAverager, average_parameters=returns(None)),
     "policy-leaves-inputs": policy(cast_forward_inputs=False),
     "policy-reduces-in-float32": policy(reduce_dtype=torch.float32),
     "policy-without-output": policy(output_dtype=None),

@@ -214,6 +214,9 @@ def one_factor(compiled: Callable[..., Any], _: Callable[..., Any]) -> Callable[
 
 
 OPTIMIZERS = {
+    "fused-adam-without-decay": wrap(
+        torch, _fused_adam_=lambda own, *args, **options: own(*args, **{**options, "weight_decay": 0.0})
+    ),
     "fused-sgd-ignores-grad-scale": unaware("_fused_sgd_", "grad_scale"),
     "sharded-steps-anyway": wrap(
         ShardedGradScaler, _maybe_opt_step=lambda own, self, optimizer, state, *a, **k: optimizer.step(*a, **k)
