@@ -520,7 +520,6 @@ class ProgramCache:
     def clear(self) -> None:
         with self._lock:
             self._drop(list(self._made))
-            jax_private.forget_lowered()
 
     def _drop(self, keys: list[tuple[int, Key]]) -> None:
         for place in keys:
@@ -529,7 +528,7 @@ class ProgramCache:
             op.known.clear()  # it finds what is left again
             if hasattr(compiled, "clear_cache"):
                 compiled.clear_cache()
-        _trim()
+        trim()
 
 
 program_cache = ProgramCache(2048)
@@ -537,8 +536,9 @@ _LOWERED = 16
 """After how many programs JAX is made to forget what it compiled them from."""
 
 
-def _trim() -> None:
-    """Give freed memory back, which glibc keeps otherwise."""
+def trim() -> None:
+    """Give back what compiling took: what JAX keeps of it, and freed memory, which glibc keeps otherwise."""
+    jax_private.forget_lowered()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 

@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from ampcheck.jax_device import random
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
 from ampcheck.jax_device.dispatch import checks
+from ampcheck.jax_device.dispatch.program import trim
 from ampcheck.jax_device.jit.state import PLAIN, Reached, hyperparameters, number, sign
 from ampcheck.jax_device.jit.trace import Alias, Constant, NewTensor, Same, StepTrace, grad_leaves, rebuild, uncollected
 from ampcheck.jax_device.jit.watch import Value, ValueNeededError, value_of
@@ -31,6 +32,8 @@ Run = tuple[Sequence[jax.Array], list[Tensor], list[DeviceStorage]]
 """What a program computed, and the tensors and storages that it may touch."""
 # What holds an array that only its storage has: the storage, the list of a call's arrays, and the question itself.
 _ALONE = 3
+# Equations of a program from which compiling takes memory that is worth the milliseconds of giving it back.
+_LARGE = 256
 
 
 class Stale(Exception):
@@ -160,6 +163,8 @@ class Entry:
         storages = [storage_of(tensors[i]) for i in self.slots]
         with contextlib.nullcontext() if self.ran else uncollected():
             outputs = self.jitted(*self.inputs(storages, reached))
+        if not self.ran and len(self.trace.closed.jaxpr.eqns) > _LARGE:
+            trim()
         self.ran = True
         return (outputs,) if self.bare else outputs, tensors, storages
 
