@@ -62,20 +62,27 @@ class Fuzzer:
             self.compared += len(want.outputs)
             host = self.device.host
             pairs = [(host(x), host(y)) for x, y in zip(got.outputs, want.outputs, strict=False)]
-            found = compare_programs(got, want, f"the {turn} call")
-            if found := found or within("result", pairs, partial(_near, program, self.compiler), f"the {turn} call"):
+            when, near = f"the {turn} call", partial(_near, program, self.compiler)
+            found = compare_programs(got, want, when) or within("result", pairs, near, when)
+            slopes = [
+                (host(x), host(y))
+                for x, y in zip(got.grads, want.grads, strict=False)
+                if x is not None and y is not None
+            ]
+            if found := found or within("gradient", slopes, near, when):
                 return found[0]
         return None
 
     def _inputs(self) -> tuple[torch.Tensor, ...]:
         values = torch.tensor([[0.1, 0.7], [0.3, 1.3]]), torch.tensor([[1.1, 0.2], [0.6, 0.9]])
-        return tuple(value.to(self.device.type) for value in values)
+        return tuple(value.to(self.device.type).requires_grad_(self.compiler.grads) for value in values)
 
     def _ambient(self, program: CompiledProgram) -> AbstractContextManager[object]:
         return self.device.autocast(program.ambient) if program.ambient else nullcontext()
 
     def _run(self, call: Callable[..., object], program: CompiledProgram) -> ProgramOutcome:
-        return run_program(call, self._inputs, torch.no_grad(), self._ambient(program), self.device.type, False)
+        grads, ambient = self.compiler.has_grads(program), self._ambient(program)
+        return run_program(call, self._inputs, torch.set_grad_enabled(grads), ambient, self.device.type, grads)
 
     def explore(self) -> tuple[str, CompiledProgram] | None:
         """Return the difference on the smallest random program that has one, and that program; None without one."""
@@ -106,10 +113,10 @@ def lowest(program: CompiledProgram) -> torch.dtype:
 _RUN = """\
 def inputs():
     values = [[0.1, 0.7], [0.3, 1.3]], [[1.1, 0.2], [0.6, 0.9]]
-    return tuple(torch.tensor(x).to({device!r}) for x in values)
+    return tuple(torch.tensor(x).to({device!r}).requires_grad_({grads}) for x in values)
 
 def run(call):
-    return run_program(call, inputs, torch.no_grad(), {region}, {device!r}, False)
+    return run_program(call, inputs, torch.set_grad_enabled({with_grads}), {region}, {device!r}, {with_grads})
 
 want = run(program)
 try:
@@ -123,17 +130,19 @@ for turn in ("first", "second"):
     pairs = [(x.cpu(), y.cpu()) for x, y in zip(got.outputs, want.outputs)]
     near = lambda want: rounding_bound(want, [{lowest}], {roundings})
     found = compare_programs(got, want, f"the {{turn}} call")
-    report(f"the {{turn}} call", found or within("result", pairs, near, f"the {{turn}} call"))"""
+    slopes = [(x.cpu(), y.cpu()) for x, y in zip(got.grads, want.grads) if x is not None and y is not None]
+    found = found or within("result", pairs, near, f"the {{turn}} call")
+    report(f"the {{turn}} call", found or within("gradient", slopes, near, f"the {{turn}} call"))"""
 
 
 def text_of(program: CompiledProgram, compiler: str, device: Device) -> str:
     """Return a program in plain torch, eagerly and compiled, which prints what a case prints."""
     how, made = source_of_making(compiler, "program", "inputs()")
     region = f"torch.autocast({device.type!r}, dtype={DTYPES[program.ambient]})" if program.ambient else "nullcontext()"
-    roundings = 0 if FUZZED[compiler].exact else ROUNDINGS
-    made = _RUN.format(
-        device=device.type, region=region, made=f"{made}.call", lowest=lowest(program), roundings=roundings
-    )
+    drawn = FUZZED[compiler]
+    given: dict[str, object] = {"device": device.type, "region": region, "made": f"{made}.call"}
+    given |= {"lowest": lowest(program), "roundings": 0 if drawn.exact else ROUNDINGS}
+    made = _RUN.format(**given, grads=drawn.grads, with_grads=drawn.has_grads(program))
     needed: list[Needed] = [how, nullcontext, run_program, compare_programs, refusal, within, rounding_bound, report]
     return written(device, (), needed, ["import torch.nn.functional as F", program.text.rstrip(), made])
 
@@ -177,20 +186,26 @@ class CompilerPrograms:
 
     `one_dtype`: whether the regions of a program name one dtype, the same for all; see docs/findings,
     script-keeps-first-dtype and script-casts-float32-only. `inside`: the ops of programs that are called in a region.
-    `examples`: how many programs a run draws that is not nightly.
+    `grads`: whether gradients are compared, too. `examples`: how many programs a run draws that is not nightly.
     """
 
     ops: tuple[str, ...]
     exact: bool = True
     one_dtype: bool = False
     inside: tuple[str, ...] = ()
+    grads: bool = False
     examples: int = 25
+
+    def has_grads(self, program: CompiledProgram) -> bool:
+        """Return whether its gradients are compared: a setting says in which of the regions around it they are made."""
+        return self.grads and not program.ambient
 
 
 FUZZED = {
     "script": CompilerPrograms((*_BOTH, "{0}.float()"), one_dtype=True, examples=60),
     "traced": CompilerPrograms(_BOTH + _LISTED + _CASTS, inside=_BOTH, examples=100),
-    "dynamo": CompilerPrograms(_BOTH + _LISTED + _CASTS + _COMPOSITE),
+    "dynamo": CompilerPrograms(_BOTH + _LISTED + _CASTS + _COMPOSITE, grads=True),
+    "aot": CompilerPrograms(_BOTH + _LISTED + _CASTS + _COMPOSITE, exact=False, grads=True, examples=12),
     "export": CompilerPrograms(_BOTH + _LISTED + _COMPOSITE),
     "strict": CompilerPrograms(_BOTH + _LISTED + _COMPOSITE),
     "jaxjit": CompilerPrograms(_BOTH + _LISTED + _CASTS + _COMPOSITE, exact=False),
