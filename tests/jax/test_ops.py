@@ -66,6 +66,21 @@ def test_range() -> None:
         assert torch.range(1, 4, device="jax").tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
+def test_steps_between_integers_begin_and_end_at_integers() -> None:
+    for make, numbers in ((torch.linspace, (4.3, 0.5, 4)), (torch.logspace, (4.3, 0.5, 4, 3.0))):
+        for dtype in (torch.int16, torch.int32, torch.int64):
+            expected = make(*numbers, dtype=dtype)
+            assert torch.equal(make(*numbers, dtype=dtype, device="jax").cpu(), expected), dtype
+
+
+@pytest.mark.parametrize("name", ["modified_bessel_i0", "modified_bessel_i1", "scaled_modified_bessel_k0", "bessel_y1"])
+def test_bessel_functions_far_from_zero(name: str) -> None:
+    points = torch.tensor([-1000.0, -100.0, -9.0, 0.0, 1e-9, 1.0, 30.0, 100.0, 700.0, 1e9, torch.inf]).double()
+    if name == "bessel_y1":
+        points = points[3:9]  # PyTorch's own loses all digits beyond
+    close(getattr(torch.special, name)(points.to("jax")), getattr(torch.special, name)(points))
+
+
 PLAIN = torch.linspace(-2, 3, 24).reshape(2, 3, 4)
 BASE = torch.linspace(0, 1, 60).reshape(3, 4, 5)
 ROWS = torch.tensor([[0, 2], [-1, 1]])

@@ -33,15 +33,15 @@ def _steps(start: Bound, step: Bound, *, size: int, dtype: torch.dtype) -> jax.A
 
 
 def _even(start: Bound, end: Bound, *, size: int, dtype: torch.dtype) -> jax.Array:
-    """Go evenly from `start` to `end`, each half from its own end; ends and step are rounded to the dtype."""
+    """Go evenly from `start` to `end`, each half from its own end; ends and a float step are rounded to the dtype."""
     wide = jnp.complex128 if dtype.is_complex else jnp.float64
 
     def rounded(number: Bound) -> jax.Array:
-        array = jnp.asarray(number)
-        return (array.astype(jax_dtype(dtype)) if dtype.is_floating_point else array).astype(wide)
+        return jnp.asarray(number).astype(jax_dtype(dtype)).astype(wide)
 
     first, last = rounded(start), rounded(end)
-    step = rounded((last - first) / max(size - 1, 1))
+    step = (last - first) / max(size - 1, 1)
+    step = rounded(step) if dtype.is_floating_point else step
     i = jnp.arange(size)
     return jnp.where((i < size // 2) | (size == 1), first + step * i, last - step * (size - 1 - i))
 
