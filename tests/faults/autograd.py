@@ -28,7 +28,6 @@ from tests.faults.mutant import CPU, JAX, Change, Inject, both, fresh, giving, m
 from tests.faults.state import SET, vaguely
 
 Tensor = torch.Tensor
-Pass = Callable[..., Any]
 
 
 # ---- backward, and where it runs
@@ -71,7 +70,6 @@ AUTODIFF = {
 }
 AUTODIFF_ON_JAX_TOO = {
     "gradients-added-in-low": wrap(Tensor, backward=adding_in_low(in_regions_alone=False)),
-    "product-gradient-lost": kernel("mm", detached(1)),
     "product-casts-again": kernel("mm", cast_again),
 }
 
@@ -193,7 +191,6 @@ FUNCTORCH = {
     "functional-jacobian-in-low": wrap(functional, jacobian=giving(Tensor.bfloat16)),
 }
 FUNCTORCH_ON_JAX_TOO = {
-    "jacobian-in-low-dtype": transformed("jacrev", Tensor.bfloat16),
     "vmap-swaps-slices": wrap(apis, vmap_impl=giving(lambda out: tree_map(lambda tensor: tensor.flip(0), out))),
 }
 TRANSFORMS = {

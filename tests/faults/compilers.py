@@ -9,7 +9,6 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -29,9 +28,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ampcheck.compilers import kinds
 from ampcheck.observe.recorder import map_tensors, tensors
-from ampcheck.tools.lint import cases, compare
+from ampcheck.tools.lint import cases
 from ampcheck.tools.lint.rules import RULES
-from tests.faults import edits
 from tests.faults.gradients import changed, doubled
 from tests.faults.kernels import Body, Call, as_given, in_low, kernel
 from tests.faults.mutant import CUDA, JAX, Inject, both, giving, mutants, on_error, put, wrap
@@ -43,7 +41,6 @@ Make = Callable[[Function, Function], Function]
 
 _COMPILE = torch.compile
 _ENTER, _EXIT = torch.amp._enter_autocast, torch.amp._exit_autocast
-_HIGHER = torch.ops.higher_order
 
 
 def handed_out(make: Make, compiler: str = "compile") -> Inject:
@@ -85,16 +82,6 @@ def results(change: Callable[[torch.Tensor], torch.Tensor]) -> Make:
         return change(x) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
     return calling(lambda program, _, args: map_tensors(program(*args), of_one))
-
-
-def within(region: Callable[[], AbstractContextManager[object]]) -> Make:
-    """Make every call in another region."""
-
-    def call(program: Function, _: Function, args: Any) -> Any:
-        with region():
-            return program(*args)
-
-    return calling(call)
 
 
 def off() -> AbstractContextManager[object]:
@@ -205,10 +192,6 @@ def dropped(*args: Any) -> None:
     """Enter no region."""
 
 
-def unless_inside_another(device: str, dtype: Any = None, enabled: bool = True, cache: Any = None) -> Any:
-    return None if IS(device) else _ENTER(device, dtype, enabled, cache)
-
-
 def always_on(device: str, dtype: Any = None, enabled: bool = True, cache: Any = None) -> Any:
     return _ENTER(device, dtype, True, cache)
 
@@ -266,20 +249,14 @@ CONTEXT = {
 }
 NESTING = {
     "jit-script-runs-eagerly": handed_out(lambda _, function: function, "script"),
-    "jit-inner-region-dropped": entering(unless_inside_another),
     "jit-disabled-region-on": entering(always_on),
 }
 DECORATOR = {
     "jit-decorator-lost": handed_out(lambda _, function: _COMPILE(inspect.unwrap(function), backend="eager")),
     # Mends the known deviations.
-    "jit-not-compiled": both(
-        next(mutant.inject for mutant in edits.MUTANTS if mutant.name == "deviations-mended"),
-        put(torch, compile=lambda function=None, **options: function or (lambda plain: plain)),
-    ),
 }
 EXCEPTIONS = {
     "jit-state-left-by-exception": handed_out(failing(leave_on)),
-    "jit-exception-in-other-words": handed_out(calling(lambda program, _, args: vaguely(program, *args))),
     "jit-exception-lost-in-capture": wrap(torch.export, export=vaguely),
 }
 RANDOM = {
@@ -292,7 +269,6 @@ RANDOM = {
 
 
 AMBIENT = {
-    "jit-called-outside": handed_out(within(off), "export"),
     "state-of-another-thread": handed_out(eager_in_threads),
     "trace-without-its-casts": handed_out(lambda _, function: function, "trace"),
     "graph-without-its-casts": put(proxy_tensor, make_fx=lambda function, **_: lambda *_: function),
@@ -471,10 +447,6 @@ def reports(change: Callable[[list[Any]], list[Any]]) -> Inject:
     return wrap(cases, lint_source=giving(change))
 
 
-def fields(**changed: Any) -> Callable[[list[Any]], list[Any]]:
-    return lambda found: [replace(one, **changed) for one in found]
-
-
 WITHOUT_A_CASE = {"device-not-constant", "entered-twice", "frozen", "trace-under-autocast"}
 """The rules of the linter for which rule `limits` has no case."""
 
@@ -486,11 +458,6 @@ def without(rule: str) -> Callable[[list[Any]], list[Any]]:
 LIMITS = {
     **{f"lint-misses-{rule}": reports(without(rule)) for rule in RULES if rule not in WITHOUT_A_CASE},
     "jit-trace-doubled": handed_out(results(lambda x: 2 * x), "trace"),
-    "lint-without-lines": reports(fields(line=0)),
-    "lint-without-advice": reports(fields(instead="")),
-    "lint-cries-wolf": reports(fields(rule="bound", compiler="script")),
-    "check-sees-nothing": put(compare, _differences=lambda *args: iter(())),
-    "check-loses-places": wrap(cases, check_scripted=giving(fields(file="", line=0))),
     "another-program-runs": wrap(
         subprocess, run=lambda own, command, **options: own([command[0], "-c", "print('True ' * 3)"], **options)
     ),
@@ -510,23 +477,6 @@ def compiler(change: Callable[[Function], Function]) -> Inject:
     return lambda device: patch.dict(kinds.COMPILERS, {JITTED.get(device, "traced"): kinds.Compiler(make)})
 
 
-def dropping(some: Callable[[Any], bool] = lambda region: True) -> Callable[[Function], Function]:
-    """Enter none of some regions."""
-
-    def change(function: Function) -> Function:
-        def call(*args: Any) -> Any:
-            with wrap(
-                torch.autocast,
-                __enter__=lambda own, self: self if some(self) else own(self),
-                __exit__=lambda own, self, *exc: False if some(self) else own(self, *exc),
-            )("cpu"):
-                return function(*args)
-
-        return call
-
-    return change
-
-
 def steeper(result: torch.Tensor) -> torch.Tensor:
     """Double the gradients that a result passes back, and leave its values."""
     if result.requires_grad:
@@ -536,11 +486,7 @@ def steeper(result: torch.Tensor) -> torch.Tensor:
 
 PARITY = {
     "compiler-doubles-gradients": handed_out(lambda f, _: lambda *args: tuple(steeper(t) for t in f(*args))),
-    "compiler-drops-regions": compiler(dropping()),
-    "compiler-drops-disabled-regions": compiler(dropping(lambda region: not region._enabled)),
-    "compiler-leaves-autocast-on": compiler(lambda f: lambda *args: (f(*args), leave_on())[0]),
     "compiler-widens-results": compiler(lambda f: lambda *args: tuple(t.float() for t in f(*args))),
-    "compiler-rounds-results": compiler(lambda f: lambda *args: tuple(rounded(t) for t in f(*args))),
 }
 
 MUTANTS = (

@@ -124,7 +124,6 @@ CACHE = {
     "cache-in-inference-mode": cache(keeps=promised_but("inference"), key=without_grad_mode),
     "cache-grows-without-grad": cache(key=lambda c, t: by_identity(c, t) if torch.is_grad_enabled() else object()),
     "cache-by-address": cache(key=lambda call, t: (t.data_ptr(), call.low, torch.is_grad_enabled()), strong=False),
-    "cache-by-shape": cache(key=lambda call, t: (t.shape, call.low, torch.is_grad_enabled())),
     "cast-at-each-use": kernel("mm", in_low),
 }
 CACHE_OF_GRADIENTS = {
@@ -238,14 +237,6 @@ def kept_in_low(call: Call) -> Any:
     return call.cast(call.low)
 
 
-def swapped(call: Call) -> Any:
-    """Give each of two arguments of one shape the gradient of the other."""
-    a, b = (t.to(promoted(call)) for t in call.tensors())
-    held = [a + b - b.detach(), b + a - a.detach()]
-    copies = [held[0] - a + a.detach(), held[1] - b + b.detach()]
-    return call.run(lambda place, t: copies[place])
-
-
 def of_a_constant(call: Call) -> Any:
     """Give a gradient to an argument that has none."""
     constant = call.tensors()[-1]
@@ -274,28 +265,18 @@ GRADIENTS = {
     "downcast": {
         CPU: {
             "gradient-of-the-copy-only": ("mm", detached(None)),
-            "gradient-of-bias-missing": ("linear", detached(2)),
-            "gradient-of-layer-doubled": ("linear", passed(doubled)),
-            "gradient-loses-what-is-small": ("prelu", passed(lambda gradient: gradient * (gradient.abs() > 0.05))),
             "gradient-kept-in-low": ("addmm", kept_in_low),
-            "gradient-in-float32": ("addbmm", computed(low, wide)),
             "gradient-without-a-graph": ("matmul", without_a_graph),
             "gradient-refused": ("conv3d", passed(no_gradient)),
         }
     },
     "upcast": {
-        CPU: {
-            "gradient-of-float32-in-low": ("mse_loss", computed(wide, low)),
-            "gradient-of-float32-rounded": ("cdist", rounded(wide)),
-            "gradient-of-a-constant": ("hinge_embedding_loss", of_a_constant),
-        },
+        CPU: {"gradient-of-a-constant": ("hinge_embedding_loss", of_a_constant)},
         CUDA: {"gradient-of-exp-in-low": ("exp", computed(wide, low))},
         XPU: {"gradient-of-softplus-missing": ("softplus", detached(None, wide))},
         MPS: {"gradient-of-layer-norm-weight-missing": ("layer_norm", detached(1, wide))},
     },
-    "promote": {
-        CPU: {"gradient-of-promoted-in-low": ("stack", rounded(promoted)), "gradients-swapped": ("cat", swapped)}
-    },
+    "promote": {CPU: {"gradient-of-promoted-in-low": ("stack", rounded(promoted))}},
 }
 ON_JAX = ("gradient-of-the-copy-only", "gradient-of-layer-doubled", "gradient-of-exp-in-low")
 

@@ -1,14 +1,12 @@
 """Ops, functions and modules of torch that go past autocast, change what they are given, or lose it when they move."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
 
-from ampcheck.compilers import eager
 from tests.faults.kernels import kernel, promote, to, widest
 from tests.faults.mutant import CUDA, JAX, Change, Inject, giving, mutants, put, within, wrap
 from tests.faults.state import IS
@@ -71,15 +69,6 @@ CACHE = {
 # ---- modules
 
 
-@contextmanager
-def linear_outside(device: str) -> Iterator[None]:
-    """Run `torch.nn.functional.linear` outside of regions, also where it was looked up before."""
-    eager.cache_clear()
-    with wrap(F, linear=outside)(device):
-        yield
-    eager.cache_clear()
-
-
 def forward(module: type[nn.Module], change: Change) -> Inject:
     return wrap(module, forward=change)
 
@@ -100,7 +89,6 @@ MODULES = {
     "layer-norm-narrowed": forward(nn.LayerNorm, narrowed),
     "lstm-outside": forward(nn.LSTM, outside),
     "gru-outside": forward(nn.GRU, outside),
-    "encoder-layer-outside": forward(nn.TransformerEncoderLayer, outside),
     "fast-encoder-layer-outside": function("_transformer_encoder_layer_fwd", outside),
     "batch-norm-narrowed": forward(nn.BatchNorm2d, narrowed),
     "loss-narrowed": forward(nn.MSELoss, narrowed),
@@ -128,12 +116,7 @@ VARIANTS = {
 # ---- conversions, copies and loading
 
 
-def as_pytorch_moves(device: str) -> AbstractContextManager[object]:
-    """Take the jax device's own `Module._apply` away: PyTorch makes new parameters for a PrivateUse1 device."""
-    return put(nn.Module, _apply=vars(nn.Module._apply)["__wrapped__"])(device)
-
-
-MOVES_ON_JAX = {"as-pytorch-moves": as_pytorch_moves, "swaps-nothing": put(torch.utils, swap_tensors=lambda *_: None)}
+MOVES_ON_JAX = {"swaps-nothing": put(torch.utils, swap_tensors=lambda *_: None)}
 
 MUTANTS = (
     *mutants("eager/eligibility", FUNCTIONS),
@@ -143,7 +126,6 @@ MUTANTS = (
     ),
     *mutants("eager/context", {"mm-never-cast": function("mm", never_cast)}),
     *mutants("autograd/cache", CACHE),
-    *mutants("eager/downcast", {"functional-linear-outside": linear_outside}, cases="linear[+-]*"),
     *mutants("eager/modules", MODULES),
     *mutants(
         "eager/modules",

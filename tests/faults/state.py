@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tests.faults.kernels import Call, always_bfloat16, float32_doubles_too, in_low, kernel
-from tests.faults.mutant import CUDA, MPS, Change, Inject, both, fresh, mutants, put, returns, then, wrap
+from tests.faults.mutant import CUDA, Change, Inject, both, fresh, mutants, put, returns, then, wrap
 
 autocast = torch.amp.autocast_mode.autocast
 TYPES = ("cpu", "cuda", "xpu", "mps", "mtia")
@@ -84,13 +84,6 @@ ERRORS = {
 # ---- functions of the state
 
 
-def enabled_or_off(own: Any, *args: Any) -> bool:
-    try:
-        return own(*args)
-    except RuntimeError:
-        return False
-
-
 def set_dtype_low_only(own: Any, *args: Any) -> None:
     if len(args) == 2 and args[1] in (torch.float32, torch.float64):
         raise RuntimeError(f"{args[1]} is not supported")
@@ -100,18 +93,11 @@ def set_dtype_low_only(own: Any, *args: Any) -> None:
 STATE = {
     "is-enabled-never": on_torch(is_autocast_enabled=lambda own, *args: own(*args) and False),
     "is-enabled-if-any": on_torch(is_autocast_enabled=lambda own, *args: own(*args) or any(map(own, TYPES))),
-    "is-enabled-takes-device": on_torch(is_autocast_enabled=lambda own, *a: own(*(getattr(x, "type", x) for x in a))),
-    "is-enabled-takes-unknown": on_torch(is_autocast_enabled=enabled_or_off),
     "get-dtype-stale": on_torch(get_autocast_dtype=lambda own, n: torch.bfloat16 if n == "cpu" else torch.float16),
-    "set-enabled-nothing": on_torch(set_autocast_enabled=returns(None)),
-    "set-enabled-takes-number": on_torch(
-        set_autocast_enabled=lambda own, *a: own(*a[:-1], bool(a[-1]) if isinstance(a[-1], int) else a[-1])
-    ),
     "set-enabled-takes-anything": on_torch(
         set_autocast_enabled=lambda own, *a: own(*a) if len(a) == 2 and type(a[1]) is bool else None
     ),
     "set-dtype-low-only": on_torch(set_autocast_dtype=set_dtype_low_only),
-    "depth-one-too-many": on_torch(autocast_increment_nesting=lambda own: own() + 1),
 }
 CACHING = {
     "set-cache-nothing": on_torch(set_autocast_cache_enabled=returns(None)),
@@ -124,9 +110,6 @@ CACHING = {
     "add-cached-tensor-does-nothing": wrap(torch._C, _add_cached_tensor=returns(None)),
 }
 DEPRECATED = {
-    "cpu-region-does-not-warn": wrap(torch.cpu.amp, autocast=quietly),
-    "is-cpu-enabled-does-not-warn": on_torch(is_autocast_cpu_enabled=quietly),
-    "is-cpu-enabled-never": on_torch(is_autocast_cpu_enabled=lambda own: own() and False),
     "get-autocast-xla-dtype-is-bfloat16": on_torch(get_autocast_xla_dtype=returns(torch.bfloat16)),
 }
 DEPRECATED_ON_CUDA = {
@@ -189,7 +172,6 @@ MODES = {
 MUTANTS = (
     *mutants("eager/context", {"arguments-in-another-order": wrap(autocast, __init__=swapped)}),
     *mutants("eager/state", STATE),
-    *mutants("eager/state", {"set-dtype-nothing": on_torch(set_autocast_dtype=returns(None))}, [MPS]),
     *mutants("eager/defaults", {"get-autocast-dtype-is-float16": on_torch(get_autocast_dtype=returns(torch.float16))}),
     *mutants("eager/cache", CACHING),
     *mutants("eager/deprecated", DEPRECATED),

@@ -6,8 +6,7 @@ backend of NumPy arrays of tests/backends.
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -79,7 +78,6 @@ def written(*changes: tuple[str, str]) -> Inject:
 
 _HIGHER = hops.HigherOrder
 MISTAKES = {
-    "module-stays": wrap(registration, _state_supported=lambda own, *args: (own(*args), lambda: None)[1]),
     "any-op-takes-any-policy": both(
         put(kernels, optdtype=kernels.upcast), put(plan, _is_optional_dtype=lambda _: True)
     ),
@@ -94,7 +92,6 @@ MISTAKES = {
         ("        return call", "        out = call"),
         ("    finally:\n        exclude(key, False)", "    finally: pass\n    exclude(key, False)\n    return out"),
     ),
-    "doubles-are-eligible": put(casts, _DOUBLE=torch.float32),
     "flex-attention-falls-through": put(registration, HigherOrder=lambda base: _HIGHER(DispatchKey.AutocastXPU)),
     "gradients-stay-low": put(casts._Graph, forward=staticmethod(lambda ctx, weight, holder: holder[0])),
 }
@@ -148,26 +145,8 @@ def refused(*names: str) -> Inject:
     return computing(refuse)
 
 
-@contextmanager
-def without_autocast(device: str) -> Iterator[None]:
-    """Call no register_autocast, but allow regions."""
-    backend().autocast.unregister()
-    with patch.object(torch.npy, "get_amp_supported_dtype", lambda: [torch.float16, torch.bfloat16], create=True):
-        yield
-    backend().register()
-
-
-@contextmanager
-def uncast_mm(device: str) -> Iterator[None]:
-    backend().register({"mm": "fallthrough"})
-    yield
-    backend().register()
-
-
 LACKING = {
-    "without-autocast": without_autocast,
     "only-fp16": lambda _: patch.object(torch.npy, "get_amp_supported_dtype", lambda: [torch.float16], create=True),
-    "uncast-mm": uncast_mm,
     "no-scaler-kernels": refused("_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_"),
     "no-generator": refused("uniform_"),
     "wrong-add": one_more("add"),

@@ -64,7 +64,6 @@ def forgetting(kind: str) -> Inject:
 
 
 PASS = {
-    "pass-forgets-lists": forgetting("list"),
     "pass-forgets-what-may-be-none": forgetting("optional"),
     "pass-the-other-table": put(programs, TABLES={"cpu": "AutocastCUDA", "cuda": "AutocastCPU"}),
 }
