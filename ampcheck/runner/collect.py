@@ -240,11 +240,11 @@ class Collector:
         return [item for item in every if item in out]
 
     def _twins(self, items: Sequence[pytest.Item]) -> set[pytest.Item]:
-        """Return the cases of devices of `one_region_dtype` beside which another one is taken."""
+        """Return the cases of devices of `one_region_dtype`, and those that fork, beside which another one is taken."""
         alike = defaultdict(list)
         for item in items:
             case = item.stash[CASE]
-            if self.devices[case.device].one_region_dtype:
+            if self.devices[case.device].one_region_dtype or item.get_closest_marker("forks"):
                 inputs = case.inputs.replace(case.amp, "low").replace(LOW[case.amp == LOW[0]], "other")
                 alike[replace(case, amp="", inputs=inputs)].append(item)
         taken = {same[crc32(same[0].stash[CASE].key.encode()) % len(same)] for same in alike.values()}

@@ -99,7 +99,7 @@ def test_it_is_chosen_by_name_and_by_whole_runs() -> None:
 def test_a_run_that_does_not_name_it_has_its_smoke_cases(pytestconfig: pytest.Config) -> None:
     collector = Collector(pytestconfig, ["cpu", "torchax"])
     cases = [case for device in collector.devices.values() for case in op_cases(device, "downcast", "eager")]
-    items = [Mock(stash={CASE: case}) for case in cases]
+    items = [Mock(stash={CASE: case}, get_closest_marker=lambda name: None) for case in cases]
     out = collector.choose(items)
     assert {item.stash[CASE].device for item in out} == {"torchax"}
     kept = [case for case in cases if case.device == "torchax"]

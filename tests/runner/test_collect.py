@@ -92,7 +92,7 @@ def test_a_whole_run_has_one_region_dtype_of_a_device_that_says_so(
     collector = Collector(config, ["cpu"])
     collector.root = suites_folder()
     cases = [case for rule in ("downcast", "fallthrough") for case in op_cases(collector.devices["cpu"], rule)]
-    items = [Mock(stash={CASE: case}) for case in cases]
+    items = [Mock(stash={CASE: case}, get_closest_marker=lambda name: None) for case in cases]
     assert collector.choose(list(items)) == []
     monkeypatch.setattr(Cpu, "one_region_dtype", True)
     out = {item.stash[CASE] for item in collector.choose(list(items))}
