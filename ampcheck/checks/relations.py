@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ampcheck.checks.amp import Amp
 from ampcheck.samples.surface import evaluate, inputs
-from ampcheck.samples.torch_private import pytree
+from ampcheck.samples.torch_private import backend_name, pytree
 
 Result = list[torch.Tensor] | Exception
 Region = Callable[[], AbstractContextManager[object]]
@@ -173,7 +173,7 @@ class _Relations:
             "checkpoint": lambda region: checkpoint(plain, region, use_reentrant=False),
             "dispatch mode": lambda region: self.entered(plain, partial(FlopCounterMode, display=False), region),
         }
-        if self.amp.type == torch._C._get_privateuse1_backend_name() and _derives(self.op):
+        if self.amp.type == backend_name() and _derives(self.op):
             del ways["checkpoint"]  # its hook raises, which ends the process (python-backend-hook-exception)
         # In a mode no threads share the work, and of what a device runs as one op it runs the parts, each rounded.
         apart = 1e-5 if self.amp.type == "cpu" else 2 * torch.finfo(self.amp.dtype).eps
