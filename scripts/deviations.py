@@ -323,6 +323,8 @@ class Doubling:
                     told = [text.rstrip() for text in self.changes.said if text.rstrip() not in result["message"]]
                     if not any(text in under.get("message", "") for text in told):
                         continue
+                    if kind == "value" and not {*ids}.isdisjoint(ANY_VALUE) and under["status"] not in RED:
+                        continue
                     for name in ids:
                         verdict = self.verdicts[name]
                         if under["status"] in RED:

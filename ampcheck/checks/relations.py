@@ -173,10 +173,11 @@ class _Relations:
             "checkpoint": lambda region: checkpoint(plain, region, use_reentrant=False),
             "dispatch mode": lambda region: self.entered(plain, partial(FlopCounterMode, display=False), region),
         }
-        if self.amp.type == backend_name() and _derives(self.op):
-            del ways["checkpoint"]  # its hook raises, which ends the process (python-backend-hook-exception)
-        # In a mode no threads share the work, and of what a device runs as one op it runs the parts, each rounded.
-        apart = 1e-5 if self.amp.type == "cpu" else 2 * torch.finfo(self.amp.dtype).eps
+        apart = 1e-5  # no threads share the work in a mode
+        if self.amp.type == backend_name():
+            apart = 2 * torch.finfo(self.amp.dtype).eps  # and of what a backend runs as one op the parts, each rounded
+            if _derives(self.op):
+                del ways["checkpoint"]  # its hook raises, which ends the process (python-backend-hook-exception)
         for name, way in ways.items():
             self.agree(name, way, plain, apart if name == "dispatch mode" else 0.0)
 
