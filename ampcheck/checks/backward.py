@@ -158,16 +158,16 @@ def planned(case: Case, device: Device, policy: str | None = None) -> CallPlan:
 def _require_gradient(todo: CallPlan, device: Device, want: Pass) -> None:
     """Judge a case whose op has no gradient without autocast either.
 
-    Raises Unsupported where PyTorch has none on the CPU in float64, the device declares such texts as refusals, or the
+    Raises Unsupported where the device declares such texts as refusals, PyTorch has none on the CPU in float64, or the
     op has no kernel for its forward pass; else Broken. PyTorch's Meta kernels, which some ops lack for the backward
     pass, are no part of a device without values.
     """
+    if want.error is not None and device.refuses(want.error):
+        raise Unsupported(one_line(want.error))
     if _reference(todo, device, want.dtypes()) in (None, {}):
         raise Unsupported(f"PyTorch has no gradient of {todo.name}, on the CPU in float64 neither")
     if want.error is None:
         raise Broken([NO_GRADIENT.format(name=todo.name, device=device.name)])
-    if device.refuses(want.error):
-        raise Unsupported(one_line(want.error))
     if not lacks_kernel(want.error):
         raise Broken([raises_in_a_pass(want.error, todo.name)], want.error)
     forward = run(todo, device, (), forward_only=True)

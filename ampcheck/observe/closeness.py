@@ -117,11 +117,11 @@ def rounding_bound(want: torch.Tensor, dtypes: list[torch.dtype], roundings: int
         roundings: how many roundings of the least precise of these dtypes may lie between, each of the largest element.
         in_float32: the same where all is float32, if that is more.
     """
-    if not roundings or not want.is_floating_point():
+    if not roundings or not (want.is_floating_point() or want.is_complex()):
         return 0.0
-    finite = want[want.isfinite()].double()
-    largest = float(finite.abs().max()) if finite.numel() else 1.0
-    eps = max(torch.finfo(dtype).eps for dtype in (want.dtype, *dtypes) if dtype.is_floating_point)
+    finite = want[want.isfinite()].abs().double()
+    largest = float(finite.max()) if finite.numel() else 1.0
+    eps = max(torch.finfo(x).eps for x in (want.dtype, *dtypes) if x.is_floating_point or x.is_complex)
     allowed = max(roundings, in_float32 if eps == torch.finfo(torch.float32).eps else 0) * eps * max(1.0, largest)
     return min(allowed, NOTICED * largest)
 

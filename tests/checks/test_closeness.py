@@ -72,6 +72,7 @@ def test_distances(a: torch.Tensor, b: torch.Tensor, each: list[float], largest:
         (of(0.5), [SINGLE], 4, 48, 48 * 2.0**-23),
         (of(INF), [SINGLE], 4, 0, 4 * 2.0**-23),
         (of(2.0**-8), [HALF], 48, 0, NOTICED * 2.0**-8),
+        (of(3 + 4j, dtype=torch.complex64), [], 4, 0, 4 * 2.0**-23 * 5),
     ],
 )
 def test_the_bound_of_other_kernels(
