@@ -80,17 +80,19 @@ def test_a_product_makes_a_case_per_cell(tmp_path: Path, options: tuple[str, ...
     assert sorted(names) == [f"eager/promote/one-{cell}-bf16-cpu" for cell in wanted]
 
 
-CHOSEN = [({}, True), ({"keyword": "mm"}, False), ({"device": ["cpu"]}, False), ({"nightly": True}, False)]
+NARROWED: dict[str, object] = {"keyword": "mm", "device": ["cpu"], "nightly": True, "red_in": "run.jsonl"}
+CHOSEN = [({}, True), *(({name: value}, False) for name, value in NARROWED.items())]
 
 
 @pytest.mark.parametrize(("options", "one_of"), CHOSEN)
 def test_a_whole_run_has_one_region_dtype_of_a_device_that_says_so(
     options: dict[str, object], one_of: bool, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    option = Namespace(**vars(pytestconfig.option) | {"keyword": "", "device": [], "red_in": None} | options)
+    option = Namespace(**vars(pytestconfig.option) | {"keyword": "", "device": []} | options | {"red_in": None})
     config = Mock(option=option, args=[suites_folder()], invocation_params=pytestconfig.invocation_params)
     collector = Collector(config, ["cpu"])
     collector.root = suites_folder()
+    option.red_in = options.get("red_in")  # afterwards, as the collector would read the run file
     cases = [case for rule in ("downcast", "fallthrough") for case in op_cases(collector.devices["cpu"], rule)]
     items = [Mock(stash={CASE: case}, get_closest_marker=lambda name: None) for case in cases]
     assert collector.choose(list(items)) == []
