@@ -222,11 +222,11 @@ def test_a_run_shows_the_warnings_of_an_import(tmp_path: Path) -> None:
 
 def test_a_name_that_another_backend_took(tmp_path: Path) -> None:
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "backends")))
-    modules = ("--device-module=slowpoke", "--device-module=numpy_backend")
+    modules = ("--device-module=partial", "--device-module=numpy_backend")
     done = ended([sys.executable, "-m", "ampcheck", "devices", *modules], tmp_path, PYTHONPATH=path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("ampcheck: device module numpy_backend cannot be loaded as a device: RuntimeError: ")
     assert done.stderr.endswith(
-        "; PrivateUse1 is 'slowpoke' in this process already, and a process has one such backend: load the backends in "
+        "; PrivateUse1 is 'partial' in this process already, and a process has one such backend: load the backends in "
         "separate runs\n"
     )
