@@ -221,21 +221,6 @@ def test_a_program_that_gives_float32s_bits_though_ops_are_lowered_is_invalid(sc
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--device=abacus"], "there is no device named 'abacus'"),
-        (["--device=virtual:cuda"], "has no arithmetic, so that there is nothing to time"),
-        (["--compiler=trace"], "there is no compiler 'trace'"),
-        (["--compiler=jit"], "compiler 'jit' makes a program of a step on jax, not on 'cpu'"),
-        (["--threads=0"], "--threads is 0"),
-        (["--json=nowhere/out.json"], "the file nowhere/out.json cannot be written: No such file"),
-    ],
-)
-def test_bad_options_are_a_sentence(capsys: pytest.CaptureFixture[str], options: list[str], words: str) -> None:
-    assert words in refused(capsys, "bench", "advise", "steps.py", *options)
-
-
-@pytest.mark.parametrize(
     ("worker", "words"),
     [
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended with signal SIGSEGV"),

@@ -100,6 +100,69 @@ def test_an_absent_device_is_said_with_its_reason(tmp_path: Path) -> None:
     assert f"device 'cuda' cannot be used here: {reason}\n" in said
 
 
+PROGRAMS = {
+    "broken_module.py": b"1 / 0\n",
+    "some_program.py": b"""NUMBER = 3
+def shout(word): print(word)
+def step(): pass
+if __name__ == "__main__":
+    raise RuntimeError("it ran")
+""",
+}
+REFUSED = {
+    "bench advise some_program.py --device=abacus": "there is no device named 'abacus'",
+    "bench advise some_program.py --device=virtual:cuda": "has no arithmetic, so that there is nothing to time",
+    "bench advise some_program.py --compiler=trace": "there is no compiler 'trace'",
+    "bench advise some_program.py --compiler=jit": "compiler 'jit' makes a program of a step on jax, not on 'cpu'",
+    "bench advise some_program.py --threads=0": "--threads is 0",
+    "bench advise some_program.py --json=nowhere/out.json": "the file nowhere/out.json cannot be written: No such file",
+    "coverage --device abacus": "abacus",
+    "coverage gone.jsonl": "gone.jsonl",
+    "coverage --device virtual:mps --json gone/there.json": "gone/there.json",
+    "coverage --try 1 --device virtual:mtia": "virtual:mtia",
+    "doctor --every 0 some_program.py": "every is 0",
+    "doctor --steps -1 some_program.py": "steps is -1",
+    "doctor absent.py": "absent.py does not exist",
+    "doctor --json nowhere/x.json some_program.py": "nowhere/x.json cannot be written",
+    "entered --device abacus": "abacus",
+    "lint": "name a file, a folder or a module",
+    "lint nothing.py": "'nothing.py'",
+    "lint --select bund .": "--select names no rule: 'bund'",
+    "lint --ignore bund .": "--ignore names no rule: 'bund'",
+    "power --sample 0": "--sample",
+    "power --rule none": "none",
+    "power --device abacus": "abacus",
+    "torchscript --device virtual:mps": "TorchScript has no autocast",
+    "torchscript --device nothing": "nothing",
+    "torchscript --op=mmm": "there is no op with a policy named 'mmm'; did you",
+    "trace": "SCRIPT.py | MODULE:FUNCTION",
+    "trace absent.py": "absent.py does not exist",
+    "trace .": ". is a folder",
+    "trace absent_module:f": "absent_module cannot be imported: ModuleNotFoundError",
+    "trace broken_module:f": "broken_module cannot be imported: ZeroDivisionError",
+    "trace some_program:": "some_program: names no function",
+    "trace some_program:absent": "no function absent",
+    "trace some_program:NUMBER": "NUMBER of module some_program is an int",
+    "trace some_program:shout": "without arguments: missing a required argument: 'word'",
+    "trace some_program:step 4": "'4' was given",
+    "trace --sort size some_program.py": "invalid choice: 'size'",
+    "trace --limit 0 some_program.py": "--limit must be 1 or more",
+    "trace --json absent/out.json some_program.py": "absent/out.json cannot be written",
+    "trace --against some_program.py some_program.py": "some_program.py is no file of ampcheck trace --json",
+}
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_bad_input_is_refused_in_a_sentence_before_all(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name, text in PROGRAMS.items():
+        Path(name).write_bytes(text)
+    assert REFUSED[command] in refused(capsys, *command.split())
+
+
 # ---- files that are written
 
 

@@ -187,23 +187,6 @@ def test_faults_that_are_missed_are_named(monkeypatch: pytest.MonkeyPatch, capsy
     assert "not noticed: wrong strides in Cell(" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("command", "named"),
-    [
-        (["coverage", "--device", "abacus"], "abacus"),
-        (["coverage", "gone.jsonl"], "gone.jsonl"),
-        (["coverage", "--device", "virtual:mps", "--json", "gone/there.json"], "gone/there.json"),
-        (["entered", "--device", "abacus"], "abacus"),
-        (["coverage", "--try", "1", "--device", "virtual:mtia"], "virtual:mtia"),
-    ],
-)
-@pytest.mark.usefixtures("few_ops")
-def test_bad_input_is_one_sentence(command: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(command) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert named in line
-
-
 # ---- kernels
 
 ENTERED = {

@@ -101,15 +101,6 @@ def test_each_reason_not_to_count_holds_for_some_mutant_and_for_few() -> None:
     assert all(why in measure.text(figures) for why in reasons.values())
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [(["--sample", "0"], "--sample"), (["--rule", "none"], "none"), (["--device", "abacus"], "abacus")],
-)
-def test_bad_options_are_one_sentence(options: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["power", *options]) == 2
-    assert named in capsys.readouterr().err
-
-
 @pytest.mark.nightly
 def test_a_measurement_kills_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["power", "--rule", "context", "--sample", "6", "--work", str(tmp_path)]

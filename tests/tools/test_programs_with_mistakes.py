@@ -118,24 +118,6 @@ def test_results_are_those_without_it() -> None:
     assert all(map(torch.equal, alone, watched))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--every", "0", "x.py"], "every is 0"),
-        (["--steps", "-1", "x.py"], "steps is -1"),
-        (["absent.py"], "absent.py does not exist"),
-        (["--json", "nowhere/x.json", "x.py"], "nowhere/x.json cannot be written"),
-    ],
-)
-def test_bad_input(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("x.py").touch()
-    assert main(["doctor", *arguments]) == 2
-    assert said in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("body", "code"), [("", 0), ("raise RuntimeError('mine')", 1), ("raise SystemExit(7)", 7)])
 def test_command(
     body: str, code: int, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

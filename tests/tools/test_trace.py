@@ -498,33 +498,6 @@ def test_a_function(script: Path, capsys: pytest.CaptureFixture[str], target: st
     assert (mm["name"], mm["policy"], mm["ran_in"], mm["region"]["dtype"]) == ("mm", "downcast", "low", "bf16")
 
 
-@pytest.mark.usefixtures("script")
-@pytest.mark.parametrize(
-    ("argv", "named"),
-    [
-        ([], "SCRIPT.py | MODULE:FUNCTION"),
-        (["absent.py"], "absent.py does not exist"),
-        (["."], ". is a folder"),
-        (["absent_module:f"], "absent_module cannot be imported: ModuleNotFoundError"),
-        (["broken:f"], "broken cannot be imported: ZeroDivisionError"),
-        (["program:"], "program: names no function"),
-        (["program:absent"], "no function absent"),
-        (["program:NUMBER"], "NUMBER of module program is an int"),
-        (["program:shout"], "without arguments: missing a required argument: 'word'"),
-        (["program:step", "4"], "'4' was given"),
-        (["--sort", "size", "program.py"], "invalid choice: 'size'"),
-        (["--limit", "0", "program.py"], "--limit must be 1 or more"),
-        (["--json", "absent/out.json", "program.py"], "absent/out.json cannot be written"),
-        (["--against", "program.py", "program.py"], "program.py is no file of ampcheck trace --json"),
-    ],
-)
-def test_bad_input_is_refused_before_all(capsys: pytest.CaptureFixture[str], argv: list[str], named: str) -> None:
-    assert main.main(["trace", *argv]) == 2
-    shot = capsys.readouterr()
-    assert named in shot.err
-    assert "arguments [" not in shot.out
-
-
 @pytest.mark.parametrize("command", ["trace", "doctor"])
 @pytest.mark.parametrize(("held", "said"), [(b"dear reader,\n", "line 1: invalid syntax"), (b"\x89PNG\xff", "line ")])
 def test_a_file_without_python_is_refused_in_a_sentence(

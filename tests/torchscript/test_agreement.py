@@ -48,19 +48,6 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "PyTorch, mm, inputs fp16, region of bf16: argument 0 of aten::mm" in out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--device", "virtual:mps"], "TorchScript has no autocast"),
-        (["--device", "nothing"], "nothing"),
-        (["--op=mmm"], "there is no op with a policy named 'mmm'; did you"),
-    ],
-)
-def test_bad_input(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["torchscript", *arguments]) == 2
-    assert says in capsys.readouterr().err
-
-
 def test_an_overload_without_a_policy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["torchscript", "--op", "relu", "--device", "cpu"]) == 0
     assert "cpu: relu has no policy" in capsys.readouterr().out
