@@ -162,7 +162,8 @@ def measure(
     path = options.run_file
     if path is not None and path.exists():  # before minutes are spent, not when the file is opened
         raise UsageError(f"the run file {path} cannot be written: it exists, and run files are never overwritten")
-    path = output_file(path or _new_file(options.reports), "run file", folders=True)
+    new = options.reports / "bench" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}.jsonl"
+    path = output_file(path or new, "run file", folders=True)
     mode = options.mode
     limits: dict[str, Peaks] = {}
     starts: dict[str, float] = {}
@@ -218,10 +219,6 @@ def measure(
     footer = {"interrupted": outcome.interrupted, "seconds": round(time.monotonic() - began, 1)}
     writer.close(outcome.groups, footer)
     return outcome
-
-
-def _new_file(reports: Path) -> Path:
-    return reports / "bench" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}.jsonl"
 
 
 def _tell(event: Event, tell: Callable[[str], None]) -> None:

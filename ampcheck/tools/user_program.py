@@ -4,6 +4,7 @@ import argparse
 import ast
 import importlib
 import inspect
+import math
 import os
 import runpy
 import shutil
@@ -72,6 +73,15 @@ def shortened(line: str, width: int) -> str:
 def end(text: str, most: int) -> str:
     """Return a text that has so many characters at most, of a longer one its end."""
     return text if len(text) <= most else f"…{text[1 - most :]}"
+
+
+def plain(value: object) -> Any:
+    """Return a value of JSON data with numbers that are not finite as strings."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def write(path: Path | None, text: Callable[[], str]) -> None:

@@ -22,7 +22,7 @@ from ampcheck.bench.run.summary import summarize
 from ampcheck.devices.registry import select
 from ampcheck.errors import UsageError
 from ampcheck.runner.worker import Worker
-from ampcheck.tools.user_program import wrapped
+from ampcheck.tools.user_program import plain, wrapped
 
 SCHEMA = "advice-3"
 COMMAND = (sys.executable, "-m", "ampcheck.bench.advise.worker")
@@ -99,7 +99,7 @@ class Advice:
             "traced": self.found.traced,
             "trace": json.loads(self.found.trace) if self.found.trace else None,
         }
-        return _finite(whole)  # type: ignore[no-any-return]  # a dictionary stays one
+        return plain(whole)  # type: ignore[no-any-return]  # a dictionary stays one
 
     @property
     def notes(self) -> list[str]:
@@ -248,11 +248,3 @@ def _measured(plan: BenchPlan, limit: float) -> AdviceFigures:
     if "usage" in said:
         raise UsageError(said["usage"])
     return AdviceFigures(**said["found"])
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, (list, tuple)) else value

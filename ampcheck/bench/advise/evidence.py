@@ -22,7 +22,7 @@ from ampcheck.spec.dtypes import LOW, is_floating
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.trace import CastRecord, OpRecord, Trace
 from ampcheck.tools.trace.recorder import signature_of
-from ampcheck.tools.trace.report import totals
+from ampcheck.tools.trace.report import recast, totals
 
 _FLOAT32 = ("upcast", "optdtype", "append")
 _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv"))
@@ -175,6 +175,16 @@ def seen(kernels: Sequence[ProfiledKernel], first: Sequence[ProfiledKernel], ops
             kept[kernel.op] += _share(kernel.seconds, total)  # type: ignore[assignment]  # a Counter adds any numbers
     odd = [kernel for kernel in kernels if kernel.odd]
     casts = [cast for op in ops for cast in op.casts if cast.origin == "autocast"]
+    again = [
+        Recast(
+            "views of weight" if some[0].kind == "view" else some[0].kind,
+            some[0].source,
+            len(some),
+            sum(cast.bytes for cast in some),
+            why,
+        )
+        for some, why in recast(casts)
+    ]
     numbers = totals(list(ops))
     return Seen(
         ops=len(kernels),
@@ -186,33 +196,13 @@ def seen(kernels: Sequence[ProfiledKernel], first: Sequence[ProfiledKernel], ops
         lowered_share=_share(sum(kernel.seconds for kernel in lowered), whole),
         kept=dict(kept),
         cache_off=_count(c for c in casts if c.cacheable == CACHE_OFF and c.kind != "activation" and c.kind != "input"),
-        recast=recast(casts),
+        recast=sorted(again, key=lambda one: -one.bytes),
         frozen=_count(cast for cast in casts if cast.kind == "frozen"),
         weights=_count(cast for cast in casts if cast.kind == "weight"),
         overflow=next((f"{op.name} at {op.location}, in {op.out}" for op in ops if op.nonfinite), ""),
         odd=list(dict.fromkeys(kernel.odd for kernel in odd)),
         odd_share=_share(sum(kernel.seconds for kernel in odd), total),
     )
-
-
-def recast(casts: Iterable[CastRecord]) -> list[Recast]:
-    """Return the parameters and buffers that were cast more than once between two changes, most bytes first."""
-    groups: dict[tuple[int, int, str], list[CastRecord]] = {}
-    for cast in casts:
-        if cast.kind in ("weight", "frozen", "view", "buffer"):
-            groups.setdefault((cast.key, cast.version, cast.got), []).append(cast)
-    found = [
-        Recast(
-            "views of weight" if some[0].kind == "view" else some[0].kind,
-            some[0].source,
-            len(some),
-            sum(cast.bytes for cast in some),
-            some[-1].cacheable or "the region that its copy was cached for had ended",
-        )
-        for some in groups.values()
-        if len(some) > 1
-    ]
-    return sorted(found, key=lambda one: -one.bytes)
 
 
 def gradients(

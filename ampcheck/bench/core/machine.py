@@ -16,6 +16,8 @@ BUSY = 0.5
 """A load average above this share of the cores is too much for a benchmark."""
 
 _ISA = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "avx_ne_convert")
+_NO_PATH = re.compile(r"--?xla_\w+(=[\w.,:+-]*)?")
+"""Flags of XLA, but those that have a path for a value."""
 # What Linux calls an ARM processor's features, by what they are.
 _VARIANT = {"asimd": "neon", "asimdhp": "neon_fp16", "bf16": "bf16", "sve": "sve", "svebf16": "sve_bf16", "sme": "sme"}
 
@@ -42,7 +44,7 @@ def describe(proc: Path = Path("/proc"), system: Path = Path("/sys")) -> dict[st
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
         "blas_threads": {n: os.environ[n] for n in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if n in os.environ},
-        "xla_flags": _xla_flags(os.environ.get("XLA_FLAGS", "")),
+        "xla_flags": [flag for flag in os.environ.get("XLA_FLAGS", "").split() if _NO_PATH.fullmatch(flag)],
         **_matmul(),
     }
     return {name: value for name, value in found.items() if value not in (None, "", {}, [])}
@@ -109,11 +111,6 @@ def _line(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
-
-
-def _xla_flags(text: str) -> list[str]:
-    """XLA's flags without those that have a path for a value."""
-    return [flag for flag in text.split() if re.fullmatch(r"--?xla_\w+(=[\w.,:+-]*)?", flag)]
 
 
 def _matmul() -> dict[str, Any]:

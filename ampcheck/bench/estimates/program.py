@@ -261,7 +261,8 @@ def schedule(program: HloProgram, clock: float, bandwidth: float) -> Schedule:
     free = 0.0  # when the stream of copies has nothing left to do
     for computation, instruction in program.kernels():
         opcode = instruction.opcode
-        if opcode in NO_WORK or _names_only(instruction):
+        names_only = opcode == "custom-call" and any(f'"{name}"' in instruction.attributes for name in _NAMES_ONLY)
+        if opcode in NO_WORK or names_only:
             continue
         if opcode in CALLS:
             total.loops += opcode == "while"
@@ -286,10 +287,6 @@ def schedule(program: HloProgram, clock: float, bandwidth: float) -> Schedule:
                     total.without[_kind(program, computation, instruction)] += 1
     total.seconds = max(total.seconds, free)
     return total
-
-
-def _names_only(instruction: Instruction) -> bool:
-    return instruction.opcode == "custom-call" and any(f'"{name}"' in instruction.attributes for name in _NAMES_ONLY)
 
 
 def _copied(computation: Computation, instruction: Instruction) -> tuple[int, int]:

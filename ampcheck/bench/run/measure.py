@@ -92,7 +92,9 @@ class Measurer:
         """
         workload, compiler, timer = catalogue()[found.workload], found.compiler, self.timer
         if isinstance(workload, OverheadWorkload):
-            return _of_overhead(workload, self.device)
+            made = workload.make(self.device.type)
+            first_name = next(iter(made))  # which has an A/A baseline
+            return {name: Timed(call) for name, call in {**made, first_name + AA: made[first_name]}.items()}
         compiles = compiler != "eager" or self.device.type not in COMPILED_AHEAD
         chosen, without = variants(workload, self.device.name, compiler, self.platform)
         found.failed |= without
@@ -172,13 +174,6 @@ class Measurer:
         if shown.invalid:
             facts["invalid"] = shown.invalid
         return facts
-
-
-def _of_overhead(workload: OverheadWorkload, device: Device) -> dict[str, Timed]:
-    """Return the variants, and the first one's A/A baseline."""
-    made = workload.make(device.type)
-    first = next(iter(made))
-    return {name: Timed(call) for name, call in {**made, first + AA: made[first]}.items()}
 
 
 class Blocked:

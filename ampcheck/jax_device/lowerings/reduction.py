@@ -130,13 +130,8 @@ lower("count_nonzero", "count_nonzero.dim_IntList")(
 @lower("logsumexp")
 def logsumexp(self: Array, dim: Dims, keepdim: bool = False) -> Array:
     """Compute log(sum(exp(self))) without overflow; minus infinity of nothing."""
-    values, reduced = wide(self), axes(self, dim)
-    if not jnp.issubdtype(values.dtype, jnp.inexact):
-        values = values.astype(jax_dtype(torch.get_default_dtype()))
-    top = jnp.max(values.real, reduced, keepdims=True, initial=-jnp.inf)
-    top = jnp.where(jnp.isinf(top), jnp.zeros_like(top), top)
-    total = jnp.log(jnp.sum(jnp.exp(values - top), reduced, keepdims=True)) + top
-    return total if keepdim else jnp.squeeze(total, reduced)
+    values = self if jnp.issubdtype(self.dtype, jnp.inexact) else self.astype(jax_dtype(torch.get_default_dtype()))
+    return jax.nn.logsumexp(wide(values), axes(self, dim), keepdims=keepdim)
 
 
 @lower("hash_tensor")

@@ -276,14 +276,7 @@ def bincount(self: Array, weights: Array | None = None, minlength: int = 0) -> A
 
 def _edges(values: Array, count: int, bounds: Sequence[float] | None) -> Array:
     """Return the ends of `count` equal intervals over the values."""
-    if bounds is not None:
-        low, high = (jnp.asarray(b, values.dtype) for b in bounds)
-    elif values.size:
-        low, high = jnp.min(values), jnp.max(values)
-    else:
-        low, high = jnp.asarray(0, values.dtype), jnp.asarray(1, values.dtype)
-    low, high = jnp.where(low == high, low - 0.5, low), jnp.where(low == high, high + 0.5, high)
-    return jnp.linspace(low, high, count + 1, dtype=values.dtype)
+    return jnp.histogram_bin_edges(values, count, bounds if bounds is not None or values.size else (0, 1))
 
 
 def _counted(

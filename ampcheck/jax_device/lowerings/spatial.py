@@ -120,20 +120,18 @@ def _rows(array: Array, dims: int) -> Array:
     return array.reshape(math.prod(array.shape[:-dims]), math.prod(array.shape[-dims:]))
 
 
-def _scattered(values: Array, indices: Array, size: Sequence[int], dims: int) -> Array:
+def _scattered(values: Array, indices: Array, size: Sequence[int], dims: int, *, adds: bool = True) -> Array:
+    """Return zeros with each value added, or else written, at its index in the last dimensions."""
     flat = jnp.zeros((math.prod(size[:-dims]), math.prod(size[-dims:])), values.dtype)
-    rows = jnp.arange(flat.shape[0])[:, None]
-    return flat.at[rows, _rows(indices, dims)].add(_rows(values, dims)).reshape(size)
+    at = flat.at[jnp.arange(flat.shape[0])[:, None], _rows(indices, dims)]
+    return (at.add if adds else at.set)(_rows(values, dims)).reshape(size)
 
 
 @lower("max_unpool2d", "max_unpool3d")
 def max_unpool(self: Array, indices: Array, output_size: Sequence[int], *_: Sequence[int]) -> Array:
     """Return zeros, with each element of self at its index in the last dimensions."""
     dims = len(output_size)
-    size = (*self.shape[:-dims], *output_size)
-    flat = jnp.zeros((math.prod(size[:-dims]), math.prod(output_size)), self.dtype)
-    rows = jnp.arange(flat.shape[0])[:, None]
-    return flat.at[rows, _rows(indices, dims)].set(_rows(self, dims)).reshape(size)
+    return _scattered(self, indices, (*self.shape[:-dims], *output_size), dims, adds=False)
 
 
 def _register_avg_pool(dims: int) -> None:
@@ -240,39 +238,24 @@ def fractional_max_pool(
     return (value, index) if batch is self else (value[0], index[0])
 
 
-Places = Callable[[int, int, int], Ints]
-"""Where each element of a padded dimension comes from, of a length and the widths before and after it."""
+def _padded(self: Array, padding: Sequence[int], mode: str) -> Array:
+    """Pad by `padding`, which names (before, after) of the last dimension first; a negative width cuts off."""
+    last = [(padding[i], padding[i + 1]) for i in reversed(range(0, len(padding), 2))]
+    widths = [(0, 0)] * (self.ndim - len(last)) + last
+    wide = jnp.pad(self, [(max(a, 0), max(b, 0)) for a, b in widths], mode=mode)
+    return wide[tuple(slice(max(-a, 0), n - max(-b, 0)) for (a, b), n in zip(widths, wide.shape, strict=True))]
 
 
-def _reflected(length: int, before: int, after: int) -> Ints:
-    places = np.arange(-before, length + after)
-    places = np.abs(places)
-    return np.where(places >= length, 2 * (length - 1) - places, places)
-
-
-def _padded(self: Array, padding: Sequence[int], places: Places) -> Array:
-    """Pad by `padding`, which names (before, after) of the last dimension first."""
-    for i in range(len(padding) // 2):
-        axis = self.ndim - 1 - i
-        where = places(self.shape[axis], padding[2 * i], padding[2 * i + 1])
-        self = (
-            jnp.take(self, where, axis=axis, mode="clip")
-            if self.size
-            else jnp.zeros((*self.shape[:axis], len(where), *self.shape[axis + 1 :]), self.dtype)
-        )
-    return self
-
-
-def _register(kind: str, places: Places) -> None:
+def _register_pad(kind: str, mode: str) -> None:
     names = [f"{kind}_pad{dims}d" for dims in (1, 2, 3)]
-    lower(*names)(lambda self, padding: _padded(self, padding, places))
+    lower(*names)(lambda self, padding: _padded(self, padding, mode))
     lower(*(f"{name}_backward" for name in names))(
-        widened(lambda grad, self, padding: transposed(lambda x: _padded(x, padding, places), grad, self.shape))
+        widened(lambda grad, self, padding: transposed(lambda x: _padded(x, padding, mode), grad, self.shape))
     )
 
 
-_register("reflection", _reflected)
-_register("replication", lambda length, before, after: np.clip(np.arange(-before, length + after), 0, length - 1))
+_register_pad("reflection", "reflect")
+_register_pad("replication", "edge")
 
 
 _CUBIC = -0.75  # Keys' parameter of upsample_bicubic2d

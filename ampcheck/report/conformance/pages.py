@@ -231,32 +231,35 @@ def _counted(count: int, what: str) -> str:
 
 def states(path: Path) -> dict[str, object]:
     """Read what `ampcheck coverage --json` wrote. Raises UsageError where it is no such file."""
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
+
+    def made(read: Any) -> dict[str, object]:
         rows = [{name: row[name] for name in _COUNTED} for row in read["devices"]]
-        others = [sum(row.get("not_passed", {}).values()) for row in read["devices"]]
-        rows = [{**row, "others": other} for row, other in zip(rows, others, strict=True)]
+        for row, device in zip(rows, read["devices"], strict=True):
+            row["others"] = sum(device.get("not_passed", {}).values())
         total = {name: sum(row[name] for row in rows) for name in _COUNTED[2:]}
-        return {
-            **{name: read.get(name) for name in ("ran", "surface")},
-            "torch": read["torch"],
-            "rows": rows,
-            "total": total,
-        }
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is no file of counts; write one with ampcheck coverage --json {path}") from error
+        about = {name: read.get(name) for name in ("ran", "surface")}
+        return {**about, "torch": read["torch"], "rows": rows, "total": total}
+
+    return _figures(path, "counts", "coverage", made)
 
 
 def power(path: Path) -> dict[str, object]:
     """Read what `ampcheck power --json` wrote. Raises UsageError where it is no such file."""
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-        counted = ("killed", "nightly", "mutants")
+    counted = ("killed", "nightly", "mutants")
+
+    def made(read: Any) -> dict[str, object]:
         rows = [{name: row[name] for name in ("name", *counted)} for row in read["modules"]]
         counts = {name: read[name] for name in ("torch", "devices", *counted, "generated", "survivors")}
         return {**counts, "rows": rows}
+
+    return _figures(path, "figures", "power", made)
+
+
+def _figures(path: Path, what: str, command: str, made: Callable[[Any], dict[str, object]]) -> dict[str, object]:
+    try:
+        return made(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is no file of figures; write one with ampcheck power --json {path}") from error
+        raise UsageError(f"{path} is no file of {what}; write one with ampcheck {command} --json {path}") from error
 
 
 def deviations(history: History, entries: Sequence[Deviation]) -> dict[str, object]:

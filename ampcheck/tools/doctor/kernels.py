@@ -4,7 +4,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -310,14 +310,8 @@ def thread_watch(findings: Findings, started: Place) -> Recorder:
     return Recorder(run)
 
 
-def _caller() -> AbstractContextManager[None]:
-    """Return the state of the code that called the kernel: inside of a dispatch mode autocast is off."""
-    guard: AbstractContextManager[None] = restored_state()
-    return guard
-
-
 def _region_dtype(device: str) -> str:
-    with _caller():
+    with restored_state():  # of the code that called the kernel: inside of a dispatch mode autocast is off
         on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         return name_of(torch.get_autocast_dtype(device)) if on else ""
 

@@ -192,14 +192,6 @@ class Doctor(AbstractContextManager["Doctor"]):
 
             return watched
 
-        def entered(original: Callable[..., Any]) -> Callable[..., Any]:
-            def watched(region: Any) -> Any:
-                if region._enabled:
-                    training.entered(region.device)
-                return original(region)
-
-            return watched
-
         def applied(original: Any) -> Any:
             def watched(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
                 with aside():
@@ -253,7 +245,9 @@ class Doctor(AbstractContextManager["Doctor"]):
         yield _wrapped(GradScaler, "update", before(lambda scaler, *_, **__: training.updated(scaler)))
         yield _wrapped(GradScaler, "step", step)
         yield _wrapped(torch.amp.autocast, "__init__", made)
-        yield _wrapped(torch.amp.autocast, "__enter__", entered)
+        yield _wrapped(
+            torch.amp.autocast, "__enter__", before(lambda x: training.entered(x.device) if x._enabled else None)
+        )
         for kind in vars(lr_scheduler).values():
             if isinstance(kind, type) and "step" in vars(kind):
                 yield _wrapped(kind, "step", before(lambda *_, **__: training.scheduled()))

@@ -118,17 +118,17 @@ def _compiler_of(compiled: object) -> str:
 def _by_compiler(eager: Program, compiler: str, inputs: Sequence[object], device: str) -> Iterator[Diagnostic]:
     try:
         with torch.autocast(device, enabled=False):
-            compiled = _fx(eager) if compiler == "fx" else COMPILERS[compiler].make(eager, inputs).call
+            if compiler == "fx":
+                tracer = torch.fx.Tracer()
+                tracer.record_stack_traces = True
+                root: Any = eager if isinstance(eager, torch.nn.Module) else {}
+                compiled: object = torch.fx.GraphModule(root, tracer.trace(eager))
+            else:
+                compiled = COMPILERS[compiler].make(eager, inputs).call
     except Exception as error:  # a compiler may raise anything
         yield _report(_lines(of_error(error), eager), compiler, "refused", "when it is compiled", "runs", _said(error))
         return
     yield from _compare(eager, compiled, compiler, inputs, device)
-
-
-def _fx(eager: Program) -> torch.fx.GraphModule:
-    tracer = torch.fx.Tracer()
-    tracer.record_stack_traces = True
-    return torch.fx.GraphModule(eager if isinstance(eager, torch.nn.Module) else {}, tracer.trace(eager))
 
 
 def _compare(
@@ -341,13 +341,10 @@ def function_at(program: LintedProgram, line: int) -> Function | None:
     around = [
         node
         for node in ast.walk(program.names.tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _first(node) <= line <= _last(node)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and min(part.lineno for part in (node, *node.decorator_list)) <= line <= _last(node)
     ]
     return max(around, key=lambda node: node.lineno, default=None)
-
-
-def _first(node: Function) -> int:
-    return min(part.lineno for part in (node, *node.decorator_list))
 
 
 def _last(node: ast.stmt) -> int:

@@ -176,7 +176,7 @@ class Walk:
             open_ = [path for path in paths if not path.ended]
             if not open_:
                 return done
-            paths = _distinct([*done, *self._statement(statement, frame, open_)])
+            paths = list(dict.fromkeys([*done, *self._statement(statement, frame, open_)]))
             if len(paths) > _MOST_PATHS:
                 self.too_many = True
                 paths = paths[:1]
@@ -464,10 +464,6 @@ def _again(path: Path, before: list[Path], loop: ast.For | ast.AsyncFor | ast.Wh
         if event.kind == "unscale_"
     )
     return "update" not in kinds and "step" not in kinds and "unscale_" in kinds and all(fixed)
-
-
-def _distinct(paths: list[Path]) -> list[Path]:
-    return list(dict.fromkeys(paths))
 
 
 def _decided(

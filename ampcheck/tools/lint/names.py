@@ -190,6 +190,16 @@ class Names:
             scope = self.scope(scope)
 
 
+def own(function: Function) -> Iterator[ast.AST]:
+    """Yield the nodes of a function's body that run when it is called, those of functions it defines left out."""
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            waiting += ast.iter_child_nodes(node)
+
+
 _GENERIC = ("torch.autocast", "torch.amp.autocast", "torch.amp.autocast_mode.autocast")
 _OF_DEVICE = {
     f"torch.{device}.amp.{middle}autocast": device for device in ("cuda", "cpu") for middle in ("", "autocast_mode.")

@@ -4,7 +4,8 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ampcheck.tools.lint.names import Function, LintedRegion, Names, region
+from ampcheck.tools.lint.names import Function, LintedRegion, Names, own, region
+from ampcheck.tools.lint.values import SAME, Values
 
 _COMPILERS = {
     "torch.jit.script": "script",
@@ -18,8 +19,6 @@ _COMPILERS = {
     "torch.onnx.export": "export",
 }
 _LEFT_OUT = ("torch.jit.ignore", "torch.jit.unused")
-# Methods of a module that return it.
-_SAME = ("eval", "train", "to", "cuda", "cpu", "half", "float", "double", "bfloat16", "requires_grad_")
 _DEPTH = 12
 
 
@@ -37,6 +36,7 @@ class LintedProgram:
 
     def __init__(self, names: Names) -> None:
         self.names = names
+        self.values = Values(names)
         self.calls = [node for node in ast.walk(names.tree) if isinstance(node, ast.Call)]
 
     def compiler(self, call: ast.AST) -> str:
@@ -45,9 +45,7 @@ class LintedProgram:
             return ""
         compiler = _COMPILERS.get(self.names.dotted(call.func), "")
         if not compiler and isinstance(call.func, ast.Attribute) and call.func.attr == "trace":
-            maker = self.value(call.func.value)
-            if isinstance(maker, ast.Call) and self.names.dotted(maker.func) == "torch.fx.Tracer":
-                return "fx"
+            return "fx" if "torch.fx.Tracer" in self.values.kinds(call.func.value) else ""
         return compiler
 
     def compiled(self) -> list[CompiledFunction]:
@@ -56,7 +54,8 @@ class LintedProgram:
         seen: dict[tuple[Function, str], CompiledFunction] = {}
         while waiting:
             found = waiting.pop(0)
-            if (found.function, found.compiler) in seen or self._skips(found):
+            left_out = found.compiler == "script" and self.is_left_out(found.function)
+            if left_out or (found.function, found.compiler) in seen:
                 continue
             seen[found.function, found.compiler] = found
             for call in self.calls_of(found.function):
@@ -77,26 +76,14 @@ class LintedProgram:
             if compiler and call.args:
                 yield from ((function, compiler) for function in self.functions(call.args[0], compiler))
 
-    def _skips(self, found: CompiledFunction) -> bool:
-        return found.compiler == "script" and self.is_left_out(found.function)
-
     def is_left_out(self, function: Function) -> bool:
         """Return whether TorchScript leaves a function to Python."""
         decorators = [d.func if isinstance(d, ast.Call) else d for d in function.decorator_list]
         return any(self.names.dotted(decorator) in _LEFT_OUT for decorator in decorators)
 
-    def own(self, function: Function) -> Iterator[ast.AST]:
-        """Yield the nodes of a function's body that run when it is called, those of functions it defines left out."""
-        waiting: list[ast.AST] = list(function.body)
-        while waiting:
-            node = waiting.pop(0)
-            yield node
-            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-                waiting += ast.iter_child_nodes(node)
-
     def calls_of(self, function: Function) -> list[ast.Call]:
         """Return the calls that a function makes itself."""
-        return [node for node in self.own(function) if isinstance(node, ast.Call)]
+        return [node for node in own(function) if isinstance(node, ast.Call)]
 
     def callees(self, call: ast.Call, compiler: str) -> list[Function]:
         """Return the functions of the file that a compiler goes into at a call; none for one compiled by itself."""
@@ -143,7 +130,7 @@ class LintedProgram:
         if isinstance(expression, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return [expression]
         if isinstance(expression, ast.Attribute):
-            method = self._method(expression, depth)
+            method = self._method(expression)
             if method:
                 return method
         value = self.value(expression)
@@ -160,40 +147,28 @@ class LintedProgram:
         return []
 
     def _of_call(self, call: ast.Call, compiler: str, depth: int) -> list[Function]:
-        made = self.instance(call, depth)
+        made = self.instance(call)
         if made is not None:
             return self.entries(made, compiler)
         if self.compiler(call) and call.args:  # a program compiled twice: scripted, then traced
             return self.functions(call.args[0], compiler, depth + 1)
-        if isinstance(call.func, ast.Attribute) and call.func.attr in _SAME:
+        if isinstance(call.func, ast.Attribute) and call.func.attr in SAME:
             return self.functions(call.func.value, compiler, depth + 1)
         if self.names.dotted(call.func).startswith("torch.nn."):  # Sequential, ModuleList
             return [f for argument in call.args for f in self.functions(argument, compiler, depth + 1)]
         return []
 
-    def _method(self, expression: ast.Attribute, depth: int) -> list[Function]:
-        made = self.instance(expression.value, depth + 1)
+    def _method(self, expression: ast.Attribute) -> list[Function]:
+        made = self.instance(expression.value)
         found = self.names.attribute(made, expression.attr) if made is not None else []
         return [node for node in found if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
 
-    def instance(self, expression: ast.AST, depth: int = 0) -> ast.ClassDef | None:
+    def instance(self, expression: ast.AST) -> ast.ClassDef | None:
         """Return the class of the file that an expression's value is an instance of."""
-        if depth > _DEPTH:
-            return None
         if (owner := self.names.itself(expression)) is not None:
             return owner
-        value = self.value(expression)
-        if isinstance(value, ast.arg):
-            kind = self.value(value.annotation) if value.annotation is not None else None
-            return kind if isinstance(kind, ast.ClassDef) else None
-        if not isinstance(value, ast.Call):
-            return None
-        made = self.value(value.func)
-        if isinstance(made, ast.ClassDef):
-            return made
-        if isinstance(value.func, ast.Attribute) and value.func.attr in _SAME:
-            return self.instance(value.func.value, depth + 1)
-        return None
+        made = self.values.instances(expression)
+        return made[-1][0] if made else None
 
     def entries(self, node: ast.AST | None, compiler: str) -> list[Function]:
         """Return the functions that a compiler enters for a function, or for an instance of a class."""
@@ -229,7 +204,7 @@ _CUSTOM_FWD = ("torch.amp.custom_fwd", "torch.cuda.amp.custom_fwd", "torch.amp.a
 
 def entered(program: LintedProgram, function: Function) -> Iterator[tuple[ast.withitem, LintedRegion | None]]:
     """Yield the with items of a function that enter a region, and the region; None for one that was made elsewhere."""
-    for node in program.own(function):
+    for node in own(function):
         if isinstance(node, (ast.With, ast.AsyncWith)):
             for item in node.items:
                 made = region(program.names, item.context_expr)
@@ -259,14 +234,8 @@ def decorators(program: LintedProgram, function: Function) -> list[LintedRegion]
 
 def around(program: LintedProgram, node: ast.AST) -> list[LintedRegion]:
     """Return the enabled regions around a node lexically, within its function."""
-    out = []
-    for parent in program.names.parents(node):
-        if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            break
-        if isinstance(parent, (ast.With, ast.AsyncWith)):
-            regions = (region(program.names, item.context_expr) for item in parent.items)
-            out += [made for made in regions if made is not None and not made.disabled]
-    return out
+    found = (region(program.names, item.context_expr) for one in _withs(program, node) for item in one.items)
+    return [made for made in found if made is not None and not made.disabled]
 
 
 def fx(program: LintedProgram, function: Function) -> Iterator[Found]:
@@ -292,7 +261,7 @@ def export(program: LintedProgram, function: Function) -> Iterator[Found]:
 def every_compiler(program: LintedProgram, compiled: CompiledFunction) -> Iterator[Found]:
     """Find places in a function that every compiler runs otherwise than eager mode."""
     function = compiled.function
-    for node in program.own(function):
+    for node in own(function):
         if isinstance(node, (ast.With, ast.AsyncWith)):
             yield from _reentered(program, node)
     for call in program.calls_of(function):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from ampcheck.tools.lint.events import GRAD_SCALERS, LOW, MODEL, LoopEvent, Path, Walk
-from ampcheck.tools.lint.names import Function, LintedRegion, Names, region
+from ampcheck.tools.lint.names import Function, LintedRegion, Names, own, region
 from ampcheck.tools.lint.rounding import is_product, rounded
 
 Mistake: TypeAlias = tuple[ast.AST, str]
@@ -170,7 +170,7 @@ def _raw(walk: Walk, call: ast.Call, item: ast.expr | None) -> bool:
     if lifts:
         return False
     if function is not None and function.name == "forward":
-        returned = [one.value for one in walk.values.own(function) if isinstance(one, ast.Return)]
+        returned = [one.value for one in own(function) if isinstance(one, ast.Return)]
         if isinstance(item, ast.Constant) and isinstance(at := item.value, int):
             tuples = (one for one in returned if isinstance(one, ast.Tuple) and -len(one.elts) <= at < len(one.elts))
             returned = [one.elts[at] for one in tuples]

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ampcheck.tools.lint.names import Function, LintedRegion, Names, region
+from ampcheck.tools.lint.names import Function, LintedRegion, Names, own, region
 
 # Methods that return their object.
 SAME = ("eval", "train", "to", "cuda", "cpu", "float", "double", "half", "bfloat16", "requires_grad_", "compile")
@@ -68,7 +68,7 @@ class Values:
             return self.names.attribute(owner, node.attr)
         return [
             value
-            for kind, made in self._instances(node.value)
+            for kind, made in self.instances(node.value)
             for value in (self._field(kind, made, node.attr) or self.names.attribute(kind, node.attr))
         ]
 
@@ -126,7 +126,7 @@ class Values:
         if function is not None:
             if any(self.names.dotted(one) in _CONTEXT for one in function.decorator_list):
                 return [call]
-            returned = (one.value for one in self.own(function) if isinstance(one, ast.Return) and one.value)
+            returned = (one.value for one in own(function) if isinstance(one, ast.Return) and one.value)
             return [origin for value in returned for origin in self.origins(value)]
         if isinstance(call.func, ast.Attribute) and call.func.attr in SAME:
             return self.origins(call.func.value)
@@ -136,15 +136,6 @@ class Values:
             named = self.constants(call.args[1])
             return [ast.Attribute(call.args[0], str(one), ast.Load()) for one in named if one is not None] or [call]
         return [call]
-
-    def own(self, function: Function) -> Iterator[ast.AST]:
-        """Yield the nodes of a function's body, those of functions that it defines left out."""
-        waiting: list[ast.AST] = list(function.body)
-        while waiting:
-            node = waiting.pop()
-            yield node
-            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-                waiting += ast.iter_child_nodes(node)
 
     # ---- functions and classes of the file
 
@@ -156,12 +147,12 @@ class Values:
         origins = self.origins(call.func)
         found = [one for one in origins if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
         if not found:
-            for kind, _ in self._instances(call.func):
+            for kind, _ in self.instances(call.func):
                 methods = self.names.attribute(kind, "forward") or self.names.attribute(kind, "__call__")
                 found += [one for one in methods if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
         return found[0] if len(set(found)) == 1 and len(found) == max(len(origins), 1) else None
 
-    def _instances(self, node: ast.AST) -> list[tuple[ast.ClassDef, ast.Call | None]]:
+    def instances(self, node: ast.AST) -> list[tuple[ast.ClassDef, ast.Call | None]]:
         """Return the classes of the file that an expression's values are instances of, and the calls that made them."""
         out: list[tuple[ast.ClassDef, ast.Call | None]] = []
         for origin in self.origins(node):
@@ -244,7 +235,7 @@ class Values:
         """Return the expressions that a name, an attribute or a call of the file directly takes its value from."""
         if isinstance(node, ast.Call):
             function = self.definition(node)
-            parts = self.own(function) if function is not None else ()
+            parts = own(function) if function is not None else ()
             return [one.value for one in parts if isinstance(one, ast.Return) and one.value is not None]
         return [v for one in self.bound(node) for v in (self.given(one) if isinstance(one, ast.arg) else [one])]
 

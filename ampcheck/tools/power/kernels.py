@@ -58,14 +58,10 @@ def generate(devices: Sequence[Device]) -> Iterator[KernelMutant]:
             kernels = registered(device.key)
             for name, policy in table(device.key, closest(torch.__version__)).items():
                 if name in kernels:
-                    changes = [DROPPED, CHANGED, *([*RESULTS, *_optional(name)] if policy != "banned" else ())]
+                    optional = [WITHOUT + a.name for a in overload(name)._schema.arguments if a.has_default_value()]
+                    changes = [DROPPED, CHANGED, *([*RESULTS, *optional] if policy != "banned" else ())]
                     for change in changes if device.has_values else [each for each in changes if each != QUARTER]:
                         yield KernelMutant(device.name, device.type, device.key, name, policy, change)
-
-
-def _optional(name: str) -> list[str]:
-    """Return the change that drops each argument of an op that has a default."""
-    return [WITHOUT + argument.name for argument in overload(name)._schema.arguments if argument.has_default_value()]
 
 
 @contextmanager

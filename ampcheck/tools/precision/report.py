@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 from math import inf, isfinite, log10
 from textwrap import dedent, indent, shorten, wrap
@@ -76,8 +76,8 @@ def find(program: Program, tolerance: float, name: str) -> Answer:
         region = checked(program.run("from the scale where no step is skipped"), "at another scale")
     wide = checked(program.run("in float32, with float64 beside it", None, exact=True), "in float32")
     distance = region.distance(wide)
-    bad = (step for step, (a, b) in enumerate(zip(region.losses, wide.losses, strict=False), 1) if _breaks(a, b))
-    step = next(bad, 1)
+    pairs = enumerate(zip(region.losses, wide.losses, strict=False), 1)
+    step = next((step for step, (a, b) in pairs if not a.isfinite().all() and b.isfinite().all()), 1)
     seen = program.run(f"step {step}, op by op", look=step)
     seen_wide = program.run(f"step {step} in float32, op by op", look=step, wide=True)
     ops = _ops(seen, seen_wide)
@@ -95,10 +95,6 @@ def find(program: Program, tolerance: float, name: str) -> Answer:
     reached = kept.distance(wide)
     return Answer(name, region.training, low, tolerance, distance, found, reached, step, program.runs, changes, ops,
                   modules, losses)  # fmt: skip
-
-
-def _breaks(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return not a.isfinite().all() and bool(b.isfinite().all())
 
 
 def _ops(seen: Figures, wide: Figures) -> list[OpError]:
@@ -247,17 +243,7 @@ def picture(answer: Answer) -> str:
 
 def data(answer: Answer) -> dict[str, object]:
     """Return the answer as JSON data; what is not finite is a string."""
-    return {"schema": 1} | json.loads(json.dumps(_plain(answer)))  # type: ignore[no-any-return]
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, float):
-        return value if isfinite(value) else str(value)
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
-    return value
+    return {"schema": 1} | user_program.plain(asdict(answer))  # type: ignore[no-any-return]
 
 
 def parser() -> argparse.ArgumentParser:

@@ -29,6 +29,7 @@ from ampcheck.tools.trace.names import CONVERSIONS
 from ampcheck.tools.trace.records import CastRecord, OpRecord, Origin, TracedRegion
 from ampcheck.tools.trace.sources import Sources
 
+_TYPES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia", "hpu", "xla", "ipu")
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
 # Kernels that move no data, beside those whose schema says that they return a view.
 _VIEWS = frozenset(("_unsafe_view", "_reshape_alias", "lift_fresh", "set_.source_Tensor"))
@@ -69,7 +70,7 @@ class TraceRecorder:
         # Autograd's sequence numbers where forward records start, ascending, to find the forward of a backward node.
         self._starts: list[int] = []
         self._started: list[OpRecord] = []
-        self._types = [name for name in _device_types() if torch.amp.is_autocast_available(name)]
+        self._types = [name for name in (*_TYPES, backend_name()) if torch.amp.is_autocast_available(name)]
         self._error: Exception | None = None
 
     def enter(self, call: TracedCall) -> bool:
@@ -184,7 +185,7 @@ class TraceRecorder:
         if call.record is not None:
             return call.record
         # Inside a dispatch mode every autocast key is off; this is the state the program's call had.
-        with _outside() if given is not None else nullcontext():
+        with restored_state() if given is not None else nullcontext():
             call.enabled = [name for name in self._types if torch.is_autocast_enabled(name)]
         device = next((t.device.type for t in (*tensors((call.args, call.kwargs)), *(given or ()))), "cpu")
         on = device in call.enabled
@@ -245,16 +246,6 @@ def _untraced() -> AbstractContextManager[object]:
     """Hide the trace's own questions to tensors from function modes."""
     guard: AbstractContextManager[object] = DisableTorchFunction()
     return guard
-
-
-def _outside() -> AbstractContextManager[None]:
-    guard: AbstractContextManager[None] = restored_state()
-    return guard
-
-
-def _device_types() -> tuple[str, ...]:
-    own = backend_name()
-    return ("cpu", "cuda", "xpu", "mps", "mtia", "maia", "hpu", "xla", "ipu", own)
 
 
 def _note(record: OpRecord, overload: str, given: list[torch.Tensor], results: list[torch.Tensor]) -> None:

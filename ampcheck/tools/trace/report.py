@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -230,20 +230,23 @@ def _summed_low(ops: list[OpRecord]) -> list[str]:
     ]
 
 
-def _repeated(ops: list[OpRecord]) -> list[str]:
-    """Tensors that stay what they are between two steps, and were cast more than once all the same."""
+def recast(casts: Iterable[CastRecord]) -> Iterator[tuple[list[CastRecord], str]]:
+    """Yield the casts of each tensor that stayed what it was between two steps and was cast again, and why it was."""
     groups: dict[tuple[int, int, str], list[CastRecord]] = {}
-    for op in ops:
-        for cast in op.casts:
-            if cast.origin == "autocast" and cast.kind in ("weight", "frozen", "view", "buffer"):
-                groups.setdefault((cast.key, cast.version, cast.got), []).append(cast)
+    for cast in casts:
+        if cast.origin == "autocast" and cast.kind in ("weight", "frozen", "view", "buffer"):
+            groups.setdefault((cast.key, cast.version, cast.got), []).append(cast)
+    for found in groups.values():
+        if len(found) > 1:
+            yield found, found[-1].cacheable or "the region that its copy was cached for had ended"
+
+
+def _repeated(ops: list[OpRecord]) -> list[str]:
     merged: dict[tuple[str, str, str], list[int]] = {}
-    for casts in groups.values():
-        if len(casts) > 1:
-            why = casts[-1].cacheable or "the region that its copy was cached for had ended"
-            total = merged.setdefault((casts[0].kind, casts[0].source, why), [0, 0])
-            total[0] += len(casts)
-            total[1] += sum(cast.bytes for cast in casts)
+    for casts, why in recast(cast for op in ops for cast in op.casts):
+        total = merged.setdefault((casts[0].kind, casts[0].source, why), [0, 0])
+        total[0] += len(casts)
+        total[1] += sum(cast.bytes for cast in casts)
     nouns = {"weight": "weight", "frozen": "parameter", "view": "views of weight", "buffer": "buffer"}
     of_reason: dict[str, list[str]] = {}
     for (kind, source, why), (count, moved) in sorted(merged.items(), key=lambda item: -item[1][1]):

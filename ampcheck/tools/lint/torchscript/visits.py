@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from ampcheck.spec.policies import table, versions
-from ampcheck.tools.lint.names import Function
+from ampcheck.tools.lint.names import Function, own
 from ampcheck.tools.lint.program import QUERIES, Found, LintedProgram, Visit, around, decorators, entered, regions_of
 from ampcheck.tools.lint.rules import LINTED
 
@@ -89,7 +89,7 @@ def _made_here(program: LintedProgram, function: Function, expression: ast.expr)
 
 
 def _used(program: LintedProgram, function: Function, name: str) -> bool:
-    nodes = (node for node in program.own(function) if isinstance(node, ast.Name))
+    nodes = (node for node in own(function) if isinstance(node, ast.Name))
     return any(node.id == name and isinstance(node.ctx, ast.Load) for node in nodes)
 
 
