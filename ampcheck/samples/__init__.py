@@ -19,8 +19,10 @@ SUMS = ("sum", "mean", "cumsum", "trace")
 def _families() -> Mapping[str, str]:
     """Return the kind of setting that concerns an op whose results are sums of products, by packet."""
     kinds = {"matmul": "matmul", "convolution": "conv"}
-    ops = [(op, kind) for name, kind in kinds.items() for op in import_module(f"ampcheck.samples.{name}").OPS]
-    return {op.overload.partition(".")[0]: kind for op, kind in ops} | dict.fromkeys(SUMS, "sum")
+    found = {name: import_module(f"ampcheck.samples.{family}").OPS for family, name in kinds.items()}
+    return {overload.partition(".")[0]: kind for kind, ops in found.items() for overload in ops} | dict.fromkeys(
+        SUMS, "sum"
+    )
 
 
 def sums_products(overload: str) -> str:
@@ -37,8 +39,8 @@ def catalogue() -> Mapping[str, Op]:
     """
     out: dict[str, Op] = {}
     for family in FAMILIES:
-        for op in import_module(f"ampcheck.samples.{family}").OPS:
-            if op.overload in out:
-                raise ValueError(f"{op.overload} has samples twice, the second time in ampcheck/ops/{family}.py")
-            out[op.overload] = op
+        for overload, make in import_module(f"ampcheck.samples.{family}").OPS.items():
+            if overload in out:
+                raise ValueError(f"{overload} has samples twice, the second time in ampcheck/samples/{family}.py")
+            out[overload] = make(overload)
     return out

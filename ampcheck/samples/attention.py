@@ -9,20 +9,16 @@ _SAME = f(2, 2, 3, 8)
 _MHA = (f(2, 3, 8), f(2, 3, 8), f(2, 3, 8), 8, 2, f(24, 8), f(24), f(8, 8), f(8))
 _PADDING_MASK = 1
 
-OPS = (
-    function(
-        "_native_multi_head_attention",
+OPS = {
+    "_native_multi_head_attention": function(
         at("masked", *_MHA, b(2, 3), True, True, _PADDING_MASK),
         at("nomask", *_MHA, average_attn_weights=False),
         at("noweights", *_MHA[:4], 4, *_MHA[5:], None, False),
     ),
-    function(
-        "_scaled_dot_product_flash_attention",
-        at("plain", _SAME, _SAME, _SAME),
-        at("causal", _SAME, _SAME, _SAME, 0.0, True, scale=0.5),
+    "_scaled_dot_product_flash_attention": function(
+        at("plain", _SAME, _SAME, _SAME), at("causal", _SAME, _SAME, _SAME, 0.0, True, scale=0.5)
     ),
-    op(
-        "scaled_dot_product_attention",
+    "scaled_dot_product_attention": op(
         at("biased", _QUERY, _KEY, _VALUE, f(3, 5)),
         at("large", f(1, 2, 130, 20), f(1, 2, 9, 20), f(1, 2, 9, 40), f(130, 9)),
         at("masked", _QUERY, _KEY, _VALUE, b(2, 1, 3, 5)),
@@ -33,4 +29,4 @@ OPS = (
         via("torch.nn.functional.scaled_dot_product_attention", _QUERY, _KEY, _VALUE),
         via("torch.nn.functional.scaled_dot_product_attention", _QUERY, _KEY, _VALUE, attn_mask=f(2, 2, 3, 5)),
     ),
-)
+}

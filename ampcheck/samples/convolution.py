@@ -1,31 +1,27 @@
 """Convolutions, forward and transposed, and prelu, whose weight is a channel's like theirs."""
 
-from ampcheck.samples.describe import at, f, function, functional, functions, op, via
+from ampcheck.samples.describe import at, f, function, functional, functions, method, op, via
 
 # The flags benchmark, deterministic and cudnn_enabled. A benchmark picks an algorithm anew, so bits would differ.
 _CUDNN = (False, True, True)
 _NATIVE = (False, False, False)
 
-OPS = (
-    function(
-        "_convolution",
+OPS = {
+    "_convolution": function(
         at("bias", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1, *_CUDNN, False),
         at("nobias", f(2, 3, 5, 4), f(6, 1, 3, 2), None, [2, 1], [2, 1], [1, 2], False, [0, 0], 3, *_NATIVE, True),
         at("transposed", f(2, 4, 5), f(4, 1, 3), f(2), [3], [0], [2], True, [2], 2, *_CUDNN, False),
     ),
-    function(
-        "_convolution.deprecated",
+    "_convolution.deprecated": function(
         at("bias", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1, *_CUDNN),
         at("nobias", f(2, 3, 5, 4), f(6, 1, 3, 2), None, [2, 1], [2, 1], [1, 2], False, [0, 0], 3, *_NATIVE),
         at("transposed", f(2, 4, 5), f(4, 1, 3), f(2), [3], [0], [2], True, [2], 2, *_CUDNN),
     ),
-    function(
-        "_mps_convolution",
+    "_mps_convolution": function(
         at("bias", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [0, 0], [1, 1], [1, 1], 1),
         at("nobias", f(2, 3, 5, 4), f(6, 1, 3, 2), None, [2, 1], [2, 1], [1, 2], 3),
     ),
-    functional(
-        "conv1d",
+    "conv1d": functional(
         at("bias", f(2, 3, 6), f(4, 3, 3), f(4)),
         at("large", f(2, 16, 130), f(24, 16, 5), f(24)),
         at("nobias", f(2, 3, 6), f(4, 3, 3)),
@@ -33,8 +29,7 @@ OPS = (
         at("empty", f(0, 3, 6), f(4, 3, 3), f(4)),
         via("torch.conv1d", f(2, 3, 6), f(4, 3, 3), bias=f(4), stride=2, padding=1),
     ),
-    op(
-        "conv1d.padding",
+    "conv1d.padding": op(
         at("same", f(2, 3, 6), f(4, 3, 3), f(4), [1], "same"),
         at("valid", f(2, 3, 6), f(6, 1, 3), None, [2], "valid", [2], 3),
         # An even kernel pads one side more than the other, in a separate step.
@@ -42,8 +37,7 @@ OPS = (
         via("torch.conv1d", f(2, 3, 6), f(4, 3, 3), f(4), padding="same"),
         via("torch.nn.functional.conv1d", f(2, 3, 6), f(4, 3, 3), f(4), padding="same"),
     ),
-    functional(
-        "conv2d",
+    "conv2d": functional(
         at("bias", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4)),
         at("large", f(2, 16, 20, 18), f(8, 16, 3, 3), f(8)),
         at("nobias", f(2, 3, 5, 4), f(4, 3, 3, 2)),
@@ -51,73 +45,63 @@ OPS = (
         at("empty", f(0, 3, 5, 4), f(4, 3, 3, 2), f(4)),
         via("torch.conv2d", f(2, 3, 5, 4), f(4, 3, 3, 2), bias=f(4), stride=2, padding=1),
     ),
-    op(
-        "conv2d.padding",
+    "conv2d.padding": op(
         at("same", f(2, 3, 5, 4), f(4, 3, 3, 1), f(4), [1, 1], "same"),
         at("valid", f(2, 3, 5, 4), f(6, 1, 3, 2), None, [2, 1], "valid", [1, 2], 3),
         at("uneven", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [1, 1], "same"),
         via("torch.conv2d", f(2, 3, 5, 4), f(4, 3, 3, 1), f(4), padding="same"),
         via("torch.nn.functional.conv2d", f(2, 3, 5, 4), f(4, 3, 3, 1), f(4), padding="same"),
     ),
-    functional(
-        "conv3d",
+    "conv3d": functional(
         at("bias", f(2, 2, 3, 4, 3), f(3, 2, 2, 3, 1), f(3)),
         at("nobias", f(2, 2, 3, 4, 3), f(3, 2, 2, 3, 1)),
         at("unbatched", f(2, 3, 4, 3), f(4, 1, 2, 3, 1), f(4), [1, 2, 1], [1, 0, 0], [2, 1, 1], 2),
         via("torch.conv3d", f(2, 2, 3, 4, 3), f(3, 2, 2, 3, 1), bias=f(3), padding=1),
     ),
-    op(
-        "conv3d.padding",
+    "conv3d.padding": op(
         at("same", f(2, 2, 3, 4, 3), f(3, 2, 1, 3, 1), f(3), [1, 1, 1], "same"),
         at("valid", f(2, 2, 3, 4, 3), f(4, 1, 2, 3, 1), None, [1, 2, 1], "valid", [2, 1, 1], 2),
         at("uneven", f(2, 2, 3, 4, 3), f(3, 2, 2, 3, 1), f(3), [1, 1, 1], "same"),
         via("torch.conv3d", f(2, 2, 3, 4, 3), f(3, 2, 1, 3, 1), f(3), padding="same"),
         via("torch.nn.functional.conv3d", f(2, 2, 3, 4, 3), f(3, 2, 1, 3, 1), f(3), padding="same"),
     ),
-    functions("conv_tbc", at("valid", f(6, 2, 3), f(3, 3, 4), f(4)), at("padded", f(6, 2, 3), f(3, 3, 4), f(4), 1)),
-    functional(
-        "conv_transpose1d",
+    "conv_tbc": functions(at("valid", f(6, 2, 3), f(3, 3, 4), f(4)), at("padded", f(6, 2, 3), f(3, 3, 4), f(4), 1)),
+    "conv_transpose1d": functional(
         at("bias", f(2, 3, 5), f(3, 2, 3), f(2)),
         at("nobias", f(2, 3, 5), f(3, 2, 3)),
         at("unbatched", f(4, 5), f(4, 3, 3), f(6), [2], [1], [1], 2, [2]),
         via("torch.conv_transpose1d", f(2, 3, 5), f(3, 2, 3), bias=f(2), stride=2),
     ),
-    functional(
-        "conv_transpose2d.input",
+    "conv_transpose2d.input": functional(
         at("bias", f(2, 3, 5, 4), f(3, 2, 3, 2), f(2)),
         at("nobias", f(2, 3, 5, 4), f(3, 2, 3, 2)),
         at("unbatched", f(4, 5, 4), f(4, 3, 3, 2), f(6), [2, 1], [1, 0], [1, 0], 2, [1, 2]),
         via("torch.conv_transpose2d", f(2, 3, 5, 4), f(3, 2, 3, 2), bias=f(2), stride=2),
     ),
-    functional(
-        "conv_transpose3d.input",
+    "conv_transpose3d.input": functional(
         at("bias", f(2, 2, 3, 2, 3), f(2, 3, 2, 3, 1), f(3)),
         at("nobias", f(2, 2, 3, 2, 3), f(2, 3, 2, 3, 1)),
         at("unbatched", f(2, 3, 2, 3), f(2, 3, 2, 3, 1), f(6), [2, 1, 1], [1, 0, 0], [1, 0, 0], 2, [1, 2, 1]),
         via("torch.conv_transpose3d", f(2, 2, 3, 2, 3), f(2, 3, 2, 3, 1), bias=f(3), stride=2),
     ),
-    function(
-        "convolution",
+    "convolution": function(
         at("bias", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
         at("nobias", f(2, 3, 5, 4), f(6, 1, 3, 2), None, [2, 1], [2, 1], [1, 2], False, [0, 0], 3),
         at("transposed", f(2, 4, 5), f(4, 1, 3), f(2), [3], [0], [2], True, [2], 2),
     ),
-    function(
-        "cudnn_convolution",
+    "cudnn_convolution": function(
         at("2d", f(2, 3, 5, 4), f(4, 3, 3, 2), [0, 0], [1, 1], [1, 1], 1, False, True, False),
         at("groups", f(2, 4, 5, 4), f(6, 2, 3, 2), [1, 0], [2, 1], [1, 2], 2, False, True, True),
     ),
-    function(
-        "cudnn_convolution_transpose",
+    "cudnn_convolution_transpose": function(
         at("2d", f(2, 3, 5, 4), f(3, 2, 3, 2), [0, 0], [0, 0], [1, 1], [1, 1], 1, False, True, False),
         at("groups", f(2, 4, 5, 4), f(4, 3, 3, 2), [1, 0], [1, 0], [2, 1], [1, 2], 2, False, True, True),
     ),
-    op(
-        "prelu",
+    "prelu": method(
         at("channels", f(2, 3, 4), f(3)),
         at("shared", f(2, 3), f(1)),
         at("zerodim", f(), f()),
         at("empty", f(0, 3), f(3)),
-        also=("torch.prelu", "torch.Tensor.prelu", "torch.nn.functional.prelu"),
+        also=("torch.nn.functional.prelu",),
     ),
-)
+}

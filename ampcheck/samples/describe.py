@@ -3,17 +3,18 @@
 A description costs nothing to collect; tensors are made from it on the device when a case runs
 (`ampcheck.samples.tensors`).
 
-    op("mm",
-       at("2d", f(3, 4), f(4, 5)),
-       at("empty", f(0, 4), f(4, 5)),
-       also=("torch.mm", "torch.Tensor.mm"))
+    "mm": op(
+        at("2d", f(3, 4), f(4, 5)),
+        at("empty", f(0, 4), f(4, 5)),
+        also=("torch.mm", "torch.Tensor.mm"),
+    ),
 
 The first sample is the main one: it gets every dtype assignment. The other samples and the spellings get the two
 that tell most. A spelling that takes its arguments differently is written with `via`. `method`, `function` and others
 are `op` with the spellings that many ops have.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -144,10 +145,10 @@ def _spelling_name(path: str) -> str:
     raise ValueError(f"{path!r} is not a call path; it starts with one of {', '.join(p for p, _ in _PREFIXES)}")
 
 
-def op(
+def _op(
     overload: str,
-    *samples: Sample,
-    also: tuple[str, ...] = (),
+    samples: Sequence[Sample],
+    also: Sequence[str],
     values: str = "exact",
     reason: str = "",
     passes: int = 1,
@@ -168,18 +169,36 @@ def op(
     return Op(overload, named, values, reason, passes)
 
 
-def _spelled(*namespaces: str) -> Callable[..., Op]:
-    def make(overload: str, *samples: Sample, **options: Any) -> Op:
-        name = overload.partition(".")[0]
-        return op(overload, *samples, also=tuple(f"{namespace}.{name}" for namespace in namespaces), **options)
-
-    return make
+Samples = Callable[[str], Op]
+"""What makes the samples of an overload, given its name."""
 
 
+def _spelled(*namespaces: str) -> Callable[..., Samples]:
+    """Return what makes samples that functions of an overload's name take as they are, in some namespaces."""
+
+    def spelled(*samples: Sample, also: tuple[str, ...] = (), **options: Any) -> Samples:
+        def make(overload: str) -> Op:
+            name = overload.partition(".")[0]
+            own = (f"{space}.{name.removeprefix(space.rpartition('.')[2] + '_')}" for space in namespaces)
+            return _op(overload, samples, (*own, *also), **options)
+
+        return make
+
+    return spelled
+
+
+op = _spelled()
+"""Describe an overload by its samples, the main one first.
+
+Args:
+    samples: see `at` and `via`.
+    also: spellings that take the first sample's arguments as they are.
+    values, reason, passes: as in `Op`.
+"""
 method, function = _spelled("torch", "torch.Tensor"), _spelled("torch")
 functions, functional = _spelled("torch", "torch.nn.functional"), _spelled("torch.nn.functional")
-private = _spelled("torch._C._nn")
-"""Return the samples of an overload that functions of its name, or methods, take as they are."""
+private, linalg, fft = _spelled("torch._C._nn"), _spelled("torch.linalg"), _spelled("torch.fft")
+"""Describe an overload that functions of its name, or methods, take as they are."""
 
 
 def _numbered(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:

@@ -1,6 +1,6 @@
 """Recurrent cells and layers. A gated cell stacks its gates: three in a GRU, four in an LSTM."""
 
-from ampcheck.samples.describe import Op, TensorArg, at, f, function, op
+from ampcheck.samples.describe import Samples, TensorArg, at, f, function, op
 
 _MKLDNN_LSTM = _CUDNN_LSTM = 2
 
@@ -10,29 +10,19 @@ _GRU = (f(12, 3), f(12, 4), f(12), f(12))
 _LSTM = (f(16, 3), f(16, 4), f(16), f(16))
 
 
-def _cell(name: str, state: TensorArg | list[TensorArg], weights: tuple[TensorArg, ...]) -> Op:
-    return op(
-        name,
-        at("biases", f(2, 3), state, *weights),
-        at("nobias", f(2, 3), state, *weights[:2]),
-        also=(f"torch.{name}",),
-    )
+def _cell(state: TensorArg | list[TensorArg], weights: tuple[TensorArg, ...]) -> Samples:
+    return function(at("biases", f(2, 3), state, *weights), at("nobias", f(2, 3), state, *weights[:2]))
 
 
-OPS = (
+OPS = {
     # torch offers no call of the fused cells; the unfused ones take them on the accelerators that have them.
-    op(
-        "_thnn_fused_gru_cell",
-        at("biases", f(2, 12), f(2, 12), f(2, 4), f(12), f(12)),
-        at("nobias", f(2, 12), f(2, 12), f(2, 4)),
+    "_thnn_fused_gru_cell": op(
+        at("biases", f(2, 12), f(2, 12), f(2, 4), f(12), f(12)), at("nobias", f(2, 12), f(2, 12), f(2, 4))
     ),
-    op(
-        "_thnn_fused_lstm_cell",
-        at("biases", f(2, 16), f(2, 16), f(2, 4), f(16), f(16)),
-        at("nobias", f(2, 16), f(2, 16), f(2, 4)),
+    "_thnn_fused_lstm_cell": op(
+        at("biases", f(2, 16), f(2, 16), f(2, 4), f(16), f(16)), at("nobias", f(2, 16), f(2, 16), f(2, 4))
     ),
-    op(
-        "_cudnn_rnn",
+    "_cudnn_rnn": op(
         at(
             "lstm",
             *(f(5, 2, 3), [*_LSTM], 4, None, f(1, 2, 4), f(1, 2, 4)),
@@ -41,10 +31,9 @@ OPS = (
         values="none",
         reason="the fourth output is cuDNN's scratch memory",
     ),
-    _cell("gru_cell", f(2, 4), _GRU),
-    _cell("lstm_cell", [f(2, 4), f(2, 4)], _LSTM),
-    function(
-        "mkldnn_rnn_layer",
+    "gru_cell": _cell(f(2, 4), _GRU),
+    "lstm_cell": _cell([f(2, 4), f(2, 4)], _LSTM),
+    "mkldnn_rnn_layer": function(
         at(
             "forward",
             *(f(5, 2, 3), *_LSTM, f(2, 4), f(2, 4)),
@@ -58,6 +47,6 @@ OPS = (
         values="none",
         reason="the fourth output is a scratch buffer that is never filled",
     ),
-    _cell("rnn_relu_cell", f(2, 4), _RNN),
-    _cell("rnn_tanh_cell", f(2, 4), _RNN),
-)
+    "rnn_relu_cell": _cell(f(2, 4), _RNN),
+    "rnn_tanh_cell": _cell(f(2, 4), _RNN),
+}

@@ -93,8 +93,8 @@ HERE = {
     "bf16_or_fp16.md: enabled=dtype is": ("", "assert not scaler.is_enabled()", []),
     "benchmarks.md: estimate(catalogue(": ("", "assert found.seconds > 0", [TPU, pytest.mark.nightly]),
     'contributing.md: "addmm"': (
-        "from ampcheck.samples.describe import *\nmade = ",
-        "assert made.overload == 'addmm'",
+        "from ampcheck.samples.describe import *\n",
+        "assert OPS['addmm']('addmm').overload == 'addmm'",
         [],
     ),
     "contributing.md: OpWorkload(": (
