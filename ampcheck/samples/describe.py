@@ -111,12 +111,12 @@ class Op:
         raise KeyError(f"{self.overload} has no sample {name!r}; it has {', '.join(s.name for s in self.samples)}")
 
 
-def at(sample_name: str, *args: Any, **kwargs: Any) -> Sample:
+def at(sample_name: str, *args: object, **kwargs: object) -> Sample:
     """Return a sample that calls the overload itself."""
     return Sample(sample_name, args, kwargs)
 
 
-def via(path: str, *args: Any, **kwargs: Any) -> Sample:
+def via(path: str, *args: object, **kwargs: object) -> Sample:
     """Return a spelling of the call that takes its own arguments; named after where the path leads."""
     return Sample(_spelling_name(path), args, kwargs, path)
 
