@@ -60,6 +60,11 @@ class Amp:
         """Return the other lower precision."""
         return torch.float16 if self.dtype == torch.bfloat16 else torch.bfloat16
 
+    @property
+    def elsewhere(self) -> str:
+        """Return another device type: the CPU, where this is not that one; its tensors can be made beside any."""
+        return "xpu" if self.type == "cpu" else "cpu"
+
     def autocast(self, dtype: torch.dtype | None = None, **options: Any) -> Any:
         """Return a region on the device, not yet entered; `options` are `enabled` and `cache_enabled`."""
         return torch.autocast(self.type, dtype=dtype, **options)

@@ -40,9 +40,14 @@ def custom_function(
 ) -> type[torch.autograd.Function]:
     """Return a torch.autograd.Function of two passes, which custom_fwd and custom_bwd decorate."""
     options = {} if cast_inputs is None else {"cast_inputs": cast_inputs}
-    passes: dict[str, object] = {
-        "forward": staticmethod(torch.amp.custom_fwd(device_type=device_type, **options)(forward))
-    }
-    if backward is not None:
-        passes["backward"] = staticmethod(torch.amp.custom_bwd(device_type=device_type)(backward))
-    return type("Function", (torch.autograd.Function,), {**passes, **members})
+    decorated = torch.amp.custom_fwd(device_type=device_type, **options)(forward)
+    return plain_function(decorated, backward and torch.amp.custom_bwd(device_type=device_type)(backward), **members)
+
+
+def plain_function(
+    forward: Callable[..., object], backward: Callable[..., object] | None = None, **members: object
+) -> type[torch.autograd.Function]:
+    """Return a torch.autograd.Function of two passes."""
+    passes = {"forward": forward, **({"backward": backward} if backward else {})}
+    held = {name: staticmethod(each) for name, each in passes.items()}
+    return type("Function", (torch.autograd.Function,), {**held, **members})

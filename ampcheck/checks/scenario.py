@@ -139,8 +139,6 @@ class DeviceAmp(Amp):
         self.promises: dict[tuple[object, ...], Any] = {}
         self.script = ""
         """How to reproduce what was found in plain torch, where that is not the scenario's own source."""
-        self.instead: tuple[Callable[..., object], DeviceAmp, Mapping[str, object]] | None = None
-        """The scenario that reproduces what was found, what it was given, and its parameters."""
 
     def autocast(self, dtype: torch.dtype | None = None, **options: Any) -> Any:
         name = name_of(dtype) if dtype else None
@@ -237,10 +235,6 @@ class DeviceAmp(Amp):
     def note(self, what: str, differences: Sequence[str]) -> None:
         self.looked_at += 1
         self.differences += differences
-
-    def reproduced_by(self, function: Callable[..., object], amp: "DeviceAmp", **params: object) -> None:
-        """Name another scenario that shows what was found, with the `amp` that it was given and its parameters."""
-        self.instead = function, amp, params
 
     def unsupported(self, reason: str) -> NoReturn:
         raise Unsupported(reason)
@@ -398,14 +392,10 @@ class ScenarioCheck(Check):
         amp = self.amp if ran else None
         if amp and amp.script:
             return amp.script
-        scenario = self
-        if amp and amp.instead:
-            function, amp, params = amp.instead
-            scenario = ScenarioCheck(function, params)
-        if write := getattr(scenario.function, "program", None):
-            return str(write(DeviceAmp(device, case.amp), **scenario.params))
+        if write := getattr(self.function, "program", None):
+            return str(write(DeviceAmp(device, case.amp), **self.params))
         try:
-            return scenario._program(amp, DeviceAmp(device, case.amp), modules)
+            return self._program(amp, DeviceAmp(device, case.amp), modules)
         except Unreproducible as error:
             reason = f"This scenario needs {error}, for which plain torch has nothing: run it with the pytest line."
             lines = [*preamble(device, modules), "", f"# {reason}", "# Its region is:"]

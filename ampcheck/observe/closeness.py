@@ -37,9 +37,6 @@ OTHER_KERNELS = 48
 NOTICED = 0.2
 """The part of the largest element that is never put down to roundings: a result wrong by a quarter is noticed."""
 
-FLOAT32_STEP = 1e-5
-"""By what part of 1 + |want| a float32 result may be off that is computed in another way."""
-
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of any layout as a strided one."""

@@ -7,13 +7,13 @@ import json
 import re
 import sys
 import time
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 from shutil import which
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from xml.etree import ElementTree as xml
 
 from msgspec import Meta
@@ -38,15 +38,14 @@ from ampcheck.runner.record import (
 )
 from ampcheck.spec.ids import Shard
 
-# ---- one run, for a terminal and as Markdown
+K = TypeVar("K")
 
+# ---- one run, for a terminal and as Markdown
 SHOWN = 8
 """How many causes are shown with an example; each takes three lines of a terminal's first screen."""
 SCREEN = 36
 """The lines that causes may take of a first screen of 40."""
 _DETAILED = 20
-
-
 ROWS = 12
 """The lines of a table that has one for each rule; a longer one has the rules alone in which something is red."""
 
@@ -74,26 +73,29 @@ def verdict(results: Collection[Result], outside: Sequence[str] = ()) -> str:
     return f"{what}; {', '.join(others)}."
 
 
+def statuses(results: Iterable[Result], place: Callable[[Result], K]) -> dict[K, Counter[str]]:
+    """Count the statuses of results by place."""
+    found: defaultdict[K, Counter[str]] = defaultdict(Counter)
+    for result in results:
+        found[place(result)][result.status] += 1
+    return found
+
+
 def without_passes(results: Iterable[Result]) -> list[str]:
     """Return the devices on which no case passed."""
-    passed: dict[str, bool] = {}
-    for result in results:
-        passed[result.device] = passed.get(result.device, False) or result.status == "pass"
-    return [device for device, any_ in passed.items() if not any_]
+    return [device for device, counts in statuses(results, lambda r: r.device).items() if not counts["pass"]]
 
 
 def nothing_passed(results: Collection[Result]) -> str:
     """Return a sentence that names the devices, and the rules of others, of which no case passed; "" for none."""
     without = without_passes(results)
-    counts: dict[tuple[bool, str], Counter[str]] = {}
-    for result in results:
-        whole = result.device in without
-        place = "all rules" if whole else result.rule
-        counts.setdefault((not whole, f"{place} on {result.device}"), Counter())[result.status] += 1
+    counts = statuses(
+        results, lambda r: (r.device not in without, "all rules" if r.device in without else r.rule, r.device)
+    )
     found = [
-        f"{place} ({', '.join(f'{count} {status}' for status, count in c.most_common())})"
-        for (_, place), c in sorted(counts.items())
-        if not c["pass"] and not place.startswith("reports ")  # its cases are faults of PyTorch that are reported
+        f"{rule} on {device} ({', '.join(f'{count} {status}' for status, count in c.most_common())})"
+        for (_, rule, device), c in sorted(counts.items())
+        if not c["pass"] and rule != "reports"  # its cases are faults of PyTorch that are reported
     ]
     return f"no case passed of {_some(found)}" if found else ""
 
@@ -103,19 +105,14 @@ def table(results: Collection[Result]) -> str:
 
     Where that takes more than `ROWS` lines, a device has one, and one more for each rule in which a case is red.
     """
-    counts: dict[tuple[str, str], Counter[str]] = {}
-    for result in results:
-        counts.setdefault((result.device, result.rule), Counter())[result.status] += 1
+    counts = statuses(results, lambda r: (r.device, r.rule))
     if not counts:
         return ""
     total: Counter[str] = sum(counts.values(), Counter())
     used = [status for status in STATUSES if total[status]]
     if len(counts) > ROWS:
         red = {place: c for place, c in counts.items() if any(c[status] for status in RED)}
-        counts = {}
-        for result in results:
-            counts.setdefault((result.device, "all"), Counter())[result.status] += 1
-        counts |= red
+        counts = {**statuses(results, lambda r: (r.device, "all")), **red}
     rows = [
         [device, rule, sum(c.values()), *(c[s] or "" for s in used)] for (device, rule), c in sorted(counts.items())
     ]
@@ -219,14 +216,8 @@ def causes_markdown(results: Collection[Result], reproduced: Mapping[str, str]) 
         example = cause.example
         what = f"{counted(len(cause.results), 'case')}: {markdown(cause.line())}"
         whole = case_text(example, reproduced=reproduced.get(example.key, ""))
-        lines += [
-            "",
-            f"<details><summary>{what}</summary>",
-            "",
-            f"<pre>{escape(whole, quote=False)}</pre>",
-            "",
-            "</details>",
-        ]
+        lines += ["", f"<details><summary>{what}</summary>", "", f"<pre>{escape(whole, quote=False)}</pre>", ""]
+        lines += ["</details>"]
     return lines
 
 
@@ -254,11 +245,10 @@ def as_markdown(
     lines = ["## ampcheck", "", f"**{verdict}** {ended}", *changes, ""]
     used = [status for status in STATUSES if any(result.status == status for result in results)]
     lines += ["| device | cases | " + " | ".join(used) + " |", "| --- |" + " ---: |" * (len(used) + 1)]
-    for device in dict.fromkeys(result.device for result in results):
-        statuses = [result.status for result in results if result.device == device]
+    for device, found in statuses(results, lambda r: r.device).items():
         note = " (virtual: dtypes and casts only)" if device in unreal else ""
-        counts = " | ".join(str(statuses.count(status)) for status in used)
-        lines.append(f"| {markdown(device)}{note} | {len(statuses)} | {counts} |")
+        counts = " | ".join(str(found[status]) for status in used)
+        lines.append(f"| {markdown(device)}{note} | {found.total()} | {counts} |")
     lines += ["", f"Note: {markdown(nothing_passed(results))}."] if nothing_passed(results) else []
     lines += causes_markdown(results, reproduced or {})
     lines += ["", *(f"- {markdown(line)}" for line in about)] if about else []
@@ -277,8 +267,6 @@ def write_summary(path: Path, text: str) -> None:
 
 WARNED = 3
 """How many warnings are shown at the end of a run."""
-
-
 _FOLDED = re.compile(r"(Pending)?(Deprecation|Future)Warning: |UserWarning: .* in beta state\b")
 """Warnings that speak of what the cases call, which is deprecated or new, and not of the device."""
 
@@ -295,15 +283,9 @@ def warned(results: Collection[Result]) -> list[str]:
 # ---- one run, as a JUnit file for continuous integration
 
 _TAG = {
-    "fail": "failure",
-    "broken": "failure",
-    "fixed": "failure",
-    "error": "error",
-    "crash": "error",
-    "timeout": "error",
-    "missing": "error",
-    "deviation": "skipped",
-    "unsupported": "skipped",
+    **dict.fromkeys(("fail", "broken", "fixed"), "failure"),
+    **dict.fromkeys(("error", "crash", "timeout", "missing"), "error"),
+    **dict.fromkeys(("deviation", "unsupported"), "skipped"),
 }
 """What a status is in JUnit's words; a case that passed has none of them."""
 
@@ -580,9 +562,6 @@ def _some(keys: Sequence[str]) -> str:
 _NAMED = 8
 """How many missing shards are named."""
 
-GROUPS = ("regressed", "fixed", "changed", "removed", "added")
-"""The groups of a comparison, in the order in which a reader needs them."""
-
 MEANING = {
     "regressed": "not red before, red now; or passed before, and does not now",
     "fixed": "red before, not red now; or passes now, and did not",
@@ -590,6 +569,8 @@ MEANING = {
     "removed": "only in the earlier run",
     "added": "only in the later run",
 }
+"""The groups of a comparison, in the order in which a reader needs them."""
+GROUPS = tuple(MEANING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -731,17 +712,12 @@ def compare(a: Run, b: Run) -> Comparison:
     groups: dict[str, list[Change]] = {name: [] for name in GROUPS}
     for key in sorted(a.results.keys() | b.results.keys()):
         before, after = a.results.get(key), b.results.get(key)
-        name = _group(before, after)
-        if name:
+        if name := _group(before, after):
             groups[name].append(_change(before, after))
-    still = sum(1 for key in common if _red(a.results[key]) and _red(b.results[key]))
+    still = sum(1 for key in common if a.results[key].status in RED and b.results[key].status in RED)
     return Comparison(
         describe(a), describe(b), len(common), still, **{k: tuple(v) for k, v in groups.items()}, notes=_notes(a, b)
     )
-
-
-def _red(result: Result) -> bool:
-    return result.status in RED
 
 
 def _group(before: Result | None, after: Result | None) -> str:
@@ -755,26 +731,20 @@ def _group(before: Result | None, after: Result | None) -> str:
 
 def _badness(result: Result) -> int:
     """Return 0 for a pass, 1 for a case that is not red but shows no promise kept, 2 for a red one."""
-    return 2 if _red(result) else 0 if result.status == "pass" else 1
+    return 2 if result.status in RED else 0 if result.status == "pass" else 1
 
 
 def _change(before: Result | None, after: Result | None) -> Change:
     shown = before or after  # a missing case knows only its name, so the earlier result tells the device better
     assert shown is not None  # a key of neither run is never asked for
-    return Change(
-        shown.key,
-        shown.device,
-        shown.rule,
-        before.status if before else "",
-        after.status if after else "",
-        (after.message if after else "") or (before.message if before else ""),
-    )
+    was, now = (result.status if result else "" for result in (before, after))
+    messages = [result.message for result in (after, before) if result and result.message]
+    return Change(shown.key, shown.device, shown.rule, was, now, *messages[:1])
 
 
 def _notes(a: Run, b: Run) -> tuple[str, ...]:
     notes = []
-    few, many = sorted((len(a.results), len(b.results)))
-    if few * 2 < many:
+    if 2 * min(len(a.results), len(b.results)) < max(len(a.results), len(b.results)):
         notes.append(
             f"the runs differ in what they select: the earlier has {len(a.results)}, the later {len(b.results)} cases"
         )
@@ -818,7 +788,7 @@ def merge(runs: Sequence[Run]) -> Run:
             "kind": "footer",
             "counts": dict(out.counts()),
             "seconds": round(sum(footer.get("seconds", 0.0) for footer in footers), 3),
-            "stale": _distinct(line for footer in footers for line in footer.get("stale", [])),
+            "stale": list(dict.fromkeys(line for footer in footers for line in footer.get("stale", []))),
             "reproduced": {key: said for footer in footers for key, said in footer.get("reproduced", {}).items()},
         }
         if all("shard" in run.header for run in runs):  # together they are the run that was divided
@@ -861,7 +831,3 @@ def _lacking(runs: Sequence[Run]) -> list[str]:
         if left:
             out.append(f"of {count} shards, {names} {'is' if len(left) == 1 else 'are'} missing")
     return out
-
-
-def _distinct(lines: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(lines))

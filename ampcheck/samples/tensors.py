@@ -100,22 +100,11 @@ def _one(shape: Shape, generator: torch.Generator) -> torch.Tensor:
 
 
 FILLS: dict[str, Callable[[Shape, torch.Generator], torch.Tensor]] = {
-    "normal": _normal,
-    "unit": _unit,
-    "signed_unit": _signed_unit,
-    "positive": _positive,
-    "large": _large,
-    "large_positive": _large_positive,
-    "small": _small,
-    "sign": _sign,
-    "spd": _spd,
-    "regular": _regular,
-    "lower": _lower,
-    "upper": _upper,
-    "log_probability": _log_probability,
-    "distinct": _distinct,
-    "zero": _zero,
-    "one": _one,
+    made.__name__.removeprefix("_"): made
+    for made in (
+        *(_normal, _unit, _signed_unit, _positive, _large, _large_positive, _small, _sign),
+        *(_spd, _regular, _lower, _upper, _log_probability, _distinct, _zero, _one),
+    )
 }
 """How floating values are made; `ampcheck.samples.describe.TensorArg.fill` names one. "integers", "arange" and "pivots"
 are for integers: uniform in [0, high), 0 … n-1, and LU pivots 1 … n."""

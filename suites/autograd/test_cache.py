@@ -5,11 +5,13 @@ without gradients: `suites/eager/test_cache.py`.
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 
+from ampcheck.checks.gradients import copy_of, plain_function
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("cache")
@@ -38,7 +40,7 @@ def _expect_reference_gradient(amp: Amp, what: str, weight: torch.Tensor, refere
 def test_three_forwards_three_backwards(amp: Amp) -> None:
     """Cached casts carry gradients to the leaf, in its dtype, as often as it is used (pytorch#158232)."""
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
-    reference = weight.detach().clone().requires_grad_()
+    reference = copy_of(weight)
     for turn in range(3):
         for with_other_losses in (False, True):
             weight.grad = reference.grad = None
@@ -57,7 +59,7 @@ def test_gradient_once_per_use(amp: Amp) -> None:
     """A leaf used three times through one cached cast gets the gradient of all three uses (autocast_mode.cpp)."""
     weight = amp.rand(4, 4, requires_grad=True)
     xs = [amp.rand(4, 4) for _ in range(3)]
-    reference = weight.detach().clone().requires_grad_()
+    reference = copy_of(weight)
     with amp.region():
         outs = [torch.mm(x, weight) for x in xs]
     sum(out.float().sum() for out in outs).backward()
@@ -148,21 +150,20 @@ def test_shared_with_the_backward_pass(amp: Amp) -> None:
     """
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
 
-    class Product(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, weight):
-            ctx.save_for_backward(x, weight)
-            return torch.mm(x, weight)
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.mm(x, weight)
 
-        @staticmethod
-        def backward(ctx, grad):
-            x, weight = ctx.saved_tensors
-            with amp.region():
-                return torch.mm(grad, weight), torch.mm(x, grad)
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight = ctx.saved_tensors
+        with amp.region():
+            return torch.mm(grad, weight), torch.mm(x, grad)
+
+    product = plain_function(forward, backward)
 
     def step() -> None:
         with amp.region():
-            out = Product.apply(x, weight)
+            out = product.apply(x, weight)
         out.sum().backward()
 
     with patch("torch.clear_autocast_cache", lambda: None):
@@ -205,5 +206,5 @@ def test_training_inside_a_region(amp: Amp, outer: str) -> None:
 
     That one is a disabled one, or one of another device type.
     """
-    around = amp.region(enabled=False) if outer == "disabled" else torch.autocast("xpu" if amp.type == "cpu" else "cpu")
+    around = amp.region(enabled=False) if outer == "disabled" else torch.autocast(amp.elsewhere)
     amp.assert_equal("losses of five steps inside a region", _losses(amp, around), _losses(amp, nullcontext()))

@@ -22,11 +22,10 @@ from ampcheck.runner.suite import Amp, named, scenario
 
 pytestmark = [
     pytest.mark.rule("functorch"),
+    # What PyTorch warns of in its own forward derivatives: decompositions that it scripts, and graphs that it folds.
     pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated"),
     pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node"),
 ]
-
-"""What PyTorch warns of in its own forward derivatives: decompositions that it scripts, and graphs that it folds."""
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 Derive = Callable[[Function, torch.Tensor, torch.Tensor], Any]
@@ -350,7 +349,6 @@ def test_randomness_refused(amp: Amp) -> None:
 
 
 @scenario(how=["looped", "mapped", "forward"], values=True)
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_jacobian(amp: Amp, how: str) -> None:
     """The Jacobian of a region's function is float32, and that of its casts (torch.autograd.functional.jacobian)."""
     weight, x = amp.rand(3, 3), amp.rand(3, 3)

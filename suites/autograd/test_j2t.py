@@ -17,11 +17,9 @@ from ampcheck.runner.suite import Amp, scenario
 pytestmark = pytest.mark.rule("j2t")
 
 
-def _device_and_cpu_leaf(
-    amp: Amp, *shape: int, dtype: torch.dtype = torch.float32
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _device_and_cpu_leaf(amp: Amp, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a leaf on the device, and one on the CPU with its values."""
-    made = amp.rand(*shape, dtype=dtype)
+    made = amp.rand(*shape)
     return made.requires_grad_(), amp.host(made.detach()).requires_grad_()
 
 

@@ -178,18 +178,9 @@ def _parallel_whole(net: _Net) -> Any:
     """Split the layers, and make the factor a DTensor, too."""
     factor = dist.tensor.distribute_tensor(net.factor.detach(), _mesh(), [dist.tensor.Replicate()])
     net.factor = torch.nn.Parameter(factor)
-    return _Local(_parallel(net, use_local_output=False))
-
-
-class _Local(torch.nn.Module):
-    """A module whose result is a plain tensor."""
-
-    def __init__(self, inner: Any) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x).to_local()
+    whole = _parallel(net, use_local_output=False)
+    whole.register_forward_hook(lambda module, given, out: out.to_local())  # a plain tensor
+    return whole
 
 
 WRAPPERS: dict[str, _Way] = {
@@ -500,7 +491,6 @@ def _by_casts(
     return found
 
 
-@pytest.mark.forks
 @scenario(
     arranged=["grouped", "one_unused", "recomputed", "reentrant", "each_recomputed", "each_reentrant"],
     types=("cpu",),
@@ -510,10 +500,7 @@ def test_arranged(amp: Amp, arranged: str) -> None:
     """A policy holds for layers sharded as a group, and for those that run again (fully_shard; checkpoint)."""
     batch = amp.rand(4, 4)
 
-    def run() -> dict[str, Any]:
-        return _arranged(amp, arranged, batch)
-
-    found = on_ranks(amp, run)
+    found = on_ranks(amp, lambda: _arranged(amp, arranged, batch))
     used = 1 if arranged == "one_unused" else 2
     leaves = [torch.nn.Parameter(leaf.detach()) for _ in range(used) for leaf in _Layer().parameters()]
     for rank in range(2):
@@ -546,13 +533,11 @@ class _Steps(torch.nn.Module):
 
 def _arranged(amp: Amp, arranged: str, batch: torch.Tensor) -> dict[str, Any]:
     """Run two sharded layers, or one of them, forward and backward on a rank."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-    layers = [_Layer(), _Layer()]
+    fsdp, layers = dist.fsdp, [_Layer(), _Layer()]
     options = {"param_dtype": amp.dtype, "reduce_dtype": torch.float32, "output_dtype": torch.float32}
     again = arranged not in ("grouped", "one_unused")
     for sharded in layers if again else [layers]:
-        fully_shard(sharded, mesh=_mesh(), mp_policy=MixedPrecisionPolicy(**options))
+        fsdp.fully_shard(sharded, mesh=_mesh(), mp_policy=fsdp.MixedPrecisionPolicy(**options))
     used = layers[: 1 if arranged == "one_unused" else 2]
     calls: dict[str, Callable[..., torch.Tensor]] = {
         "each_recomputed": lambda layer, x: checkpoint(layer, x=x, use_reentrant=False),
@@ -560,7 +545,7 @@ def _arranged(amp: Amp, arranged: str, batch: torch.Tensor) -> dict[str, Any]:
     }
     root = _Steps(layers, used, calls.get(arranged, lambda layer, x: layer(x=x)))
     if not again:  # a group needs a root
-        fully_shard(root, mesh=_mesh())
+        fsdp.fully_shard(root, mesh=_mesh())
     x = batch.chunk(2)[dist.get_rank()].requires_grad_()
     whole = arranged in ("recomputed", "reentrant")
     out = checkpoint(root, x, use_reentrant=arranged == "reentrant") if whole else root(x)

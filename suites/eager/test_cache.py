@@ -96,9 +96,8 @@ def test_not_for_casts_to_float32(amp: Amp) -> None:
     with amp.region():
         got = amp.casts(lambda: [loss(leaf, wide) for _ in range(3)], leaf)
         amp.assert_equal("casts of a low leaf by a loss", got, 3)
-        policies = amp.policies
         widening = {"atan2": torch.atan2, "cat": lambda a, b: torch.cat([a, b])}
-        for op in (call for name, call in widening.items() if policies.get(name) == "promote"):
+        for op in (call for name, call in widening.items() if amp.policies.get(name) == "promote"):
             found = amp.casts(lambda op=op: [op(leaf, wide) for _ in range(3)], leaf)
             amp.assert_equal("casts of a low leaf by a widening op", found, 3)
         parameter = amp.rand(4, 4, requires_grad=True)
@@ -116,12 +115,12 @@ def test_off(amp: Amp) -> None:
 @scenario()
 def test_off_inside_on(amp: Amp) -> None:
     """An inner region with cache_enabled=False neither uses nor drops the outer one's cached casts (amp.html)."""
-    weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)
+    _, _, use = _weight_and_use(amp)
     with amp.region():
-        amp.assert_equal("casts at first", amp.casts(lambda: torch.mm(x, weight), weight), 1)
+        amp.assert_equal("casts at first", use(), 1)
         with amp.region(cache_enabled=False):
-            amp.assert_equal("casts inside", amp.casts(lambda: [torch.mm(x, weight) for _ in range(2)], weight), 2)
-        amp.assert_equal("casts after the inner region", amp.casts(lambda: torch.mm(x, weight), weight), 0)
+            amp.assert_equal("casts inside", use(2), 2)
+        amp.assert_equal("casts after the inner region", use(), 0)
 
 
 @scenario()

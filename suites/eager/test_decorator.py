@@ -216,10 +216,8 @@ def test_called_in_a_thread(amp: Amp) -> None:
     def function() -> torch.dtype:
         return amp.probe()
 
-    def worker() -> tuple[torch.dtype, tuple[object, ...]]:
-        return function(), amp.state()
-
-    amp.assert_equal("dtype inside, and state after it", amp.thread(worker), (amp.dtype, (False, amp.default, True)))
+    got = amp.thread(lambda: (function(), amp.state()))
+    amp.assert_equal("dtype inside, and state after it", got, (amp.dtype, (False, amp.default, True)))
     amp.assert_equal("state here", amp.state(), (False, amp.default, True))
 
 

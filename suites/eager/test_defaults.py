@@ -37,9 +37,8 @@ def test_dtype_of_every_device_type(amp: Amp) -> None:
 def test_available_device_types(amp: Amp) -> None:
     """Autocast is available for the documented device types and not for meta (amp.html, is_autocast_available)."""
     for name in DTYPES:
-        amp.assert_equal(f"is_autocast_available({name!r})", torch.amp.is_autocast_available(name), True)
-        available = torch.amp.autocast_mode.is_autocast_available(name)
-        amp.assert_equal(f"autocast_mode.is_autocast_available({name!r})", available, True)
+        found = torch.amp.is_autocast_available(name), torch.amp.autocast_mode.is_autocast_available(name)
+        amp.assert_equal(f"is_autocast_available({name!r}) of torch.amp and of autocast_mode", found, (True, True))
     for name in ("meta", "vulkan"):
         amp.assert_equal(f"is_autocast_available({name!r})", torch.amp.is_autocast_available(name), False)
 
@@ -48,8 +47,7 @@ def test_available_device_types(amp: Amp) -> None:
 def test_enabled(amp: Amp) -> None:
     """A region is enabled unless told otherwise, and gives no warning (amp.html#torch.autocast, enabled)."""
     amp.assert_equal("enabled outside of any region", torch.is_autocast_enabled(amp.type), False)
-    region = amp.assert_no_warning("making a region without options", lambda: amp.autocast())
-    with region:
+    with amp.assert_no_warning("making a region without options", lambda: amp.autocast()):
         amp.assert_equal("enabled in a region without options", torch.is_autocast_enabled(amp.type), True)
     with amp.region(enabled=False), amp.autocast():
         amp.assert_equal("enabled in a region inside a disabled one", torch.is_autocast_enabled(amp.type), True)

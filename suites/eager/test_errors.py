@@ -45,11 +45,9 @@ def test_unsupported_dtype(amp: Amp, kind: str) -> None:
 @scenario(types=CHECKED)
 def test_unsupported_dtype_inside_a_region(amp: Amp) -> None:
     """A region that disables itself does so inside another one too, until it ends (autocast_mode.py)."""
-    said = "Disabling autocast"
+    make = partial(torch.autocast, amp.type, dtype=torch.float32)
     with amp.region():
-        make = partial(torch.autocast, amp.type, dtype=torch.float32)
-        inner = amp.assert_warns("a region of float32", UserWarning, said, make)
-        with inner:
+        with amp.assert_warns("a region of float32", UserWarning, "Disabling autocast", make):
             amp.assert_equal("dtype of a product in the inner region", amp.probe(), torch.float32)
         amp.assert_state("after the inner region", (True, amp.dtype, True))
 
@@ -59,9 +57,8 @@ def test_unsupported_dtype_disabled(amp: Amp, kind: str) -> None:
     """enabled=False takes any dtype without a warning (pytorch#96097, pytorch#100565)."""
     dtype = UNSUPPORTED[kind]
     make = partial(torch.autocast, amp.type, dtype=dtype, enabled=False)
-    region = amp.assert_no_warning(f"a disabled region of {dtype}", make)
     before = amp.state()
-    with region:
+    with amp.assert_no_warning(f"a disabled region of {dtype}", make):
         amp.assert_equal("enabled in the region", torch.is_autocast_enabled(amp.type), False)
         amp.assert_equal("dtype of a product in the region", amp.probe(), torch.float32)
     amp.assert_equal("state after the region", amp.state(), before)
@@ -107,11 +104,7 @@ _STR = "Expected `device_type` of type `str`"
 Make = Callable[[str], object]
 REFUSED: dict[str, tuple[type[Exception], str, Make]] = {
     "unknown": (RuntimeError, "nosuchdevice", lambda name: torch.autocast("nosuchdevice")),
-    "meta": (
-        RuntimeError,
-        "unsupported autocast device_type 'meta'",
-        lambda name: torch.autocast("meta", torch.float16),
-    ),
+    "meta": (RuntimeError, "device_type 'meta'", lambda name: torch.autocast("meta", torch.float16)),
     "device": (ValueError, _STR, lambda name: torch.autocast(torch.device(name))),
     "nothing": (ValueError, _STR, lambda name: torch.autocast(None)),
     "number": (ValueError, _STR, lambda name: torch.autocast(0)),
@@ -203,10 +196,8 @@ def test_refused_loss(amp: Amp) -> None:
     policy = amp.policies.get("binary_cross_entropy")
     with amp.region():
         before = amp.state()
-        for what, loss in (
-            ("the function", torch.nn.functional.binary_cross_entropy),
-            ("the module", torch.nn.BCELoss()),
-        ):
+        functions = torch.nn.functional
+        for what, loss in (("the function", functions.binary_cross_entropy), ("the module", torch.nn.BCELoss())):
             if policy == "banned":
                 said = "binary_cross_entropy_with_logits"
                 amp.assert_raises(what, RuntimeError, said, lambda call=loss: call(x, target))
@@ -216,9 +207,8 @@ def test_refused_loss(amp: Amp) -> None:
                 low, goal = x.to(amp.dtype), target.to(amp.dtype)
                 wanted = torch.float32 if policy == "upcast" else amp.dtype
                 amp.assert_equal(f"dtype of {what} of low inputs", loss(low, goal).dtype, wanted)
-        safe = torch.nn.functional.binary_cross_entropy_with_logits(x.to(amp.dtype), target)
+        safe = functions.binary_cross_entropy_with_logits(x.to(amp.dtype), target)
         amp.assert_equal("dtype of the safe loss", safe.dtype, torch.float32)
         amp.assert_equal("state after the loss", amp.state(), before)
     with amp.region(enabled=False):
-        got = torch.nn.functional.binary_cross_entropy(x, target).dtype
-        amp.assert_equal("dtype in a disabled region", got, torch.float32)
+        amp.assert_equal("dtype in a disabled region", functions.binary_cross_entropy(x, target).dtype, torch.float32)

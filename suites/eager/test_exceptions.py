@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 
+from ampcheck.checks.gradients import plain_function
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("exceptions")
@@ -88,18 +89,13 @@ def test_refused_op(amp: Amp) -> None:
 def test_kernel_raises_in_backward(amp: Amp) -> None:
     """An error in backward, inside a region, leaves the state as it is (autocast_mode.py)."""
 
-    class Breaks(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
-            raise KeyError("planned")
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        raise KeyError("planned")
 
     x = amp.rand(2, 2, requires_grad=True)
     with amp.region():
-        amp.assert_raises("backward", KeyError, "planned", lambda: Breaks.apply(x).sum().backward())
+        call = plain_function(lambda ctx, x: x * 2, backward).apply
+        amp.assert_raises("backward", KeyError, "planned", lambda: call(x).sum().backward())
         amp.assert_equal("state after it", amp.state(), (True, amp.dtype, True))
     _expect_state_outside(amp, "after the region")
 

@@ -19,7 +19,8 @@ import pytest
 import torch
 from torch import nn
 
-from ampcheck.runner.suite import Amp, Product, promised, scenario, where
+from ampcheck.checks.gradients import plain_function
+from ampcheck.runner.suite import Amp, Product, named, promised, scenario, where
 from ampcheck.spec.state import Process, Region, Tensor, Thread
 from ampcheck.spec.torch_dtypes import name_of
 
@@ -207,13 +208,9 @@ REGIONS = ("same", "other", "off", "elsewhere")
 """The dtype of the case, the other one without the cache, disabled, and of another device type."""
 
 
-def _elsewhere(amp: Amp) -> str:
-    return "xpu" if amp.type == "cpu" else "cpu"
-
-
 def _made(amp: Amp, kind: str) -> Any:
     if kind == "elsewhere":
-        return torch.autocast(_elsewhere(amp), dtype=amp.other)
+        return torch.autocast(amp.elsewhere, dtype=amp.other)
     return amp.region(
         amp.other if kind == "other" else amp.dtype,
         enabled=kind != "off",
@@ -225,7 +222,7 @@ class _Model:
     """A thread by `ampcheck.spec.state`, and what is to be seen in it."""
 
     def __init__(self, amp: Amp) -> None:
-        self.here, self.there = amp.type, _elsewhere(amp)
+        self.here, self.there = amp.type, amp.elsewhere
         self.low, self.other = name_of(amp.dtype), name_of(amp.other)
         self.policy = amp.policies.get("mm", "fallthrough")
         process = Process()
@@ -244,13 +241,15 @@ class _Model:
             cache_enabled=False if kind == "other" else None,
         )
 
-    def enter(self, region: Region) -> None:
-        self.thread.enter(region)
-        self.looks.append(self.seen())
+    def enter(self, *regions: Region) -> None:
+        for region in regions:
+            self.thread.enter(region)
+            self.looks.append(self.seen())
 
-    def exit(self, region: Region) -> None:
-        self.thread.exit(region)
-        self.looks.append(self.seen())
+    def exit(self, *regions: Region) -> None:
+        for region in regions:
+            self.thread.exit(region)
+            self.looks.append(self.seen())
 
     def seen(self) -> tuple[object, ...]:
         """State here, enabled and dtype elsewhere, depth, a product's dtype, and how often its weight is cast."""
@@ -270,7 +269,7 @@ class _Looking:
         self.weights = {dtype: amp.rand(2, 2, requires_grad=True) for dtype in (amp.dtype, amp.other)}
 
     def __call__(self, when: str, promised: Any) -> None:
-        amp, there = self.amp, _elsewhere(self.amp)
+        amp, there = self.amp, self.amp.elsewhere
         enabled, dtype, kept = amp.state()
         weight = self.weights[dtype]
         product = name_of(amp.probe())
@@ -295,8 +294,7 @@ def _overlap_seen(amp: Amp, order: str, region: str) -> list[object]:
     model.enter(first)
     second = first if region == "shared" else model.made("same" if region in COPIES else region)
     model.enter(second)
-    for held in (first, second) if order == "crossed" else (second, first):
-        model.exit(held)
+    model.exit(*((first, second) if order == "crossed" else (second, first)))
     return model.looks
 
 
@@ -344,13 +342,10 @@ ENDS = Product(
 def _end_seen(amp: Amp, inside: str) -> list[object]:
     model = _Model(amp)
     around = [] if inside == "nothing" else [model.made(inside)]
-    for each in around:
-        model.enter(each)
+    model.enter(*around)
     region = model.made("same")
     model.enter(region)
-    model.exit(region)
-    for each in around:
-        model.exit(each)
+    model.exit(region, *around)
     return [*model.looks[len(around) :][:3], model.looks[-1]]
 
 
@@ -431,13 +426,11 @@ def _module(amp: Amp, of_forward: Any, of_all: Any) -> Call:
 def _applied(amp: Amp, region: Any) -> Call:
     found = []
 
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            found.append(_product(amp))
-            return x.clone()
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        found.append(_product(amp))
+        return x.clone()
 
-    apply = region(Function.apply)
+    apply = region(plain_function(forward).apply)
     return lambda: (apply(amp.rand(2)), found[-1])[1]
 
 
@@ -569,8 +562,7 @@ def _program_seen(amp: Amp, steps: tuple[Step, ...]) -> list[object]:
     return model.looks
 
 
-@scenario(dtypes="default")
-@pytest.mark.parametrize("steps", [pytest.param(steps, id=name) for name, steps in PROGRAMS.items()])
+@scenario(steps=named(**PROGRAMS), dtypes="default")
 def test_known(amp: Amp, steps: tuple[Step, ...]) -> None:
     """Programs of holders that are written down (autocast_mode.py, __enter__ and __exit__; amp.html: thread-local)."""
     look, promised = _Looking(amp), iter(_program_seen(amp, steps))

@@ -7,8 +7,8 @@ https://docs.pytorch.org/docs/2.13/notes/amp_examples.html.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -23,8 +23,7 @@ pytestmark = pytest.mark.rule("modules")
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """A module to make, and the shapes of its inputs.
 
     `op`: the op that makes the output, so that its policy decides the dtype; none where several do. `whole`: how many

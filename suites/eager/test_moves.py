@@ -171,9 +171,8 @@ def test_lazy_module(amp: Amp) -> None:
     with amp.region():
         out = module(amp.rand(2, 4))
     amp.assert_equal("whether the weight is the object it was", module.weight is weight, True)
-    made = (type(weight), tuple(weight.shape), weight.device.type, out.dtype)
-    want = (nn.Parameter, (3, 4), amp.type, amp.dtype)
-    amp.assert_equal("class, shape and device of the weight, dtype of the output", made, want)
+    made, want = (type(weight), tuple(weight.shape), weight.device.type, out.dtype), (nn.Parameter, (3, 4), amp.type)
+    amp.assert_equal("class, shape and device of the weight, dtype of the output", made, (*want, amp.dtype))
 
 
 @scenario(values=True, dtypes="default")
@@ -230,8 +229,8 @@ def test_assigned(amp: Amp, given: str) -> None:
         amp.assert_equal("requires_grad, which was False", kept, [False, False])
     amp.assert_equal("device types", {tensor.device.type for tensor in model.parameters()}, {amp.type})
     _train(amp, model, torch.optim.SGD(model.parameters(), lr=0.1), 1)
+    want = source["head"].weight
     for name in NAMES:
-        want = source["head"].weight
         amp.assert_identical(f"weight of {name} and of the source after a step", model[name].weight, want)
 
 

@@ -123,7 +123,6 @@ def test_setting(amp: Amp, setting: str, place: str, op: str, given: str) -> Non
             warnings.simplefilter("ignore")  # the legacy names say that they are legacy
             if place == "no_region":
                 change()
-                state = amp.state()
                 out = function(*inputs)
             else:
                 region = amp.region(enabled=place != "disabled_region")
@@ -136,8 +135,7 @@ def test_setting(amp: Amp, setting: str, place: str, op: str, given: str) -> Non
                     entered = amp.state()
                     if place != "before_region":
                         change()
-                    state = amp.state()
-                    amp.assert_equal("state of autocast after the setting", state, entered)
+                    amp.assert_equal("state of autocast after the setting", amp.state(), entered)
                     changed = _settings()
                     out = function(*inputs)
                 amp.assert_equal("settings that leaving the region changed", _differing(changed, _settings()), [])

@@ -148,8 +148,7 @@ def test_known(amp: DeviceAmp, name: str) -> None:
 
 def _program(amp: DeviceAmp, name: str) -> str:
     """Return the text of a program for the device and its dtypes, with all that is written short in full."""
-    low, other = ("bfloat16", "float16") if "bfloat16" in str(amp.dtype) else ("float16", "bfloat16")
-    text = dedent(PROGRAMS[name]).strip()
-    for short, full in {**_SHORT, "TYPE": repr(amp.type), "DTYPE1": f"torch.{low}", "DTYPE2": f"torch.{other}"}.items():
+    text, dtypes = dedent(PROGRAMS[name]).strip(), {"DTYPE1": str(amp.dtype), "DTYPE2": str(amp.other)}
+    for short, full in {**_SHORT, "TYPE": repr(amp.type), **dtypes}.items():
         text = re.sub(rf"\b{short}\b", full, text)
     return program(text.splitlines())

@@ -14,7 +14,9 @@ from threading import Barrier
 import pytest
 import torch
 
+from ampcheck.checks.gradients import plain_function
 from ampcheck.runner.suite import Amp, scenario
+from ampcheck.spec.torch_dtypes import name_of
 
 pytestmark = pytest.mark.rule("threads")
 
@@ -35,8 +37,6 @@ def test_starts_outside(amp: Amp) -> None:
 
 
 # ---- what a thread does stays in it
-
-
 @scenario()
 def test_what_is_set_stays_in_its_thread(amp: Amp) -> None:
     """The state functions act on the thread that calls them (autocast_mode.cpp: thread_local)."""
@@ -52,8 +52,6 @@ def test_what_is_set_stays_in_its_thread(amp: Amp) -> None:
 
 
 # ---- several threads at once
-
-
 @scenario()
 def test_left_in_another_order(amp: Amp) -> None:
     """Regions of three threads entered in one order and left in another disturb none of them (amp.html)."""
@@ -165,7 +163,7 @@ def test_casts_are_shared(amp: Amp) -> None:
 def test_weight_after_a_thread(amp: Amp) -> None:
     """A region that ends in a thread leaves weights usable here, in the right dtype (amp.html: thread-local)."""
     weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
-    low = "bf16" if amp.dtype == torch.bfloat16 else "fp16"
+    want = (name_of(amp.dtype),) * 2
 
     def use() -> tuple[str, ...] | None:
         with amp.region():
@@ -173,8 +171,8 @@ def test_weight_after_a_thread(amp: Amp) -> None:
 
     with amp.region():
         for time in range(2):
-            amp.assert_equal(f"dtypes here, time {time}", amp.received("mm", lambda: torch.mm(x, weight)), (low, low))
-            amp.assert_equal(f"dtypes in a thread, time {time}", amp.thread(use), (low, low))
+            amp.assert_equal(f"dtypes here, time {time}", amp.received("mm", lambda: torch.mm(x, weight)), want)
+            amp.assert_equal(f"dtypes in a thread, time {time}", amp.thread(use), want)
 
 
 # ---- backward
@@ -189,8 +187,7 @@ def test_backward_in_another_thread(amp: Amp) -> None:
         amp.thread(product.float().sum().backward)
         amp.assert_equal("state here after backward", amp.state(), (True, amp.dtype, True))
     amp.assert_equal("dtype of the product's gradient", dtypes, [amp.dtype])
-    got = getattr(weight.grad, "dtype", None)
-    amp.assert_equal("dtype of the weight's gradient", got, torch.float32)
+    amp.assert_equal("dtype of the weight's gradient", getattr(weight.grad, "dtype", None), torch.float32)
 
 
 @scenario(values=True)
@@ -198,19 +195,13 @@ def test_backward_sees_the_callers_region(amp: Amp) -> None:
     """Python code in backward sees the dtype of the thread that called backward (pytorch#132715, autograd threads)."""
     seen: list[tuple[object, ...]] = []
 
-    class Looks(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
-            seen.append(amp.state())
-            return gradient * 2
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        seen.append(amp.state())
+        return gradient * 2
 
     x = amp.rand(2, 2, requires_grad=True)
     with amp.region(amp.other):
-        out = Looks.apply(x).sum()
+        out = plain_function(lambda ctx, x: x * 2, backward).apply(x).sum()
     with amp.region():
         out.backward()
         amp.assert_equal("state here after backward", amp.state(), (True, amp.dtype, True))

@@ -26,8 +26,8 @@ from ampcheck.runner.suite import Amp, Product, named, scenario
 pytestmark = pytest.mark.rule("lossscale")
 
 
-def _weights(amp: Amp, count: int = 3, dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
-    return [torch.nn.Parameter(torch.tensor([1.0, 2.0 + n], device=amp.type).to(dtype)) for n in range(count)]
+def _weights(amp: Amp, count: int = 3) -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.tensor([1.0, 2.0 + n], device=amp.type)) for n in range(count)]
 
 
 def _made(
@@ -44,12 +44,10 @@ def _set_gradients(scaler: torch.amp.GradScaler, weights: list[torch.nn.Paramete
     scaler.scale(total).backward()
 
 
-def _iterate(
-    scaler: torch.amp.GradScaler, optimizer: Any, weights: list[torch.nn.Parameter], bad: dict[int, float] | None = None
-) -> tuple[float, float]:
+def _iterate(scaler: torch.amp.GradScaler, optimizer: Any, weights: list[torch.nn.Parameter]) -> tuple[float, int]:
     """One iteration as it is documented. Returns the scale and the tracker after it."""
     optimizer.zero_grad()
-    _set_gradients(scaler, weights, bad or {})
+    _set_gradients(scaler, weights, {})
     step_and_update(scaler, optimizer)
     saved = scaler.state_dict()
     return saved["scale"], saved["_growth_tracker"]

@@ -21,7 +21,6 @@ from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("autodiff")
 
-
 PLACES: dict[str, Callable[[Amp], Any]] = {
     "outside": lambda amp: nullcontext(),
     "same": lambda amp: amp.region(),
@@ -29,7 +28,7 @@ PLACES: dict[str, Callable[[Amp], Any]] = {
     "off": lambda amp: amp.region(enabled=False),
     "unkept": lambda amp: amp.region(cache_enabled=False),
     # Of another device type, in which fake tensors alone could be here.
-    "elsewhere": lambda amp: torch.autocast("cpu" if amp.type != "cpu" else "xpu", dtype=amp.dtype),
+    "elsewhere": lambda amp: torch.autocast(amp.elsewhere, dtype=amp.dtype),
 }
 
 # x and w are 4 by 4. Each op is the same with explicit casts, which `low` makes.
@@ -157,7 +156,7 @@ WIDE: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_wide_op(amp: Amp, op: str) -> None:
     """The backward of an op that ran in float32 runs in float32, also in the region of its forward."""
     (x,) = _leaves(amp, 1)
-    (beside,) = copies_of(x)
+    beside = copy_of(x)
     with amp.region():
         _weighted_loss(WIDE[op](x)).backward()
     with amp.region():

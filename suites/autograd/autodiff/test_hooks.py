@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
+from ampcheck.checks.gradients import copy_of
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("autodiff")
@@ -37,7 +38,7 @@ def test_tensor_hook_dtype(amp: Amp) -> None:
 def test_tensor_hook_that_replaces(amp: Amp) -> None:
     """The tensor that a hook returns replaces the gradient, low or float32 (torch.Tensor.register_hook)."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
-    reference = w.detach().clone().requires_grad_()
+    reference = copy_of(w)
     with amp.region():
         out = torch.mm(x, w)
     out.register_hook(lambda gradient: gradient * 3)
@@ -74,9 +75,9 @@ def test_left_open_in_a_hook(amp: Amp) -> None:
     with amp.region():
         out = torch.mm(w, w)
         out.register_hook(fails)
-        before, depth = amp.state(), amp.depth()
+        before = amp.state(), amp.depth()
         amp.assert_raises("backward", KeyError, "in a hook", lambda: out.sum().backward())
-        amp.assert_equal("state after backward", (amp.state(), amp.depth()), (before, depth))
+        amp.assert_equal("state after backward", (amp.state(), amp.depth()), before)
         amp.assert_equal("dtype a product runs in", amp.probe(), amp.dtype)
     amp.assert_equal("state after the region", amp.state()[0], False)
 
@@ -110,7 +111,7 @@ def test_hooks_of_a_layer(amp: Amp) -> None:
 def test_saved(amp: Amp) -> None:
     """Autograd saves the casts of a product; unpacked unchanged, they give the gradient that explicit casts give."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
-    reference = w.detach().clone().requires_grad_()
+    reference = copy_of(w)
     saved: list[torch.dtype] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -129,7 +130,7 @@ def test_saved(amp: Amp) -> None:
 def test_saved_elsewhere(amp: Amp) -> None:
     """save_on_cpu keeps dtype and values of what it moves, casts included (torch.autograd.graph.save_on_cpu)."""
     x, w = amp.rand(3, 3), amp.rand(3, 3, requires_grad=True)
-    plain = w.detach().clone().requires_grad_()
+    plain = copy_of(w)
     for leaf in (w, plain):
         with amp.region(), save_on_cpu() if leaf is w else amp.region():
             out = torch.mm(torch.mm(x, leaf).exp(), leaf)

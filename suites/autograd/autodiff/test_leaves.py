@@ -21,7 +21,6 @@ from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("autodiff")
 
-
 LEAVES: dict[str, Callable[[Amp], torch.dtype]] = {
     "wide": lambda amp: torch.float32,
     "low": lambda amp: amp.dtype,
@@ -39,8 +38,7 @@ def test_dtype_of_the_leaf(amp: Amp, leaf: str) -> None:
     runs_in = dtype if dtype == torch.float64 else amp.dtype
     with amp.region():
         out = torch.mm(x, w)
-        loss = out.float().pow(2).sum()
-    loss.backward()
+    out.float().pow(2).sum().backward()
     torch.mm(x.to(runs_in), reference.to(runs_in)).float().pow(2).sum().backward()
     amp.assert_equal("dtype of the product", out.dtype, runs_in)
     amp.assert_identical("gradient", w.grad, reference.grad)
@@ -68,12 +66,11 @@ def test_many_small_steps(amp: Amp) -> None:
     Each has its own region; rule cache checks that uses inside of one are summed in its dtype.
     """
     w, x = torch.ones(1, 1, device=amp.type, requires_grad=True), torch.ones(1, 1, device=amp.type)
-    steps = 3000
     with amp.region():
         out = torch.mm(x, w)
-    for _ in range(steps):
+    for _ in range(3000):
         out.backward(retain_graph=True)
-    amp.assert_equal("sum of the gradients", amp.values(w.grad), [[float(steps)]])
+    amp.assert_equal("sum of the gradients", amp.values(w.grad), [[3000.0]])
 
 
 @scenario(change=["in_place", "data", "optimizer", "loaded"], values=True)
@@ -129,8 +126,7 @@ def test_sparse_gradient(amp: Amp) -> None:
 @scenario(values=True)
 def test_complex_leaf(amp: Amp) -> None:
     """A complex leaf keeps its dtype in products, and so does its gradient (amp.html#autocast-eligibility)."""
-    w = torch.complex(amp.rand(3, 3), amp.rand(3, 3)).requires_grad_()
-    x = amp.rand(3, 3)
+    w, x = torch.complex(amp.rand(3, 3), amp.rand(3, 3)).requires_grad_(), amp.rand(3, 3)
     reference = copy_of(w)
     with amp.region():
         out = torch.mm(x.to(w.dtype), w)
@@ -186,7 +182,7 @@ def test_constructed_in_a_region(amp: Amp, kind: str) -> None:
 
 
 # ---- weights that a parametrization computes
-class _Symmetric(torch.nn.Module):
+class _Symmetric(nn.Module):
     """A parametrization without a matrix product."""
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
@@ -196,7 +192,7 @@ class _Symmetric(torch.nn.Module):
         return weight.triu()
 
 
-class _Mixed(torch.nn.Module):
+class _Mixed(nn.Module):
     """A parametrization with a matrix product, which gives a weight in the dtype of the region."""
 
     def __init__(self) -> None:
@@ -316,12 +312,12 @@ def test_swapped_for_a_call(amp: Amp) -> None:
     """functional_call in a region uses and differentiates the tensors it is given (torch.func.functional_call)."""
     layer, x = _layer(amp, KINDS["plain"]), amp.rand(2, 4)
     given = {name: (leaf.detach() * 2).requires_grad_() for name, leaf in layer.named_parameters()}
-    reference = {name: leaf.detach().clone().requires_grad_() for name, leaf in given.items()}
+    reference = {name: copy_of(leaf) for name, leaf in given.items()}
     with amp.region():
         layer(x)
         out = torch.func.functional_call(layer, given, (x,))
-    low = amp.dtype
-    want = F.linear(x.to(low), reference["weight"].to(low), reference["bias"].to(low))
+    low = {name: leaf.to(amp.dtype) for name, leaf in reference.items()}
+    want = F.linear(x.to(amp.dtype), low["weight"], low["bias"])
     backward(out, want)
     for name, leaf in given.items():
         amp.assert_identical(f"gradient of {name}", leaf.grad, reference[name].grad)
@@ -355,6 +351,10 @@ def _gradients_in_region(amp: Amp, call: Callable[[], torch.Tensor], leaves: lis
         if "could not create a primitive" in str(error):
             amp.unsupported("this processor has no LSTM in float16 (reports-recurrent-net-in-half)")
         raise
+    return _weighted_gradients(out, leaves)
+
+
+def _weighted_gradients(out: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
     many = torch.arange(1, out.numel() + 1, device=out.device, dtype=torch.float32)
     return list(torch.autograd.grad((out * many / out.numel()).sum(), leaves))
 
@@ -371,9 +371,7 @@ def test_recurrent(amp: Amp, kind: str, layout: str) -> None:
     x = amp.rand(3, 2, 4, requires_grad=True)
     x_wide = amp.host(x.detach()).requires_grad_()
     got = _gradients_in_region(amp, lambda: _output_and_state(net, x, layout), [x, *net.parameters()])
-    out = _output_and_state(wide, x_wide, layout)
-    many = torch.arange(1, out.numel() + 1, dtype=torch.float32)
-    want = torch.autograd.grad((out * many / out.numel()).sum(), [x_wide, *wide.parameters()])
+    want = _weighted_gradients(_output_and_state(wide, x_wide, layout), [x_wide, *wide.parameters()])
     names = ["the input", *(name for name, _ in wide.named_parameters())]
     for name, gradient, wanted in zip(names, got, want, strict=True):
         amp.assert_close(f"gradient of {name}", gradient, wanted, 8 * torch.finfo(amp.dtype).eps)

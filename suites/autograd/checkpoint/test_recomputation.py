@@ -71,8 +71,8 @@ def test_computed_again(amp: Amp, around: str, reentrant: bool) -> None:
     amp.assert_equal("state and depth after the backward pass", (amp.state(), amp.depth()), before)
     amp.assert_equal("state in the forward pass", seen[0][0], expected)
     _expect_two_equal_runs(amp, "the function", seen)
-    for name, leaf in (("x", x), ("weight", weight)):
-        amp.assert_equal(f"dtype of the gradient of {name}", getattr(leaf.grad, "dtype", None), torch.float32)
+    grads = [getattr(leaf.grad, "dtype", None) for leaf in (x, weight)]
+    amp.assert_equal("dtypes of the gradients of x and weight", grads, [torch.float32] * 2)
 
 
 @scenario(later=REGIONS, reentrant=BOTH, values=True)
@@ -106,8 +106,7 @@ def test_backward_where_weight_was_used(amp: Amp, later: str, reentrant: bool) -
 @scenario(inner=["on", "off", "dropped"], reentrant=BOTH, values=True)
 def test_region_inside(amp: Amp, inner: str, reentrant: bool) -> None:
     """A region inside the function, in another one around it, is entered again within the replayed one."""
-    inside: Seen = []
-    outside: Seen = []
+    inside, outside = list[Any](), list[Any]()
     x, weight = _leaves(amp)
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -170,8 +169,7 @@ def test_host_type_too(amp: Amp, host: bool, reentrant: bool) -> None:
 @scenario(reentrant=BOTH, values=True)
 def test_inside_each_other(amp: Amp, reentrant: bool) -> None:
     """A checkpoint within one is computed again in the inner state, whichever of the two asks for it (checkpoint)."""
-    inner: Seen = []
-    outer: Seen = []
+    inner, outer = list[Any](), list[Any]()
     x, weight = _leaves(amp)
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -369,5 +367,4 @@ def test_saved_tensors(amp: Amp) -> None:
         out: Any = checkpoint(lambda x: torch.mm(x, weight), x, use_reentrant=False).grad_fn
     for name in ("_saved_self", "_saved_mat2"):
         got, wanted = getattr(out, name), getattr(want, name)
-        amp.assert_equal(f"dtype of {name}", got.dtype, amp.dtype)
-        amp.assert_equal(f"values of {name}", amp.values(got), amp.values(wanted))
+        amp.assert_equal(f"dtype and values of {name}", (got.dtype, amp.values(got)), (amp.dtype, amp.values(wanted)))

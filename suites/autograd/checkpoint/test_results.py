@@ -12,11 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from ampcheck.runner.suite import Amp, named, scenario
 
@@ -51,8 +47,7 @@ def _outcome(leaves: Sequence[torch.Tensor], run: Run) -> list[torch.Tensor | No
 
 
 def _expect_same_bits(amp: Amp, name: str, got: torch.Tensor | None, want: torch.Tensor | None) -> None:
-    dtypes = [getattr(tensor, "dtype", None) for tensor in (got, want)]
-    amp.assert_equal(f"dtype of {name}", *dtypes)
+    amp.assert_equal(f"dtype of {name}", *(getattr(tensor, "dtype", None) for tensor in (got, want)))
     same = got is want if got is None or want is None else amp.host(got).equal(amp.host(want))
     amp.assert_equal(f"whether {name} has the bits it has without", same, True)
 
@@ -179,9 +174,12 @@ SAVED: dict[str, CheckpointPolicy | list[Any]] = {
 """A policy for every op, or the ops that are kept."""
 
 
-def _context_fn(kept: CheckpointPolicy | list[Any]) -> Callable[[], Any]:
-    policy = kept if isinstance(kept, list) else lambda ctx, op, *args, **kwargs: kept
-    return partial(create_selective_checkpoint_contexts, policy)
+def _with_policy(function: Function, x: torch.Tensor, kept: str) -> Any:
+    """Return what a function gives in a checkpoint whose policy keeps some results; see `SAVED`."""
+    saved = SAVED[kept]
+    policy = saved if isinstance(saved, list) else lambda ctx, op, *args, **kwargs: saved
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    return checkpoint(function, x, use_reentrant=False, context_fn=contexts)
 
 
 def _expect_same_gradients(amp: Amp, leaves: Sequence[torch.Tensor], out: torch.Tensor, plain: torch.Tensor) -> None:
@@ -202,7 +200,7 @@ def test_policy(amp: Amp, kept: str) -> None:
     with amp.region():
         plain = function(x)
     with amp.region():
-        out = checkpoint(function, x, use_reentrant=False, context_fn=_context_fn(SAVED[kept]))
+        out = _with_policy(function, x, kept)
     amp.assert_equal("dtype of the result", out.dtype, amp.dtype)
     _expect_same_gradients(amp, leaves, out, plain)
 
@@ -240,7 +238,7 @@ def test_used_before(amp: Amp, kept: str) -> None:
 
     with amp.region():
         plain = function(x)
-        out = checkpoint(function, x, use_reentrant=False, context_fn=_context_fn(SAVED[kept]))
+        out = _with_policy(function, x, kept)
     _expect_same_gradients(amp, leaves, out, plain)
 
 
@@ -255,7 +253,7 @@ def test_backward_inside(amp: Amp, kept: str) -> None:
     with amp.region():
         plain = function(x)
     with amp.region():
-        out = checkpoint(function, x, use_reentrant=False, context_fn=_context_fn(SAVED[kept]))
+        out = _with_policy(function, x, kept)
         _expect_same_gradients(amp, leaves, out, plain)
 
 
@@ -270,6 +268,5 @@ def test_two_inputs(amp: Amp) -> None:
 
     with amp.region():
         low = x.to(amp.dtype)
-        plain, _ = function(low)
-        out, _ = checkpoint(function, low, use_reentrant=False, context_fn=_context_fn(SAVED["casts"]))
+        plain, out = function(low)[0], _with_policy(function, low, "casts")[0]
     _expect_same_gradients(amp, leaves, out, plain)

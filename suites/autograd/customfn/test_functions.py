@@ -18,14 +18,19 @@ import pytest
 import torch
 from torch.autograd.function import once_differentiable
 
-from ampcheck.checks.gradients import assert_same_gradients, backward, copies_of, copy_of, custom_function
+from ampcheck.checks.gradients import (
+    assert_same_gradients,
+    backward,
+    copies_of,
+    copy_of,
+    custom_function,
+    plain_function,
+)
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("customfn")
 
 Seen = dict[str, Any]
-
-
 SPELLINGS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "call": (
         lambda function, **options: torch.amp.custom_fwd(**options)(function),
@@ -184,24 +189,22 @@ def test_called_with_keywords(amp: Amp) -> None:
 def test_names_are_kept(amp: Amp) -> None:
     """Decorated passes keep their names and docstrings (functools.wraps in autocast_mode.py)."""
     product = _recording_product(amp, {})
-    amp.assert_equal("name of forward", product.forward.__name__, "forward")
-    amp.assert_equal("docstring of forward", product.forward.__doc__, "Forward's own docstring.")
-    amp.assert_equal("name of backward", product.backward.__name__, "backward")
+    found = product.forward.__name__, product.forward.__doc__, product.backward.__name__
+    amp.assert_equal("names of both, docstring of forward", found, ("forward", "Forward's own docstring.", "backward"))
 
 
 @scenario(values=True)
 def test_of_another_device_type(amp: Amp) -> None:
     """Decorators of another device type cast nothing here and leave this one's region on (device_type)."""
-    elsewhere = "xpu" if amp.type == "cpu" else "cpu"
     seen: list[Any] = []
 
     def double(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         seen.append((x.dtype, amp.state()[:2]))
         return x * 2
 
-    takes = custom_function(elsewhere, double, double, cast_inputs=torch.float32)
+    takes = custom_function(amp.elsewhere, double, double, cast_inputs=torch.float32)
     x = amp.rand(2, dtype=amp.dtype, requires_grad=True)
-    with amp.region(), torch.autocast(elsewhere, dtype=torch.bfloat16):
+    with amp.region(), torch.autocast(amp.elsewhere, dtype=torch.bfloat16):
         takes.apply(x).sum().backward()
     amp.assert_equal("dtype and state in both passes", seen, [(amp.dtype, (True, amp.dtype))] * 2)
 
@@ -211,19 +214,15 @@ def test_undecorated(amp: Amp) -> None:
     """A function without the decorators runs forward in its region and backward in that of whoever calls it."""
     seen: list[Any] = []
 
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            seen.append((x.dtype, amp.state()[:2], amp.probe()))
-            return x * 2
-
-        backward = forward
+    def twice(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        seen.append((x.dtype, amp.state()[:2], amp.probe()))
+        return x * 2
 
     for place in (amp.region(enabled=False), amp.region(amp.other)):
         seen.clear()
         x = amp.rand(2, requires_grad=True)
         with amp.region():
-            out = Twice.apply(x)
+            out = plain_function(twice, twice).apply(x)
         with place:
             caller = torch.float32, amp.state()[:2], amp.probe()
             out.sum().backward()
@@ -329,16 +328,14 @@ def test_second_derivative(amp: Amp, place: str) -> None:
 def test_second_derivative_of_a_cast(amp: Amp, to: str) -> None:
     """With cast_inputs it has one too: 36 for x cubed plus its gradient times x, where x is 2, in a region or not."""
     leaf = torch.full((3,), 2.0, device=amp.type, dtype=amp.dtype if to == "wide" else torch.float32)
-    found = []
     for enabled in (False, True):
         x = copy_of(leaf)
         with amp.region(enabled=enabled):
             out = _cube(amp, torch.float32 if to == "wide" else amp.dtype).apply(x)
         (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
         (second,) = torch.autograd.grad((first * x).sum(), x)
-        found.append(amp.values(second))
-    amp.assert_equal("derivative of 3 x cubed outside", found[0], [36.0] * 3)
-    amp.assert_equal("derivative of 3 x cubed in a region", found[1], [36.0] * 3)
+        where = "in a region" if enabled else "outside"
+        amp.assert_equal(f"derivative of 3 x cubed {where}", amp.values(second), [36.0] * 3)
 
 
 @scenario(cast=["cast", "uncast"], values=True)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, library
 
-from ampcheck.checks.gradients import assert_same_gradients, backward
+from ampcheck.checks.gradients import assert_same_gradients, backward, copies_of
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("customfn")
@@ -134,14 +134,12 @@ def test_dictionary(amp: Amp) -> None:
 @scenario(values=True, since="2.13")
 def test_two_device_types(amp: Amp) -> None:
     """Each device type has its own dtype for an op, and only its region casts."""
-    elsewhere = "xpu" if amp.type == "cpu" else "cpu"
-    seen: Seen = []
-    op = _copy_op(amp, seen)
-    op.register_autocast(elsewhere, torch.float32)
+    op = _copy_op(amp, [])
+    op.register_autocast(amp.elsewhere, torch.float32)
     op.register_autocast(amp.type, amp.other)
     x = amp.rand(2)
-    with torch.autocast(elsewhere, dtype=torch.bfloat16):
-        amp.assert_equal(f"dtype in a region of {elsewhere}", op(x).dtype, torch.float32)
+    with torch.autocast(amp.elsewhere, dtype=torch.bfloat16):
+        amp.assert_equal(f"dtype in a region of {amp.elsewhere}", op(x).dtype, torch.float32)
         with amp.region():
             amp.assert_equal("dtype in regions of both", op(x).dtype, amp.other)
 
@@ -149,7 +147,6 @@ def test_two_device_types(amp: Amp) -> None:
 @scenario(api=["custom_op", "low_level"], values=True, since="2.13")
 def test_registered_again(amp: Amp, api: str) -> None:
     """A second register_autocast of an op and a device type is obeyed or refused, not dropped silently."""
-    seen: Seen = []
 
     def tried(op: Any, again: Callable[[], Any]) -> None:
         with amp.region():
@@ -163,7 +160,7 @@ def test_registered_again(amp: Amp, api: str) -> None:
             amp.assert_equal("dtype after it was registered again", op(amp.rand(2)).dtype, amp.other)
 
     if api == "custom_op":
-        op = _copy_op(amp, seen)
+        op = _copy_op(amp, [])
         op.register_autocast(amp.type, amp.dtype)
         tried(op, lambda: op.register_autocast(amp.type, amp.other))
     else:
@@ -208,7 +205,7 @@ def test_gradient_of_an_op(amp: Amp) -> None:
     seen: Seen = []
     op = _product_op(amp, seen)
     x, w = amp.rand(3, 3, requires_grad=True), amp.rand(3, 3, requires_grad=True)
-    x2, w2 = (leaf.detach().clone().requires_grad_() for leaf in (x, w))
+    x2, w2 = copies_of(x, w)
     with amp.region():
         out, want = op(x, w), torch.mm(x2, w2)
     backward(out, want)
