@@ -49,7 +49,6 @@ class AnotherWarning(Warning):
 
 
 _RAISED = re.compile(r"(?s)(?P<kind>[A-Za-z_.]*(?:Error|Exception|Unsupported|Warning|Failed))(?P<text>: .*)")
-_NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 Kind = str
 """What of a result is changed: "value", "dtype", "low", "flag", "text" or "error"."""

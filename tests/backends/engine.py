@@ -12,12 +12,12 @@ Nothing here knows of mutants but `Backend.mutants` and `Backend.copy`, through 
 """
 
 import re
+import types
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from device_module import DeviceModule
 from torch.library import Library, fallthrough_kernel
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_map
@@ -30,6 +30,46 @@ aten = torch.ops.aten
 KEY = "PrivateUse1"
 META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 Kernel = Callable[..., Any]
+
+
+class DeviceModule(types.ModuleType):
+    """The module `torch.<name>` of a backend: one device, which draws from the CPU's generator, without autocast."""
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    @staticmethod
+    def is_initialized() -> bool:
+        return True
+
+    @staticmethod
+    def device_count() -> int:
+        return 1
+
+    @staticmethod
+    def current_device() -> int:
+        return 0
+
+    @staticmethod
+    def synchronize(device: Any = None) -> None:
+        """Kernels have ended when they return."""
+
+    @staticmethod
+    def get_rng_state(device: Any = None) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    @staticmethod
+    def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
+        torch.set_rng_state(state)
+
+    @staticmethod
+    def manual_seed_all(seed: int) -> None:
+        """The CPU's generator draws for the device."""
+
+    @staticmethod
+    def _is_in_bad_fork() -> bool:
+        return False
 
 
 class Arrays:

@@ -18,7 +18,7 @@ from ampcheck.bench.run.group import QUICK, RESERVE, Bench, Event, Expected, Mod
 from ampcheck.bench.run.runfile import read
 from ampcheck.bench.run.summary import summarize
 from ampcheck.cli import main
-from tests.cli_support import LIMIT, interrupted, refused, run
+from tests.cli_support import LIMIT, interrupted, run
 
 TASKS = {"cpu": [("mm-16", "eager"), ("add", "eager"), ("mm-64", "eager")]}
 
@@ -222,22 +222,6 @@ def test_a_quick_run_has_a_file_a_table_and_precision_checks(tmp_path: Path) -> 
     assert all(name in done.stdout for name in ("mm-64", "bf16-native", str(path)))
     assert "1 group, about" in done.stderr
     assert "left out" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--device=abacus"], "there is no device named 'abacus'"),
-        (["--device=virtual:cuda"], "has no arithmetic, so that there is nothing to time"),
-        (["--filter=mmm-64"], "mmm-64"),
-        (["--compiler=trace"], "there is no compiler 'trace'; there are eager, graph, compile, jit"),
-        (["--threads=0"], "--threads is 0; at least one is needed"),
-        (["--device=tpu-v99"], "tpu-v99"),
-    ],
-)
-def test_bad_input_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str) -> None:
-    assert words in refused(capsys, "bench", "--quick", f"--reports={tmp_path}", *options)
-    assert not (tmp_path / "bench").exists()
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:

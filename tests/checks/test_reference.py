@@ -11,7 +11,6 @@ from ampcheck.checks.comparisons import far
 from ampcheck.checks.reference import reference
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.registry import known as known_devices
-from ampcheck.observe.closeness import distance
 from ampcheck.samples.describe import in_form
 from ampcheck.samples.tensors import host_values as own_values
 from ampcheck.spec.case import Case
@@ -43,34 +42,6 @@ def test_rounded_inputs_are_what_the_reference_computes_with() -> None:
     exact = reference(planned("mm", "fp32")).outputs[0]
     given = reference(planned("mm", "fp64", rule="fallthrough")).outputs[0]
     assert 1e-4 < (exact - given).abs().max() < 1e-1
-
-
-@pytest.mark.parametrize(
-    ("got", "want", "wrong"),
-    [
-        (float("nan"), 1.0, True),
-        (float("nan"), float("nan"), False),
-        (float("inf"), float("inf"), False),
-        (float("-inf"), float("inf"), True),
-        (float("inf"), 1e6, False),  # beyond float16
-        (65504.0, 1e6, False),
-        (1.0, 1e6, True),
-        (float("inf"), 100.0, True),
-    ],
-)
-def test_what_is_not_finite(got: float, want: float, wrong: bool) -> None:
-    exact = torch.tensor([want], dtype=torch.float64)
-    found = far(torch.tensor([got], dtype=torch.float16), exact, torch.zeros_like(exact), DTYPES["fp16"], "it")
-    assert bool(found) is wrong
-
-
-def test_a_complex_value_beside_a_real_one() -> None:
-    real, numbers = torch.tensor([3.0], dtype=torch.float64), torch.tensor([3 + 4j])
-    assert distance(real, numbers).tolist() == distance(numbers, real).tolist() == [4.0]
-    moved = torch.zeros(1, dtype=torch.float64)
-    infinite, nothing = torch.tensor([complex("inf")]), torch.tensor([float("nan")])
-    assert far(infinite, torch.tensor([float("inf")], dtype=torch.float64), moved, torch.float32, "it") == []
-    assert far(nothing, infinite.to(torch.complex128), moved, DTYPES["fp32"], "it") == []
 
 
 def test_whole_numbers_and_shapes_are_equal() -> None:

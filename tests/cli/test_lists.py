@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from ampcheck.cli.main import main
 from ampcheck.spec.policies import closest, table
 from ampcheck.tools import cpp_lists
-from tests.cli_support import ROOT, python, refused
+from tests.cli_support import ROOT, python
 
 SOURCE = Path(__file__).with_name("autocast.cpp")
 OWN = {"mm": "downcast", "conv1d.padding": "downcast", "pow.Scalar": "upcast", "dot": "promote", "mv": "unknown"}
@@ -42,27 +41,6 @@ def test_one_op_across_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert [one["policies"] for one in found["lists"]] == [{}, {"softmax.int": "optdtype"}, {"softmax.int": "upcast"}]
     assert [one["lists"] for one in found["differences"]] == [["cuda"], ["mps"]]
     assert "no policy for it" in lists(capsys, "--op=relu")
-
-
-@pytest.mark.parametrize(
-    ("argument", "sentence"),
-    [
-        ("cudda", "there is no autocast list named 'cudda'; did you mean cuda"),
-        ("--policy=half", "there is no policy named 'half'; there are downcast, upcast, optdtype"),
-        ("--torch=2.3", "there is no policy table for torch named '2.3'; there are 2.11"),
-        ("--op=sofmax", "there is no op named 'sofmax'; did you mean"),
-        ("gone.cpp", "the C++ source gone.cpp cannot be read: "),
-        ("a.cpp", "which list of a.cpp to compare is not clear; it has a.cpp:AutocastXPU, a.cpp:AutocastPrivateUse1"),
-        ("odd.cpp", "odd.cpp registers by the macro MY_KERNEL, "),
-    ],
-)
-def test_a_bad_name_is_refused_in_a_sentence(
-    argument: str, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copy(SOURCE, tmp_path / "a.cpp")
-    (tmp_path / "odd.cpp").write_text("TORCH_LIBRARY_IMPL(aten, AutocastXPU, m) {\n  MY_KERNEL(mm)\n}\n")
-    monkeypatch.chdir(tmp_path)
-    assert refused(capsys, "lists", argument).startswith(sentence)
 
 
 def test_the_page_is_what_its_command_prints() -> None:

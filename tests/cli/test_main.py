@@ -171,24 +171,6 @@ def test_explain_names_known_deviations(capsys: pytest.CaptureFixture[str]) -> N
     assert "Known deviation" not in said(capsys, "explain", "mm", "--device=cpu")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("sofmax",), "there is no op named 'sofmax'; did you mean softmax"),
-        (("torch.sofmax",), "there is no op named 'torch.sofmax'; did you mean"),
-        (("aten::nope_nope",), "there is no op named 'aten::nope_nope'"),
-        (("x" * 20_000,), f"there is no op named '{'x' * 60}…'"),
-        (("mm", "--device=nope"), "there is no device named 'nope'; there are cpu"),
-        (("mm", "--amp-dtype=fp32"), "there is no region dtype named 'fp32'; there are fp16, bf16"),
-        (("mm", "--inputs=fp33"), "there is no dtype named 'fp33'; there are"),
-        (("mm", "--inputs=,"), "--inputs names no dtype"),
-        (("mm", "--inputs=fp32,fp32,fp32"), "aten::mm takes 2 floating tensors; --inputs names 3 dtypes"),
-    ],
-)
-def test_explain_refuses(arguments: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(capsys, "explain", *arguments).startswith(sentence)
-
-
 # ---- compare, report
 
 

@@ -13,8 +13,6 @@ from ampcheck.runner.record import Result, Run, RunWriter
 from ampcheck.runner.run import RunPlan
 from ampcheck.runner.summarize import RunRecorder
 
-GIB = 2**30
-
 
 def result(name: str, seconds: float, status: str = "pass") -> Result:
     return Result(f"{name}-fp32-bf16-cpu", "eager", "downcast", status, seconds, name, "bf16", "cpu")

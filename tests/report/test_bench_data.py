@@ -230,12 +230,6 @@ def test_a_step_is_marked_where_it_began_and_alerted(tmp_path: Path) -> None:
     }
 
 
-def test_one_slow_run_group_is_no_step(tmp_path: Path) -> None:
-    history = run_groups(tmp_path, [1.0] * 20 + [1.5] + [1.0] * 10)
-    assert steps(history) == []
-    assert [alert for _, alert in listed(history)] == []
-
-
 def test_another_machine_is_a_mark_and_no_step(tmp_path: Path) -> None:
     machine = [{"model": "EPYC", "cores": 2}] * 15 + [{"model": "Xeon", "cores": 2}] * 15
     versions = [{"torch": "2.12.0"}] * 20 + [{"torch": "2.13.0"}] * 10

@@ -76,10 +76,6 @@ def test_what_is_no_text_or_not_there(whole: Path, tmp_path: Path, capsys: pytes
     assert "cannot be read: Is a directory" in refused(capsys, "deviations", "suggest", str(tmp_path))
 
 
-def test_no_run_to_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(capsys, "report", f"--reports={tmp_path}").startswith("there is no run file in ")
-
-
 # ---- normalised texts
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from ampcheck.errors import UsageError
 from ampcheck.report.conformance import pages
-from ampcheck.runner.record import SCHEMA, STATUSES, Result, Run, read
+from ampcheck.runner.record import STATUSES, Result, Run
 from ampcheck.runner.summarize import (
     ROWS,
     as_markdown,
@@ -67,13 +67,6 @@ def test_runs_with_nothing_in_common_are_refused() -> None:
         compare(run(made("mm", "pass")), run(made("dot", "pass"), name="b"))
     with pytest.raises(UsageError, match="share no case"):
         compare(run(), run())
-
-
-def test_another_schema_is_refused_when_read(tmp_path: Path) -> None:
-    path = tmp_path / "old.jsonl"
-    path.write_text(json.dumps({"kind": "header", "schema": SCHEMA + 1}) + "\n")
-    with pytest.raises(UsageError, match=f"has schema {SCHEMA + 1}"):
-        read(path)
 
 
 def test_notes_say_what_limits_the_comparison() -> None:

@@ -22,14 +22,6 @@ def started(code: str, given: object = None) -> Worker:
     return Worker([sys.executable, "-c", ANSWERS + code], {**os.environ, "PYTHONPATH": os.getcwd()}, given)
 
 
-def running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def test_it_answers_what_it_is_told_and_keeps_what_is_printed() -> None:
     with started(SERVES) as worker:
         for word in ("one", "two"):
@@ -84,12 +76,6 @@ def test_an_answer_that_takes_too_long_and_where_it_was() -> None:
             worker.answer(3)
         worker.abort()
         assert worker.where().startswith("; it was in slow (<string>:3)")
-
-
-def interrupted(seen: list[int]) -> None:
-    with started("Channel().send(os.getpid()); time.sleep(600)") as worker:
-        seen.append(worker.hear(60))
-        raise KeyboardInterrupt
 
 
 def test_telling_one_that_ended_is_no_error() -> None:

@@ -18,7 +18,6 @@ from ampcheck.cli import main
 from ampcheck.devices.virtual import DEVICES
 from ampcheck.errors import UsageError
 from ampcheck.tools.trace import Trace
-from tests.cli_support import refused
 from tests.processor import lstm_that_runs
 
 Program = Callable[[], Any]
@@ -496,17 +495,6 @@ def test_a_function(script: Path, capsys: pytest.CaptureFixture[str], target: st
     assert data["totals"]["casts"] == 2
     mm = data["ops"][-1]
     assert (mm["name"], mm["policy"], mm["ran_in"], mm["region"]["dtype"]) == ("mm", "downcast", "low", "bf16")
-
-
-@pytest.mark.parametrize("command", ["trace", "doctor"])
-@pytest.mark.parametrize(("held", "said"), [(b"dear reader,\n", "line 1: invalid syntax"), (b"\x89PNG\xff", "line ")])
-def test_a_file_without_python_is_refused_in_a_sentence(
-    held: bytes, said: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "notes").write_bytes(held)
-    assert refused(capsys, command, str(tmp_path / "notes")).startswith(
-        f"{tmp_path / 'notes'} cannot be read as Python: {said}"
-    )
 
 
 @pytest.fixture(autouse=True)
