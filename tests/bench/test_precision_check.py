@@ -335,6 +335,7 @@ def test_an_optimizer_s_update_is_no_part_of_the_step() -> None:
 
 
 SQUARE = op("downcast", torch.mm, Spec((64, 64)), Spec((64, 64)))
+STEP = small_step(mlp)
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,6 @@ REFUSED = {
     "power --rule none": "none",
     "power --device abacus": "abacus",
     "report --reports=nowhere": "there is no run file in ",
-    "run --smoke --nightly --device=cpu": "--smoke and --nightly exclude each other",
     "run --suite=nope": "there is no suite named 'nope'; there are ",
     "torchscript --device virtual:mps": "TorchScript has no autocast",
     "torchscript --device nothing": "nothing",
@@ -198,7 +197,7 @@ def test_bad_input_is_refused_in_a_sentence_before_all(
     for name, text in FILES.items():
         Path(name).write_bytes(text)
     assert REFUSED[command] in refused(capsys, *command.split())
-    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__", ".benchmarks"} == {*FILES}
+    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {*FILES}
 
 
 # ---- files that are written

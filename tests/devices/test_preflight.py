@@ -22,6 +22,7 @@ from ampcheck.runner.record import read
 from ampcheck.spec.policies import closest, rows, table, versions
 from tests.cli_support import ROOT, run, run_pytest
 
+BACKENDS = ROOT / "tests" / "backends"
 aten = torch.ops.aten
 
 # ---- a device on the CPU, and what is planted in it
@@ -532,3 +533,9 @@ def test_a_smoke_run_says_how_much_it_ran(tmp_path: Path) -> None:
     plain = run_pytest(tmp_path, str(ROOT / "suites" / "eager"), "--smoke", "--no-run-file", *chosen)
     assert plain.returncode == 0, plain.stdout + plain.stderr
     assert f"{everything - some} deselected" in plain.stdout
+
+
+def test_smoke_and_nightly_exclude_each_other(tmp_path: Path) -> None:
+    done = run(tmp_path, "run", "--smoke", "--nightly", "--device=cpu")
+    assert done.returncode == 2
+    assert done.stderr.startswith("ampcheck: --smoke and --nightly exclude each other")
