@@ -122,10 +122,15 @@ REFUSED = {
     "bench --quick --filter=mmm-64": "mmm-64",
     "bench --quick --compiler=trace": "there is no compiler 'trace'; there are eager, graph, compile, jit",
     "bench --quick --threads=0": "--threads is 0; at least one is needed",
+    "compare notes picture": "line 1: not JSON",
+    "compare picture notes": "is not a run file",
+    "compare gone.jsonl notes": "cannot be read: No such file",
     "coverage --device abacus": "abacus",
     "coverage gone.jsonl": "gone.jsonl",
     "coverage --device virtual:mps --json gone/there.json": "gone/there.json",
     "coverage --try 1 --device virtual:mtia": "virtual:mtia",
+    "deviations baseline no.jsonl": "the run file no.jsonl cannot be read",
+    "deviations suggest .": "cannot be read: Is a directory",
     "doctor --every 0 some_program.py": "every is 0",
     "doctor --steps -1 some_program.py": "steps is -1",
     "doctor absent.py": "absent.py does not exist",
@@ -157,6 +162,8 @@ REFUSED = {
     "power --rule none": "none",
     "power --device abacus": "abacus",
     "report --reports=nowhere": "there is no run file in ",
+    "run --device=cpu --baseline=no.txt": "the baseline no.txt cannot be read: No such file or directory",
+    "run --device=cpu --baseline=picture": "is not valid TOML",
     "run --suite=nope": "there is no suite named 'nope'; there are ",
     "torchscript --device virtual:mps": "TorchScript has no autocast",
     "torchscript --device nothing": "nothing",
@@ -197,7 +204,7 @@ def test_bad_input_is_refused_in_a_sentence_before_all(
     for name, text in FILES.items():
         Path(name).write_bytes(text)
     assert REFUSED[command] in refused(capsys, *command.split())
-    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {*FILES}
+    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__", ".benchmarks"} == {*FILES}
 
 
 # ---- files that are written

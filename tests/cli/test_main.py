@@ -40,7 +40,8 @@ def test_the_version_names_what_decides_results(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    "statement", ["import ampcheck", "from ampcheck.cli import main; main._parser().format_help()"]
+    "statement",
+    ["import ampcheck, ampcheck.spec.scaler", "from ampcheck.cli import main; main._parser().format_help()"],
 )
 def test_importing_imports_neither_torch_nor_jax(statement: str) -> None:
     code = f"import sys; {statement}; print(sorted({{'torch', 'jax', 'numpy'}} & set(sys.modules)))"
@@ -209,14 +210,6 @@ def test_compare_tells_a_part_from_the_whole(tmp_path: Path, capsys: pytest.Capt
     assert out.splitlines()[2].startswith("note: the runs differ in what they select")
     assert len(out.splitlines()) < 25
     assert f"{len(every) - 2} added" in said(capsys, "compare", str(part), str(whole))
-
-
-def test_report_takes_every_run_of_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "runs").mkdir()
-    write(tmp_path / "runs" / "a.jsonl", GOOD)
-    out = said(capsys, "report", f"--reports={tmp_path}")
-    assert out == f"{tmp_path / 'site' / 'index.html'}\n"
-    assert "<html" in (tmp_path / "site" / "index.html").read_text()
 
 
 # ---- deviations

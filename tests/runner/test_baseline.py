@@ -10,7 +10,6 @@ from ampcheck.errors import UsageError
 from ampcheck.runner.deviations import KnownDeviations, after_deviations, as_baseline, load
 from ampcheck.runner.record import RED, Result, Run
 from ampcheck.runner.summarize import RunRecorder
-from tests.cli_support import refused
 
 MESSAGE = "output 0 of aten::mm is 0.375 away from the float64 result; expected at most 1.2e-05\nthe kernel saw fp32"
 CRASH = "the process ended with signal SIGSEGV; it was in bad (x.py:3)"
@@ -147,13 +146,3 @@ def test_a_malformed_file_is_refused(text: str, sentence: str, tmp_path: Path) -
     with pytest.raises(UsageError) as raised:
         load(path, what="baseline")
     assert sentence in str(raised.value)
-
-
-def test_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "raw").write_bytes(b"\xff")
-    options = (f"--reports={tmp_path}", "--device=cpu")
-    assert refused(capsys, "run", *options, "--baseline=no.txt") == (
-        "the baseline no.txt cannot be read: No such file or directory"
-    )
-    assert "is not valid TOML" in refused(capsys, "run", *options, f"--baseline={tmp_path / 'raw'}")
-    assert "the run file no.jsonl cannot be read" in refused(capsys, "deviations", "baseline", "no.jsonl")

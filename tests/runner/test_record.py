@@ -69,13 +69,6 @@ def test_a_damaged_run_file_is_refused(
     assert path.read_bytes() == before
 
 
-def test_what_is_no_text_or_not_there(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "picture").write_bytes(b"\x89PNG\xff\xfe")
-    assert "is not a run file" in refused(capsys, "compare", str(whole), str(tmp_path / "picture"))
-    assert "cannot be read: No such file" in refused(capsys, "compare", str(whole), str(tmp_path / "gone"))
-    assert "cannot be read: Is a directory" in refused(capsys, "deviations", "suggest", str(tmp_path))
-
-
 # ---- normalised texts
 
 
