@@ -3,7 +3,6 @@
 They run where JAX has them: all on CPU, by LAPACK; `eig` on CPU only. Pivots count from 1, as LAPACK's do.
 """
 
-import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -456,38 +455,25 @@ def ldl_solve(LD: Array, pivots: Array, B: Array, *, hermitian: bool = False) ->
     return out.reshape(*batch, *B.shape[-2:])
 
 
-BY_ROOT_N, BY_N = 1, 2  # ATen/native/SpectralOpsUtils.h: fft_norm_mode; 0 is none
-
-
-def _scaled(values: Array, normalization: int, count: int) -> Array:
-    if normalization == BY_ROOT_N:
-        return values * (1 / math.sqrt(count))
-    return values * (1 / count) if normalization == BY_N else values
-
-
-def _complex(values: Array, dims: Sequence[int], forward: bool) -> Array:
-    """Return the unscaled transform along each of the dimensions."""
-    for d in dims:
-        values = jnp.fft.fft(values, axis=d) if forward else jnp.fft.ifft(values, axis=d, norm="forward")
-    return values
+NORMS = "backward", "ortho", "forward"
+"""JAX's names of ATen/native/SpectralOpsUtils.h's fft_norm_mode: not scaled, by the root of the size, by the size."""
 
 
 @lower("_fft_c2c")
 def fft_c2c(self: Array, dim: Sequence[int], normalization: int, forward: bool) -> Array:
-    return _scaled(_complex(self, dim, forward), normalization, math.prod(self.shape[d] for d in dim))
+    if forward:
+        return jnp.fft.fftn(self, axes=dim, norm=NORMS[normalization])
+    return jnp.fft.ifftn(self, axes=dim, norm=NORMS[2 - normalization])
 
 
 @lower("_fft_r2c")
 def fft_r2c(self: Array, dim: Sequence[int], normalization: int, onesided: bool) -> Array:
     """Transform real numbers; `onesided` gives the first half along the last of `dim`, which the rest mirrors."""
-    last = dim[-1]
-    out = jnp.fft.rfft(self, axis=last) if onesided else jnp.fft.fft(self, axis=last)
-    return _scaled(_complex(out, dim[:-1], True), normalization, math.prod(self.shape[d] for d in dim))
+    return (jnp.fft.rfftn if onesided else jnp.fft.fftn)(self, axes=dim, norm=NORMS[normalization])
 
 
 @lower("_fft_c2r")
 def fft_c2r(self: Array, dim: Sequence[int], normalization: int, last_dim_size: int) -> Array:
     """Return the inverse of the transform of real numbers, from its first half along the last of `dim`."""
-    inner = _complex(self, dim[:-1], False)
-    out = jnp.fft.irfft(inner, last_dim_size, axis=dim[-1], norm="forward")
-    return _scaled(out, normalization, math.prod(out.shape[d] for d in dim))
+    sizes = [*(self.shape[d] for d in dim[:-1]), last_dim_size]
+    return jnp.fft.irfftn(self, sizes, axes=dim, norm=NORMS[2 - normalization])

@@ -4,6 +4,7 @@ nan is greater than everything, as PyTorch orders. The shapes of distinct elemen
 cannot be compiled.
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -125,25 +126,6 @@ def _differs(values: Array, dim: int) -> Array:
     return jax.lax.slice_in_dim(values, 1, length, axis=dim) != jax.lax.slice_in_dim(values, 0, length - 1, axis=dim)
 
 
-def _grouped(new: Array, places: Array) -> tuple[Array, Array, Array]:
-    """Return, of elements in order, where each group starts, each one's group by its own place, and the sizes."""
-    starts = jnp.asarray(np.flatnonzero(np.asarray(new)))
-    groups = jnp.cumsum(new.astype(jnp.int64)) - 1
-    inverse = jnp.zeros(places.shape, jnp.int64).at[places].set(groups)
-    return starts, inverse, jnp.diff(starts, append=places.size)
-
-
-def _changes(lines: Array) -> Array:
-    """Return whether each row but the first differs from the one before; nan differs from nan."""
-    differs = jnp.any(lines[1:] != lines[:-1], axis=1)
-    return jnp.concatenate([jnp.ones(min(1, lines.shape[0]), jnp.bool_), differs])
-
-
-def _flat(self: Array, ordered: Array, places: Array) -> tuple[Array, Array, Array]:
-    starts, inverse, counts = _grouped(_changes(ordered.reshape(-1, 1)), places)
-    return ordered[starts], inverse.reshape(self.shape), counts
-
-
 def _wanted(found: tuple[Array, Array, Array], return_inverse: bool, return_counts: bool) -> tuple[Array, Array, Array]:
     """Leave inverse and counts empty where nobody wants them."""
     values, inverse, counts = found
@@ -156,20 +138,11 @@ def unique(
     self: Array, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[Array, Array, Array]:
     """Return the distinct elements in order, each element's place among them, and how often each occurs."""
-    return _wanted(_flat(self, *sort(self.reshape(-1))), return_inverse, return_counts)
+    found = jnp.unique(self, return_inverse=True, return_counts=True, equal_nan=False)
+    return _wanted(found, return_inverse, return_counts)
 
 
 lower("_unique", concrete=True)(lambda self, *options: unique(self, *options)[:2])
-
-
-def _rows(self: Array, dim: int) -> Array:
-    front = jnp.moveaxis(self, dim, 0)
-    return front.reshape(front.shape[0], int(np.prod(front.shape[1:])))
-
-
-def _kept(self: Array, dim: int, rows: Array, order: Array) -> tuple[Array, Array, Array]:
-    starts, inverse, counts = _grouped(_changes(rows[order]), order)
-    return jnp.take(self, order[starts], dim), inverse, counts
 
 
 @lower("unique_dim", concrete=True)
@@ -177,9 +150,8 @@ def unique_dim(
     self: Array, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[Array, Array, Array]:
     """Return the distinct slices along `dim` in order, each slice's place among them, and how often each occurs."""
-    rows = _rows(self, dim)
-    order = jnp.lexsort(rows.T[::-1]) if rows.shape[1] else jnp.arange(rows.shape[0])
-    return _kept(self, dim, rows, order)
+    values, inverse, counts = jnp.unique(self, return_inverse=True, return_counts=True, axis=dim, equal_nan=False)
+    return values, inverse, counts
 
 
 @lower("unique_dim_consecutive", concrete=True)
@@ -187,7 +159,12 @@ def unique_dim_consecutive(
     self: Array, dim: int, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[Array, Array, Array]:
     """Return the slices along `dim` that differ from the one before, each one's place among them, and runs' lengths."""
-    return _kept(self, dim, _rows(self, dim), jnp.arange(self.shape[dim]))
+    front = jnp.moveaxis(self, dim, 0)
+    lines = front.reshape(front.shape[0], math.prod(front.shape[1:]))
+    new = jnp.concatenate([jnp.ones(min(1, lines.shape[0]), jnp.bool_), jnp.any(lines[1:] != lines[:-1], axis=1)])
+    starts = jnp.asarray(np.flatnonzero(np.asarray(new)))
+    inverse = jnp.cumsum(new.astype(jnp.int64)) - 1
+    return jnp.take(self, starts, dim), inverse, jnp.diff(starts, append=lines.shape[0])
 
 
 @lower("unique_consecutive", concrete=True)
@@ -195,11 +172,9 @@ def unique_consecutive(
     self: Array, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> tuple[Array, Array, Array]:
     """Return the elements, or slices along `dim`, that differ from the one before; inverse and counts if wanted."""
-    if dim is not None:
-        values, inverse, counts = unique_dim_consecutive(self, dim)
-    else:
-        values, inverse, counts = _flat(self, self.reshape(-1), jnp.arange(self.size))
-    return _wanted((values, inverse, counts), return_inverse, return_counts)
+    values, inverse, counts = unique_dim_consecutive(*((self.reshape(-1), 0) if dim is None else (self, dim)))
+    found = values, inverse.reshape(self.shape) if dim is None else inverse, counts
+    return _wanted(found, return_inverse, return_counts)
 
 
 def insertion(ordered: Array, values: Array, right: bool, sorter: Array | None = None) -> Array:
