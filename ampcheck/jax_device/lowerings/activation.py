@@ -109,8 +109,4 @@ def masked_softmax(x: Array, mask: Array, dim: int | None = None, mask_type: int
     if mask_type == 1 and mask.ndim == 2:
         mask = mask[:, None, None, :]
     kept = jnp.broadcast_to(jnp.logical_not(mask), x.shape)
-    axis = -1 if dim is None else dim
-    peak = jnp.max(jnp.where(kept, x, -jnp.inf), axis=axis, keepdims=True, initial=-jnp.inf)
-    powers = jnp.where(kept, jnp.exp(x - jnp.where(jnp.isneginf(peak), 0, peak)), 0)
-    total = jnp.sum(powers, axis=axis, keepdims=True)
-    return jnp.where(total == 0, 0, powers / jnp.where(total == 0, 1, total))
+    return jax.nn.softmax(x, axis=-1 if dim is None else dim, where=kept)

@@ -7,6 +7,7 @@ gradient scaler gives its scale, and a step in which it found a non-finite gradi
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import jax
@@ -118,18 +119,14 @@ Rate = float | Array
 """A learning rate, or another number of a step that may change from call to call."""
 
 
+@dataclass(frozen=True)
 class _FusedStep:
     """What all fused steps share: gradients unscaled and decayed, and results kept back where the step is skipped."""
 
-    def __init__(
-        self, maximize: bool, weight_decay: float = 0, grad_scale: Array | None = None, found_inf: Array | None = None
-    ) -> None:
-        self.maximize, self.weight_decay, self.grad_scale, self.found_inf = (
-            maximize,
-            weight_decay,
-            grad_scale,
-            found_inf,
-        )
+    maximize: bool
+    weight_decay: float = 0
+    grad_scale: Array | None = None
+    found_inf: Array | None = None
 
     def gradient(self, grad: Array, param: Array) -> tuple[Array, Array]:
         """Return the gradient to store, and the one to step against."""

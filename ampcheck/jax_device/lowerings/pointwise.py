@@ -53,44 +53,24 @@ def _erfcx(x: Array) -> Array:
     return jnp.where(x > 5, 1 / (jnp.sqrt(jnp.pi) * (large + tail)), product.astype(x.dtype))
 
 
+_AS_IN_NUMPY = (
+    "acos acosh asin asinh atan atanh cos cosh exp exp2 expm1 log log10 log1p log2 reciprocal sin sinc sinh sqrt "
+    "tan tanh"
+)
 _FUNCTIONS: dict[str, Computation] = {
-    "acos": jnp.arccos,
-    "acosh": jnp.arccosh,
-    "asin": jnp.arcsin,
-    "asinh": jnp.arcsinh,
-    "atan": jnp.arctan,
-    "atanh": jnp.arctanh,
-    "cos": jnp.cos,
-    "cosh": jnp.cosh,
+    **{name: getattr(jnp, name) for name in _AS_IN_NUMPY.split()},
+    **{f"special_{name}": getattr(special, name) for name in ("i0e", "i1", "i1e", "ndtri")},
     "erf": jax.lax.erf,
     "erfc": jax.lax.erfc,
     "erfinv": jax.lax.erf_inv,
-    "exp": jnp.exp,
-    "exp2": jnp.exp2,
-    "expm1": jnp.expm1,
     "digamma": digamma,
     "lgamma": special.gammaln,
-    "log": jnp.log,
-    "log10": jnp.log10,
-    "log1p": jnp.log1p,
-    "log2": jnp.log2,
     "rsqrt": jax.lax.rsqrt,
     "sigmoid": jax.nn.sigmoid,
-    "sin": jnp.sin,
-    "sinc": jnp.sinc,
-    "sinh": jnp.sinh,
-    "sqrt": jnp.sqrt,
-    "tan": jnp.tan,
-    "tanh": jnp.tanh,
-    "reciprocal": jnp.reciprocal,
     "special_erfcx": _erfcx,
-    "special_ndtri": special.ndtri,
     "i0": special.i0,
-    "special_i0e": special.i0e,
-    "special_i1": special.i1,
     "special_modified_bessel_i0": special.i0,
     "special_modified_bessel_i1": special.i1,
-    "special_i1e": special.i1e,
 }
 for _name, _function in _FUNCTIONS.items():
     lower(_name)(once(_function))
@@ -128,10 +108,7 @@ def sign(self: Array) -> Array:
 @lower("sgn")
 def sgn(self: Array) -> Array:
     """Return the sign; of a complex number, the number of magnitude 1 in its direction."""
-    if not jnp.issubdtype(self.dtype, jnp.complexfloating):
-        return sign(self)
-    size = jnp.abs(self)
-    return jnp.where(size == 0, jnp.zeros_like(self), self / jnp.where(size == 0, 1, size))
+    return jnp.sign(self) if jnp.iscomplexobj(self) else sign(self)
 
 
 @lower("angle")
@@ -206,10 +183,7 @@ def _floor_divide(self: Array, other: Number) -> Array:
 @widened
 def _remainder(self: Number, other: Number) -> Array:
     """Return the rest of the division that rounds down; it has the divisor's sign."""
-    if _integral(self, other):
-        return jnp.remainder(self, other)
-    left = jnp.fmod(self, other)
-    return jnp.where((left != 0) & ((left < 0) != (jnp.asarray(other) < 0)), left + other, left)
+    return jnp.remainder(self, other)
 
 
 @lower("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", promotes=True)

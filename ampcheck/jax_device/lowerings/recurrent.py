@@ -32,15 +32,9 @@ def _sum(total: Array, *terms: Array | None) -> Array:
 
 @lower("_thnn_fused_lstm_cell")
 @widened
-def lstm_cell(
-    input_gates: Array,
-    hidden_gates: Array,
-    cx: Array,
-    input_bias: Array | None = None,
-    hidden_bias: Array | None = None,
-) -> tuple[Array, Array, Array]:
+def lstm_cell(input_gates: Array, hidden_gates: Array, cx: Array, *biases: Array | None) -> tuple[Array, Array, Array]:
     """Return the new hidden and cell state, and the activated gates (input, forget, cell, output), from raw gates."""
-    gates = _sum(input_gates, hidden_gates, input_bias, hidden_bias)
+    gates = _sum(input_gates, hidden_gates, *biases)
     i, f, g, o = jnp.split(gates, 4, axis=-1)
     i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
     cy = f * cx + i * g

@@ -115,22 +115,11 @@ def table(counted: Sequence[Coverage], list_open: bool, ran: bool) -> str:
 
 def fields(counted: Sequence[Coverage], ran: bool) -> dict[str, object]:
     """Return the counts as JSON data, which `ampcheck report` shows. `ran`: as in `figure`."""
+    shown = ("device", "key", "cells", "reachable", "nightly", "not_passed", "unreachable")
     return {
         "torch": torch.__version__,
         "ran": ran,
-        "devices": [
-            {
-                "device": each.device,
-                "key": each.key,
-                "cells": each.cells,
-                "reachable": each.reachable,
-                "each_run": each.every,
-                "nightly": each.nightly,
-                "not_passed": each.not_passed,
-                "unreachable": each.unreachable,
-            }
-            for each in counted
-        ],
+        "devices": [{"each_run": each.every} | {name: getattr(each, name) for name in shown} for each in counted],
     }
 
 
