@@ -125,11 +125,7 @@ def weight_norm(v: Array, g: Array, dim: int = 0) -> tuple[Array, Array]:
 def weight_norm_backward(
     grad_w: Array, saved_v: Array, saved_g: Array, saved_norms: Array, dim: int
 ) -> tuple[Array | None, ...]:
-
-    def forward(v: Array, g: Array) -> Array:
-        return v * (g / _norms(v, dim % v.ndim))
-
-    return pullback(forward, grad_w, saved_v, saved_g)
+    return pullback(lambda v, g: weight_norm(v, g, dim)[0], grad_w, saved_v, saved_g)
 
 
 def _channels(input: Array, per_channel: Array) -> Array:
@@ -146,14 +142,6 @@ def _normalised(input: Array, weight: Array | None, bias: Array | None, mean: Ar
     return out if bias is None else out + _channels(input, bias)
 
 
-def _statistics(input: Array, eps: float) -> tuple[Array, Array, Array]:
-    """Return mean, variance (biased) and 1 / standard deviation of each channel."""
-    mean = jnp.mean(input, axis=_axes(input))
-    centred = input - _channels(input, mean)
-    variance = jnp.mean(centred * centred, axis=_axes(input))
-    return mean, variance, jax.lax.rsqrt(variance + eps)
-
-
 @lower("_native_batch_norm_legit_functional")
 @widened
 def batch_norm(
@@ -167,7 +155,9 @@ def batch_norm(
     if not training:
         rstd = jax.lax.rsqrt(running_var + eps)
         return _normalised(input, weight, bias, running_mean, rstd), running_mean, rstd, running_mean, running_var
-    mean, variance, rstd = _statistics(input, eps)
+    mean = jnp.mean(input, axis=_axes(input))
+    variance = jnp.mean(jnp.square(input - _channels(input, mean)), axis=_axes(input))
+    rstd = jax.lax.rsqrt(variance + eps)
     seen = math.prod(input.shape[d] for d in _axes(input))
     unbiased = variance * (seen / max(seen - 1, 1))
     kept = [momentum * n + (1 - momentum) * r for n, r in ((mean, running_mean), (unbiased, running_var))]
@@ -176,11 +166,9 @@ def batch_norm(
 
 @lower("_native_batch_norm_legit.no_stats")
 @widened
-def batch_norm_without_running(
-    input: Array, weight: Array | None, bias: Array | None, training: bool, momentum: float, eps: float
-) -> tuple[Array, Array, Array]:
-    mean, _, rstd = _statistics(input, eps)
-    return _normalised(input, weight, bias, mean, rstd), mean, rstd
+def batch_norm_without_running(input: Array, weight: Array | None, bias: Array | None, *options: float) -> Tree:
+    unused = jnp.zeros(())
+    return batch_norm(input, weight, bias, unused, unused, True, *options[1:])[:3]
 
 
 @lower("_native_batch_norm_legit_no_training")

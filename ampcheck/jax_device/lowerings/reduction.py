@@ -205,14 +205,10 @@ lower("cummin")(lambda self, dim: _running(self, dim, jnp.less_equal))
 
 def vector_norm(values: Array, order: float, reduced: tuple[int, ...], keepdim: bool = False) -> Array:
     """Compute (sum |x|^order)^(1/order), with the limits for 0, infinity and minus infinity."""
-    # `abs` would cost a pass, and have a gradient of its own at 0.
-    if order == 2 and not jnp.iscomplexobj(values):
-        return jnp.sqrt(jnp.sum(jnp.square(values), reduced, keepdims=keepdim))
-    size = jnp.abs(values)
     if order == math.inf:
-        return jnp.max(size, reduced, keepdims=keepdim, initial=0)
+        return jnp.max(jnp.abs(values), reduced, keepdims=keepdim, initial=0)
     if order == -math.inf:
-        return jnp.min(size, reduced, keepdims=keepdim, initial=jnp.inf)
+        return jnp.min(jnp.abs(values), reduced, keepdims=keepdim, initial=jnp.inf)
     total = powersum(values, order, reduced, keepdim)
     if order == 2:
         return jnp.sqrt(total)
@@ -221,7 +217,7 @@ def vector_norm(values: Array, order: float, reduced: tuple[int, ...], keepdim: 
 
 def powersum(values: Array, order: float, reduced: tuple[int, ...], keepdim: bool = False) -> Array:
     """Return the sum of |x|^order; for 0 the number of elements that are not zero."""
-    if order == 2:
+    if order == 2:  # `abs` would cost a pass, and have a gradient of its own at 0
         squares = jnp.square(values.real) + jnp.square(values.imag) if jnp.iscomplexobj(values) else jnp.square(values)
         return jnp.sum(squares, reduced, keepdims=keepdim)
     size = jnp.abs(values)
