@@ -139,8 +139,6 @@ def _outcome(device: Device, step: _Step) -> PreflightFinding:
 
 
 # ---- the steps
-
-
 def _start(device: Device) -> _Step:
     def run() -> None:
         with device.activate():
@@ -381,8 +379,6 @@ def _generator(device: Device) -> None:
 
 
 # ---- tensors
-
-
 def _floats(times: float = 1.0) -> torch.Tensor:
     """Return fp32 values on the CPU; what they are multiplied by is a power of two and needs no kernel."""
     return torch.tensor([[value * times for value in row] for row in _FLOATS])

@@ -41,7 +41,6 @@ _LONG = 500
 _T = TypeVar("_T")
 _warned: dict[str, None] = {}
 
-
 _OWN = (Cpu(), Cuda(), Jax(), *EMULATED, *VIRTUAL, *TORCHAX)
 OWN = frozenset(device.name for device in _OWN)
 """The names of the devices that this package brings."""

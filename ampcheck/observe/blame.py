@@ -17,7 +17,6 @@ from types import TracebackType
 from ampcheck.errors import HarnessError
 
 # ---- whose a frame is
-
 _PACKAGE = Path(__file__).resolve().parents[1]
 _UNDER_TEST = tuple(str(_PACKAGE / part) for part in ("jax_device", "register"))
 """Parts of this package that are a backend under test or its autocast kernels."""
@@ -161,7 +160,6 @@ def _of_torch(found: object) -> bool:
 
 
 # ---- tracebacks
-
 _MOST_FRAMES = 40
 _MOST_TEXT = 8000
 

@@ -65,7 +65,6 @@ def compiled(key: str) -> bool:
 _LACKING = re.compile(r"Could not run 'aten::(?P<op>[\w.]+)' with arguments from the '(?P<key>\w+)' backend")
 _COMPOSITE = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
-
 _UNWRITTEN = re.compile(r"(?P<op>convolution(_backward)?_overrideable) not implemented")
 _NO_HOOKS = "You should register `PrivateUse1HooksInterface`"
 

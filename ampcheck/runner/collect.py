@@ -115,7 +115,6 @@ class Collector:
         the devices and dtypes."""
 
     # ---- making cases
-
     def generate(self, metafunc: pytest.Metafunc, marker: pytest.Mark) -> None:
         """Parametrize a suite function over its cases on the chosen devices."""
         rule = _rule(metafunc.definition, marker)
@@ -210,7 +209,6 @@ class Collector:
         return {item.stash[CASE].key: {**item.stash[CASE].fields(), "node": item.nodeid} for item in items}
 
     # ---- choosing cases
-
     def drop_empty(self, items: list[pytest.Item]) -> None:
         """Leave out the placeholders pytest makes for a function without cases: absent is not skipped."""
         made = [item for item in items if "NOTSET" not in item.nodeid]
@@ -326,8 +324,6 @@ def _suits(device: Device, types: tuple[str, ...], values: bool, since: str, **_
 
 
 # ---- the header of a run
-
-
 def chooses(config: pytest.Config, root: Path | None) -> bool:
     """Return whether options choose some cases by what they are, of those in the folder of the suites."""
     option, names = config.option, ("op", "rule", "amp_dtype", "compiler", "keyword", "smoke")
@@ -401,8 +397,6 @@ def check_files(config: pytest.Config) -> None:
 
 
 # ---- manifests
-
-
 def manifest(found: Found) -> str:
     """Return the text of a manifest: a line for each case, sorted, with its key, a tab, and its fields as JSON."""
     lines = []

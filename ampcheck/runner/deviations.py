@@ -784,8 +784,6 @@ def _quoted(text: str) -> str:
 
 
 # ---- a baseline: the red cases of some runs, as they are
-
-
 def as_baseline(run: Run, devices: Collection[str] = ()) -> str:
     """Return the red cases of a run, of some devices or of all, as a deviations file of kind "baseline".
 

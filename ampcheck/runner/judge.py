@@ -66,7 +66,6 @@ class Judge:
         self._further = _further(config.option)
 
     # ---- running a case
-
     def load_before_first(self, names: Collection[str]) -> None:
         """Note which devices of these names load their backend late, to load each of them before the first case runs.
 
@@ -116,7 +115,6 @@ class Judge:
             os.abort()
 
     # ---- judging it
-
     def judge(self, item: pytest.Function, case: Case, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
         """Turn pytest's outcome of a case into a status, and put the result on the report."""
         if report.when != "call" and call.excinfo is None:
@@ -224,8 +222,6 @@ class Judge:
 
 
 # ---- statuses
-
-
 def status_of(error: BaseException, when: str) -> tuple[str, str]:
     """Return the status and message of what a case raised: fail, broken, unsupported, or error of the harness itself.
 

@@ -123,7 +123,6 @@ class Plugin:
         self._folder: TemporaryDirectory[str] | None = None
 
     # ---- collecting
-
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
         # The library's own tests use this plugin too. A bad option is told here, before xdist starts its workers.
@@ -257,7 +256,6 @@ class Plugin:
                 reporter.write_line(note)
 
     # ---- running
-
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         if self.child is not None:
             self.child.send({"kind": "start", "node": nodeid})
@@ -295,7 +293,6 @@ class Plugin:
         return self.collector.case_of(item) if self.collector is not None else None
 
     # ---- the end
-
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         output = getattr(node, "workeroutput", {})

@@ -38,7 +38,6 @@ harness. crash: it ended the process. timeout: it hung. missing: in the manifest
 RED = ("fail", "broken", "fixed", "error", "crash", "timeout", "missing")
 """The statuses that make a run fail."""
 
-
 BASELINE = "baseline-"
 """Begins the `deviation` of a case that is excused by a baseline; the status that it would have follows."""
 
@@ -182,8 +181,6 @@ def _result(path: Path, number: int, line: dict[str, Any]) -> Result:
 
 
 # ---- files of JSON lines
-
-
 class JsonlWriter:
     """Writes such a file line by line; each line is on disk when `put` returns.
 
@@ -316,7 +313,6 @@ def _header(path: Path, what: str, schema: int | str, older: tuple[int | str, ..
 
 
 # ---- causes: one text for all red cases that are red for one reason
-
 _VARYING = (
     r"(?P<op>\b(?:aten|prims?|torch\.ops)::[\w.]+|\btorch\.(?!Size\b)[\w.]*\w|\"\w+\"(?= not implemented for))"
     r"|(?P<shape>(?:torch\.Size)?[\[(]\s*(?:-?\d+\s*(?:,\s*-?\d+\s*)*,?)?\s*[\])]|\b\d+x\d+(?:x\d+)*\b)"
@@ -464,7 +460,6 @@ def grouped(results: Iterable[Result]) -> list[Cause]:
 
 
 # ---- what a header says of the run itself
-
 _PACKAGES = ("ampcheck", "torch", "jax", "jaxlib", "torchax", "numpy", "pytest", "hypothesis")
 
 
@@ -493,8 +488,6 @@ def seed_of_programs(nightly: bool, given: str | int | None = None) -> int:
 
 
 # ---- words
-
-
 def counted(count: int, what: str) -> str:
     """Return a number of things in words, e.g. "1 case" or "2 cases"."""
     return f"{count} {what}{'' if count == 1 else 's'}"

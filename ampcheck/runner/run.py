@@ -28,7 +28,6 @@ from ampcheck.runner.worker import Worker
 from ampcheck.spec.ids import Shard
 
 # ---- the suites, and how pytest is called
-
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 _NEEDED = 2 * 2**30
@@ -164,7 +163,6 @@ def _free_memory() -> int | None:
 
 
 # ---- the children
-
 START_LIMIT = 600.0
 """Seconds a child may take to collect the suites."""
 
@@ -366,7 +364,6 @@ class Supervisor:
             share.child.stop()
 
     # ---- one look at one child
-
     def _follow(self, share: _Share) -> None:
         status = share.child.ended()  # before the events, so that none is written after the last look at them
         self._drain(share)
@@ -460,7 +457,6 @@ class Supervisor:
             share.dead = None
 
     # ---- a child that ended, or has to
-
     def _finished(self, share: _Share) -> None:
         """End a child that ran all its cases; it still has to end well."""
         self._release(share)
@@ -559,7 +555,6 @@ def _tail(printed: str, lines: int = 3) -> str:
 
 
 # ---- a case in plain torch
-
 PROGRAM_LIMIT = 60.0
 """Seconds that one program may take."""
 PROGRAMS_LIMIT = 240.0

@@ -146,8 +146,6 @@ def case_text(result: Result, why: str = "", reproduced: str = "") -> str:
 
 
 # ---- causes
-
-
 def examples(results: Iterable[Result]) -> list[Result]:
     """Return the cases that are shown as examples, one for each of the largest causes."""
     return [cause.example for cause in grouped(results)[:SHOWN]]
@@ -281,7 +279,6 @@ def warned(results: Collection[Result]) -> list[str]:
 
 
 # ---- one run, as a JUnit file for continuous integration
-
 _TAG = {
     **dict.fromkeys(("fail", "broken", "fixed"), "failure"),
     **dict.fromkeys(("error", "crash", "timeout", "missing"), "error"),
@@ -354,8 +351,6 @@ def _clean(value: str) -> str:
 
 
 # ---- a run as it begins
-
-
 def stale_lines(judged: Sequence[Mapping[str, Sequence[str]]]) -> list[str]:
     """Return a sentence for each glob of a deviation that no case matches in any process that judged it.
 
@@ -390,8 +385,6 @@ def choice_lines(smoke: Sequence[tuple[int, int]], red_in: Path | str | None, go
 
 
 # ---- a run as it goes
-
-
 class RunRecorder:
     """Keeps the results of one run: each is in the run file when `take` returns, and in the other files at the end.
 
@@ -558,7 +551,6 @@ def _some(keys: Sequence[str]) -> str:
 
 
 # ---- two runs, and many
-
 _NAMED = 8
 """How many missing shards are named."""
 

@@ -31,7 +31,6 @@ _FRAME = re.compile(
 )
 _WHAT = re.compile(r"what\(\): +(.+)")
 
-
 _CAUSED = "The above exception was the direct cause of the following exception:"
 
 
@@ -80,7 +79,6 @@ class Worker:
         self.stop()
 
     # ---- what goes to it and comes from it
-
     def tell(self, line: str) -> None:
         """Write a line to its standard input; nothing where it ended, which `hear` says."""
         assert self._process.stdin is not None
@@ -134,7 +132,6 @@ class Worker:
         return bool(read)
 
     # ---- its end
-
     def ended(self) -> int | None:
         """Return its exit status, negative for a signal; None while it runs."""
         return self._process.poll()
@@ -177,7 +174,6 @@ class Worker:
                 stream.close()
 
     # ---- how it ended, in words
-
     def how(self) -> str:
         """Return how it ended, e.g. "exit code 1", or "signal SIGSEGV" with the innermost Python frames if known."""
         status = self.status()
@@ -224,8 +220,6 @@ class Worker:
 
 
 # ---- the child's side
-
-
 def answers() -> TextIO:
     """Return where this process writes its answers, a line each.
 

@@ -11,7 +11,6 @@ FAMILIES = (
     *("normalization", "fft", "linalg", "pooling", "padding", "resampling", "unlisted"),
 )
 
-
 SUMS = ("sum", "mean", "cumsum", "trace")
 
 

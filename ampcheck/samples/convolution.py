@@ -2,21 +2,19 @@
 
 from ampcheck.samples.describe import at, f, function, functional, functions, method, op, via
 
+_CONVOLUTIONS = {
+    "bias": (f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
+    "nobias": (f(2, 3, 5, 4), f(6, 1, 3, 2), None, [2, 1], [2, 1], [1, 2], False, [0, 0], 3),
+    "transposed": (f(2, 4, 5), f(4, 1, 3), f(2), [3], [0], [2], True, [2], 2),
+}
 # The flags benchmark, deterministic and cudnn_enabled. A benchmark picks an algorithm anew, so bits would differ.
-_CUDNN = (False, True, True)
-_NATIVE = (False, False, False)
+_FLAGS = {name: (False, name != "nobias", name != "nobias") for name in _CONVOLUTIONS}
 
 OPS = {
     "_convolution": function(
-        at("bias", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1, *_CUDNN, False),
-        at("nobias", f(2, 3, 5, 4), f(6, 1, 3, 2), None, [2, 1], [2, 1], [1, 2], False, [0, 0], 3, *_NATIVE, True),
-        at("transposed", f(2, 4, 5), f(4, 1, 3), f(2), [3], [0], [2], True, [2], 2, *_CUDNN, False),
+        *(at(name, *given, *_FLAGS[name], name == "nobias") for name, given in _CONVOLUTIONS.items())
     ),
-    "_convolution.deprecated": function(
-        at("bias", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1, *_CUDNN),
-        at("nobias", f(2, 3, 5, 4), f(6, 1, 3, 2), None, [2, 1], [2, 1], [1, 2], False, [0, 0], 3, *_NATIVE),
-        at("transposed", f(2, 4, 5), f(4, 1, 3), f(2), [3], [0], [2], True, [2], 2, *_CUDNN),
-    ),
+    "_convolution.deprecated": function(*(at(name, *given, *_FLAGS[name]) for name, given in _CONVOLUTIONS.items())),
     "_mps_convolution": function(
         at("bias", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [0, 0], [1, 1], [1, 1], 1),
         at("nobias", f(2, 3, 5, 4), f(6, 1, 3, 2), None, [2, 1], [2, 1], [1, 2], 3),
@@ -84,11 +82,7 @@ OPS = {
         at("unbatched", f(2, 3, 2, 3), f(2, 3, 2, 3, 1), f(6), [2, 1, 1], [1, 0, 0], [1, 0, 0], 2, [1, 2, 1]),
         via("torch.conv_transpose3d", f(2, 2, 3, 2, 3), f(2, 3, 2, 3, 1), bias=f(3), stride=2),
     ),
-    "convolution": function(
-        at("bias", f(2, 3, 5, 4), f(4, 3, 3, 2), f(4), [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
-        at("nobias", f(2, 3, 5, 4), f(6, 1, 3, 2), None, [2, 1], [2, 1], [1, 2], False, [0, 0], 3),
-        at("transposed", f(2, 4, 5), f(4, 1, 3), f(2), [3], [0], [2], True, [2], 2),
-    ),
+    "convolution": function(*(at(name, *given) for name, given in _CONVOLUTIONS.items())),
     "cudnn_convolution": function(
         at("2d", f(2, 3, 5, 4), f(4, 3, 3, 2), [0, 0], [1, 1], [1, 1], 1, False, True, False),
         at("groups", f(2, 4, 5, 4), f(6, 2, 3, 2), [1, 0], [2, 1], [1, 2], 2, False, True, True),

@@ -18,16 +18,8 @@ from ampcheck.spec.casting import Expectation, Leaf, Policy, expect
 from ampcheck.spec.dtypes import LOW
 
 DEFAULTS = {
-    "cpu": "bf16",
-    "cuda": "fp16",
-    "xpu": "fp16",
-    "mps": "fp16",
-    "mtia": "fp16",
-    "maia": "bf16",
-    "xla": "bf16",
-    "hpu": "bf16",
-    "ipu": "fp16",
-    "privateuseone": "fp16",
+    **dict.fromkeys(("cpu", "maia", "xla", "hpu"), "bf16"),
+    **dict.fromkeys(("cuda", "xpu", "mps", "mtia", "ipu", "privateuseone"), "fp16"),
 }
 """The dtype each device type starts a thread with: `autocast_dtype` in `aten/src/ATen/autocast_mode.cpp`."""
 
@@ -122,7 +114,6 @@ class Thread:
         return State(self._enabled.get(device_type, False), dtype, self._cache_enabled, self._depth)
 
     # ---- regions
-
     def construct(
         self, device_type: str, dtype: str | None = None, *, enabled: bool = True, cache_enabled: bool | None = None
     ) -> Region:
@@ -164,7 +155,6 @@ class Thread:
         self._cache_enabled = before.cache_enabled
 
     # ---- the state functions
-
     def set_enabled(self, device_type: str, enabled: bool) -> None:
         """`torch.set_autocast_enabled(device_type, enabled)`."""
         self._enabled[device_type] = enabled
@@ -182,7 +172,6 @@ class Thread:
         self.process.cache.clear()
 
     # ---- ops
-
     def op(
         self,
         device_type: str,

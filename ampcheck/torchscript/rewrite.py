@@ -57,7 +57,6 @@ def rewrite(graph: Graph, tables: Tables) -> None:
 
 
 # ---- an op: its overload, which of its arguments hold tensors, whether it calls other ops
-
 _TENSORS = {"Tensor": "tensor", "Optional[Tensor]": "optional", "List[Tensor]": "list"}
 
 
@@ -116,7 +115,6 @@ def _composite(schema_text: str) -> bool:
 
 
 # ---- the pass
-
 _REFUSED = {
     "prim::CallMethod": "calls a method that cannot be inlined, of an interface or of a class written in C++",
     "prim::CallFunction": "calls a function that cannot be inlined",

@@ -124,7 +124,6 @@ _ANSWERS: Mapping[str, Any] = {
 }
 """What `torch.cuda` answers meanwhile."""
 
-
 _lock, _entered, _ended = threading.Lock(), list[object](), ExitStack()
 """Who has entered the device, in whatever thread, and what ends the emulation behind the last of them."""
 

@@ -28,7 +28,6 @@ from ampcheck.spec.torch_dtypes import DTYPES
 OLDEST = "0.0.14.dev20260814"
 """The first torchax that can be imported on torch 2.13, where named tensors are gone (google/torchax#102)."""
 
-
 STRIDES = {"strides": "JAX gives its arrays one memory layout, and torchax tells the strides of that"}
 REGION = {"region": "torchax answers for ops before PyTorch's autocast kernels do; docs/torchax.md has what follows"}
 
