@@ -64,20 +64,20 @@ class Outcome:
     casts: int
 
 
+@dataclass(slots=True, eq=False)
 class Region:
     """A constructed `torch.autocast`: its options are fixed now, and it may be entered any number of times.
 
-    `warns` says that construction warns: the dtype is not supported, so the region is disabled.
+    `warns` says that construction warns: the dtype is not supported, so the region is disabled. `saved` has one entry
+    per time it is inside: whose state, and the state to put back.
     """
 
-    def __init__(self, device_type: str, dtype: str, enabled: bool, cache_enabled: bool, warns: bool = False) -> None:
-        self.device_type = device_type
-        self.dtype = dtype
-        self.enabled = enabled
-        self.cache_enabled = cache_enabled
-        self.warns = warns
-        # One entry per time it is inside: whose state, and the state to put back.
-        self.saved: list[tuple[Thread, State]] = []
+    device_type: str
+    dtype: str
+    enabled: bool
+    cache_enabled: bool
+    warns: bool = False
+    saved: list[tuple["Thread", State]] = field(default_factory=list, repr=False)
 
 
 @dataclass(slots=True)

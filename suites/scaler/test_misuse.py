@@ -118,8 +118,7 @@ def test_half_gradients(amp: Amp) -> None:
     scaler = torch.amp.GradScaler(amp.type, init_scale=8.0)
     scaler.scale(wide.sum() + half.sum().float()).backward()
     for call in (scaler.step, scaler.unscale_):
-        text = "Attempting to unscale FP16 gradients."
-        amp.assert_raises(call.__name__, ValueError, text, partial(call, optimizer))
+        amp.assert_raises(call.__name__, ValueError, "Attempting to unscale FP16 gradients.", partial(call, optimizer))
     amp.assert_equal("gradients after it", (amp.values(wide.grad), amp.values(half.grad)), ([8.0, 8.0], [8.0, 8.0]))
     amp.assert_equal("weights after it", (amp.values(wide), amp.values(half)), ([1.0, 1.0], [1.0, 1.0]))
 

@@ -27,12 +27,7 @@ from ampcheck.runner.suite import Amp, Product, other_than, scenario, where
 pytestmark = pytest.mark.rule("optimizers")
 
 INF, NAN = float("inf"), float("nan")
-SETTINGS: dict[str, Any] = {
-    "lr": 0.05,
-    "weight_decay": 0.125,
-    "amsgrad": True,
-    "centered": True,
-}
+SETTINGS: dict[str, Any] = {"lr": 0.05, "weight_decay": 0.125, "amsgrad": True, "centered": True}
 WAYS: dict[str, dict[str, Any]] = {
     "loop": {},
     "foreach": {"foreach": True},
