@@ -33,8 +33,7 @@ class _Net(torch.nn.Module):
 
     def __init__(self, amp: Amp, seen: Seen) -> None:
         super().__init__()
-        self.amp = amp
-        self.seen = seen
+        self.amp, self.seen = amp, seen
         self.weight = torch.nn.Parameter(amp.rand(3, 3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -114,7 +113,6 @@ def test_applied_with_their_own(amp: Amp, kind: type[_Net], around: bool) -> Non
 @scenario(values=True)
 def test_what_a_replica_raises(amp: Amp) -> None:
     """An exception of a replica's thread is raised in the caller's, whose state is unchanged (parallel_apply)."""
-    seen: Seen = []
 
     class Failing(_Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -123,7 +121,7 @@ def test_what_a_replica_raises(amp: Amp) -> None:
 
     with amp.region():
         before = amp.state(), amp.depth()
-        nets = [_Net(amp, seen), Failing(amp, seen)]
+        nets = [_Net(amp, []), Failing(amp, [])]
         inputs = [amp.rand(2, 3) for _ in nets]
         _parallel_outputs(amp, nets[:1], inputs[:1])  # unsupported where there is no such thing
         call = partial(_parallel_outputs, amp, nets, inputs)
@@ -134,8 +132,7 @@ def test_what_a_replica_raises(amp: Amp) -> None:
 @scenario(types=("cuda",), values=True)
 def test_replicated(amp: Amp) -> None:
     """Copies of a module carry gradients to it, in float32, from whatever precision they ran in (replicate)."""
-    seen: Seen = []
-    net = _Net(amp, seen)
+    net = _Net(amp, [])
     x = amp.rand(2, 3)
     copies = replicate(net, [0, 0]) if torch.cuda.device_count() < 2 else replicate(net, [0, 1])
     with amp.region():
@@ -148,8 +145,7 @@ def test_replicated(amp: Amp) -> None:
 @scenario(kind=named(decorated=_Decorated, within=_Within), values=True)
 def test_one_thread_each(amp: Amp, kind: type[_Net]) -> None:
     """Replicas that enter their region themselves run in it in their threads, in turns (amp_examples.html)."""
-    seen: Seen = []
-    net = kind(amp, seen)
+    net = kind(amp, [])
     nets = [net, copy.deepcopy(net)]
     x = amp.rand(2, 3)
     outs: list[torch.Tensor] = []

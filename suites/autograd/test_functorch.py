@@ -85,15 +85,11 @@ class _Product:
 def test_derivative(amp: Amp, derivative: str, place: str) -> None:
     """The function runs in the region each time, and the derivative is that of its casts, in the input's dtype."""
     product, x, v = _Product(amp), amp.rand(3, 3), amp.rand(3, 3)
-    derive = DERIVATIVES[derivative]
+    derive, region = DERIVATIVES[derivative], amp.region(cache_enabled=False)
     before = amp.state(), amp.depth()
-    if place == "around":
-        with amp.region(cache_enabled=False):
-            got = derive(product, x, v)
-    elif place == "inside":
-        got = derive(product.with_region, x, v)
-    else:
-        got = amp.region(cache_enabled=False)(derive)(product, x, v)
+    with region if place == "around" else nullcontext():
+        call = region(derive) if place == "decorated" else derive
+        got = call(product.with_region if place == "inside" else product, x, v)
     amp.assert_equal("state and depth afterwards", (amp.state(), amp.depth()), before)
     expected = ((True, amp.dtype, False), amp.dtype, amp.dtype)
     amp.assert_equal("states it ran in, and dtypes of its products", set(product.seen), {expected})

@@ -47,8 +47,7 @@ def test_sequence(amp: Amp) -> None:
 def test_interval(amp: Amp, interval: int) -> None:
     """The scale grows at the interval, not one step before it nor one after (amp.html#torch.amp.GradScaler)."""
     for tracker in {0, max(interval - 2, 0), interval - 1}:
-        at = tracker + 1 == interval
-        want = (8.0, 0) if at else (4.0, tracker + 1)
+        want = (8.0, 0) if tracker + 1 == interval else (4.0, tracker + 1)
         got = _rescale(amp, 4.0, tracker, 0.0, interval=interval)
         amp.assert_equal(f"scale and tracker after {tracker}", got, want)
 
