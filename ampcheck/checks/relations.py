@@ -46,7 +46,7 @@ def _run(amp: Amp, call: Call, region: Region) -> Result:
         return error
 
 
-def _difference(got: Result, want: Result, tolerance: float = 0.0) -> str:
+def difference(got: Result, want: Result, tolerance: float = 0.0) -> str:
     """Say how two results differ; "" where they agree. Exceptions are not compared with each other."""
     if isinstance(got, Exception) or isinstance(want, Exception):
         if isinstance(got, Exception) and isinstance(want, Exception):
@@ -151,12 +151,12 @@ class _Relations:
         if reference not in self.known:
             want = _run(amp, reference, on)
             # Random numbers that no seed decides, or memory that nothing wrote.
-            self.known[reference] = None if _difference(_run(amp, reference, on), want) else want
+            self.known[reference] = None if difference(_run(amp, reference, on), want) else want
         expected = self.known[reference]
         if expected is None:
             return
-        found = _difference(_run(amp, way, on), expected, tolerance)
-        if found and _difference(_run(amp, way, off), _run(amp, reference, off), max(tolerance, 1e-4)):
+        found = difference(_run(amp, way, on), expected, tolerance)
+        if found and difference(_run(amp, way, off), _run(amp, reference, off), max(tolerance, 1e-4)):
             return
         amp.check(not found, f"{what} of sample {self.number}", found or "agrees")
 
@@ -231,7 +231,7 @@ class _Relations:
         """Compare tangents and gradients with those outside, where the result is that of float32."""
         outside = _run(self.amp, self.inside(self.op.op, outside=True), self.on)
         inside = _run(self.amp, self.inside(self.op.op), self.on)
-        if isinstance(outside, Exception) or _difference(inside, outside, 1e-5):
+        if isinstance(outside, Exception) or difference(inside, outside, 1e-5):
             return
         if self.op.supports_forward_ad:
             self.agree("tangent", self.tangent, lambda region: self.tangent(self.off), 1e-3)
@@ -242,7 +242,7 @@ class _Relations:
         """Return the tangents of the results for tangents of ones."""
         args, kwargs = self.fresh()
         with forward_ad.dual_level():
-            dual = pytree.tree_map(lambda x: forward_ad.make_dual(x, torch.ones_like(x)) if _is_real(x) else x, args)
+            dual = pytree.tree_map(lambda x: forward_ad.make_dual(x, torch.ones_like(x)) if is_real(x) else x, args)
             with region():
                 out = self.op.op(*dual, **kwargs)
             made = [forward_ad.unpack_dual(x).tangent for x in pytree.tree_leaves(out) if isinstance(x, torch.Tensor)]
@@ -271,11 +271,11 @@ class _Relations:
         moved = _run(amp, lambda _: nudge(self.off, torch.float64), self.on)
         single = _run(amp, lambda _: nudge(self.off), self.on)
         got = _run(amp, call, self.on)
-        if not _difference(got, _run(amp, lambda _: call(self.off), self.on)):
+        if not difference(got, _run(amp, lambda _: call(self.off), self.on)):
             return
         if isinstance(exact, Exception) or isinstance(moved, Exception) or isinstance(single, Exception):
             return
-        if _difference([x.double() if x.is_floating_point() else x for x in single], moved, 1e-2):
+        if difference([x.double() if x.is_floating_point() else x for x in single], moved, 1e-2):
             return  # random, or float32 itself is not enough
         if isinstance(got, Exception):
             amp.check(False, f"accuracy of sample {self.number}", f"raised {type(got).__name__}: {str(got)[:200]}", got)
@@ -317,16 +317,17 @@ class _Rounded:
     """A sample whose float32 tensors hold values of a lower precision."""
 
     def __init__(self, args: tuple[object, ...], kwargs: dict[str, object], low: torch.dtype) -> None:
-        first, *rest = pytree.tree_map(lambda x: x.to(low).to(x.dtype) if _is_real(x) else x, args)
+        first, *rest = pytree.tree_map(lambda x: x.to(low).to(x.dtype) if is_real(x) else x, args)
         self.input, self.args = first, tuple(rest)
-        self.kwargs = pytree.tree_map(lambda x: x.to(low).to(x.dtype) if _is_real(x) else x, kwargs)
+        self.kwargs = pytree.tree_map(lambda x: x.to(low).to(x.dtype) if is_real(x) else x, kwargs)
 
 
 def _strided(found: object) -> list[torch.Tensor]:
     return [x for x in pytree.tree_leaves(found) if isinstance(x, torch.Tensor) and x.layout == torch.strided]
 
 
-def _is_real(x: object) -> bool:
+def is_real(x: object) -> bool:
+    """Return whether a value is a strided tensor of real floating-point numbers."""
     return isinstance(x, torch.Tensor) and x.is_floating_point() and x.layout == torch.strided
 
 
@@ -363,18 +364,19 @@ def _samples(amp: Amp, op: Any, given: str) -> list[Any]:
         "wide": lambda x: x,
         "low": lambda x: x,
     }
-    made = [x for x in amp.op_samples(op, torch.float32, SAMPLES) if _size(x) <= MOST]
+    made = [x for x in amp.op_samples(op, torch.float32, SAMPLES) if size(x) <= MOST]
     for sample in made:
         changed = pytree.tree_map(
-            lambda x: change[given](x) if _is_real(x) else x, (sample.input, sample.args, sample.kwargs)
+            lambda x: change[given](x) if is_real(x) else x, (sample.input, sample.args, sample.kwargs)
         )
         sample.input, sample.args, sample.kwargs = changed
         if given == "low":
-            sample.input = pytree.tree_map(lambda x: x.to(amp.dtype) if _is_real(x) else x, sample.input)
+            sample.input = pytree.tree_map(lambda x: x.to(amp.dtype) if is_real(x) else x, sample.input)
     return made
 
 
-def _size(sample: Any) -> int:
+def size(sample: Any) -> int:
+    """Return the number of elements of a sample of the op database."""
     tensors = (x for x in pytree.tree_leaves((sample.input, sample.args, sample.kwargs)) if isinstance(x, torch.Tensor))
     return sum(x.numel() for x in tensors)
 

@@ -54,6 +54,8 @@ load_dynamo = NAMES.module("torch._dynamo.variables.torch")
 compile_package = NAMES.call("torch._inductor.aoti_compile_and_package")
 load_package = NAMES.call("torch._inductor.aoti_load_package")
 reset_dynamo = NAMES.call("torch._dynamo.reset")
+decompositions = NAMES.call("torch._inductor.decomposition.select_decomp_table")
+inductor_graphs = NAMES.module("torch._inductor.graph")
 TracerWarning: type[Warning] = NAMES.take("torch.jit._trace.TracerWarning")
 
 NAMES.check(

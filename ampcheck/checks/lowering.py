@@ -1,0 +1,298 @@
+"""Relations of an op and of what Inductor makes of it, on calls whose tensors are in the lower precision.
+
+Inductor takes ops apart by decompositions and lowers what is left to code. `assert_taken_apart` calls an op and its
+decomposition, which needs no compilation; `assert_lowered` compares the dtypes that Inductor decides on before it
+writes code. `suites/jit/test_lowering.py` says from which promise each relation follows.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import cache
+from itertools import cycle, islice
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from ampcheck.checks.amp import Amp
+from ampcheck.checks.relations import MOST, difference, is_real, size
+from ampcheck.compilers.kinds import quiet
+from ampcheck.observe.torch_private import TorchDispatchMode, decompositions, inductor_graphs
+from ampcheck.samples.torch_private import pytree
+
+BOUNDS = (0.0, 0.5, 1.0, 3.0, 6.0, 20.0)
+"""Where the formulas of activations and losses change, unless an argument says so."""
+ROUNDINGS = 4.0
+"""By how many roundings of the lower precision a decomposition may be off: the kernel rounds elsewhere."""
+
+
+def _bounds(scalars: Sequence[float], low: torch.dtype) -> list[float]:
+    """Return bounds as they are in a lower precision, with both neighbours, of either sign."""
+    found = []
+    for bound in dict.fromkeys((*scalars, *BOUNDS)):
+        at = torch.tensor(bound, dtype=low)
+        around = (at, *(torch.nextafter(at, torch.full_like(at, way)) for way in (float("inf"), -float("inf"))))
+        found += [sign * x.item() for x in around if x.isfinite() for sign in (1.0, -1.0)]
+    return found
+
+
+def _low(x: torch.Tensor, low: torch.dtype) -> torch.Tensor:
+    return x.to(low) if x.dtype == torch.float32 else x
+
+
+def arguments(sample: Any, given: str, low: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call, anew.
+
+    `given`: which tensors are in the lower precision: "wide" for none, "low" for all, "first" for the first one,
+    "others" for the rest, or "bounds" for all, the first one with values at the bounds that the op's numbers name,
+    which the lower precision does not have.
+    """
+    leaves, spec = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
+    eps = torch.finfo(low).eps
+    nudged = [x * (1 + eps / 3) if type(x) is float and given == "bounds" else x for x in leaves]
+    scalars = [x for x in nudged if type(x) is float]
+    tensors = 0
+    for place, x in enumerate(nudged):
+        if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
+            continue
+        x = x.detach().clone()
+        if given in ("low", "bounds") or given == ("others" if tensors else "first"):
+            if given == "bounds" and not tensors and is_real(x):
+                values = list(islice(cycle(_bounds(scalars, low)), x.numel()))
+                x = torch.tensor(values, dtype=x.dtype, device=x.device).reshape(x.shape)
+            x = _low(x, low)
+        nudged[place] = x
+        tensors += 1
+    return pytree.tree_unflatten(nudged, spec)  # type: ignore[no-any-return]  # the pair that was taken apart
+
+
+class TakenApart(TorchDispatchMode):
+    """Runs the decompositions of Inductor in place of the ops that have one. `seen`: whether there was any."""
+
+    seen = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if decomposition := _decompositions().get(func):
+            self.seen = True
+            with self:
+                out = decomposition(*args, **(kwargs or {}))
+            if out is not NotImplemented:
+                return out
+        return func(*args, **(kwargs or {}))
+
+
+@cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    return dict(decompositions())
+
+
+Result = list[torch.Tensor] | Exception
+
+
+def _leaves(found: object) -> list[torch.Tensor]:
+    return [x for x in pytree.tree_leaves(found) if isinstance(x, torch.Tensor)]
+
+
+class _Calls:
+    """Calls of an op on a sample."""
+
+    def __init__(self, amp: Amp, op: Any, sample: Any, given: str, *, inside: bool) -> None:
+        self.amp, self.op, self.sample, self.given, self.inside = amp, op, sample, given, inside
+
+    def run(self, change: Callable[[Any], Any] = lambda x: x, mode: Any = None) -> tuple[Result, Result]:
+        """Return the results and the gradients of a call, each as tensors on the host or as what was raised."""
+        args, kwargs = pytree.tree_map(change, arguments(self.sample, self.given, self.amp.dtype))
+        leaves = [x for x in _leaves((args, kwargs)) if is_real(x)] if self.op.supports_autograd else []
+        for x in leaves:
+            x.requires_grad_()
+        self.amp.seed()
+        results: Result
+        gradients: Result = []
+        try:
+            with mode or nullcontext():
+                with self.amp.region() if self.inside else nullcontext():
+                    out = _leaves(self.op.op(*args, **kwargs))
+                results = self._hosted(out)
+                roots = [x for x in out if x.requires_grad]
+                if roots and leaves:
+                    try:
+                        ones = [torch.ones_like(x) for x in roots]
+                        made = torch.autograd.grad(roots, leaves, ones, allow_unused=True)
+                        gradients = self._hosted([x for x in made if x is not None])
+                    except Exception as error:  # a derivative may raise anything
+                        gradients = error
+        except Exception as error:  # an op may raise anything
+            return error, error
+        return results, gradients
+
+    def _hosted(self, found: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [self.amp.host(x.to_dense() if x.layout != torch.strided else x).detach().clone() for x in found]
+
+    def exact(self, *, rounded: bool) -> tuple[Result, Result]:
+        """Return what the call gives in float64 without a region; `rounded`: for numbers in the lower precision."""
+
+        def change(x: Any) -> Any:
+            if isinstance(x, torch.Tensor):
+                return x.double() if x.is_floating_point() else x
+            return torch.tensor(x, dtype=self.amp.dtype).item() if rounded and type(x) is float else x
+
+        return _Calls(self.amp, self.op, self.sample, self.given, inside=False).run(change)
+
+
+def _farther(got: Result, want: Result, exact: Result, least: float) -> bool:
+    """Return whether a result is farther from the exact one than the right one is, by more than the least that counts.
+
+    True where that cannot be told.
+    """
+    if isinstance(got, Exception) or isinstance(want, Exception) or isinstance(exact, Exception):
+        return True
+    if not len(got) == len(want) == len(exact):
+        return True
+    for x, y, z in zip(got, want, exact, strict=True):
+        if x.dtype != y.dtype or x.shape != z.shape or y.shape != z.shape:
+            return True
+        if not x.is_floating_point():
+            continue
+        far, near = ((one.double() - z).nan_to_num(posinf=1e300).abs() for one in (x, y))
+        if x.numel() and far.max() > near.max() + least:
+            return True
+    return False
+
+
+def assert_taken_apart(amp: Amp, name: str, given: Sequence[tuple[str, bool]], count: int) -> None:
+    """Compare an op with its decomposition: results and gradients.
+
+    A difference that float32 has, too, is the op's own, and so is one by which the decomposition is the more exact one.
+
+    Args:
+        amp: the helper of the scenario.
+        name: an op of the database.
+        given: what `arguments` is given, and whether the call is in a region.
+        count: on how many samples.
+    """
+    op, samples = _samples(amp, name, count)
+    for number, sample in samples:
+        for kind, inside in given:
+            calls = _Calls(amp, op, sample, kind, inside=inside)
+            mode = TakenApart()
+            got = calls.run(mode=mode)
+            if not mode.seen:
+                amp.unjudged = f"Inductor takes nothing of {name} apart"
+                continue
+            want = calls.run()
+            where = "in a region" if inside else "outside of regions"
+            for part in range(2):
+                what = f"{('results', 'gradients')[part]} of sample {number}, {kind}, {where}"
+                amp.check(not (found := _apart(calls, got, want, part)), what, found or "agree")
+
+
+def _apart(calls: _Calls, got: tuple[Result, ...], want: tuple[Result, ...], part: int) -> str:
+    """Return how a decomposition differs; "" where it does not, or only as it may."""
+    if isinstance(want[part], Exception):
+        return ""  # what a kernel refuses says nothing of values
+    found = difference(got[part], want[part], ROUNDINGS * torch.finfo(calls.amp.dtype).eps)
+    if not found or difference(calls.run()[part], want[part]):
+        return ""  # or it is random
+    wide = _Calls(calls.amp, calls.op, calls.sample, "wide", inside=False)
+    if difference(wide.run(mode=TakenApart())[part], wide.run()[part], 1e-4):
+        return ""
+    least = torch.finfo(calls.amp.dtype).eps ** 2
+    exact = [calls.exact(rounded=rounded)[part] for rounded in (False, True)]
+    return found if any(_farther(got[part], want[part], one, least) for one in exact) else ""
+
+
+def _samples(amp: Amp, name: str, count: int) -> tuple[Any, list[tuple[int, Any]]]:
+    """Return an op and some of its small samples, by number, the last one among them."""
+    op = amp.op_info(name)
+    if op is None or torch.float32 not in op.supported_dtypes(amp.type):
+        amp.unsupported(f"the op database has no float32 samples of {name} for {amp.type}")
+    made = [x for x in enumerate(amp.op_samples(op, torch.float32, 12)) if size(x[1]) <= MOST]
+    if not made:
+        amp.unsupported(f"{name} has no small samples")
+    return op, [made[place] for place in sorted({round(k * (len(made) - 1) / max(count - 1, 1)) for k in range(count)})]
+
+
+# ---- what Inductor lowers ops to
+
+
+class Lowered(BaseException):
+    """Ends a compilation by Inductor before it writes code."""
+
+    def __init__(self, dtypes: list[torch.dtype]) -> None:
+        super().__init__()
+        self.dtypes = dtypes
+
+
+def _stop(graph: Any) -> None:
+    raise Lowered([x.get_dtype() for x in graph.graph_outputs])
+
+
+class _Lowering:
+    """A call in a program: of an op, on low tensors or on one that the program makes, in a region or outside."""
+
+    def __init__(self, amp: Amp, op: Any, sample: Any, given: str, *, inside: bool) -> None:
+        self.made = given == "made"
+        args = arguments(sample, "low" if self.made else given, amp.dtype)
+        self.leaves, self.spec = pytree.tree_flatten(args)
+        self.places = [
+            i for i, x in enumerate(self.leaves) if isinstance(x, torch.Tensor) and x.layout == torch.strided
+        ]
+        self.op, self.kind, self.low, self.inside = op, amp.type, amp.dtype, inside
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return [self.leaves[place].clone() for place in self.places]
+
+    def __call__(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        leaves = list(self.leaves)
+        for place, x in zip(self.places, given, strict=True):
+            leaves[place] = x
+        if self.made and self.places:
+            first = self.leaves[self.places[0]]
+            leaves[self.places[0]] = torch.ones(first.shape, dtype=first.dtype, device=self.kind)
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        with torch.autocast(self.kind, dtype=self.low, enabled=self.inside):
+            return [x.clone() for x in _leaves(self.op.op(*args, **kwargs))]  # an argument may be among them
+
+
+def _lowerings(amp: Amp, name: str) -> Iterator[tuple[str, _Lowering, list[torch.dtype]]]:
+    """Yield calls of an op that eager mode runs, with what they are, and the dtypes of their results."""
+    op, samples = _samples(amp, name, 2)
+    for number, sample in samples:
+        for given in ("low", "first", "others", "made"):
+            for inside in (True, False):
+                call = _Lowering(amp, op, sample, given, inside=inside)
+                try:
+                    dtypes = [x.dtype for x in call(call.tensors)]
+                except Exception:  # what it refuses is not compiled
+                    continue
+                yield f"sample {number}, {given}, {'in a region' if inside else 'outside of regions'}", call, dtypes
+
+
+def assert_lowered(amp: Amp, name: str) -> None:
+    """Compare the dtypes of an op's results in Inductor, before it writes code, with those of eager mode."""
+    plans = list(_lowerings(amp, name))
+    if not plans:
+        amp.unsupported(f"{name} runs on no low tensors")
+
+    def program(*given: torch.Tensor) -> list[list[torch.Tensor]]:
+        rest = iter(given)
+        return [call(list(islice(rest, len(call.places)))) for _, call, _ in plans]
+
+    inputs = [x for _, call, _ in plans for x in call.tensors]
+    try:
+        graphs = inductor_graphs()
+        stopping = patch.object(graphs.GraphLowering, "compile_to_module", _stop)
+        with stopping, graphs.config.patch(fx_graph_cache=False), quiet():
+            out = amp.compiled("inductor", program, dynamic=False)(*inputs)
+        got = [x.dtype for x in _leaves(out)]
+    except Lowered as stopped:
+        got = stopped.dtypes
+    except Exception as error:  # Dynamo or Inductor may raise anything, of things that autocast is no part of
+        amp.unsupported(f"Inductor raises {type(error).__name__} for {name}")
+    want = [(what, dtype) for what, _, dtypes in plans for dtype in dtypes]
+    amp.assert_equal("number of results", len(got), len(want))
+    for (what, right), dtype in zip(want, got, strict=True):
+        amp.assert_equal(f"dtype of {name}, {what}", dtype, right)

@@ -1,0 +1,125 @@
+"""Rule lowering: Inductor gives an op in the lower precision the dtypes, values and gradients of eager mode.
+
+Nobody says here what an op gives; eager mode does. The promise is that of `torch.compile`, which runs "the original
+function" faster (https://docs.pytorch.org/docs/2.13/generated/torch.compile.html):
+
+- `apart`: an op is what Inductor takes it apart into, with values where its formula changes (`bounds`) and with tensors
+  of two dtypes (`first`, `others`), in a region and outside of any. No program is compiled for that.
+- `lowered`: the dtypes of results that Inductor decides on, also for tensors that the program makes itself (`made`).
+- `rounded`: what an op gives in the lower precision is rounded before another one widens or compares it. Inductor
+  leaves roundings out that it fuses away, as `torch._inductor.config.emulate_precision_casts` documents; with that
+  setting it leaves out none (`emulated`). Without it (`plain`) a result may be off by such roundings, and no dtype.
+
+A difference that float32 has, too, is the op's own; one by which the decomposition is more exact is none. Nightly runs
+take every op for `lowered`, more samples, and all that is given; other runs a share.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ampcheck.checks.lowering import assert_lowered, assert_taken_apart
+from ampcheck.runner.suite import Amp, Product, scenario
+from ampcheck.samples import op_database
+
+pytestmark = pytest.mark.rule("lowering")
+
+HARDWARE = ("cpu", "cuda", "xpu", "mtia")
+"""Device types whose kernels are compiled, and which Inductor knows."""
+NAMES = sorted(name for name in op_database.rows() if "empty" not in name)
+WIDENING = ("cumprod", "cumsum", "ldexp", "mean", "nansum", "nn.functional.huber_loss", "prod", "std", "sum", "where")
+"""Ops of each kind whose result may have another dtype than their first argument."""
+GIVEN = ("wide", "low", "first", "others", "bounds")
+APART = Product({"op": NAMES, "given": GIVEN}, nightly=True)
+LOWERED = Product({"op": [name for name in NAMES if name not in WIDENING]}, nightly=True)
+
+
+@scenario(op=NAMES, types=HARDWARE, values=True, dtypes="default")
+def test_apart(amp: Amp, op: str) -> None:
+    """An op is what Inductor takes it apart into, on one sample in the lower precision."""
+    assert_taken_apart(amp, op, [("low", True), ("first", False), ("bounds", False)], 1)
+
+
+@scenario(APART, types=HARDWARE, values=True, dtypes="default")
+def test_apart_given(amp: Amp, op: str, given: str) -> None:
+    """An op is what Inductor takes it apart into, on any tensors, in a region and outside."""
+    assert_taken_apart(amp, op, [(given, True), (given, False)], 2)
+
+
+@scenario(op=WIDENING, types=HARDWARE, values=True, dtypes="default")
+def test_lowered(amp: Amp, op: str) -> None:
+    """The results of an op that may widen its arguments have the dtypes in Inductor that they have in eager mode."""
+    assert_lowered(amp, op)
+
+
+@scenario(LOWERED, types=HARDWARE, values=True, dtypes="default")
+def test_lowered_database(amp: Amp, op: str) -> None:
+    """The results of any other op of the database have the dtypes in Inductor that they have in eager mode."""
+    assert_lowered(amp, op)
+
+
+Two = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+PRODUCERS: dict[str, Two] = {
+    "cast": lambda x, low: x.to(low.dtype),
+    "product": lambda x, low: torch.mm(x, x),
+    "quotient": lambda x, low: low / 3,
+    "sum": lambda x, low: low + 0.1,
+    "difference": lambda x, low: low - low.amax(-1, keepdim=True),
+    "scaled": lambda x, low: low * low.t(),
+    "root": lambda x, low: low.abs().sqrt(),
+    "clamped": lambda x, low: low.clamp(-0.3, 0.7),
+    "variance": lambda x, low: low.var(-1, keepdim=True).expand_as(low) * 1e-3,
+}
+"""What gives a result in the lower precision, of a matrix in float32 and one in the lower precision."""
+CONSUMERS: dict[str, Two] = {
+    "widened": lambda y, x: y.float(),
+    "met": lambda y, x: y + x,
+    "scaled": lambda y, x: y * x,
+    "twice": lambda y, x: (y * y).float(),
+    "summed": lambda y, x: y.sum(-1, dtype=torch.float32),
+    "accumulated": lambda y, x: y.cumsum(-1, dtype=torch.float32),
+    "chosen": lambda y, x: torch.where(y > 0, y, 0.1).float(),
+    "largest": lambda y, x: (y == y.amax(-1, keepdim=True)).sum(-1),
+    "ordered": lambda y, x: y >= x,
+}
+"""What takes it and widens or compares it."""
+
+
+ROUNDED = Product(
+    {"compiler": ("inductor",), "consumer": tuple(CONSUMERS), "setting": ("plain", "emulated")}, nightly=True
+)
+
+
+def _assert_rounded(amp: Amp, consumer: str, setting: str) -> None:
+    kind, low, take = amp.type, amp.dtype, CONSUMERS[consumer]
+
+    def program(x: torch.Tensor) -> list[torch.Tensor]:
+        with torch.autocast(kind, dtype=low):
+            return [take(make(x, x.to(low)), x) for make in PRODUCERS.values()]
+
+    x = (amp.rand(7, 7) - 0.4).t()  # no multiple of a vector's size, and not contiguous
+    want = program(x)
+    torch.compiler.reset()  # it would find the same function, compiled with another setting
+    with torch._inductor.config.patch(emulate_precision_casts=setting == "emulated", fx_graph_cache=False):
+        got = amp.compiled("inductor", program, x)(x)
+    for producer, one, right in zip(PRODUCERS, got, want, strict=True):
+        name = f"{producer}, {consumer}"
+        amp.assert_equal(f"dtype of {name}", one.dtype, right.dtype)
+        if not right.is_floating_point():
+            amp.assert_equal(f"values of {name}", one.tolist(), right.tolist())
+            continue
+        kept = setting == "emulated" and right.dtype == torch.float32
+        amp.assert_close(name, one, right, 1e-5 if kept else 8 * torch.finfo(low).eps)
+
+
+@scenario(types=("cpu", "cuda"), values=True, dtypes="default")
+def test_rounded(amp: Amp) -> None:
+    """What is rounded to the lower precision is so before it is widened again, with Inductor's setting for that."""
+    _assert_rounded(amp, "widened", "emulated")
+
+
+@scenario(ROUNDED, types=("cpu", "cuda"), values=True)
+def test_rounded_before(amp: Amp, compiler: str, consumer: str, setting: str) -> None:
+    """What is rounded to the lower precision is so before another op takes it, as far as Inductor documents it."""
+    _assert_rounded(amp, consumer, setting)
