@@ -20,6 +20,11 @@ from ampcheck.compilers.kinds import quiet
 from ampcheck.observe.torch_private import TorchDispatchMode, decompositions, inductor_graphs
 from ampcheck.samples.torch_private import pytree
 
+OpInfo = Any
+"""An op of PyTorch's op database."""
+Sample = Any
+"""The arguments of a call, as the op database has them."""
+
 BOUNDS = (0.0, 0.5, 1.0, 3.0, 6.0, 20.0)
 """Where the formulas of activations and losses change, unless an argument says so."""
 ROUNDINGS = 4.0
@@ -40,7 +45,7 @@ def _low(x: torch.Tensor, low: torch.dtype) -> torch.Tensor:
     return x.to(low) if x.dtype == torch.float32 else x
 
 
-def arguments(sample: Any, given: str, low: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments(sample: Sample, given: str, low: torch.dtype) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return the arguments of a call, anew.
 
     `given`: which tensors are in the lower precision: "wide" for none, "low" for all, "first" for the first one,
@@ -72,8 +77,12 @@ class TakenApart(TorchDispatchMode):
     seen = False
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         if decomposition := _decompositions().get(func):
             self.seen = True
             with self:
@@ -84,7 +93,7 @@ class TakenApart(TorchDispatchMode):
 
 
 @cache
-def _decompositions() -> dict[Any, Callable[..., Any]]:
+def _decompositions() -> dict[object, Callable[..., object]]:
     return dict(decompositions())
 
 
@@ -98,10 +107,12 @@ def _leaves(found: object) -> list[torch.Tensor]:
 class _Calls:
     """Calls of an op on a sample."""
 
-    def __init__(self, amp: Amp, op: Any, sample: Any, given: str, *, inside: bool) -> None:
+    def __init__(self, amp: Amp, op: OpInfo, sample: Sample, given: str, *, inside: bool) -> None:
         self.amp, self.op, self.sample, self.given, self.inside = amp, op, sample, given, inside
 
-    def run(self, change: Callable[[Any], Any] = lambda x: x, mode: Any = None) -> tuple[Result, Result]:
+    def run(
+        self, change: Callable[[object], object] = lambda x: x, mode: TakenApart | None = None
+    ) -> tuple[Result, Result]:
         """Return the results and the gradients of a call, each as tensors on the host or as what was raised."""
         args, kwargs = pytree.tree_map(change, arguments(self.sample, self.given, self.amp.dtype))
         leaves = [x for x in _leaves((args, kwargs)) if is_real(x)] if self.op.supports_autograd else []
@@ -133,7 +144,7 @@ class _Calls:
     def exact(self, *, rounded: bool) -> tuple[Result, Result]:
         """Return what the call gives in float64 without a region; `rounded`: for numbers in the lower precision."""
 
-        def change(x: Any) -> Any:
+        def change(x: object) -> object:
             if isinstance(x, torch.Tensor):
                 return x.double() if x.is_floating_point() else x
             return torch.tensor(x, dtype=self.amp.dtype).item() if rounded and type(x) is float else x
@@ -203,7 +214,7 @@ def _apart(calls: _Calls, got: tuple[Result, ...], want: tuple[Result, ...], par
     return found if any(_farther(got[part], want[part], one, least) for one in exact) else ""
 
 
-def _samples(amp: Amp, name: str, count: int) -> tuple[Any, list[tuple[int, Any]]]:
+def _samples(amp: Amp, name: str, count: int) -> tuple[OpInfo, list[tuple[int, Sample]]]:
     """Return an op and some of its small samples, by number, the last one among them."""
     op = amp.op_info(name)
     if op is None or torch.float32 not in op.supported_dtypes(amp.type):
@@ -232,7 +243,7 @@ def _stop(graph: Any) -> None:
 class _Lowering:
     """A call in a program: of an op, on low tensors or on one that the program makes, in a region or outside."""
 
-    def __init__(self, amp: Amp, op: Any, sample: Any, given: str, *, inside: bool) -> None:
+    def __init__(self, amp: Amp, op: OpInfo, sample: Sample, given: str, *, inside: bool) -> None:
         self.made = given == "made"
         args = arguments(sample, "low" if self.made else given, amp.dtype)
         self.leaves, self.spec = pytree.tree_flatten(args)
