@@ -14,7 +14,7 @@ from ampcheck.checks.call import because, plan
 from ampcheck.checks.compiled import ProgramOutcome
 from ampcheck.checks.forward import received, received_by_parts, shared_when_written
 from ampcheck.checks.reference import Reference
-from ampcheck.checks.relations import _difference
+from ampcheck.checks.relations import difference
 from ampcheck.checks.sweep import compare_cells
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import MOST, CheckFailure, Difference, error_of, one_line
@@ -341,15 +341,15 @@ ONES, COMPLEX = torch.ones(2), torch.tensor([3 + 4j])
 )
 def test_how_ways_to_call_an_op_differ(got: Any, want: Any, tolerance: float | None, says: str) -> None:
     given = () if tolerance is None else (tolerance,)
-    assert _difference(got, want, *given) == says
+    assert difference(got, want, *given) == says
 
 
 # Quantized tensors leave PyTorch: https://github.com/pytorch/pytorch/issues/184982
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 def test_quantized_values_are_compared() -> None:
     one, other = ([torch.quantize_per_tensor(ONES * x, 0.5, 0, torch.qint8)] for x in (1, 0.5))
-    assert not _difference(one, one)
-    assert _difference(one, other).startswith("is off by 1 of the largest value of output 0")
+    assert not difference(one, one)
+    assert difference(one, other).startswith("is off by 1 of the largest value of output 0")
 
 
 SOFTMAX, OWN = ("optdtype", "softmax.int", ""), seen("fp32")
