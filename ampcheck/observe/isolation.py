@@ -1,10 +1,12 @@
 """Autocast state before and after a case: a case that leaves it changed must not spoil the next one."""
 
+import sys
 from collections.abc import Mapping
 
 import torch
 from torch.utils.checkpoint import DefaultDeviceType
 
+from ampcheck.observe.torch_private import reset_dynamo
 from ampcheck.spec.state import DEFAULTS
 from ampcheck.spec.torch_dtypes import DTYPES
 
@@ -29,8 +31,8 @@ def _known(device_type: str) -> bool:
 
 
 def reset(further: Mapping[str, str]) -> None:
-    """Put enabled, dtype, cache_enabled and the nesting depth back to a fresh thread's; drop cached casts and PyTorch's
-    choice of a device type for checkpoints.
+    """Put enabled, dtype, cache_enabled and the nesting depth back to a fresh thread's; drop cached casts, PyTorch's
+    choice of a device type for checkpoints, and what Dynamo compiled, which it does but a few times for the same code.
 
     `further`: the default dtype of device types that PyTorch does not name itself.
     """
@@ -51,3 +53,5 @@ def reset(further: Mapping[str, str]) -> None:
         inside = torch.autocast_increment_nesting()
     torch.clear_autocast_cache()
     DefaultDeviceType._default_device_type = _CHECKPOINTED
+    if "torch._dynamo" in sys.modules:
+        reset_dynamo()

@@ -27,8 +27,6 @@ def test_recursion_compiled(amp: Amp) -> None:
         found = str(walk(x, 2).dtype)
     except AssertionError as error:
         found = f"AssertionError: {error}"
-    finally:
-        torch._dynamo.reset()
     amp.assert_equal("dtype of the compiled function's result", found, str(amp.dtype))
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 

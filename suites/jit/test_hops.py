@@ -301,7 +301,6 @@ def _made(amp: Amp, way: str, program: Function, given: list[torch.Tensor]) -> C
         return program
     if way == "graph":
         return make_fx(program)(*given)
-    torch._dynamo.reset()  # every case compiles the same code
     return amp.compiled(way, program, *given)
 
 
@@ -455,7 +454,6 @@ def test_on_and_off(amp: Amp, compiler: str, operator: str, first: str, gradient
                 found.append(call(*given))
         return tuple(found)
 
-    torch._dynamo.reset()  # every case compiles the same code
     results = amp.compiled(compiler, program, *given)(*given)
     casts = [_with_casts(amp, operator, "product", "around" if on else "disabled") for on in states]
     wanted = [PLAIN[operator](amp, function, given[1])(*given) for function in casts]
