@@ -279,7 +279,8 @@ def refusal(error: Exception, want: Exception | None, name: str) -> list[str]:
         return []
     # TorchScript and Dynamo put the cause into the last line.
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip(" ^~|")]
-    told = " … ".join(dict.fromkeys(line[: MOST // 3] for line in (*lines[:2], *lines[-1:])))
+    quoted = [line for line in lines if "): got " in line]  # by Dynamo, behind the tensors
+    told = " … ".join(dict.fromkeys(line[: MOST // 3] for line in (*lines[:2], *quoted[:1], *lines[-1:])))
     eager = f"eager mode raises {one_line(want)}" if want else "eager mode runs it"
     return [f"{name} was not compiled: {type(error).__name__}: {told}; {eager}"]
 
