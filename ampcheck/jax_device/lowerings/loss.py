@@ -1,4 +1,4 @@
-"""Losses that PyTorch takes apart at a loss of speed, or has no decomposition of."""
+"""Losses that PyTorch's decompositions take apart at a loss of speed, or whose backward passes they lack."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,45 @@ from torch import Tensor
 from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import kernel
-from ampcheck.jax_device.lowering import Number, lower
-from ampcheck.jax_device.lowerings.accumulate import MEAN, pullback, reduced, rounded, widened
+from ampcheck.jax_device.lowering import Computation, Number, lower
+from ampcheck.jax_device.lowerings.accumulate import MEAN, pullback, reduced, rounded, spread, widened
+
+
+def _smooth_l1(difference: Array, beta: float = 1.0) -> Array:
+    distance = jnp.abs(difference)
+    inner = 0.5 * distance * distance / beta if beta else distance
+    return jnp.where(distance < beta, inner, distance - 0.5 * beta)
+
+
+def _huber(difference: Array, delta: float = 1.0) -> Array:
+    distance = jnp.abs(difference)
+    return jnp.where(distance < delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta))
+
+
+# Losses of the difference between input and target: each element's loss, and its slope.
+_OF_DIFFERENCES: dict[str, tuple[Computation, Computation]] = {
+    "mse_loss": (jnp.square, lambda difference: 2 * difference),
+    "smooth_l1_loss": (_smooth_l1, lambda d, beta: jnp.where(jnp.abs(d) < beta, d / beta if beta else d, jnp.sign(d))),
+    "huber_loss": (_huber, lambda d, delta: jnp.where(jnp.abs(d) < delta, d, delta * jnp.sign(d))),
+}
+
+
+def _register(name: str, losses: Computation, slopes: Computation) -> None:
+    @lower(name, promotes=True)
+    @widened
+    def forward(self: Array, target: Array, reduction: int = MEAN, *option: float) -> Array:
+        return reduced(losses(self - target, *option), reduction)
+
+    @lower(f"{name}_backward", promotes=True)
+    @widened
+    def backward(grad_output: Array, self: Array, target: Array, reduction: int, *option: float) -> Array:
+        difference = self - target
+        slope: Array = slopes(difference, *option)
+        return spread(grad_output, reduction, difference.size) * slope
+
+
+for _name, (_losses, _slopes) in _OF_DIFFERENCES.items():
+    _register(_name, _losses, _slopes)
 
 
 @lower("binary_cross_entropy_with_logits")
