@@ -114,13 +114,13 @@ def _assert_rounded(amp: Amp, consumer: str, setting: str) -> None:
         amp.assert_close(name, one, right, 1e-5 if kept else 8 * torch.finfo(low).eps)
 
 
-@scenario(types=("cpu", "cuda"), values=True, dtypes="default")
+@scenario(types=TYPES, values=True, dtypes="default")
 def test_rounded(amp: Amp) -> None:
     """What is rounded to the lower precision is so before it is widened again, with Inductor's setting for that."""
     _assert_rounded(amp, "widened", "emulated")
 
 
-@scenario(ROUNDED, types=("cpu", "cuda"), values=True)
+@scenario(ROUNDED, types=TYPES, values=True)
 def test_rounded_before(amp: Amp, compiler: str, consumer: str, setting: str) -> None:
     """What is rounded to the lower precision is so before another op takes it, as far as Inductor documents it."""
     _assert_rounded(amp, consumer, setting)
