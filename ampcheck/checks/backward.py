@@ -254,6 +254,8 @@ def run_passes(
     weights: Sequence[torch.dtype] | None = None,
     snapshot: Callable[[torch.Tensor], torch.Tensor] | None = snapshot,
     mode: AbstractContextManager[object] | None = None,
+    *,
+    recorded: bool = True,
 ) -> Pass:
     """Run a forward pass in a region, and outside of it a backward pass from each output that has a gradient.
 
@@ -265,6 +267,8 @@ def run_passes(
         weights: the dtypes of the weights of the outputs; by default their own.
         snapshot: copies a tensor to the CPU; None where tensors have no values.
         mode: the gradient mode of the forward pass.
+        recorded: whether to note the kernels of the backward pass, which then runs below a dispatch mode: there, what a
+            Python backend raises ends the process (docs/findings/python-backend-hook-exception.md).
     """
     done = Pass({})
 
@@ -285,7 +289,7 @@ def run_passes(
             return done
         wanted = weights or done.dtypes()
         weighted = [weight(place, *pair) for place, pair in enumerate(zip(done.roots, wanted, strict=True))]
-        with Recorder(run):
+        with Recorder(run) if recorded else nullcontext():
             backward(done.roots, weighted)
         if snapshot:
             done.copies = {place: snapshot(gradient) for place, gradient in done.gradients().items()}

@@ -27,7 +27,6 @@ from ampcheck.checks.reference import raised_by_cpu
 from ampcheck.compilers import source
 from ampcheck.compilers.kinds import COMPILERS, quiet
 from ampcheck.devices.base import Device
-from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.virtual import graphs
 from ampcheck.errors import Difference, Unsupported, error_of
 from ampcheck.observe.recorder import exists, is_composite, observe
@@ -297,10 +296,7 @@ class SweepCall:
         backward = device.backward if self.mode == "grad" else None
         snapshot = device.snapshot if device.has_values else None
         places, ops = self.places, device.native_ops
-        return run_passes(call, given, places, region, backward, device.leaf, ops, snapshot=snapshot, mode=mode)
-
-    def _on_cpu(self) -> "SweepCall":
-        return SweepCall(self.case, Cpu(), self.mode, self.layout.__name__)
+        return run_passes(call, given, places, region, backward, device.leaf, ops, None, snapshot, mode, recorded=False)
 
     def right(self) -> Pass:
         """Run it as it is to run in a region: with its arguments cast by hand, unless autocast is to refuse it."""
@@ -309,10 +305,6 @@ class SweepCall:
     def differences(self) -> list[str]:
         """Compare what the kernel received, the outputs and the gradients with what is promised."""
         case, device, todo, expected = self.case, self.device, self.todo, self.todo.expected
-        # Below a dispatch mode, what a Python backend raises in a backward pass ends the process
-        # (docs/findings/python-backend-hook-exception.md), also what PyTorch refuses everywhere.
-        if self.mode == "grad" and device.key == "AutocastPrivateUse1" and self._on_cpu().ran(by_hand=True).error:
-            return []
         with self.context():
             given = self.inputs()
             device.seed()
@@ -395,7 +387,7 @@ with {mode}:
         plain.add([graphs.allow, graphs.backward], f"allow({device.type!r})")
         backward = "backward"
     hand = f"lambda *x: {plain.reference}(*cast(x))"
-    options = f"{backward}, mode={mode}{', snapshot=None' * (not device.has_values)}"
+    options = f"{backward}, mode={mode}{', snapshot=None' * (not device.has_values)}, recorded=False"
     plain.add(
         [run_passes, compare_cells],
         *cast_blocks(todo, case.rule),

@@ -7,6 +7,24 @@ import pytest
 from ampcheck.runner.record import RED
 from tests.backends.support import passed, red, run, start
 
+# ---- one that has autocast of its own
+
+
+@pytest.mark.nightly
+def test_the_backend_is_as_it_promises(tmp_path: Path) -> None:
+    rules = ("downcast", "upcast", "optdtype", "append", "promote", "banned", "context", "state", "defaults", "errors")
+    results = run(tmp_path, "slowpoke", "slowpoke", *(f"--rule={rule}" for rule in rules))
+    assert red(results) == []
+    assert {result.rule for result in passed(results)} == set(rules)
+    assert len(passed(results)) > 2900
+
+
+@pytest.mark.nightly
+def test_a_backend_without_a_weight_cache_is_told(tmp_path: Path) -> None:
+    found = red(run(tmp_path, "slowpoke", "slowpoke", "--rule=cache"))
+    assert any("casts of a leaf used by three products: got 3; expected 1" in result.message for result in found)
+
+
 # ---- one whose storages cannot be read
 
 

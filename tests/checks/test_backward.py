@@ -118,6 +118,13 @@ class _Unsteady(Cpu):
     generator = torch.Generator().manual_seed(1)
 
 
+class _Refusing(Cpu):
+    """The CPU, without a backward pass."""
+
+    def backward(self, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+        raise RuntimeError("no such unit")
+
+
 def test_bits_are_not_asked_of_what_is_never_the_same() -> None:
     assert CHECK.run(the(Cpu(), "cdist-fp32-grad-bf16-cpu"), _Unsteady()) == []
 
@@ -127,6 +134,16 @@ def test_what_no_device_differentiates_is_unsupported() -> None:
     case = the(device, "linalg_cond.p_str-fp32-grad-bf16-cpu")
     with pytest.raises(Unsupported, match=r"PyTorch has no gradient of \S+linalg_cond.p_str, on the CPU in float64"):
         CHECK.run(case, device)
+
+
+def test_what_a_device_refuses_in_a_backward_pass_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = _Refusing()
+    monkeypatch.setattr(_Refusing, "refusals", ("no such unit",))
+    with pytest.raises(Unsupported, match="RuntimeError: no such unit"):
+        CHECK.run(the(device, "linalg_cond.p_str-fp32-grad-bf16-cpu"), device)
+    monkeypatch.undo()
+    with pytest.raises(Unsupported, match="PyTorch has no gradient"):
+        CHECK.run(the(device, "linalg_cond.p_str-fp32-grad-bf16-cpu"), device)
 
 
 def test_a_device_without_autograd_says_so() -> None:

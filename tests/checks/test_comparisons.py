@@ -210,6 +210,11 @@ LONG = ValueError("w" * MOST)
 REFUSALS: list[tuple[str, tuple[Exception, Exception | None], str]] = [
     ("the same", (RuntimeError("compiled: boom"), BOOM), ""),
     ("of lines", (ValueError("a\nb\nc\nd"), BOOM), "it was not compiled: ValueError: a … b … d; eager mode raises"),
+    (
+        "quoted by Dynamo",
+        (ValueError("a\nmm(x,\n y)): got RuntimeError('boom')\nc\nd"), None),
+        "it was not compiled: ValueError: a … mm(x, … y)): got RuntimeError('boom') … d; eager mode runs it",
+    ),
     ("long", (LONG, None), f"it was not compiled: ValueError: {'w' * (MOST // 3)}; eager mode runs it"),
 ]
 

@@ -1,5 +1,6 @@
 """Compilers: their cases, ids and selectors, and the check that compares a compiled program with eager mode."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,6 +120,24 @@ def test_a_refusal_says_what_eager_mode_says(text: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(compiled.source, "define", lambda _: banned)
     found = CHECK.run(MM, CPU)
     assert (found == []) == (text == "is unsafe to autocast"), found
+
+
+@pytest.mark.parametrize(("raised", "status"), [("no such unit", Unsupported), ("a bug", None)])
+def test_what_the_device_refuses_may_have_other_words_in_a_compiler(
+    raised: str, status: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> None:
+        raise RuntimeError(raised)
+
+    def in_other_words(*_: object) -> None:
+        raise RuntimeError("failed in the interpreter")
+
+    monkeypatch.setattr(type(CPU), "refusals", ("no such unit",))
+    monkeypatch.setattr(compiled.source, "define", lambda _: refuses)
+    monkeypatch.setattr(compiled, "run_reference", lambda *_: Observation())
+    monkeypatch.setitem(kinds.COMPILERS, "dynamo", kinds.Compiler(lambda *_, **__: kinds.Compiled(in_other_words)))
+    with pytest.raises(status, match=raised) if status else nullcontext():
+        assert CHECK.run(MM, CPU)[0].startswith("dynamo: aten::mm was not compiled: RuntimeError: failed in the inter")
 
 
 @pytest.mark.parametrize("compiler", ["script", "dynamo", "aot", "strict"])

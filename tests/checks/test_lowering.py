@@ -10,6 +10,7 @@ from ampcheck.checks import lowering
 from ampcheck.checks.lowering import arguments, assert_lowered, assert_taken_apart
 from ampcheck.checks.scenario import DeviceAmp
 from ampcheck.devices.registry import known
+from ampcheck.errors import Unsupported
 
 LOW, WIDE = torch.bfloat16, torch.float32
 GIVEN = [("low", True), ("first", False), ("bounds", False)]
@@ -76,3 +77,21 @@ def test_dtypes_of_inductor_are_those_of_eager_mode() -> None:
     assert_lowered(amp, "mean")
     assert amp.differences == []
     assert amp.looked_at > 8
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_what_inductor_refuses_in_the_lower_precision_alone_is_named(
+    always: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*inputs: torch.Tensor) -> None:
+        if always or LOW in {x.dtype for x in inputs}:
+            raise RuntimeError("no such kernel")
+
+    amp = _amp()
+    monkeypatch.setattr(amp, "compiled", lambda *_, **__: refuses)
+    if always:
+        with pytest.raises(Unsupported, match="Inductor raises RuntimeError for mean, in float32, too"):
+            assert_lowered(amp, "mean")
+        return
+    assert_lowered(amp, "mean")
+    assert amp.differences == ["mean in Inductor, which takes it in float32: raised RuntimeError: no such kernel"]

@@ -19,10 +19,13 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ampcheck.checks.sweep import SweepCheck
 from ampcheck.cli.main import main
+from ampcheck.devices.registry import known
 from ampcheck.jax_device import from_jax, jit, to_jax
 from ampcheck.jax_device.storage import memory
 from ampcheck.jax_device.storage.arrays import storage_of
+from ampcheck.spec.case import CELLS, Case
 from tests.jax.agreement import doubling
 
 
@@ -652,3 +655,9 @@ def test_loader_workers_while_the_device_is_in_use() -> None:
         batches = [b[0].to("jax") for b in torch.utils.data.DataLoader(data, batch_size=4, num_workers=2)]
     assert torch.cat(batches).tolist() == list(range(8))
     assert x.tolist() == [2, 2, 2]
+
+
+def test_a_gradient_that_pytorch_refuses_is_an_exception_in_a_sweep() -> None:
+    """Below a dispatch mode it would end the process; see docs/findings/python-backend-hook-exception.md."""
+    case = Case("eager", "promote", "addcdiv", CELLS, "grad", "fp16", "jax", "jax")
+    assert SweepCheck().run(case, known()["jax"]) == []

@@ -1,11 +1,15 @@
 """What the suites leave out of a compilation changes nothing of what comes out of it."""
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch._dynamo import guards
 from torch._export import utils
 from torch.export import decomp_utils, exported_program
 
 from ampcheck.compilers.kinds import quiet
+from ampcheck.observe.isolation import reset
 from ampcheck.observe.overhead import without_overhead
 
 
@@ -38,3 +42,18 @@ def test_what_is_left_out_is_put_back() -> None:
         decomp_utils._collect_all_valid_cia_ops()
         assert utils._materialize_cpp_cia_ops is looked_up
     assert guards.profile_guard_manager is measured
+
+
+def test_cases_compile_the_same_code_as_often_as_there_are_cases() -> None:
+    """Dynamo compiles a function eight times, and refuses the ninth."""
+
+    def made(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+        return torch.compile(lambda x: x + len(name), backend="eager", fullgraph=True)
+
+    names = ["a" * length for length in range(12)]
+    for name in names:
+        reset({})
+        assert made(name)(torch.ones(1)) == 1 + len(name)
+    with pytest.raises(Exception, match="Hard failure due to fullgraph"):
+        _ = [made(name)(torch.ones(1)) for name in names]
+    reset({})
