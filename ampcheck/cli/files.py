@@ -34,8 +34,8 @@ def run_compare(args: argparse.Namespace) -> int:
 
 FOLDERS = ("runs", "published", "bench", "published/bench")
 """Where files lie below the folder of reports: those of conformance, then those of benchmarks."""
-FIGURES = ("coverage.json", "power.json")
-"""What `ampcheck coverage` and `power` wrote with `--json`, in that folder or below `published`."""
+FIGURES = ("coverage.json", "power.json", "power-own.json")
+"""What `ampcheck coverage`, `power` and `power --own` wrote with `--json`, in that folder or below `published`."""
 
 
 def add_report(commands: Subparsers) -> None:

@@ -21,6 +21,9 @@ def add_coverage(commands: Subparsers) -> None:
     add = parser.add_argument
     add("runs", nargs="*", type=Path, metavar="RUN", help="run files: count the cells whose case passed")
     add_device(parser, "a device to count on, by default every one that this machine has")
+    what = "plant each of five faults into so many random cells and print which are noticed; counts nothing"
+    add("--try", dest="tries", type=int, metavar="CELLS", help=what)
+    add("--seed", type=int, default=0, help="of the random cells of --try, by default 0")
     what = "count which of torch's public callables the cases call, list the others, and count nothing else"
     add("--surface", action="store_true", help=what)
     add("--open", action="store_true", help="list what is open, by overload and compiler")
@@ -33,10 +36,14 @@ def coverage(args: argparse.Namespace) -> int:
     """Count and print. Raises UsageError for an unknown device and a file that is no run file."""
     from ampcheck.devices.registry import select  # noqa: PLC0415  # imports torch
     from ampcheck.runner.record import read  # noqa: PLC0415  # imports torch
-    from ampcheck.tools.coverage import cells, surface  # noqa: PLC0415  # imports torch
+    from ampcheck.tools.coverage import cells, faults, surface  # noqa: PLC0415  # imports torch
 
     if args.surface:
         print(surface.count().table(args.open))
+        return 0
+    if args.tries is not None:
+        for device in select(args.device, args.device_module):
+            print(faults.table(faults.tried(device, args.tries, args.seed, tell), args.seed))
         return 0
     statuses = None
     if args.runs:
@@ -79,14 +86,21 @@ def add_power(commands: Subparsers) -> None:
         metavar="FILE",
         help="write the figures to a file; ampcheck report shows REPORTS/power.json",
     )
+    add(
+        "--own",
+        action="store_true",
+        help="mutate what compares in ampcheck itself instead, each function, and run ampcheck's own tests",
+    )
     parser.set_defaults(run=power)
 
 
 def power(args: argparse.Namespace) -> int:
     """Measure and print. Raises UsageError for an unknown device or rule, and for a number below 1."""
     from ampcheck.devices.registry import select  # noqa: PLC0415  # imports torch
+    from ampcheck.runner.run import suites_folder  # noqa: PLC0415  # imports torch
     from ampcheck.spec.rules import RULES  # noqa: PLC0415  # imports torch
     from ampcheck.tools.power import measure  # noqa: PLC0415  # imports torch
+    from ampcheck.tools.power.process import OWN  # noqa: PLC0415  # imports torch
 
     for name in ("sample", "most"):
         if getattr(args, name) < 1:
@@ -94,14 +108,21 @@ def power(args: argparse.Namespace) -> int:
     for rule in args.rule:
         if rule not in RULES:
             raise UsageError(f"there is no rule named {rule!r}; ampcheck manifest lists the cases of each")
-    chosen = select(args.device or ["cpu"], [])
-    devices = [device.name for device in chosen]
-    mutants = measure.population(chosen)
+    chosen = [] if args.own else select(args.device or ["cpu"], [])
+    devices = [OWN] if args.own else [device.name for device in chosen]
+    if args.own and not (suites_folder().parent / "tests" / "checks").is_dir():
+        raise UsageError("--own needs ampcheck's own tests, which a checkout has; an installed package has none")
+    mutants = measure.comparing() if args.own else measure.population(chosen)
     aside = measure.set_aside(mutants)
     never = {outcome.mutant for outcome in aside}
-    drawn = measure.draw([mutant for mutant in mutants if mutant not in never], args.sample, args.seed)
-    trial = measure.Power(devices, args.work, args.most, args.rule, nightly=args.nightly)
-    of = [*devices, *sorted(args.rule), str(args.most), *["nightly"] * args.nightly]
+    left = [mutant for mutant in mutants if mutant not in never]
+    drawn = left if args.own else measure.draw(left, args.sample, args.seed)
+    if args.own:  # what is kept was measured on other code, or with other tests
+        for kept in args.work.glob(f"power*-{OWN}-*"):
+            kept.unlink()
+    most, of_row = (1000, 1000) if args.own else (args.most, 1)
+    trial = measure.Power(devices, args.work, most, of_row, args.rule, nightly=args.nightly)
+    of = [*devices, *sorted(args.rule), str(most), str(of_row), *["nightly"] * args.nightly]
     results = args.work / f"power-{'-'.join(of).replace(':', '_')}.jsonl"
     outcomes = aside
     try:

@@ -46,6 +46,7 @@ def build(
     out: Path = OUT,
     counts: Path | None = None,
     figures: Path | None = None,
+    own: Path | None = None,
 ) -> Path:
     """Make the site of some run files and benchmark files.
 
@@ -55,6 +56,7 @@ def build(
         out: the folder to write to. Files of an earlier site are replaced; others are left alone.
         counts: what `ampcheck coverage --json` wrote, None without it.
         figures: what `ampcheck power --json` wrote, None without it.
+        own: what `ampcheck power --own --json` wrote, None without it.
 
     Returns: the page to open. Raises UsageError for no or unusable files, and for a folder that cannot be written.
     """
@@ -62,7 +64,7 @@ def build(
     judged = [path for path in runs if path not in set(measured)]
     history = load(judged) if judged or not measured else None
     states = pages.states(counts) if counts else None
-    power = pages.power(figures) if figures else None
+    power = [pages.power(path) for path in (figures, own) if path]
     files = render(history, KnownDeviations(known().values()).all(), run_groups.load(measured), states, power)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -80,7 +82,7 @@ def render(
     entries: Sequence[Deviation],
     bench: BenchHistory | None = None,
     states: dict[str, object] | None = None,
-    power: dict[str, object] | None = None,
+    power: Sequence[dict[str, object]] = (),
 ) -> dict[str, str]:
     """Return the text of every file of the site, by name.
 
@@ -89,7 +91,7 @@ def render(
         entries: the deviations to list.
         bench: the benchmarks.
         states: how many states of ops the cases reach, as `pages.states` reads it; None without.
-        power: how many mutants the cases kill, as `pages.power` reads it; None without.
+        power: how many mutants the cases and ampcheck's own tests kill, as `pages.power` reads it.
     """
     bench = bench or BenchHistory()
     environment = Environment(

@@ -128,6 +128,7 @@ REFUSED = {
     "coverage --device abacus": "abacus",
     "coverage gone.jsonl": "gone.jsonl",
     "coverage --device virtual:mps --json gone/there.json": "gone/there.json",
+    "coverage --try 1 --device virtual:mtia": "virtual:mtia",
     "deviations baseline no.jsonl": "the run file no.jsonl cannot be read",
     "deviations suggest .": "cannot be read: Is a directory",
     "doctor --every 0 some_program.py": "every is 0",

@@ -48,7 +48,7 @@ def test_other_files_of_the_folder_are_left_alone(tmp_path: Path) -> None:
     assert not list((tmp_path / "site").glob("*.part"))
 
 
-def test_about_shows_its_figures(tmp_path: Path) -> None:
+def test_about_shows_its_three_figures(tmp_path: Path) -> None:
     run, counts = write(tmp_path / "run.jsonl", [make("mm")]), tmp_path / "coverage.json"
     row = {"device": "cpu", "key": "AutocastCPU", "cells": 5000, "reachable": 2000, "each_run": 30, "nightly": 1995}
     counts.write_text(json.dumps({"torch": "2.13.0", "devices": [row]}))
@@ -61,18 +61,21 @@ def test_about_shows_its_figures(tmp_path: Path) -> None:
     row["not_passed"] = {"failed": 2, "deviation": 1, "unsupported": 0}
     surface = {"sentence": "The cases call 95.1%.", "missing": {"has no kernel": ["native_norm", "mm"]}}
     counts.write_text(json.dumps({"torch": "2.13.0", "ran": True, "devices": [row], "surface": surface}))
-    killed = {"killed": 8, "nightly": 9, "mutants": 9}
-    figures = {"torch": "2.13.0", "devices": ["cpu"], **killed, "generated": 70, "survivors": ["one of them"]}
-    file = tmp_path / "power.json"
-    file.write_text(json.dumps({**figures, "modules": [{"name": "m.cpu", **killed}]}))
-    page = about(counts, file)
+    files = []
+    for name, nightly in (("cpu", 9), ("own", 8)):
+        killed = {"killed": 8, "nightly": nightly, "mutants": 9}
+        figures = {"torch": "2.13.0", "devices": [name], **killed, "generated": 70, "survivors": [f"of {name}"]}
+        files.append(tmp_path / f"{name}.json")
+        files[-1].write_text(json.dumps({**figures, "modules": [{"name": f"m.{name}", **killed}]}))
+    page = about(counts, *files)
     assert "The cases that ran and passed reach <strong>99.8 %</strong>" in page
     assert "The cases call 95.1%." in page
     assert "has no kernel: native_norm, mm" in page
     assert '<td class="num">3</td><td class="num">2</td></tr>' in page
     assert "The cases of every run kill <strong>8 of 9</strong> mutants of PyTorch 2.13.0, drawn from 70" in page
     assert "with those of nightly runs <strong>9</strong>" in page
-    assert all(text in page for text in ("<li>one of them</li>", "m.cpu"))
+    assert "The tests of ampcheck kill <strong>8 of 9</strong> mutants" in page
+    assert all(text in page for text in ("<li>of cpu</li>", "<li>of own</li>", "m.cpu", "m.own"))
     bare = about()
     assert not any(title in bare for title in ("States of ops", "Power"))
 

@@ -1,6 +1,7 @@
 """`ampcheck coverage` and `ampcheck entered`: what the cases reach is counted, and what they miss is named."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from ampcheck import samples
-from ampcheck.checks.sweep import Cell, SweepCheck, cells, parts, reached
+from ampcheck.checks.sweep import Cell, SweepCall, SweepCheck, cells, parts, reached
 from ampcheck.cli import main
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
@@ -166,6 +167,24 @@ def test_the_command_prints_and_writes_the_figure(tmp_path: Path, capsys: pytest
     (row,) = written["devices"]
     assert row["device"] == "virtual:mps"
     assert row["nightly"] == row["reachable"]
+
+
+@pytest.mark.usefixtures("few_ops")
+def test_faults_in_random_cells_are_seen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(Cpu, "compilers", ("script", "aot"))
+    assert main.main(["coverage", "--try", "2", "--seed", "0", "--device", "cpu"]) == 0
+    head, _, rows = capsys.readouterr().out.partition("\n\n")
+    assert re.match(r"25 of 25 faults in \d+ random cells, seed 0, were noticed:", head)
+    assert [row.split("  ")[0] for row in rows.splitlines()[2:]] == ["eager", "script", "aot"]
+    assert rows.count("2 of 2") == 10
+
+
+@pytest.mark.usefixtures("few_ops")
+def test_faults_that_are_missed_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(Cpu, "compilers", ())
+    monkeypatch.setattr(SweepCall, "differences", lambda _: [])
+    assert main.main(["coverage", "--try", "1", "--device", "cpu"]) == 0
+    assert "not noticed: wrong strides in Cell(" in capsys.readouterr().out
 
 
 # ---- kernels

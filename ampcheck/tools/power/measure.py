@@ -2,9 +2,7 @@
 
 import json
 import random
-import re
 import sys
-import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,8 +20,9 @@ from ampcheck.runner.record import RED
 from ampcheck.runner.run import environment
 from ampcheck.runner.worker import Worker
 from ampcheck.tools.power import kernels
+from ampcheck.tools.power.equivalent import why_equivalent
 from ampcheck.tools.power.kernels import KernelMutant
-from ampcheck.tools.power.process import mutant_of
+from ampcheck.tools.power.process import OWN, mutant_of
 from ampcheck.tools.power.source import UNAPPLIED, SourceMutant, Target, generate, path_of
 
 _COMPILED, _RANKS = ("jit/*",), ("autograd/ranks", "autograd/dataparallel")
@@ -48,8 +47,25 @@ TARGETS = (
 )
 """What of PyTorch is mutated."""
 
+
+def _comparing(module: str, *functions: str) -> Target:
+    return Target(f"ampcheck.{module}", functions, rules=("own/*",), operators=True)
+
+
+COMPARING = (
+    _comparing("observe.closeness", "*"),
+    _comparing("checks.comparisons", "*"),
+    _comparing("checks.amp", "Amp.assert_*", "Amp.check", "Amp.note"),
+    _comparing("checks.forward", "_same_*", "_wrong", "received", "received_by_parts", "shared_when_written"),
+    _comparing("checks.backward", "output_grads", "gradient_*", "backward_kernels", "squares"),
+    _comparing("checks.compiled", "compare_programs", "refusal", "same_*", "within"),
+    _comparing("checks.op_database", "compare_outcomes"),
+    _comparing("checks.relations", "difference"),
+    _comparing("checks.sweep", "compare_cells"),
+)
+"""What of ampcheck is mutated, for ampcheck's own tests to notice: the functions that compare."""
 UNCOMPILED = 5
-"""How many cases are recorded of a scenario that compiles nothing, and so takes a hundredth of the time."""
+"""How many times more cases are recorded of a scenario that compiles nothing, and so takes a hundredth of the time."""
 LIMIT = 120.0
 """Seconds that a case may take under a mutant; one that takes longer notices it."""
 NIGHTLY = "--nightly"
@@ -59,20 +75,6 @@ START = 900.0
 
 
 Mutant = SourceMutant | KernelMutant
-_FILE = Path(__file__).with_name("equivalent.toml")
-EQUIVALENT = [(e["where"], e["change"], e["why"]) for e in tomllib.loads(_FILE.read_text(encoding="utf-8"))["mutant"]]
-"""Mutants that no case can notice: they compute the same, or differ only on hardware that no test machine has.
-
-Where each is (`module:function: statement`), what it changes, both as searched, and why it is not counted. One that a
-user could notice on the CPU, or on a virtual device, is never among them.
-"""
-
-
-def why_equivalent(mutant: SourceMutant) -> str:
-    """Return why no case can notice a mutant; "" where one might."""
-    where = f"{mutant.module.rpartition('.')[2]}:{mutant.function}: {mutant.statement}"
-    found = (why for place, change, why in EQUIVALENT if re.search(place, where) and re.search(change, mutant.change))
-    return next(found, "")
 
 
 def group(mutant: Mutant) -> str:
@@ -128,6 +130,7 @@ class Power:
         devices: their names.
         folder: where the lines are kept, which are recorded once, and the outcomes, as they are measured.
         most: how many cases a mutant is tried on at most.
+        of_row: how many cases of a scenario that compiles, or of such a rule of ops, are recorded.
         rules: the rules whose cases are tried; empty for all.
         nightly: whether a mutant that no case of every run notices is tried on those of nightly runs, too.
     """
@@ -137,13 +140,14 @@ class Power:
         devices: Sequence[str],
         folder: Path,
         most: int,
+        of_row: int,
         rules: Sequence[str],
         *,
         nightly: bool = False,
     ) -> None:
-        self._devices, self._most, self._nightly = list(devices), most, nightly
+        self._devices, self._most, self._of_row, self._nightly = list(devices), most, of_row, nightly
         self._workers: dict[str, Worker] = {}
-        self._files = [str(path_of(target.module)) for target in TARGETS]
+        self._files = [str(path_of(target.module)) for target in (COMPARING if self._devices == [OWN] else TARGETS)]
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._kept = folder / f"power-lines-{'-'.join(devices).replace(':', '_')}-torch-{torch.__version__}.jsonl"
@@ -204,7 +208,7 @@ class Power:
         wanted = [
             case
             for cases in self._rows.values()
-            for case in _spread(cases, 1 if cases[0].startswith("jit/") else UNCOMPILED)
+            for case in _spread(cases, self._of_row * (1 if cases[0].startswith("jit/") else UNCOMPILED))
         ]
         with self._kept.open("a", encoding="utf-8") as out:
             for number, case in enumerate(wanted, 1):
@@ -250,7 +254,8 @@ class Power:
         """Yield further devices and their cases on which a mutant is tried."""
         for device, rules in _target(mutant.module).elsewhere if isinstance(mutant, SourceMutant) else ():
             rows = [cases for cases in self._collected(device)[0].values() if _matches(cases[0], rules)]
-            yield from ((device, cases[0]) for cases in rows)
+            for case in _in_turns(_spread(cases, self._of_row) for cases in rows):
+                yield device, case
 
     def _cases_nightly(self, mutant: Mutant, tried: Sequence[str]) -> Iterator[tuple[str, str]]:
         """Yield cases that nightly runs alone have: of the op, or of rules whose cases run the mutant's line."""
@@ -304,7 +309,7 @@ class Power:
 
 
 def _target(module: str) -> Target:
-    return next(target for target in TARGETS if target.module == module)
+    return next(target for target in (*TARGETS, *COMPARING) if target.module == module)
 
 
 def _in_turns(lists: Iterable[Sequence[str]]) -> list[str]:
@@ -324,6 +329,11 @@ def _spread(cases: Sequence[str], count: int) -> list[str]:
 def population(devices: Sequence[Device]) -> list[Mutant]:
     """Return every mutant; those of kernels on some devices."""
     return [*(mutant for target in TARGETS for mutant in generate(target)), *kernels.generate(devices)]
+
+
+def comparing() -> list[Mutant]:
+    """Return every mutant of what compares in ampcheck."""
+    return [mutant for target in COMPARING for mutant in generate(target)]
 
 
 def set_aside(mutants: Iterable[Mutant]) -> list[MutantOutcome]:

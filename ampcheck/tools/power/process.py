@@ -1,12 +1,13 @@
 """Run cases under mutants in a process of its own: collected once, they run in any order and again.
 
 `python -m ampcheck.tools.power.process DEVICE... [--nightly]` reads lines of JSON and answers each: `cases`, `touched`,
-`try`.
+`try`. With `own` in place of devices the cases are ampcheck's own tests of what compares.
 """
 
 import importlib
 import json
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -33,6 +34,10 @@ Lines = dict[str, set[int]]
 
 _OFF = ("benchmark", "cacheprovider", "faulthandler", "unraisableexception", "threadexception", "xdist")
 _QUIET = (*(word for name in _OFF for word in ("-p", f"no:{name}")), "--tb=no", "--capture=no", "-qq", "--collect-only")
+
+
+OWN = "own"
+"""Names ampcheck's own tests where a device is expected."""
 
 
 class Suites:
@@ -70,6 +75,31 @@ class Suites:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self._result = getattr(report, "ampcheck", None) or self._result
+
+
+_IMPORTS = re.compile(
+    r"^from ampcheck\.(checks|observe)(\.| import .*\b)"
+    r"(amp|backward|closeness|comparisons|compiled|forward|op_database|relations|scenario|sweep)\b",
+    re.MULTILINE,
+)
+
+
+class OwnTests(Suites):
+    """The tests that import what compares, as cases of the suite "own", whose rules are the files."""
+
+    def __init__(self) -> None:
+        root = suites_folder().parent
+        files = (file for name in ("checks", "observe") for file in sorted((root / "tests" / name).glob("test_*.py")))
+        chosen = [str(file) for file in files if _IMPORTS.search(file.read_text(encoding="utf-8"))]
+        items = self._collected([*chosen, "-c", str(root / "pyproject.toml"), f"--rootdir={root}", "--no-run-file"])
+        self._items = {f"{OWN}/{item.path.stem}/{item.name}": item for item in items}
+
+    def cases(self) -> dict[str, list[str]]:
+        return {key: [key.partition("[")[0], "", OWN] for key in self._items}
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed or self._result.get("status") != "fail":
+            self._result = {"status": "fail" if report.failed else "pass"}
 
 
 def _row(item: pytest.Item) -> str:
@@ -153,7 +183,7 @@ def main(devices: Sequence[str]) -> None:
     """Answer until there is nothing more to read."""
     channel = Channel()
     names = [name for name in devices if not name.startswith("--")]
-    suites = Suites(names, [name for name in devices if name not in names])
+    suites = OwnTests() if names == [OWN] else Suites(names, [name for name in devices if name not in names])
     functions: dict[str, list[FunctionType]] = {}
     for line in sys.stdin:
         asked = json.loads(line)

@@ -30,7 +30,7 @@ class Target:
 
     `rules`: globs of `suite/rule` whose cases are tried after those that were seen to run a line. Of what Dynamo runs
     while it compiles not every line is seen. `elsewhere`: further devices whose cases are tried last, a process each,
-    with the rules of these.
+    with the rules of these. `operators`: change operators and numbers alone.
     """
 
     module: str
@@ -38,6 +38,7 @@ class Target:
     about: str = ""
     rules: tuple[str, ...] = ()
     elsewhere: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    operators: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +58,17 @@ class SourceMutant:
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A change of a tree that `apply` makes. `statement`: the text of the statement it is in, without its body."""
+    """A change of a tree that `apply` makes. `statement`: the text of the statement it is in, without its body.
+
+    `operator`: whether an operator or a number is changed.
+    """
 
     function: str
     line: int
     change: str
     statement: str
     apply: Callable[[], None]
+    operator: bool = False
 
 
 def path_of(module: str) -> Path:
@@ -78,7 +83,7 @@ def generate(target: Target) -> Iterator[SourceMutant]:
     """Yield every mutant of a target that can be compiled."""
     for number, mutation in enumerate(mutations(_tree(target.module))):
         chosen = any(fnmatchcase(mutation.function, glob) for glob in target.functions)
-        if chosen and re.search(target.about, mutation.statement):
+        if chosen and re.search(target.about, mutation.statement) and (mutation.operator or not target.operators):
             found = (mutation.function, mutation.line, mutation.change, mutation.statement)
             yield SourceMutant(target.module, number, *found)
 
@@ -191,7 +196,10 @@ def _replaced(
             else:
                 getattr(parent, name)[place] = made
 
-        yield Mutation(function, old.lineno, f"`{_text(new)}` for `{_text(old)}`", text, apply)
+        number = isinstance(old, ast.Constant) and not isinstance(old.value, str)
+        operator = number or isinstance(old, ast.Compare | ast.BoolOp | ast.BinOp | ast.UnaryOp)
+        told = f"`{_text(new)}` for `{_text(old)}`"
+        yield Mutation(function, old.lineno, told, text, apply, operator or isinstance(new, ast.UnaryOp))
 
 
 _PAIRS = (
