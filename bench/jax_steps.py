@@ -4,7 +4,6 @@ Each pair starts from the same parameters and data, so that their losses can be 
 bench/jax_reference.py.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,27 +15,10 @@ from torch import nn
 import ampcheck.jax_device as device
 from ampcheck.bench.workloads.steps import ResidualBlock, multilayer
 from bench import jax_reference as reference
+from bench.bench_gpt import Block
 
 RATE = 1e-3
 Step = Callable[[], Any]
-
-
-class Block(nn.Module):
-    """A transformer block, norm first, without dropout."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        b, t, w = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)
-        scores = torch.softmax(q @ k.transpose(-1, -2) / math.sqrt(w // self.heads), -1)
-        x = x + self.out((scores @ v).transpose(1, 2).reshape(b, t, w))
-        return x + self.down(torch.relu(self.up(self.norm2(x))))
 
 
 class Tagger(nn.Module):

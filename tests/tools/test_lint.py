@@ -62,6 +62,7 @@ FROZEN = "import torch\ndef f(x, on):\n    with torch.autocast('cpu', torch.bflo
         (TRACED.format('torch.autocast("cpu")'), ["trace-under-autocast"]),
         (TRACED.format('torch.autocast("cpu", cache_enabled=False)'), []),
         (FROZEN + "torch.jit.trace(f, x)", ["frozen"]),
+        (FROZEN + "f = torch.jit.trace(f, x)", ["frozen"]),
         (scripted(f"{ON} as r", "with r: return x"), ["bound", "entered-twice"]),
         (scripted(f"{OFF}:  # ampcheck: ignore\n        pass\n    if x"), []),
         (scripted(f"{OFF}:  # ampcheck: ignore[disabled-in-script]\n        pass\n    if x"), []),

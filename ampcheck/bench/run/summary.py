@@ -7,8 +7,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -33,16 +31,6 @@ BAND = 0.02
 
 ABOVE = "above the {} ceiling"
 """The text in place of a share above 1; "measured" or "published" goes in."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """One variant over all processes: `samples` holds a list a process, an empty one where it has none."""
-
-    samples: list[list[float]]
-    cpu: list[float]
-    facts: list[Mapping[str, Any]]
-    failed: list[str]
 
 
 def summarize(
@@ -76,9 +64,8 @@ def _group(processes: list[Rounds], workload: Workload | None, peaks: Peaks | No
     else:
         group = group_of(workload, some.device, some.compiler)
     try:
-        variants = {name: _collect(processes, name) for name in _names(processes)}
-        group.variants = [_figures(name, variant, group, workload, peaks) for name, variant in variants.items()]
-        _compare(group, variants)
+        group.variants = [_figures(name, processes, group, workload, peaks) for name in _names(processes)]
+        _compare(group, {v.name: [one.samples.get(v.name, []) for one in processes] for v in group.variants})
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UsageError(f"the rounds of {some.key} hold something that is not a measurement: {error}") from error
     return group
@@ -106,25 +93,19 @@ def _names(processes: list[Rounds]) -> list[str]:
     return names if first is None else [first, *(name for name in names if name != first)]
 
 
-def _collect(processes: list[Rounds], name: str) -> _Measured:
-    return _Measured(
-        [one.samples.get(name, []) for one in processes],
-        [float(value) for one in processes for value in one.cpu.get(name, [])],
-        [one.facts[name] for one in processes if name in one.facts],
-        [one.failed[name] for one in processes if name in one.failed],
-    )
-
-
 def _figures(
-    name: str, measured: _Measured, group: Group, workload: Workload | None, peaks: Peaks | None
+    name: str, processes: list[Rounds], group: Group, workload: Workload | None, peaks: Peaks | None
 ) -> VariantResult:
     """Return a variant's own figures; its verdict is "invalid", "not measured", or "" until it is compared."""
-    samples = np.array([value for process in measured.samples for value in process], dtype=float)
-    variant = VariantResult(name, "", rounds=samples.size, processes=sum(1 for process in measured.samples if process))
-    _facts(variant, measured.facts)
-    invalid = next((str(facts["invalid"]) for facts in measured.facts if facts.get("invalid")), "")
+    found = [one.facts[name] for one in processes if name in one.facts]
+    failed = [one.failed[name] for one in processes if name in one.failed]
+    cpu = [float(value) for one in processes for value in one.cpu.get(name, [])]
+    samples = np.array([value for one in processes for value in one.samples.get(name, [])], dtype=float)
+    variant = VariantResult(name, "", rounds=samples.size, processes=sum(bool(p.samples.get(name)) for p in processes))
+    _facts(variant, found)
+    invalid = next((str(facts["invalid"]) for facts in found if facts.get("invalid")), "")
     if samples.size:
-        variant.cpu_seconds = float(np.median(measured.cpu)) if measured.cpu else None
+        variant.cpu_seconds = float(np.median(cpu)) if cpu else None
         bad = samples[~(np.isfinite(samples) & (samples > 0))]
         if bad.size:
             invalid = invalid or f"a sample of {bad[0]:g} s cannot be the time of a call"
@@ -135,11 +116,10 @@ def _figures(
     if invalid:
         variant.verdict, variant.reason = "invalid", invalid
     elif not samples.size:
-        reason = first_line(measured.failed[0]) if measured.failed else "no process has a sample of it"
+        reason = first_line(failed[0]) if failed else "no process has a sample of it"
         variant.verdict, variant.reason = "not measured", reason
-    elif measured.failed:
-        how = first_line(measured.failed[0])
-        variant.reason = f"failed in {len(measured.failed)} of {len(measured.samples)} processes: {how}"
+    elif failed:
+        variant.reason = f"failed in {len(failed)} of {len(processes)} processes: {first_line(failed[0])}"
     return variant
 
 
@@ -170,7 +150,7 @@ def share(variant: VariantResult, value: float, kind: str) -> None:
     variant.share, variant.ceiling = (value, "") if value <= 1 else (None, ABOVE.format(kind))
 
 
-def _compare(group: Group, variants: Mapping[str, _Measured]) -> None:
+def _compare(group: Group, samples: Mapping[str, statistics.Samples]) -> None:
     """Give each variant its speed beside the first one, and its verdict."""
     first, others = group.variants[0], group.variants[1:]
     why = ""
@@ -182,11 +162,11 @@ def _compare(group: Group, variants: Mapping[str, _Measured]) -> None:
     aa = next((variant for variant in others if variant.name == first.name + AA), None)
     noise = None
     if aa is not None:  # one that does not count is as if it had no samples
-        samples = [[] for _ in variants[aa.name].samples] if aa.verdict else variants[aa.name].samples
-        noise = statistics.compare_variants(variants[first.name].samples, samples, bound)
+        again = [[] for _ in samples[aa.name]] if aa.verdict else samples[aa.name]
+        noise = statistics.compare_variants(samples[first.name], again, bound)
 
     def beside(base: str, name: str) -> statistics.TimingComparison:
-        found = statistics.compare_variants(variants[base].samples, variants[name].samples, bound)
+        found = statistics.compare_variants(samples[base], samples[name], bound)
         return found if noise is None else statistics.beside_noise(found, noise, bound)
 
     for variant in others:
@@ -274,7 +254,7 @@ def judge_again(group: Group) -> None:
             variant.verdict, variant.reason = found.verdict, "; ".join(filter(None, (found.reason, *failed)))
 
 
-def _facts(variant: VariantResult, processes: list[Mapping[str, Any]]) -> None:
+def _facts(variant: VariantResult, processes: Sequence[Mapping[str, Any]]) -> None:
     """Pool what each process found out once: the worst error, the most memory, the median time to compile."""
     pools: Mapping[str, Callable[[list[float]], float]] = {
         "error": max,
@@ -300,31 +280,12 @@ SHOWN = 10
 """A summary shows this many of the fastest variants."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnownGap:
-    """Variants that a library computes in another precision than their name says, which does not fail a run.
-
-    `platform`: JAX's or PyTorch's, e.g. "cpu". `workloads`: globs. `reason`: a regular expression for the whole reason.
-    """
-
-    device: str
-    platform: str
-    workloads: Sequence[str]
-    variants: Sequence[str]
-    reason: str
-    why: str
-
-
-KNOWN_GAPS = (
-    KnownGap(
-        "jax",
-        "cpu",
-        ("sdpa*", "transformer-step*"),
-        ("fp16", "fp16-native"),
-        r"\d+ of \d+ products (compute in fp32: what is fp16 is widened for them|are not in fp16: bmm received fp32)",
-        "on a CPU the jax device takes PyTorch's math path for attention in float16, which computes in float32",
-    ),
+GAP = "on a CPU the jax device takes PyTorch's math path for attention in float16, which computes in float32"
+"""The one known gap: variants that a library computes in another precision than their name says, which fails no run."""
+_GAP = re.compile(
+    r"\d+ of \d+ products (compute in fp32: what is fp16 is widened for them|are not in fp16: bmm received fp32)"
 )
+"""The whole reason of such a variant."""
 
 
 def invalid_variants(groups: Iterable[Group], platforms: Mapping[str, str]) -> tuple[list[str], dict[str, list[str]]]:
@@ -340,9 +301,11 @@ def invalid_variants(groups: Iterable[Group], platforms: Mapping[str, str]) -> t
             if variant.verdict != "invalid":
                 continue
             name = f"{group.key} {variant.name}"
-            why = _gap(group, variant.name, variant.reason, platforms.get(group.device, group.device))
-            if why:
-                known.setdefault(why, []).append(name)
+            attention = group.workload.startswith(("sdpa", "transformer-step"))
+            on_cpu = (group.device, platforms.get(group.device)) == ("jax", "cpu")
+            low = variant.name.removesuffix(AA) in ("fp16", "fp16-native")
+            if attention and on_cpu and low and _GAP.fullmatch(variant.reason):
+                known.setdefault(GAP, []).append(name)
             else:
                 failing.append(f"{name}: {' '.join(variant.reason.split())}")
     return failing, known
@@ -363,18 +326,3 @@ def summary(groups: Sequence[Group], platforms: Mapping[str, str]) -> str:
     lines += [f"Invalid, so that this run fails: {one}" for one in failing]
     lines += [f"Known gap, which fails no run: {', '.join(names)}: {why}" for why, names in known.items()]
     return "\n".join(lines)
-
-
-def _gap(group: Group, variant: str, reason: str, platform: str) -> str:
-    """Say why a variant is invalid as it is known to be, "" where that is not known."""
-    return next(
-        (
-            gap.why
-            for gap in KNOWN_GAPS
-            if (gap.device, gap.platform) == (group.device, platform)
-            and any(fnmatchcase(group.workload, pattern) for pattern in gap.workloads)
-            and variant.removesuffix(AA) in gap.variants
-            and re.fullmatch(gap.reason, reason)
-        ),
-        "",
-    )

@@ -20,7 +20,7 @@ from ampcheck.errors import UsageError
 from ampcheck.observe.recorder import tensors
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.lint.names import Function, LintedRegion, Names, region
-from ampcheck.tools.lint.program import CompiledFunction, LintedProgram, decorators, every_compiler
+from ampcheck.tools.lint.program import LintedProgram, decorators, every_compiler
 from ampcheck.tools.lint.record import Place, Program, RecordedKernel, RecordedRun, as_python, record, same_values
 from ampcheck.tools.lint.rules import LINTED, RULES, Diagnostic
 from ampcheck.tools.lint.static import VISITS
@@ -118,13 +118,9 @@ def _compiler_of(compiled: object) -> str:
 def _by_compiler(eager: Program, compiler: str, inputs: Sequence[object], device: str) -> Iterator[Diagnostic]:
     try:
         with torch.autocast(device, enabled=False):
-            if compiler == "fx":
-                tracer = torch.fx.Tracer()
-                tracer.record_stack_traces = True
-                root: Any = eager if isinstance(eager, torch.nn.Module) else {}
-                compiled: object = torch.fx.GraphModule(root, tracer.trace(eager))
-            else:
-                compiled = COMPILERS[compiler].make(eager, inputs).call
+            compiled: object = (
+                torch.fx.symbolic_trace(eager) if compiler == "fx" else COMPILERS[compiler].make(eager, inputs).call
+            )
     except Exception as error:  # a compiler may raise anything
         yield _report(_lines(of_error(error), eager), compiler, "refused", "when it is compiled", "runs", _said(error))
         return
@@ -260,17 +256,11 @@ class Stand(NamedTuple):
 
 
 def places(program: object) -> dict[str, list[Stand]]:
-    """For each op of a compiled program's graph, in order, its place.
+    """For each op of a graph of TorchScript, in order, its place.
 
-    Lines of torch's own files are left out. Empty for a program whose graph has no places.
+    Lines of torch's own files are left out. Empty for another program, and for one whose graph has no places.
     """
     found: dict[str, list[Stand]] = defaultdict(list)
-    if isinstance(program, torch.fx.GraphModule):
-        for node in _fx_nodes(program):
-            name = getattr(node.target, "__name__", str(node.target)).rpartition("::")[2]
-            lines = tuple(reversed(_matches(_SCRIPTED, node.stack_trace or "")))
-            found[name.partition(".")[0]].append(Stand(lines))
-        return found
     for node in _nodes(getattr(program, "inlined_graph", None)):
         kind = node.kind()
         if kind.startswith("aten::"):
@@ -302,18 +292,6 @@ def _nodes(block: Any) -> Iterator[Any]:
         yield node
         for inner in node.blocks():
             yield from _nodes(inner)
-
-
-def _fx_nodes(program: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
-    """Yield the nodes of a graph; the parts of a region are at the place of the region."""
-    for node in program.graph.nodes:
-        parts = [getattr(program, arg.target, None) for arg in node.all_input_nodes if arg.op == "get_attr"]
-        modules = [part for part in parts if isinstance(part, torch.fx.GraphModule)]
-        if modules:
-            for part in modules:
-                yield from _fx_nodes(part)
-        elif node.op in ("call_function", "call_method"):
-            yield node
 
 
 def of_error(error: BaseException) -> Place | None:
@@ -414,7 +392,7 @@ def cause(lines: tuple[Place, ...], compiler: str, kind: str) -> tuple[str, int,
         if source is None or function is None:
             continue
         found = [(node, rule) for node, rule, _ in VISITS[compiler](source, function)]
-        found += [(node, rule) for node, rule, _ in every_compiler(source, CompiledFunction(function, compiler, True))]
+        found += [(node, rule) for node, rule, _ in every_compiler(source, function, compiler)]
         around = {id(node) for node in (*_around(function, line), *function.decorator_list)}
         # The line itself explains it best, then what is around it, then what the function does anywhere.
         near = [one for one in found if getattr(one[0], "lineno", 0) == line]

@@ -2,10 +2,9 @@
 
 import ast
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from ampcheck.tools.lint.names import Function, LintedRegion, Names, own, region
-from ampcheck.tools.lint.values import SAME, Values
+from ampcheck.tools.lint.values import Values
 
 _COMPILERS = {
     "torch.jit.script": "script",
@@ -19,16 +18,10 @@ _COMPILERS = {
     "torch.onnx.export": "export",
 }
 _LEFT_OUT = ("torch.jit.ignore", "torch.jit.unused")
-_DEPTH = 12
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledFunction:
-    """A function that a compiler reaches. `root`: whether the compiler was given the function itself."""
-
-    function: Function
-    compiler: str
-    root: bool
+CompiledFunction = tuple[Function, str]
+"""A function that a compiler reaches, and the compiler."""
 
 
 class LintedProgram:
@@ -50,21 +43,18 @@ class LintedProgram:
 
     def compiled(self) -> list[CompiledFunction]:
         """Every function that some compiler reaches, once per compiler."""
-        waiting = [CompiledFunction(function, compiler, True) for function, compiler in self._roots()]
-        seen: dict[tuple[Function, str], CompiledFunction] = {}
+        waiting = list(self._roots())
+        seen: dict[CompiledFunction, None] = {}
         while waiting:
-            found = waiting.pop(0)
-            left_out = found.compiler == "script" and self.is_left_out(found.function)
-            if left_out or (found.function, found.compiler) in seen:
+            function, compiler = waiting.pop(0)
+            if (compiler == "script" and self.is_left_out(function)) or (function, compiler) in seen:
                 continue
-            seen[found.function, found.compiler] = found
-            for call in self.calls_of(found.function):
-                waiting += [
-                    CompiledFunction(function, found.compiler, False) for function in self.callees(call, found.compiler)
-                ]
-        return list(seen.values())
+            seen[function, compiler] = None
+            for call in self.calls_of(function):
+                waiting += [(callee, compiler) for callee in self.callees(call, compiler)]
+        return list(seen)
 
-    def _roots(self) -> Iterator[tuple[Function, str]]:
+    def _roots(self) -> Iterator[CompiledFunction]:
         for node in ast.walk(self.names.tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 for decorator in node.decorator_list:
@@ -91,86 +81,43 @@ class LintedProgram:
             return []
         # An autograd function is one op to TorchScript; the others see what its forward does.
         if compiler in ("fx", "export") and isinstance(call.func, ast.Attribute) and call.func.attr == "apply":
-            kind = self.value(call.func.value)
-            if isinstance(kind, ast.ClassDef):
-                found = self.names.attribute(kind, "forward")
-                return [node for node in found if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+            kinds = [kind for kind in self.values.origins(call.func.value) if isinstance(kind, ast.ClassDef)]
+            if kinds:
+                return self.entries(kinds[-1], compiler)
         return self.functions(call.func, "")
 
     def compiled_callee(self, call: ast.Call) -> tuple[str, list[Function]] | None:
         """Return the compiler and functions behind a call of a program compiled before; None for other calls."""
-        value = self.value(call.func)
-        compiler = self.compiler(value)
-        if compiler and isinstance(value, ast.Call) and value.args:
-            return compiler, self.functions(value.args[0], compiler)
-        if isinstance(value, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            compilers = [_COMPILERS.get(self.names.dotted(decorator), "") for decorator in value.decorator_list]
-            if any(compilers):
-                return next(compiler for compiler in compilers if compiler), [value]
+        for value in self.values.origins(call.func):
+            compiler = self.compiler(value)
+            if compiler and isinstance(value, ast.Call) and value.args:
+                return compiler, self.functions(value.args[0], compiler)
+            for decorator in getattr(value, "decorator_list", ()):
+                compiler = _COMPILERS.get(self.names.dotted(decorator), "")
+                if compiler and isinstance(value, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    return compiler, [value]
         return None
 
-    def value(self, expression: ast.AST, depth: int = 0) -> ast.AST:
-        """Return the node that a name is bound to, followed through names."""
-        if depth > _DEPTH:
-            return expression
-        found: list[ast.AST] = []
-        if isinstance(expression, ast.Name):
-            bound = self.names.lookup(expression.id, expression)
-            found = bound[1] if bound else []
-        elif isinstance(expression, ast.Attribute) and isinstance(expression.value, ast.Name):
-            owner = self.names.itself(expression.value)
-            found = self.names.attribute(owner, expression.attr) if owner is not None else []
-        # Bound more than once, a name may be any of it; the last one is what later code sees.
-        return self.value(found[-1], depth + 1) if found and found[-1] is not expression else expression
+    def functions(self, expression: ast.AST, compiler: str, seen: frozenset[ast.AST] = frozenset()) -> list[Function]:
+        """Return the functions that run when an expression's value is called, or compiled by a compiler.
 
-    def functions(self, expression: ast.AST, compiler: str, depth: int = 0) -> list[Function]:
-        """Return the functions that run when an expression's value is called, or compiled by a compiler."""
-        if depth > _DEPTH:
-            return []
-        if isinstance(expression, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            return [expression]
-        if isinstance(expression, ast.Attribute):
-            method = self._method(expression)
-            if method:
-                return method
-        value = self.value(expression)
-        if isinstance(value, ast.arg):
-            return self.entries(self.instance(expression), compiler)
-        if value is not expression:
-            return [] if isinstance(value, ast.ClassDef) else self.functions(value, compiler, depth + 1)
-        if isinstance(expression, ast.Call):
-            return self._of_call(expression, compiler, depth)
-        if isinstance(expression, (ast.List, ast.Tuple)):
-            return [f for item in expression.elts for f in self.functions(item, compiler, depth + 1)]
-        if isinstance(expression, ast.Subscript):
-            return self.functions(expression.value, compiler, depth + 1)
-        return []
+        `seen`: values that are looked at already; `model = torch.jit.script(model)` is made of itself.
+        """
+        out: list[Function] = []
+        for value in (one for one in self.values.origins(expression) if one not in seen):
+            made: list[ast.AST] = [kind for kind, _ in self.values.instances(value)]
+            if (owner := self.names.itself(value)) is not None:
+                made = [owner]
+            parts: list[ast.expr] = value.elts if isinstance(value, (ast.List, ast.Tuple)) else []
+            if isinstance(value, ast.Call) and not made:
+                # A program compiled twice, scripted and then traced; or Sequential, ModuleList.
+                of_torch = self.names.dotted(value.func).startswith("torch.nn.")
+                parts = value.args[:1] if self.compiler(value) else value.args if of_torch else []
+            out += [function for one in (made or [value]) for function in self.entries(one, compiler)]
+            out += [function for part in parts for function in self.functions(part, compiler, seen | {value})]
+        return out
 
-    def _of_call(self, call: ast.Call, compiler: str, depth: int) -> list[Function]:
-        made = self.instance(call)
-        if made is not None:
-            return self.entries(made, compiler)
-        if self.compiler(call) and call.args:  # a program compiled twice: scripted, then traced
-            return self.functions(call.args[0], compiler, depth + 1)
-        if isinstance(call.func, ast.Attribute) and call.func.attr in SAME:
-            return self.functions(call.func.value, compiler, depth + 1)
-        if self.names.dotted(call.func).startswith("torch.nn."):  # Sequential, ModuleList
-            return [f for argument in call.args for f in self.functions(argument, compiler, depth + 1)]
-        return []
-
-    def _method(self, expression: ast.Attribute) -> list[Function]:
-        made = self.instance(expression.value)
-        found = self.names.attribute(made, expression.attr) if made is not None else []
-        return [node for node in found if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-
-    def instance(self, expression: ast.AST) -> ast.ClassDef | None:
-        """Return the class of the file that an expression's value is an instance of."""
-        if (owner := self.names.itself(expression)) is not None:
-            return owner
-        made = self.values.instances(expression)
-        return made[-1][0] if made else None
-
-    def entries(self, node: ast.AST | None, compiler: str) -> list[Function]:
+    def entries(self, node: ast.AST, compiler: str) -> list[Function]:
         """Return the functions that a compiler enters for a function, or for an instance of a class."""
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return [node]
@@ -220,10 +167,8 @@ def _makers(program: LintedProgram, expression: ast.expr) -> list[ast.expr]:
         return _makers(program, expression.body) + _makers(program, expression.orelse)
     if region(program.names, expression) is not None:
         return [expression]
-    value = program.value(expression)
-    if isinstance(value, ast.expr) and value is not expression:
-        return _makers(program, value)
-    return []
+    values = (value for value in program.values.origins(expression) if isinstance(value, ast.expr))
+    return [maker for value in values if value is not expression for maker in _makers(program, value)]
 
 
 def decorators(program: LintedProgram, function: Function) -> list[LintedRegion]:
@@ -258,9 +203,8 @@ def export(program: LintedProgram, function: Function) -> Iterator[Found]:
     yield from _custom(program, function)
 
 
-def every_compiler(program: LintedProgram, compiled: CompiledFunction) -> Iterator[Found]:
+def every_compiler(program: LintedProgram, function: Function, compiler: str) -> Iterator[Found]:
     """Find places in a function that every compiler runs otherwise than eager mode."""
-    function = compiled.function
     for node in own(function):
         if isinstance(node, (ast.With, ast.AsyncWith)):
             yield from _reentered(program, node)
@@ -268,7 +212,7 @@ def every_compiler(program: LintedProgram, compiled: CompiledFunction) -> Iterat
         called = program.names.dotted(call.func)
         if called in _CHANGE:
             yield call, "state-change", f"`{called}` is called"
-        elif called in QUERIES and compiled.compiler != "script":
+        elif called in QUERIES and compiler != "script":
             yield call, "query-frozen", f"`{called}` is called"
 
 

@@ -146,11 +146,9 @@ def find(target: str) -> Path:
 
 
 def _all(program: LintedProgram) -> Iterator[tuple[str, Found]]:
-    for compiled in program.compiled():
-        for seen in VISITS[compiled.compiler](program, compiled.function):
-            yield compiled.compiler, seen
-        for seen in every_compiler(program, compiled):
-            yield compiled.compiler, seen
+    for function, compiler in program.compiled():
+        for seen in (*VISITS[compiler](program, function), *every_compiler(program, function, compiler)):
+            yield compiler, seen
     for seen in traced_under(program):
         yield "traced", seen
 
