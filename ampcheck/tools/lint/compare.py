@@ -19,7 +19,7 @@ from ampcheck.compilers.kinds import COMPILERS, quiet
 from ampcheck.errors import UsageError
 from ampcheck.observe.recorder import tensors
 from ampcheck.spec.torch_dtypes import name_of
-from ampcheck.tools.lint.names import Function, LintedRegion, Names, region
+from ampcheck.tools.lint.names import Function, LintedRegion, Names, With, region
 from ampcheck.tools.lint.program import LintedProgram, decorators, every_compiler
 from ampcheck.tools.lint.record import Place, Program, RecordedKernel, RecordedRun, as_python, record, same_values
 from ampcheck.tools.lint.rules import LINTED, RULES, Diagnostic
@@ -319,7 +319,7 @@ def function_at(program: LintedProgram, line: int) -> Function | None:
     around = [
         node
         for node in ast.walk(program.names.tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        if isinstance(node, Function)
         and min(part.lineno for part in (node, *node.decorator_list)) <= line <= _last(node)
     ]
     return max(around, key=lambda node: node.lineno, default=None)
@@ -334,7 +334,7 @@ def _around(function: Function, line: int) -> list[ast.expr]:
     found = [
         item.context_expr
         for node in ast.walk(function)
-        if isinstance(node, (ast.With, ast.AsyncWith)) and node.body[0].lineno <= line <= _last(node)
+        if isinstance(node, With) and node.body[0].lineno <= line <= _last(node)
         for item in node.items
     ]
     return sorted(found, key=lambda expression: -expression.lineno)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
-from ampcheck.tools.lint.names import Function, LintedRegion, Names, Option, region
+from ampcheck.tools.lint.names import Function, LintedRegion, Names, Option, With, region
 from ampcheck.tools.lint.values import SAME, Values, last_name
 
 Thing: TypeAlias = tuple[ast.AST, str]
@@ -209,14 +209,14 @@ class Walk:
                     yield from self._entered(inner)
 
     def _statement(self, statement: ast.stmt, frame: _Frame, paths: list[Path]) -> list[Path]:
-        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) or self._is_dull(statement):
+        if isinstance(statement, Function | ast.ClassDef) or self._is_dull(statement):
             return paths
         if isinstance(statement, ast.If):
             return self._branch(statement, frame, paths)
         if isinstance(statement, ast.Expr) and isinstance(choice := statement.value, ast.IfExp):
             sides: list[list[ast.stmt]] = [[ast.Expr(side)] for side in (choice.body, choice.orelse)]
             return self._branch(ast.If(choice.test, *sides), frame, paths)
-        if isinstance(statement, (ast.With, ast.AsyncWith)):
+        if isinstance(statement, With):
             return self._with(statement, frame, paths)
         if isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):
             head = statement.test if isinstance(statement, ast.While) else statement.iter
@@ -251,7 +251,7 @@ class Walk:
             out += [path] if same and found else found
         return out
 
-    def _with(self, statement: ast.With | ast.AsyncWith, frame: _Frame, paths: list[Path]) -> list[Path]:
+    def _with(self, statement: With, frame: _Frame, paths: list[Path]) -> list[Path]:
         for item in statement.items:
             made = self.values.region(item.context_expr)
             if made is not None:
@@ -320,7 +320,7 @@ class Walk:
             self._dull[node] = True  # while it is looked at: a function that calls itself adds nothing
             parts = list(ast.walk(node))
             ends = (ast.Return, ast.Break, ast.Continue, ast.Raise)
-            function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            function = isinstance(node, Function)
             self._dull[node] = not any(
                 (isinstance(part, ends) and not function)
                 or (isinstance(part, ast.Call) and (region(self.names, part) is not None or self._matters(part)))

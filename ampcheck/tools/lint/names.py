@@ -8,9 +8,8 @@ from typing import TypeAlias
 from ampcheck.spec.state import DEFAULTS
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
-Scope: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
-
-_SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+With: TypeAlias = ast.With | ast.AsyncWith
+Scope: TypeAlias = ast.Module | Function | ast.ClassDef | ast.Lambda
 
 
 class Names:
@@ -29,7 +28,7 @@ class Names:
     def _bind(self, node: ast.AST) -> None:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             self._import(node)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        elif isinstance(node, Function | ast.ClassDef):
             self._add(self.scope(node), node.name, node)
         elif isinstance(node, ast.Assign):
             for target in node.targets:
@@ -83,7 +82,7 @@ class Names:
     def scope(self, node: ast.AST) -> Scope:
         """Return the scope of a node."""
         inner, found = node, self._parents.get(node)
-        while not isinstance(found, _SCOPES) or inner in getattr(found, "decorator_list", ()):
+        while not isinstance(found, Scope) or inner in getattr(found, "decorator_list", ()):
             if found is None:
                 return self.tree
             inner, found = found, self._parents.get(found)
@@ -113,7 +112,7 @@ class Names:
     def method(self, function: ast.AST) -> str:
         """Return the name of the instance, or the class, that a method is given first; "" for other functions."""
         inside = isinstance(self._parents.get(function), ast.ClassDef)
-        if not inside or not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if not inside or not isinstance(function, Function):
             return ""
         first = [*function.args.posonlyargs, *function.args.args][:1]
         static = any(ast.unparse(one) == "staticmethod" for one in function.decorator_list)
@@ -129,7 +128,7 @@ class Names:
     def lookup(self, name: str, at: ast.AST) -> tuple[Scope, list[ast.AST]] | None:
         """Return the scope that binds a name seen from a node, and what it binds it to; None where none does."""
         first = True
-        scope = at if isinstance(at, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) else self.scope(at)
+        scope = at if isinstance(at, Function | ast.Lambda) else self.scope(at)
         while True:
             if first or not isinstance(scope, ast.ClassDef):
                 bound = self._bound.get(scope, {}).get(name)
@@ -196,7 +195,7 @@ def own(function: Function) -> Iterator[ast.AST]:
     while waiting:
         node = waiting.pop()
         yield node
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+        if not isinstance(node, Function | ast.ClassDef | ast.Lambda):
             waiting += ast.iter_child_nodes(node)
 
 

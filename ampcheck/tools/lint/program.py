@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Callable, Iterator
 
-from ampcheck.tools.lint.names import Function, LintedRegion, Names, own, region
+from ampcheck.tools.lint.names import Function, LintedRegion, Names, With, own, region
 from ampcheck.tools.lint.values import Values
 
 _COMPILERS = {
@@ -56,7 +56,7 @@ class LintedProgram:
 
     def _roots(self) -> Iterator[CompiledFunction]:
         for node in ast.walk(self.names.tree):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            if isinstance(node, Function | ast.ClassDef):
                 for decorator in node.decorator_list:
                     compiler = _COMPILERS.get(self.names.dotted(decorator), "") or self.compiler(decorator)
                     if compiler:
@@ -94,7 +94,7 @@ class LintedProgram:
                 return compiler, self.functions(value.args[0], compiler)
             for decorator in getattr(value, "decorator_list", ()):
                 compiler = _COMPILERS.get(self.names.dotted(decorator), "")
-                if compiler and isinstance(value, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                if compiler and isinstance(value, Function):
                     return compiler, [value]
         return None
 
@@ -119,7 +119,7 @@ class LintedProgram:
 
     def entries(self, node: ast.AST, compiler: str) -> list[Function]:
         """Return the functions that a compiler enters for a function, or for an instance of a class."""
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(node, Function):
             return [node]
         if not isinstance(node, ast.ClassDef):
             return []
@@ -131,7 +131,7 @@ class LintedProgram:
                 if isinstance(method, ast.FunctionDef)
                 and any(self.names.dotted(decorator) == "torch.jit.export" for decorator in method.decorator_list)
             ]
-        return [method for method in found if isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        return [method for method in found if isinstance(method, Function)]
 
 
 Found = tuple[ast.AST, str, str]
@@ -152,7 +152,7 @@ _CUSTOM_FWD = ("torch.amp.custom_fwd", "torch.cuda.amp.custom_fwd", "torch.amp.a
 def entered(program: LintedProgram, function: Function) -> Iterator[tuple[ast.withitem, LintedRegion | None]]:
     """Yield the with items of a function that enter a region, and the region; None for one that was made elsewhere."""
     for node in own(function):
-        if isinstance(node, (ast.With, ast.AsyncWith)):
+        if isinstance(node, With):
             for item in node.items:
                 made = region(program.names, item.context_expr)
                 if made is not None:
@@ -206,7 +206,7 @@ def export(program: LintedProgram, function: Function) -> Iterator[Found]:
 def every_compiler(program: LintedProgram, function: Function, compiler: str) -> Iterator[Found]:
     """Find places in a function that every compiler runs otherwise than eager mode."""
     for node in own(function):
-        if isinstance(node, (ast.With, ast.AsyncWith)):
+        if isinstance(node, With):
             yield from _reentered(program, node)
     for call in program.calls_of(function):
         called = program.names.dotted(call.func)
@@ -222,7 +222,7 @@ def regions_of(program: LintedProgram, function: Function) -> Iterator[tuple[ast
     yield from ((made.call, made) for _, made in entered(program, function) if made is not None)
 
 
-def _reentered(program: LintedProgram, statement: ast.With | ast.AsyncWith) -> Iterator[Found]:
+def _reentered(program: LintedProgram, statement: With) -> Iterator[Found]:
     outer = {_name(item) for parent in _withs(program, statement) for item in parent.items} - {""}
     for item in statement.items:
         entered = item.context_expr
@@ -230,11 +230,11 @@ def _reentered(program: LintedProgram, statement: ast.With | ast.AsyncWith) -> I
             yield entered, "entered-twice", f"`{entered.id}` is entered inside itself"
 
 
-def _withs(program: LintedProgram, node: ast.AST) -> Iterator[ast.With | ast.AsyncWith]:
+def _withs(program: LintedProgram, node: ast.AST) -> Iterator[With]:
     for parent in program.names.parents(node):
-        if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        if isinstance(parent, Function | ast.Lambda):
             return
-        if isinstance(parent, (ast.With, ast.AsyncWith)):
+        if isinstance(parent, With):
             yield parent
 
 

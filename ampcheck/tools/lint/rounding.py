@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from ampcheck.tools.lint.events import LOW, Walk
-from ampcheck.tools.lint.names import Names
+from ampcheck.tools.lint.names import Function, Names, With
 from ampcheck.tools.lint.values import last_name
 
 _PRODUCTS = re.compile(
@@ -40,9 +40,9 @@ def is_product(names: Names, node: ast.AST) -> bool:
 def in_region(walk: Walk, node: ast.AST) -> bool | None:
     """Return whether a node is in an enabled region of its function; None where the function has none around it."""
     for parent in walk.names.parents(node):
-        function = isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef))
-        around = parent.decorator_list if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)) else []
-        if isinstance(parent, (ast.With, ast.AsyncWith)):
+        function = isinstance(parent, Function)
+        around = parent.decorator_list if isinstance(parent, Function) else []
+        if isinstance(parent, With):
             around = [item.context_expr for item in reversed(parent.items)]
         for one in around:
             made = walk.values.region(one)

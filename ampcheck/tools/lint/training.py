@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from ampcheck.tools.lint.events import GRAD_SCALERS, LOW, MODEL, LoopEvent, Path, Walk
-from ampcheck.tools.lint.names import Function, LintedRegion, Names, own, region
+from ampcheck.tools.lint.names import Function, LintedRegion, Names, With, own, region
 from ampcheck.tools.lint.rounding import is_product, rounded
 
 Mistake: TypeAlias = tuple[ast.AST, str]
@@ -37,7 +37,7 @@ def mistakes(names: Names, unfollowed: list[str]) -> Iterator[Mistake]:
     for node in ast.walk(names.tree):
         yield from _alone(walk, node)
     for node in ast.walk(names.tree):
-        if isinstance(node, (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(node, ast.Module | Function):
             yield from _ordered(walk, node)
             if walk.too_many:
                 unfollowed.append(getattr(node, "name", "the file's own statements"))
@@ -48,12 +48,12 @@ def _inherited(names: Names) -> Iterator[Mistake]:
     """Yield the mistakes of methods that a class inherits from one of the file, and whose callees it overrides."""
     for kind in [node for node in ast.walk(names.tree) if isinstance(node, ast.ClassDef)]:
         for base in [one for expression in kind.bases for one in names.definitions(expression)]:
-            own = {node.name for node in kind.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+            own = {node.name for node in kind.body if isinstance(node, Function)}
             if isinstance(base, ast.ClassDef) and base is not kind and own - {"__init__"}:
                 names.acting = {base: kind}
                 walk = Walk(names)
                 for method in base.body:
-                    if isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)) and method.name not in own:
+                    if isinstance(method, Function) and method.name not in own:
                         yield from _ordered(walk, method)
                 names.acting = {}
 
@@ -220,8 +220,8 @@ def _of(walk: Walk, made: LoopEvent, backward: LoopEvent) -> bool:
             continue
         seen.add(node)
         around = list(walk.names.parents(node))
-        if block in around and depth and not isinstance(block, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            inside = [one for one in around[: around.index(block)] if isinstance(one, (ast.With, ast.AsyncWith))]
+        if block in around and depth and not isinstance(block, Function):
+            inside = [one for one in around[: around.index(block)] if isinstance(one, With)]
             if not any(walk.no_grad(item.context_expr) for one in inside for item in one.items):
                 return True
             continue
@@ -249,7 +249,7 @@ def _alone(walk: Walk, node: ast.AST) -> Iterator[Mistake]:
         inner = walk.values.region(node.func)
         if inner is not None and len(node.args) == 1 and _generator(names, node.args[0]):
             yield node, "decorated-generator"
-    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+    elif isinstance(node, Function):
         for decorator in node.decorator_list:
             if walk.values.region(decorator) is not None and _yields(names, node):
                 yield decorator, "decorated-generator"

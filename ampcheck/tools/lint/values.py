@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ampcheck.tools.lint.names import Function, LintedRegion, Names, own, region
+from ampcheck.tools.lint.names import Function, LintedRegion, Names, With, own, region
 
 # Methods that return their object.
 SAME = ("eval", "train", "to", "cuda", "cpu", "float", "double", "half", "bfloat16", "requires_grad_", "compile")
@@ -145,11 +145,11 @@ class Values:
         if not bound and not isinstance(call.func, (ast.Name, ast.Attribute, ast.Subscript)):
             return None
         origins = self.origins(call.func)
-        found = [one for one in origins if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        found = [one for one in origins if isinstance(one, Function)]
         if not found:
             for kind, _ in self.instances(call.func):
                 methods = self.names.attribute(kind, "forward") or self.names.attribute(kind, "__call__")
-                found += [one for one in methods if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+                found += [one for one in methods if isinstance(one, Function)]
         return found[0] if len(set(found)) == 1 and len(found) == max(len(origins), 1) else None
 
     def instances(self, node: ast.AST) -> list[tuple[ast.ClassDef, ast.Call | None]]:
@@ -182,7 +182,7 @@ class Values:
     def given(self, parameter: ast.arg) -> list[ast.expr]:
         """Return the default of a parameter, and what the calls in the file give for it."""
         function = self.names.scope(parameter)
-        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if not isinstance(function, Function):
             return []
         taken = function.args
         defaults = zip(reversed([*taken.posonlyargs, *taken.args]), reversed(taken.defaults), strict=False)
@@ -276,7 +276,7 @@ class Values:
                         if made is not None:
                             return replace(made, call=origin)
                 function = self.definition(origin)
-            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if isinstance(function, Function):
                 made = self._opened_by(function)
                 if made is not None:
                     return made
@@ -290,7 +290,7 @@ class Values:
             inside = isinstance(node, ast.Yield) and manager
             inside |= isinstance(node, ast.Call) and not manager and last_name(node.func) in taken
             for parent in self.names.parents(node) if inside else ():
-                for item in parent.items if isinstance(parent, (ast.With, ast.AsyncWith)) else ():
+                for item in parent.items if isinstance(parent, With) else ():
                     made = self.region(item.context_expr)
                     if made is not None and parent is not function:
                         return made
