@@ -47,6 +47,22 @@ def test_every_spelling_of_a_region(setup: str, region: str) -> None:
 LEFT_TO_PYTHON = f"\n@torch.jit.ignore\ndef g(x):\n    with {OFF}:\n        return x\n"
 HIDES_TORCH = "from torch.cuda.amp import autocast\ndef autocast(enabled):\n    return open('x')\n"
 TRACED = "import torch\nwith {}:\n    torch.jit.trace(torch.nn.Linear(2, 2), x)\n"
+LISTED = f"""import torch
+class Net(torch.nn.Module):
+    def forward(self, x):
+        with {OFF}:
+            return x @ x
+torch.jit.script(torch.nn.ModuleList([Net(), torch.nn.ReLU()]))
+"""
+CALLED = f"""import torch
+@torch.jit.script
+def g(x):
+    return x
+def f(x):
+    with {ON}:
+        return g(x)
+torch.jit.trace(f, x)
+"""
 FROZEN = "import torch\ndef f(x, on):\n    with torch.autocast('cpu', torch.bfloat16, on):\n        return x\n"
 
 
@@ -63,6 +79,9 @@ FROZEN = "import torch\ndef f(x, on):\n    with torch.autocast('cpu', torch.bflo
         (TRACED.format('torch.autocast("cpu", cache_enabled=False)'), []),
         (FROZEN + "torch.jit.trace(f, x)", ["frozen"]),
         (FROZEN + "f = torch.jit.trace(f, x)", ["frozen"]),
+        (FROZEN + "torch.jit.trace(torch.jit.script(f), x)", ["enabled-not-constant", "frozen"]),
+        (LISTED, ["disabled-in-script"]),
+        (CALLED, ["scripted-callee"]),
         (scripted(f"{ON} as r", "with r: return x"), ["bound", "entered-twice"]),
         (scripted(f"{OFF}:  # ampcheck: ignore\n        pass\n    if x"), []),
         (scripted(f"{OFF}:  # ampcheck: ignore[disabled-in-script]\n        pass\n    if x"), []),
