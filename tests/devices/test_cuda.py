@@ -40,16 +40,6 @@ def test_a_chip_that_only_emulates_bf16_is_tested_in_fp16(gpu: Cuda) -> None:
     assert {case.amp for case in op_cases(gpu, "downcast")} == {"fp16"}
 
 
-def test_cudnns_layer_has_cases(gpu: Cuda) -> None:
-    assert [case.op for case in op_cases(gpu, "downcast") if case.op == "_cudnn_rnn"]
-
-
-def test_a_torch_without_a_table_shows_its_drift(gpu: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "covered", lambda version: False)
-    monkeypatch.setattr(base, "unlisted", lambda key: ["mm"])
-    assert {case.op for case in op_cases(gpu, "drift")} == {"mm"}
-
-
 def test_a_kernel_that_lacks_a_dtype_is_unsupported() -> None:
     case = next(case for case in op_cases(Cpu(), "downcast") if case.op == "mm" and case.inputs == "fp32")
     with pytest.raises(Unsupported, match="not implemented for 'Half'"):

@@ -19,10 +19,9 @@ from ampcheck.devices.registry import known
 from ampcheck.devices.virtual import Virtual
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import read
-from ampcheck.spec.policies import closest, rows, table, versions
-from tests.cli_support import ROOT, run, run_pytest
+from ampcheck.spec.policies import closest, table
+from tests.cli_support import ROOT, refused, run, run_pytest
 
-BACKENDS = ROOT / "tests" / "backends"
 aten = torch.ops.aten
 
 # ---- a device on the CPU, and what is planted in it
@@ -102,11 +101,8 @@ def promises(overload: str) -> Planted:
     return made(policies=lambda self: {**Planted.policies(self), overload: "upcast"})
 
 
-HERE = {row.overload for row in rows(closest(torch.__version__))}
-GONE = sorted({row.overload for version in versions() for row in rows(version)} - HERE)[0]
-"""An overload of another torch's table, as a table for all versions would promise it."""
 UNSCALE, UPDATE = "_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_"
-FP32, FP64, BF16 = torch.float32, torch.float64, torch.bfloat16
+FP32, BF16 = torch.float32, torch.bfloat16
 
 FAULTS: dict[str, tuple[Planted, str, str, str]] = {
     # a device, the step that names its fault ("!": a run ends there), what happened, and what to do
@@ -118,40 +114,25 @@ FAULTS: dict[str, tuple[Planted, str, str, str]] = {
         "call torch.utils.rename_privateuse1_backend('nosuchdevice')",
     ),
     "unpromising": (made(policies=lambda self: {}), "policies", "policies() promises none for AutocastCPU", "return a"),
-    "older": (promises(GONE), "policies", f"1 promised overloads are not in torch {torch.__version__}", ""),
     "further": (promises("special_bessel_j0"), "policies", "1 promised overloads have no samples", ""),
-    "no_fp32": (without("_to_copy"), "copy of fp32!", "NotImplementedError: no _to_copy of torch.float32", ""),
     "no_bf16": (
         without("_to_copy", BF16),
         "copy of bf16!",
         "raised NotImplementedError: no _to_copy of torch.bfloat16 (tests/devices/test_preflight.py:",
         "or leave 'bf16' out of amp_dtypes",
     ),
-    "no_fp64": (without("_to_copy", FP64), "copy of fp64", "no _to_copy of torch.float64", ""),
     "bf16_changed": (copies(BF16, lambda t: t * 1.5), "copy of bf16!", "a tensor came back as", ""),
-    "bf16_widened": (copies(BF16, lambda t: t.float()), "copy of bf16!", "a tensor is torch.float", ""),
-    "fp64_in_fp32": (copies(FP64, lambda t: t.float().double()), "copy of fp64", "came back as", ""),
-    "int64_in_fp32": (copies(torch.int64, lambda t: t.float().long()), "copy of int64", "came back as", ""),
     "bool_inverted": (copies(torch.bool, lambda t: ~t), "copy of bool", "a tensor came back as", ""),
-    "flattened": (copies(FP32, torch.ravel), "copy of fp32!", "a tensor is torch.float32 of shape", ""),
     "strides_ignored_in": (copies(FP32, ignores_strides), "copy of fp32!", "a transposed tensor came back as", ""),
     "strides_ignored_out": (made(host=lambda _, tensor: ignores_strides(tensor)), "copy of fp32!", "a transposed", ""),
     "offset_ignored": (named("_to_copy", ignores_offset), "copy of fp32!", "a slice of two columns came back as", ""),
     "elsewhere": (copies(FP32, lambda t: t.to("meta")), "copy of fp32!", "a tensor is on meta", ""),
-    "wide_out": (made(host=lambda _, tensor: tensor.double()), "copy of fp32!", "came back as torch.float64", ""),
     "contiguous": (copies(FP32, torch.Tensor.contiguous), "strides", "of strides (1, 3) has strides (2, 1) on", ""),
     "no_add": (without("add"), "add!", "raised NotImplementedError: no add", "make aten::add.Tensor work"),
-    "wrong_add": (named("add", lambda _, right: right() + 1), "add!", "the sum came back as", "make aten::add.Tensor"),
-    "no_mul": (without("mul"), "backward", "raised NotImplementedError: no mul", ""),
-    "wrong_mul": (named("mul", lambda _, right: right() + 1), "backward", "the gradient came back as", ""),
     "no_gradient": (made(backward=lambda *args: None), "backward", "the leaf has no gradient", ""),
     "lost_device": (made(synchronize=raises(OSError("lost"))), "synchronize!", "OSError: lost", "every case calls it"),
-    "seed_raises": (made(seed=raises(KeyError("none"))), "seed!", "raised KeyError: 'none'", "every case calls it"),
     "seed_ignored": (made(seed=lambda self: None), "generator", "other numbers after the same seed", "manual_seed_all"),
-    "constant": (named("rand", lambda _, right: right().fill_(0.5)), "generator", "the same numbers twice", ""),
     "no_unscale": (without(UNSCALE), "scaler", "raised NotImplementedError", "register kernels for aten::_amp"),
-    "no_update": (without(UPDATE), "scaler", "no _amp_update_scale_", "register kernels"),
-    "idle_unscale": (named(UNSCALE, lambda args, _: None), "scaler", "the unscaled gradient came back as", ""),
     "blind_unscale": (
         named(UNSCALE, lambda args, right: (right(), args[1].zero_())[0]),
         "scaler",
@@ -234,13 +215,6 @@ def test_a_virtual_device_that_ignores_the_index_it_is_given() -> None:
     assert found[0].happened == "a tensor copied to cuda:0 is on cuda:1"
 
 
-def test_all_devices_start_before_the_first_backward_pass() -> None:
-    steps: list[str] = []
-    for _ in examine((Planted(), Planted()), lambda device, step: steps.append(step)):
-        pass
-    assert steps[:2] == ["start", "start"]
-
-
 # ---- through the command line
 
 MODULE = """
@@ -306,7 +280,6 @@ def plant(folder: Path, fault: str) -> None:
         ("raise", "copy of bf16", "raised NotImplementedError: bfloat16 is not there yet (broken.py:18 in"),
         ("crash", "copy of bf16", "the process ended with signal SIGSEGV"),
         pytest.param("hang", "copy of bf16", "nothing happened for ", marks=pytest.mark.nightly),
-        ("crash_at_import", "load", "the process ended with signal SIGSEGV"),
         ("quit_at_import", "load", "the process ended with exit code 3: ImportError: no licence; RuntimeError: it did"),
         ("unseeded", "generator", "torch.rand gave other numbers after the same seed"),
     ],
@@ -365,10 +338,6 @@ def test_onboard_writes_the_module_of_a_backend(tmp_path: Path) -> None:
     assert done.stdout.endswith("is ready: ampcheck run --smoke --device mydevice --device-module mydevice_ampcheck\n")
     written = (tmp_path / "mydevice_ampcheck.py").read_text(encoding="utf-8")
     assert 'LACKS = (\n    "linear",\n)' in written
-    done = run(
-        tmp_path, "run", "--device=mydevice", "--device-module=mydevice_ampcheck", "--op=linear", "--rule=downcast"
-    )
-    assert done.returncode == 2, done.stdout + done.stderr  # it promises nothing of this op
     done = run(tmp_path, "onboard", "--package", "torch_mydevice")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "mydevice_ampcheck.py is there already" in done.stderr
@@ -383,14 +352,11 @@ CUDA, CPU = (table(key, closest(torch.__version__)) for key in ("AutocastCUDA", 
     [
         ((), CUDA, "", "no autocast kernel is registered: the module calls register_autocast"),
         (("mm", "exp", "cumsum"), CUDA, "PROMISED", "116 of the 119 ops of AutocastCUDA's list have no"),
-        (("mm", "relu"), CUDA, "PROMISED", "1 ops have an autocast kernel and are not on AutocastCUDA's list: relu"),
-        (("relu",), CUDA, "PROMISED", "119 of the 119 ops of AutocastCUDA's list have no autocast kernel"),
         (sorted(CUDA)[:59], CUDA, "PROMISED", "60 of the 119 ops of AutocastCUDA's list have no autocast kernel"),
         (sorted(CUDA)[:60], CUDA, "LACKS", "59 of the 119 ops of AutocastCUDA's list have no autocast kernel"),
         (CUDA, CUDA, "", ""),
-        (CPU, CPU, "", ""),
     ],
-    ids=["none", "few", "one off the list", "only off the list", "under half", "over half", "all", "those of the CPU"],
+    ids=["none", "few", "under half", "over half", "all"],
 )
 def test_a_written_module_promises_the_kernels_of_its_backend(
     kernels: Collection[str], nearest: Mapping[str, str], constant: str, note: str, monkeypatch: pytest.MonkeyPatch
@@ -431,27 +397,21 @@ def test_a_written_module_of_a_backend_that_refuses(monkeypatch: pytest.MonkeyPa
     assert told in found.notes
 
 
-@pytest.mark.parametrize("error", [KeyError("torch.complex64"), TypeError("no ComplexFloat"), ValueError("a float64?")])
-def test_a_dtype_of_which_no_tensor_can_be_made_is_not_claimed(error: Exception) -> None:
-    absent = made(type="vulkan")  # a type of PyTorch's that no backend has
-    assert absent.refuses(error)
-    assert not absent.refuses(ValueError("float32, and a complexity of 64"))
-    assert not Cpu().refuses(error)
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--package", "numpy"], "importing numpy names no PrivateUse1 backend"),
         (["--package", "absent"], "ModuleNotFoundError: No module named 'absent'"),
         ([], "onboard needs a DEVICE"),
-        (["nosuchdevice"], "ampcheck: there is no device named 'nosuchdevice'; there are cpu, "),
+        (["nosuchdevice"], "there is no device named 'nosuchdevice'; there are cpu, "),
     ],
 )
-def test_onboard_without_a_backend(arguments: list[str], said: str, tmp_path: Path) -> None:
-    done = run(tmp_path, "onboard", *arguments)
-    assert (done.returncode, done.stderr.count("\n"), list(tmp_path.iterdir())) == (2, 1, [])
-    assert said in done.stderr
+def test_onboard_without_a_backend(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said in refused(capsys, "onboard", *arguments)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_onboard_of_a_right_device(tmp_path: Path) -> None:
@@ -460,14 +420,6 @@ def test_onboard_of_a_right_device(tmp_path: Path) -> None:
     assert "device type 'cpu', autocast dispatch key AutocastCPU" in done.stdout
     assert [line for line in done.stdout.splitlines() if line.startswith(("failed", "missing"))] == []
     assert done.stdout.splitlines()[-1] == "cpu is ready: ampcheck run --smoke --device cpu"
-
-
-def test_pytest_ends_before_its_first_case(tmp_path: Path) -> None:
-    plant(tmp_path, "raise")
-    done = run_pytest(tmp_path, str(ROOT / "suites" / "eager"), *ONE_CASE[:2], "--rule=downcast", "--op=mm")
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "preflight of device 'broken': copy of bf16: raised NotImplementedError" in done.stdout + done.stderr
-    assert not (tmp_path / "reports").exists()
 
 
 # ---- smoke runs
@@ -535,7 +487,6 @@ def test_a_smoke_run_says_how_much_it_ran(tmp_path: Path) -> None:
     assert f"{everything - some} deselected" in plain.stdout
 
 
-def test_smoke_and_nightly_exclude_each_other(tmp_path: Path) -> None:
-    done = run(tmp_path, "run", "--smoke", "--nightly", "--device=cpu")
-    assert done.returncode == 2
-    assert done.stderr.startswith("ampcheck: --smoke and --nightly exclude each other")
+def test_smoke_and_nightly_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "run", "--smoke", "--nightly", "--device=cpu")
+    assert said.startswith("--smoke and --nightly exclude each other")

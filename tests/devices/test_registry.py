@@ -3,7 +3,6 @@
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,15 +35,12 @@ WRONG_KEY = "has the key {!r}; the autocast dispatch key of device type {!r} is 
     [
         ("import no_such", "cannot be loaded as a device: ModuleNotFoundError: No module named 'no_such'"),
         ("raise SystemExit(0)", "cannot be loaded as a device: SystemExit"),
-        ("x = 1", "cannot be loaded as a device: AttributeError"),
         ("DEVICES = (1,)", "gives 1, which is not an ampcheck.devices.Device"),
         (UNFINISHED, "TypeError: Can't instantiate abstract class D"),
-        (device(token=None), "D does not set token"),
         (device(token="cpu"), "the id token 'cpu' of 'd' cannot be told from 'cpu' of 'cpu'"),
         (device(name="cpu"), "declares device 'cpu', which exists already"),
         (device(token="my-d"), "has the id token 'my-d'; it is made of letters, digits, _ and ."),
         (device(token="fp16chip"), "in which 'fp16' occurs"),
-        (device(amp_dtypes=("fp8",)), "has the lower precision 'fp8'; there are fp16, bf16"),
         (device(amp_dtypes=("fp16",)), "has the default 'bf16', which is not among its amp_dtypes"),
         (
             device(type="mydevice", key="AutocastPrivateUse9"),
@@ -54,7 +50,6 @@ WRONG_KEY = "has the key {!r}; the autocast dispatch key of device type {!r} is 
             device(type="mydevice", key="AutocastCUDA"),
             WRONG_KEY.format("AutocastCUDA", "mydevice", "AutocastPrivateUse1"),
         ),
-        (device(key="AutocastPrivateUse1"), WRONG_KEY.format("AutocastPrivateUse1", "cpu", "AutocastCPU")),
     ],
 )
 def test_a_bad_device_module(
@@ -91,12 +86,8 @@ class Promising(Cpu):
     ("policies", "sentence"),
     [
         ({"mm": "downcst"}, "promises the policy 'downcst' for 'mm'; there are downcast, upcast, .* 'downcast'?"),
-        ({"mm": None}, "promises the policy None for 'mm'; there are downcast, "),
         ({"bmmm": "downcast"}, r"promises a policy for 'bmmm', and torch .* has no such overload of aten; .* 'bmm'\?"),
         ({"aten::mm": "downcast"}, r"promises a policy for 'aten::mm', and torch .*; did you mean 'mm'\?"),
-        ({"mm.default": "downcast"}, r"promises a policy for 'mm.default', and torch .*; did you mean "),
-        ({"softmax.intt": "upcast"}, r"'softmax.intt', and torch .*; did you mean 'softmax.int'\?"),
-        ({7: "upcast"}, "promises a policy for 7, and torch"),
         ({"mm": "append"}, "promises the policy 'append' for 'mm'; there are overloads with a dtype for norm.Scalar, "),
         ({"xx": "upcast", "yy": "upcast", "mm": "upcast"}, r"promises a policy for 'xx'.* \(1 more promises"),
         (["mm"], r"policies\(\) returned a list; expected a mapping of overloads to policies"),
@@ -160,23 +151,12 @@ def test_an_answer_that_is_no_sentence() -> None:
         unusable(Odd())
 
 
-@pytest.mark.parametrize(
-    ("source", "sentence"),
-    [
-        ("raise RuntimeError('no driver')\n", "theirs cannot be loaded as a device: RuntimeError: no driver"),
-        (
-            CPU + "  def policies(self):\n    return {'mm': 'downcst'}\nDEVICES = (D(),)\n",
-            "device 'mydev': policies() promises the policy 'downcst' for 'mm'",
-        ),
-        (RAISING.format(method="policies"), "device 'mydev': policies() raised RuntimeError: the library is too old ("),
-    ],
-)
-def test_run_and_pytest_refuse_them(source: str, sentence: str, tmp_path: Path) -> None:
-    (tmp_path / "theirs.py").write_text(source)
+def test_run_and_pytest_refuse_them(tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text(RAISING.format(method="policies"))
     options = ("--device=mydev", "--device-module=theirs")
     for done in (run(tmp_path, "run", *options), run_pytest(tmp_path, str(ROOT / "suites"), *options)):
         assert done.returncode == 2, done.stdout + done.stderr
-        assert sentence in done.stderr
+        assert "device 'mydev': policies() raised RuntimeError: the library is too old (" in done.stderr
         assert "INTERNALERROR" not in done.stdout + done.stderr
 
 
@@ -186,25 +166,16 @@ def test_run_and_pytest_refuse_them(source: str, sentence: str, tmp_path: Path) 
 WARNING = "import warnings\nPATTERN = '\\d'\nwarnings.warn('an old driver', FutureWarning)\n" + CPU
 
 
-@pytest.mark.parametrize(
-    "load", [known, absent, lambda modules: select((), modules)], ids=["known", "absent", "select"]
-)
-def test_a_warning_never_stops_an_import(
-    load: Callable[[tuple[str, ...]], object],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> None:
-    module = f"warning_{request.node.callspec.id}"
-    (tmp_path / f"{module}.py").write_text(WARNING + "DEVICES = (D(),)\n")
+def test_a_warning_never_stops_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "warns_at_import.py").write_text(WARNING + "DEVICES = (D(),)\n")
     monkeypatch.syspath_prepend(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load((module,))
-    said = [line for line in warned() if line.startswith(f"device module {module} warned: ")]
+        assert "mydev" in known(("warns_at_import",))
+    said = [line for line in warned() if line.startswith("device module warns_at_import warned: ")]
     assert len(said) == 2, warned()
-    assert any("invalid escape sequence" in line and f"{module}.py:2)" in line for line in said)
-    assert any("FutureWarning: an old driver" in line and f"{module}.py:3)" in line for line in said)
+    assert any("invalid escape sequence" in line and "warns_at_import.py:2)" in line for line in said)
+    assert any("FutureWarning: an old driver" in line and "warns_at_import.py:3)" in line for line in said)
 
 
 def test_a_run_shows_the_warnings_of_an_import(tmp_path: Path) -> None:
@@ -213,8 +184,6 @@ def test_a_run_shows_the_warnings_of_an_import(tmp_path: Path) -> None:
     done = run(tmp_path, "run", "--suite=eager", *case)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "device module warning warned: FutureWarning: an old driver (" in done.stdout
-    plain = run_pytest(tmp_path, str(ROOT / "suites" / "eager"), "--no-run-file", *case)
-    assert plain.returncode == 0, plain.stdout + plain.stderr
 
 
 # ---- PrivateUse1
