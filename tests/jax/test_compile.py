@@ -10,16 +10,14 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import pytest
 import torch
 import torch.nn.functional as F
 from jaxlib.mlir import ir
 
-from ampcheck.jax_device import disk_cache, jax_private, jit
+from ampcheck.jax_device import jit
 from ampcheck.jax_device.disk_cache import DiskCache
 from ampcheck.jax_device.dispatch import program
-from ampcheck.observe.overhead import without_overhead
 from tests.cli_support import LIMIT, python
 
 with warnings.catch_warnings():
@@ -94,19 +92,6 @@ def test_a_compiled_function_inside_of_a_jitted_one_is_part_of_its_program() -> 
     model.zero_grad()
     compiled(x).square().sum().backward()  # compiled again, outside
     torch.testing.assert_close(found, [p.grad for p in model.parameters()])
-
-
-def test_private_names_of_jax_are_there_and_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [name for name in jax_private.NAMES if jax_private.find(name)[0] is None] == []
-    absent = [name.replace("._", "._no_such_").replace(".get_", ".no_such_") for name in jax_private.NAMES]
-    assert [jax_private.find(name) for name in absent] == [(None, None)] * 4
-    monkeypatch.setattr(jax_private, "NAMES", absent)
-    jax_private.forget_lowered()
-    monkeypatch.setattr(jax_private, "get_file_cache", None)
-    before = jax_private.compilation_cache.get_file_cache
-    disk_cache.install()
-    assert jax_private.compilation_cache.get_file_cache is before
-    assert torch.equal(torch.ones(3, device="jax").cpu() + 1, torch.full((3,), 2.0))
 
 
 # A few programs in a new process: how many were asked for, how many of them were found, and what tells processors.
@@ -306,17 +291,3 @@ def test_a_model_of_many_widths_with_some_batch_sizes_is_no_such_loop(
         for batch in (4, 3):  # the last one is smaller
             model(torch.ones(batch, 1, device="jax")).sum().backward()
     assert [w for w in seen if "different shapes" in str(w.message)] == [] if each else seen
-
-
-def test_programs_of_jax_are_the_same_in_a_context_that_is_kept() -> None:
-    def lowered() -> list[str]:
-        # Each is traced anew: a function of its own, so that JAX has no program of it.
-        return [
-            jax.jit(lambda x, y=y: x @ x.T + y).lower(jax.numpy.ones((2, n))).as_text() for n in (2, 3) for y in (1, 2)
-        ]
-
-    before = lowered()
-    with without_overhead():
-        assert lowered() == before
-        first, second = (jax.jit(lambda x, y=y: x + y).lower(1.0).compiler_ir().context for y in (1, 2))
-        assert first is second

@@ -15,7 +15,7 @@ from torch import Tensor
 from ampcheck.jax_device import Bucket, jit, t2j
 from ampcheck.jax_device.jit.transform import Buckets
 from ampcheck.jax_device.storage.arrays import storage_of
-from bench.jax_steps import STEPS, layers
+from bench.jax_steps import STEPS
 from tests.jax.agreement import Make, Trained, ones, train, zeros
 
 
@@ -309,19 +309,13 @@ def test_the_program_can_be_lowered_for_another_platform() -> None:
 
 OPTIMIZERS: dict[str, tuple[Make, int]] = {
     "SGD": (lambda p: torch.optim.SGD(p, lr=0.1), 1),
-    "SGD one by one": (lambda p: torch.optim.SGD(p, lr=0.1, foreach=False), 1),
     # The first step has no momentum yet, so it is another program.
     "momentum": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01), 2),
-    "Adam": (lambda p: torch.optim.Adam(p, lr=0.01), 1),
     "AdamW": (lambda p: torch.optim.AdamW(p, lr=0.01), 1),
-    "AdamW one by one": (lambda p: torch.optim.AdamW(p, lr=0.01, foreach=False, amsgrad=True), 1),
-    "RMSprop": (lambda p: torch.optim.RMSprop(p, lr=0.01), 1),
-    "NAdam": (lambda p: torch.optim.NAdam(p, lr=0.01), 1),
 }
-RARELY = ("AdamW one by one", "RMSprop", "NAdam", "Adam")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.nightly] * (n in RARELY)) for n in OPTIMIZERS])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_five_steps_are_five_eager_ones(name: str) -> None:
     """Every other one clears its gradients behind the step, under a learning rate that falls."""
     make, programs = OPTIMIZERS[name]
@@ -342,11 +336,10 @@ def scaled(make: Make, clips: bool, wrap: Any = jit) -> Trained:
 @pytest.mark.parametrize(
     ("make", "clips"),
     [
-        pytest.param(lambda p: torch.optim.Adam(p, lr=0.01), True, marks=pytest.mark.nightly),
         (lambda p: torch.optim.Adam(p, lr=0.01, fused=True), False),
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), True),
     ],
-    ids=["Adam", "fused Adam", "momentum"],
+    ids=["fused Adam", "momentum"],
 )
 def test_the_scaler_decides_on_the_device(make: Make, clips: bool) -> None:
     expected, found = scaled(make, clips, lambda step: step), scaled(make, clips)
@@ -443,7 +436,6 @@ def test_numbers_that_a_scheduler_changes_are_inputs(make: Make) -> None:
     ("kind", "moved"),
     [
         (torch.optim.Adam, {"betas": (0.8, 0.9), "eps": 1e-3}),
-        (torch.optim.AdamW, {"betas": (0.8, 0.9), "eps": 1e-3}),
         (torch.optim.SGD, {"momentum": 0.8, "dampening": 0.3}),
         (torch.optim.Adagrad, {"lr_decay": 0.2, "eps": 1e-2}),
     ],
@@ -601,18 +593,13 @@ def called(name: str, argument: Any) -> Any:
     ("made", "kind", "says"),
     [
         (lambda: Bucket(()), ValueError, r"positive integers, at least one; got \[\]"),
-        (lambda: Bucket((0, 4)), ValueError, r"positive integers, at least one; got \[0, 4\]"),
         (lambda: jit(lambda x: x, buckets={"y": SIZES}), ValueError, "buckets name 'y'; the parameters are x"),
         (lambda: jit(lambda x: x, buckets={"x": ()}), TypeError, r"buckets of 'x' are no Bucket: \(\)"),
-        (lambda: jit(lambda x: x, buckets={"x": (4, 8)}), TypeError, r"buckets of 'x' are no Bucket: \(4, 8\)"),
         (called("x", torch.zeros(9)), ValueError, "dimension 0 of x has size 9, its largest bucket 8"),
-        (called("x", torch.zeros(())), ValueError, r"pad dimension 0 of x, which has shape \[\]"),
         (called("x", torch.zeros(2, requires_grad=True)), ValueError, "pad x, which requires grad"),
-        (called("x", [1, 2]), TypeError, "pad x, which is no tensor but a list"),
         (called("x.a", torch.zeros(2)), TypeError, "x is no dictionary with that key"),
-        (called("x.a", {"b": torch.zeros(2)}), TypeError, "x is no dictionary with that key"),
     ],
-    ids=["no size", "size 0", "name", "none", "numbers", "larger", "shape", "grad", "list", "no dictionary", "key"],
+    ids=["no size", "name", "none", "larger", "grad", "no dictionary"],
 )
 def test_what_are_no_buckets_or_cannot_be_padded_is_an_error(made: Any, kind: type[Exception], says: str) -> None:
     with pytest.raises(kind, match=says):
@@ -642,15 +629,3 @@ def test_an_autocast_step_has_the_products_of_the_step_written_by_hand(name: str
     assert all(kind.startswith("dot_general bf16, bf16 -> f32") for kind in dots)
     if name == "mlp":  # the others have casts of their own between kernels that PyTorch calls one by one
         assert set(ours - hand) == {RATE}
-
-
-def test_a_needless_cast_and_a_product_in_float32_are_seen() -> None:
-    net, given = layers(8, 2), ones(4, 8)
-
-    def step(a: Tensor) -> Tensor:
-        with torch.autocast("jax", dtype=torch.bfloat16):
-            return net(a).detach()
-
-    plain, cast = (counted(jit(fn).lower(given).as_text()) for fn in (step, lambda a: step(a.double().float())))
-    assert cast - plain == {"convert f32 -> f64": 1, "convert f64 -> f32": 1}
-    assert "dot_general f32, f32 -> f32" in counted(jit(lambda a: net(a).detach()).lower(given).as_text())

@@ -16,12 +16,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
-from torch.utils._pytree import tree_leaves
 
 from ampcheck.jax_device import jit
-from ampcheck.jax_device.interop.functions import j2t_autograd
 from ampcheck.jax_device.lowerings import accumulate
 from ampcheck.jax_device.lowerings.matmul import experts_backward
 from tests.jax.agreement import NAN, Seen, close, moved, same
@@ -99,20 +96,6 @@ def test_a_recurrent_layer_has_one_loop_each_way() -> None:
     assert sizes[0] == sizes[1]
 
 
-def test_another_program_is_told() -> None:
-    def plain(x: Any, w: Any) -> Any:
-        return jnp.matmul(x.astype(jnp.bfloat16), w.astype(jnp.bfloat16))
-
-    unlike = step(j2t_autograd(plain), torch.bfloat16, (8, 16), (16, 8))
-    assert {kind.partition(" -> f32")[0] for kind in unlike} == {"bf16 -> bf16"}
-    twice = j2t_autograd(lambda x, w: jnp.tanh(accumulate.product(x.astype(jnp.bfloat16), w.astype(jnp.bfloat16))))
-    assert "bf16 -> f32" in step(twice, torch.bfloat16, (8, 16), (16, 8))
-    assert step(lambda x, w: x.double().float() @ w, torch.bfloat16, (8, 16), (16, 8)) == {"bf16 -> f32 -> bf16": 3}
-    with torch.autocast("jax", enabled=False):
-        wide = jit(torch.mm).lower(torch.ones(2, 2, device="jax"), torch.ones(2, 2, device="jax")).as_text()
-    assert kinds(wide) == {"f32 -> f32": 1}
-
-
 def exact(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> None:
     """Sums that float32 holds exactly are rounded once: the same bits as float64 rounded to the dtype."""
     torch.manual_seed(0)
@@ -157,27 +140,6 @@ def test_each_product_is_rounded_once(name: str) -> None:
         assert step(function, dtype, *shapes) == {f"{low} -> f32 -> {low}": 3}
     exact(function, *shapes)
     exact(gradients(function), *shapes, tuple(function(*map(torch.empty, shapes)).shape))
-
-
-@pytest.mark.nightly
-def test_products_of_many_sizes_are_rounded_once() -> None:
-    sizes = (40, 70, 33), (1, 70, 33), (40, 70, 1), (1, 70, 1), (40, 1, 33), (2, 3, 2), (1, 5000, 3), (64, 64, 64)
-    for m, k, n in sizes:
-        exact(torch.mm, (m, k), (k, n))
-        exact(lambda x, y: x.t() @ y.t(), (k, m), (n, k))
-        exact(lambda x, y: x.t() @ y, (k, m), (k, n))
-        exact(F.linear, (3, m, k), (n, k), (n,))
-        exact(gradients(F.linear), (m, k), (n, k), (n,), (m, n))
-        exact(lambda x, y: x.mT @ y.mT, (3, k, m), (3, n, k))
-        exact(torch.mv, (m, k), (k,))
-        exact(lambda x, y: x.t() @ y, (k, m), (k,))
-        exact(lambda x, y: y @ x, (k, m), (k,))
-    exact(torch.dot, (300,), (300,))
-    exact(lambda b, x, y: torch.addmm(b, x, y, alpha=0.5, beta=0.25), (33,), (40, 70), (70, 33))
-    exact(torch.addbmm, (40, 33), (3, 40, 7), (3, 7, 33))
-    exact(torch.baddbmm, (3, 40, 33), (3, 40, 7), (3, 7, 33))
-    with pytest.raises(AssertionError, match="not equal"):
-        exact(lambda x, y, b: (x @ y) + b, (40, 70), (70, 33), (33,))  # rounded twice
 
 
 def test_strided_operands() -> None:
@@ -385,31 +347,6 @@ def test_attention_of_lower_precision() -> None:
             assert fused == (dtype is torch.bfloat16)
 
 
-def test_which_attention_is_fused() -> None:
-    q, k, v = moved(heads(torch.bfloat16))
-    attend = F.scaled_dot_product_attention
-    assert ways(lambda: attend(q, k, v))
-    with torch.inference_mode():  # a mode sees the overload itself there
-        text = jit(lambda: attend(q, k, v)).lower().as_text()
-    assert kinds(text) == {"bf16 -> f32": 1, "bf16 -> f32 -> bf16": 1}
-    assert not ways(lambda: attend(q.float(), k.float(), v.float()))
-    assert not ways(lambda: attend(q, k, v, dropout_p=0.1))
-    assert not ways(lambda: attend(q[0], k[0], v[0]))
-    assert not ways(lambda: attend(q[:, :, :0], k, v))
-    assert not ways(lambda: attend(q.repeat(1, 2, 1, 1), k, v, enable_gqa=True))
-    mask = torch.zeros(5, 7, device="jax", dtype=torch.bfloat16, requires_grad=True)
-    assert not ways(lambda: attend(q, k, v, mask))
-    with torch.no_grad():
-        assert ways(lambda: attend(q, k, v, mask))
-    with sdpa_kernel(SDPBackend.MATH):
-        assert not ways(lambda: attend(q, k, v))
-    x = torch.randn(2, 3, 5, 8, device="jax")
-    with torch.autocast("jax", dtype=torch.bfloat16):
-        assert ways(lambda: attend(x, x, x))
-    with pytest.raises(RuntimeError, match="attn_mask should not be set"):  # as on CUDA
-        attend(q, k, v, torch.ones(5, 7, device="jax", dtype=torch.bool), is_causal=True)
-
-
 def test_attention_in_float32_is_twice_differentiable() -> None:
     q, k, v = heads(torch.float32)
 
@@ -422,45 +359,6 @@ def test_attention_in_float32_is_twice_differentiable() -> None:
         return grad.square().sum()
 
     same(penalty, q, k, v, loose=64)
-
-
-@pytest.mark.filterwarnings("ignore:.*projections:UserWarning")  # oneDNN has none
-def test_recurrent_layers() -> None:
-    """Outputs, last states and all gradients; more among the modules."""
-    steps, turned = leaves(torch.float32, (3, 4, 5), (4, 3, 5))
-    for layer, options in (
-        (nn.LSTM(5, 6, 2, bidirectional=True, bias=False, batch_first=True), (False, 2, 0.0, True, True, True)),
-        (nn.LSTM(5, 6, proj_size=2), (True, 1, 0.0, True, False, False)),
-        (nn.GRU(5, 6), (True, 1, 0.0, True, False, False)),
-    ):
-        count = options[1] * (1 + options[4])
-        state = leaves(torch.float32, (count, 4, layer.proj_size or 6), (count, 4, 6))
-        function, first = (torch.lstm, state) if isinstance(layer, nn.LSTM) else (torch.gru, state[1])
-        same(function, turned if options[5] else steps, first, list(layer.parameters()), *options, loose=64)
-
-
-@pytest.mark.nightly
-def test_recurrent_layers_in_lower_precision() -> None:
-    torch.manual_seed(0)
-    x = torch.randn(7, 3, 16)
-    for kind in (nn.LSTM, nn.GRU):
-        here = kind(16, 32, 2)
-        there = copy.deepcopy(here).to("jax")
-        expected = here(x)[0]
-        wanted = torch.autograd.grad(expected.square().sum(), list(here.parameters()))
-        for dtype, bound in ((torch.bfloat16, 2e-2), (torch.float16, 2e-3)):
-            with torch.autocast("jax", dtype=dtype):
-                found, state = there(x.to("jax"))
-            assert {t.dtype for t in tree_leaves((found, state))} == {dtype}
-            gradients = torch.autograd.grad(found.float().square().sum(), list(there.parameters()))
-            for g, w in zip([found, *gradients], [expected, *wanted], strict=True):
-                off = ((g.cpu().float() - w).norm() / w.norm()).item()
-                assert 1e-6 < off < bound, off
-            cells = Seen()
-            with cells, torch.autocast("jax", dtype=dtype):  # a mode sees the cells, whose values are nearly the same
-                apart = there(x.to("jax"))[0]
-            assert any("cell" in name for name in cells.names)
-            torch.testing.assert_close(apart.cpu(), found.cpu(), rtol=bound, atol=bound / 10)
 
 
 def test_recurrent_layers_otherwise() -> None:
@@ -501,10 +399,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Inductor's imports
 ]
 LENGTH = 16
-WAYS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
-    "eager": lambda fn: fn,
-    "compile": lambda fn: torch.compile(fn, fullgraph=True),
-}
 
 
 def flex_inputs(grad: bool = True) -> list[Tensor]:
@@ -524,23 +418,6 @@ def flexible(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Any:
 
     mask = create_block_mask(causal, None, None, LENGTH, LENGTH, device="jax")
     return flex_attention(query, key, value, score_mod=biased, block_mask=mask)
-
-
-def written_out(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-    scores = query @ key.mT / math.sqrt(query.shape[-1]) + bias
-    hidden = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device="jax").triu(1)
-    return scores.masked_fill(hidden, -math.inf).softmax(-1) @ value
-
-
-@pytest.mark.parametrize("way", ["eager", pytest.param("compile", marks=pytest.mark.nightly)])
-def test_results_and_gradients(way: str) -> None:
-    given, twin = flex_inputs(), flex_inputs()
-    out, expected = WAYS[way](flexible)(*given), written_out(*twin)
-    torch.testing.assert_close(out, expected)
-    for tensor in (out, expected):
-        tensor.square().sum().backward()
-    for tensor, other in zip(given, twin, strict=True):
-        torch.testing.assert_close(tensor.grad, other.grad, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -580,10 +457,3 @@ def test_grouped_heads_layouts_and_what_is_returned_besides() -> None:
     torch.testing.assert_close(aux.max_scores, scores.amax(-1))
     turned = query.transpose(1, 2).contiguous().transpose(1, 2)
     assert jit(lambda x: flex_attention(x, x, x))(turned).stride() == turned.stride()
-
-
-def test_other_devices_are_checked_as_before() -> None:
-    with pytest.raises(ValueError, match="Found input tensors on meta device"):
-        flex_attention(*(torch.empty(1, 1, 4, 8, device="meta") for _ in range(3)))
-    with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
-        flex_attention(*(torch.empty(1, 1, 4, 8, requires_grad=True) for _ in range(3)))

@@ -117,15 +117,7 @@ def test_optimizers_of_their_own_kind(make: Any, bounds: tuple[float, float]) ->
     torch.testing.assert_close(trained("jax"), trained("cpu"), rtol=bounds[0], atol=bounds[1])
 
 
-def test_fused_in_bfloat16_is_near_float32() -> None:
-    low, _ = _trained("jax", lambda p: torch.optim.AdamW(p, lr=0.01, fused=True), torch.bfloat16)
-    high, _ = _trained("cpu", lambda p: torch.optim.AdamW(p, lr=0.01))
-    for mine, theirs in zip(low, high, strict=True):
-        assert mine.dtype is torch.bfloat16
-        torch.testing.assert_close(mine.float(), theirs, rtol=0.05, atol=0.05)
-
-
-@pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.SGD])
+@pytest.mark.parametrize("cls", [torch.optim.AdamW, torch.optim.SGD])
 def test_learning_rate_as_a_tensor(cls: Any) -> None:
     def trained(device: str) -> list[Any]:
         return _trained(device, lambda p: cls(p, lr=torch.tensor(0.1), fused=True), steps=3)[0]

@@ -192,11 +192,3 @@ def test_the_net_catches_a_way_that_nobody_thought_of() -> None:
     assert words == "4"
     refused = "t().set_(torch._C.StorageBase.__new__(torch.UntypedStorage, 4, device='jax'))"
     assert "the devices must match" in forked(lambda: said(refused))
-
-
-def test_a_process_that_ends_is_told() -> None:
-    def end() -> str:
-        os.kill(os.getpid(), signal.SIGSEGV)
-        return "alive"
-
-    assert forked(end) == "ended by SIGSEGV"
