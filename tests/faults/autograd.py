@@ -25,7 +25,7 @@ from tests.faults.kernels import complex_too, in_low, kernel, low, low_doubles_t
 from tests.faults.modules import low as in_regions_low
 from tests.faults.modules import outside
 from tests.faults.mutant import CPU, JAX, Change, Inject, both, fresh, giving, mutants, put, returns, within, wrap
-from tests.faults.state import SET, vaguely
+from tests.faults.state import vaguely
 
 Tensor = torch.Tensor
 
@@ -159,11 +159,6 @@ def another_dtype() -> AbstractContextManager[object]:
     return torch.autocast("cpu", dtype=other_of(torch.get_autocast_dtype("cpu")))
 
 
-def leave_on(found: Any) -> Any:
-    SET("cpu", True)
-    return found
-
-
 def in_region(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Change a result in a region alone."""
     return lambda found: change(found) if torch.is_autocast_enabled("cpu") else found
@@ -172,11 +167,6 @@ def in_region(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 def pulled_in_low(own: Any, *args: Any, **options: Any) -> Any:
     out, pull = own(*args, **options)
     return out, lambda *given: tree_map(lambda found: found.bfloat16(), pull(*given))
-
-
-def halved_tangent(own: Any, *args: Any, **options: Any) -> Any:
-    out, tangent = own(*args, **options)
-    return out, in_region(lambda t: t / 2)(tangent)
 
 
 FUNCTORCH = {
@@ -196,9 +186,6 @@ FUNCTORCH_ON_JAX_TOO = {
 TRANSFORMS = {
     "jvp-in-another-dtype": transform("jvp", within(another_dtype)),
     "jacobian-low": transformed("jacrev", in_region(Tensor.bfloat16)),
-    "casts-gained": transformed("jacfwd", in_region(lambda found: found.double().to(found.dtype))),
-    "tangent-halved": wrap(torch.func, jvp=halved_tangent),
-    "hessian-leaves-on": transformed("hessian", leave_on),
 }
 
 # ---- replicas and ranks

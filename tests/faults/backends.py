@@ -157,16 +157,6 @@ def rounding_to(bits: int) -> Kernel:
     return lambda op, *args, **kwargs: op(*tree_map(cut, args), **tree_map(cut, kwargs))
 
 
-def other_low(out: Tensor) -> Tensor:
-    return out.to({torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}.get(out.dtype, out.dtype))
-
-
-NO_KERNEL = (
-    "Could not run 'aten::mm' with arguments from the 'PrivateUse1' backend. This could be because the operator "
-    "doesn't exist for this backend, or was omitted during the selective/custom build process."
-)
-
-
 # ---- copies
 
 
@@ -193,7 +183,6 @@ def of_kernel(overload: str, table: Mapping[str, Kernel]) -> dict[str, Inject]:
 
 
 MM = {
-    "says-there-is-no-kernel": raising(NotImplementedError(NO_KERNEL), low),
     "raises-runtime-error-in-low": raising(RuntimeError("injected"), low),
     "raises-in-regions-alone": raising(RuntimeError("injected"), in_region),
     "mm-wrong": giving(lambda out: out * 1.25),
@@ -201,7 +190,6 @@ MM = {
     "reads-strides-as-contiguous": on_flat,
     "wrong-in-regions-alone": giving(lambda out: out * 1.25, in_region),
     "another-shape": giving(lambda out: out.unsqueeze(0)),
-    "the-other-low": giving(other_low),
     "zeroes-its-input": before(lambda a, b: a.zero_()),
     "float32-factors-in-tf32": rounding_to(11),
 }
@@ -218,7 +206,6 @@ SUM = {
         "sum.dim_IntList",
         {"wrong-for-integers": giving(lambda out: out + 1, lambda x, *args, **kwargs: x.dtype == torch.int64)},
     ),
-    "sum-not-filled-in": policies(sum__dim_IntList="fallthrough"),
 }
 
 
@@ -242,13 +229,11 @@ WARNINGS = made(
 """What a backend may do without a case being red."""
 _OFF = of_kernel("_softmax", {"gradient-off-in-regions-alone": giving(lambda out: out * 0.5, in_region)})
 _TRANSPOSED = {"gradient-of-another-shape": giving(lambda out: out.mT.contiguous())}
-_NEGATED = {"gradient-negated-in-low": giving(torch.neg, low, which=1)}
 _POWER = {"a-power-not-cast": policies(pow__Tensor_Scalar="fallthrough")}
 MUTANTS = made(
     (
         ("eager/downcast", "mm", {**of_kernel("mm", MM), **MM_AUTOCAST}),
         ("eager/fallthrough", "tanh", of_kernel("tanh", TANH)),
-        ("eager/fallthrough", "tanh", {"an-op-without-a-policy-cast": policies(tanh="upcast")}),
         ("eager/upcast", "log", of_kernel("log", {"positive-inputs-saturate": lambda op, x: op(x.clamp(max=4))})),
         ("eager/optdtype", "sum.dim_IntList", SUM),
         ("eager/promote", "addcmul", {"addcmul-not-promoted": policies(addcmul="fallthrough")}),
@@ -256,7 +241,6 @@ MUTANTS = made(
         ("autograd/optdtype", "softmax.int", of_kernel(_SOFTMAX, {"gradient-off": giving(lambda out: out * 1.1)})),
         ("autograd/optdtype", "softmax.int", _OFF),
         ("autograd/upcast", "mse_loss", of_kernel("mse_loss_backward", _TRANSPOSED)),
-        ("autograd/downcast", "conv2d", of_kernel("convolution_backward", _NEGATED)),
         ("autograd/downcast", "mm", {"detached": autocast("mm", without_a_graph)}),
         ("eager/eligibility", "every_spelling_of_powers", _POWER),
     )

@@ -33,7 +33,7 @@ from ampcheck.tools.lint.rules import RULES
 from tests.faults.gradients import changed, doubled
 from tests.faults.kernels import Body, Call, as_given, in_low, kernel
 from tests.faults.mutant import CUDA, JAX, Inject, both, giving, mutants, on_error, put, wrap
-from tests.faults.state import CACHE, DTYPE, INCREMENT, IS, SET, SET_CACHE, SET_DTYPE, vaguely
+from tests.faults.state import DTYPE, IS, SET, SET_CACHE, SET_DTYPE, vaguely
 
 Function = Callable[..., Any]
 Make = Callable[[Function, Function], Function]
@@ -272,43 +272,14 @@ AMBIENT = {
     "state-of-another-thread": handed_out(eager_in_threads),
     "trace-without-its-casts": handed_out(lambda _, function: function, "trace"),
     "graph-without-its-casts": put(proxy_tensor, make_fx=lambda function, **_: lambda *_: function),
-    "leaves-a-count": handed_out(calling(lambda program, _, args: (INCREMENT(), program(*args))[1])),
-    "turns-the-cache-on": handed_out(afterwards(lambda: SET_CACHE(True))),
-    "sizes-without-a-region": handed_out(float32_where(lambda first, args: first[0].shape != args[0].shape)),
 }
 
 
 # ---- settings that change between calls
 
 
-def keyed_by(*queries: Callable[[], object]) -> Inject:
-    """Run a function in the settings of the first call with the same answers to some questions.
-
-    It compiles for each of them, as a backend of its own would.
-    """
-
-    def compiled(function: Function, backend: Any = None, **_: Any) -> Function:
-        programs: dict[tuple[object, ...], tuple[bool, torch.dtype]] = {}
-
-        def call(*args: Any) -> Any:
-            key = tuple(query() for query in queries)
-            if key not in programs:
-                backend.graphs += 1
-                programs[key] = state()
-            with in_state(programs[key]):
-                return function(*args)
-
-        return call
-
-    return put(torch, compile=compiled)
-
-
 GUARDS = {
     "jit-no-guard-on-surroundings": handed_out(remembering(frozen)),
-    "no-guard": keyed_by(),
-    "no-guard-on-the-dtype": keyed_by(lambda: IS("cpu")),
-    "no-guard-on-the-switch": keyed_by(lambda: DTYPE("cpu")),
-    "compiles-each-time": handed_out(calling(lambda program, _, args: (torch._dynamo.reset(), program(*args))[1])),
     "runs-eagerly": put(torch, compile=lambda function, **_: function),
 }
 
@@ -318,8 +289,6 @@ GUARDS = {
 
 FAILURES = {
     "error-leaves-a-dtype": handed_out(failing(lambda: SET_DTYPE("cpu", torch.float16))),
-    "error-leaves-a-count": handed_out(failing(INCREMENT)),
-    "error-turns-the-cache-off": handed_out(failing(lambda: SET_CACHE(not CACHE()))),
     "error-not-raised": handed_out(calling(swallowed)),
     "export-leaves-it-on": handed_out(failing(leave_on), "export"),
     "backward-leaves-it-on": wrap(torch.Tensor, backward=on_error(leave_on)),
@@ -368,10 +337,7 @@ class _Cast(TorchFunctionMode):
 
 FAKE_TENSOR = {
     "fake-in-low": of_some("cat", fake, in_low),
-    "fake-result-detached": of_some("cat", fake, lambda call: call.registered().detach()),
-    "fake-gradient-lost": of_some("cat", fake, lambda call: call.run(lambda place, t: t if place else t.detach())),
     "fake-result-padded": of_some("cat", fake, padded),
-    "real-refused-in-region": of_some("cat", real, refused),
     "meta-is-cast": lambda device: _Cast(),
     "compiled-loses-casts": of_some("mm", traced, as_given),
     "compiled-result-doubled": of_some("mm", traced, lambda call: call.registered() * 2),

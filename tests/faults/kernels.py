@@ -141,10 +141,6 @@ def last(call: Call, place: int, t: Tensor) -> bool:
     return place == len(call.tensors()) - 1
 
 
-def second(call: Call, place: int, t: Tensor) -> bool:
-    return place == 1
-
-
 def strided(call: Call, place: int, t: Tensor) -> bool:
     return not t.is_contiguous()
 
@@ -163,7 +159,6 @@ always_bfloat16 = to(lambda call: torch.bfloat16)
 low_but_last = to(low, last)
 low_doubles_too = each(lambda call, t: t.to(call.low) if t.is_floating_point() else t)
 low_by_way_of_other = each(lambda call, t: t.to(call.other).to(call.low) if call.eligible(t) else t)
-float32_doubles_too = each(lambda call, t: t.float() if t.is_floating_point() else t)
 
 
 def low_for_good(call: Call) -> Any:
@@ -194,11 +189,6 @@ def promote(choose: Callable[[Call, list[torch.dtype]], torch.dtype], but: int |
 
 def widest(call: Call, found: list[torch.dtype]) -> torch.dtype:
     return FP32 if FP32 in found else found[0]
-
-
-def with_integers(call: Call, found: list[torch.dtype]) -> torch.dtype:
-    """Count an integer among the arguments as float32."""
-    return FP32 if any(not t.is_floating_point() for t in call.tensors()) else widest(call, found)
 
 
 def with_doubles(call: Call, found: list[torch.dtype]) -> torch.dtype:
@@ -237,7 +227,6 @@ UPCAST = {
 PROMOTE = {
     CPU: {
         "stack-as-given": ("stack", as_given),
-        "index-copy-integers-count": ("index_copy", promote(with_integers)),
     },
     CUDA: {
         "grid-sampler-as-given": ("grid_sampler", as_given),

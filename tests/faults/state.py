@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tests.faults.kernels import Call, always_bfloat16, float32_doubles_too, in_low, kernel
+from tests.faults.kernels import Call, always_bfloat16, in_low, kernel
 from tests.faults.mutant import CUDA, Change, Inject, both, fresh, mutants, put, returns, then, wrap
 
 autocast = torch.amp.autocast_mode.autocast
@@ -137,16 +137,9 @@ THREADS = {
 # ---- unusual dtypes, precision and modes
 
 
-def set_low_only(own: Any, device_type: str, dtype: torch.dtype) -> None:
-    if dtype in (torch.float16, torch.bfloat16):
-        own(device_type, dtype)
-
-
 ANY_DTYPE = {
-    "only-lower-set": on_torch(set_autocast_dtype=set_low_only),
     "legacy-sets-nothing": on_torch(set_autocast_cpu_dtype=returns(None)),
     "product-in-bfloat16": kernel("mm", always_bfloat16),
-    "double-is-cast": kernel("huber_loss", float32_doubles_too),
     "loss-in-what-is-set": kernel("huber_loss", in_low),
 }
 
@@ -166,7 +159,6 @@ def wrappers_with(**other: Any) -> Inject:
 
 MODES = {
     "wrapper-of-double": wrappers_with(dtype=torch.float64),
-    "wrapper-on-another-device": wrappers_with(device="meta"),
 }
 
 MUTANTS = (

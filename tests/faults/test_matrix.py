@@ -71,16 +71,6 @@ def test_an_interrupted_measurement_goes_on(tmp_path: Path) -> None:
     assert {mutant for mutant, _ in runners.ran} == {"uncast"}
 
 
-def test_a_part_is_measured(tmp_path: Path) -> None:
-    assert [kill.mutant for kill in _measured(Scripted(), tmp_path / "results", rule="downcast")] == ["uncast"]
-
-
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    found = _measured(Scripted(), tmp_path / "results")
-    matrix.write(found, [mutant.name for mutant in MUTANTS], tmp_path / "kills.csv")
-    assert matrix.read(tmp_path / "kills.csv") == found
-
-
 def test_the_page_counts_what_is_noticed_and_by_how_many(tmp_path: Path) -> None:
     page = matrix.page(_measured(Scripted(), tmp_path / "results"), MUTANTS)
     assert "| eager/context | left 1/1 |" in page

@@ -98,18 +98,6 @@ def check_traced_programs_hold_their_casts() -> None:
         assert graph(x, layer.weight).tolist() == [[0, 0]]
 
 
-def check_fake_weights_are_kept_in_their_mode() -> None:
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-
-    with register_autocast(NAME) as handle, FakeTensorMode(), torch.autocast(NAME):
-        weight = torch.empty(2, 2, device=NAME, requires_grad=True)
-        outs = [torch.mm(weight, weight) for _ in range(3)]
-        assert len(handle.cache) == 1
-        outs[0].float().sum().backward()
-        assert isinstance(weight.grad, FakeTensor)
-        assert weight.grad.dtype is WIDE
-
-
 def check_two_threads_ask_for_one_graph() -> None:
     weight, x = rand(4, 4, grad=True), rand(4, 4)
     start, failures = threading.Barrier(4), []

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from register_support import BRAIN, HALF, KEY, NAME, WIDE, rand
+from register_support import BRAIN, HALF, NAME, WIDE, rand
 from torch._C import DispatchKey
 
 from ampcheck.register import register_autocast
@@ -49,38 +49,3 @@ def check_flex_attention_is_cast() -> None:
         assert inside == [DispatchKey.AutocastCUDA not in flex_attention.py_kernels]
         q = q.to(BRAIN)
         assert call().dtype is BRAIN
-
-
-def check_operator_defined_later() -> None:
-    from torch._ops import HigherOrderOperator
-
-    class Twice(HigherOrderOperator):
-        def __init__(self) -> None:
-            super().__init__("ampcheck_twice")
-
-        def __call__(self, x: Any) -> Any:
-            return super().__call__(x)
-
-    x = rand(2)
-
-    def raises(op: Any) -> bool:
-        try:
-            op(x)
-        except NotImplementedError as error:
-            return KEY in str(error)
-        return False
-
-    torch.npy.get_amp_supported_dtype = lambda: [HALF]
-    try:
-        with register_autocast(NAME):
-            twice = Twice()
-            twice.py_impl(DispatchKey.CompositeExplicitAutograd)(lambda x: x * 2)
-            with torch.autocast(NAME):
-                assert not raises(twice)
-        with torch.autocast(NAME):
-            assert raises(twice)
-        with register_autocast(NAME), torch.autocast(NAME):
-            assert not raises(twice)
-    finally:
-        del torch.npy.get_amp_supported_dtype
-        torch._ops._higher_order_ops.pop("ampcheck_twice", None)
