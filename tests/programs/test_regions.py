@@ -116,15 +116,6 @@ def test_random_programs_agree(device: str) -> None:
         assert RegionExplorer(known()[device]).explore(draw) is None
 
 
-def test_a_program_ends_with_its_exception_and_leaves_no_state() -> None:
-    text = _program(f"amp.set_enabled('cpu', True)\namp.set_dtype('cpu', torch.float16)\nraise PlannedError\n{MM}")
-    assert RegionExplorer(CPU).difference(text) is None
-    assert _promised(text)[0, "exception"] == "not caught"
-    assert (4, "result of mm on cpu") not in _promised(text)
-    assert not torch.is_autocast_enabled("cpu")
-    assert torch.get_autocast_dtype("cpu") == torch.bfloat16
-
-
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
@@ -194,14 +185,6 @@ def test_a_difference_names_line_and_values(monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
-def test_a_wrong_op_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = CPU.policies()
-    monkeypatch.setattr(type(CPU), "policies", lambda self: {**right, "mm": "upcast"})
-    assert RegionExplorer(CPU).difference(ONE_PRODUCT) == (
-        "line 2: dtypes in the kernel of mm on cpu is bf16, bf16; expected fp32, fp32"
-    )
-
-
 def test_a_nightly_finding_names_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AUTOCAST, "__exit__", _wrong_exit("depth"))
     found = RegionExplorer(CPU, Search(nightly=True, given="7")).explore(programs)
@@ -232,12 +215,3 @@ def test_a_reproduction_says_what_the_run_sees(monkeypatch: pytest.MonkeyPatch) 
     first = next(line for line in _printed(source) if line.startswith("FAIL "))
     assert found is not None
     assert found.startswith(first.removeprefix("FAIL ").partition(" | ")[0])
-
-
-def test_a_reproduction_for_a_virtual_device_has_fake_tensors() -> None:
-    text = _program("with amp.autocast('cuda'):\n    amp.op('cuda', torch.sum, amp.new('cuda', torch.float16))")
-    source = RegionExplorer(CUDA).script(text)
-    compile(source, "<reproduction>", "exec")
-    assert "FakeTensorMode" in source
-    assert "amp_definitely_not_available" in source
-    assert text in source

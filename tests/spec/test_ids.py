@@ -18,16 +18,6 @@ def test_assign_is_the_inverse_of_one_off(count: int) -> None:
         assert assign(one_off(base, other, position, count), count) == tuple(wanted)
 
 
-@pytest.mark.parametrize("count", range(1, 9))
-def test_no_two_assignments_share_a_token(count: int) -> None:
-    # One argument has no base; of two, either may be called the odd one out.
-    made: dict[str, tuple[str, ...]] = {}
-    for (base, other), position in itertools.product(PAIRS, range(count)):
-        token = one_off(base, other, position, count)
-        assert made.setdefault(token, assign(token, count)) == assign(token, count)
-    assert len(set(made.values())) == len(made)
-
-
 def test_dtypes_of_all_arguments() -> None:
     assert all(assign(dtype, count) == (dtype,) * count for dtype in FLOATING for count in range(9))
     assert assign("fp32_bf16_fp16", 3) == ("fp32", "bf16", "fp16")
