@@ -1,7 +1,6 @@
 """The cases from PyTorch's op database: their names are current and safe, and the check fails where it should."""
 
 from collections.abc import Callable
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -11,7 +10,7 @@ from ampcheck.checks.cases import database_cases
 from ampcheck.checks.op_database import SAMPLES, OpDatabaseCheck
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known
-from ampcheck.errors import Broken, Unsupported, UsageError
+from ampcheck.errors import Broken, Unsupported
 from ampcheck.observe.recorder import tensors
 from ampcheck.samples import op_database
 from ampcheck.spec.case import Case
@@ -42,19 +41,6 @@ def test_the_file_is_current() -> None:
         assert not op_database.rows()
         return
     assert tool.current() == op_database.rows()
-
-
-def test_writing_changes_the_lines_of_one_version(tmp_path: Path) -> None:
-    path = tmp_path / "op_database.csv"
-    tool.write(path, "2.13", op_database.rows("2.13"))
-    assert path.read_text() == op_database.FILE.read_text()
-    relu = op_database.DatabaseRow("nn.functional.relu", "fp32", "relu")
-    tool.write(path, "2.13", op_database.rows("2.13") | {"nn.functional.relu": relu})
-    lines = [line.split(",") for line in path.read_text().splitlines() if line.startswith("nn.functional.relu,")]
-    assert sorted(line[-2:] for line in lines) == [["2.11", "2.12"], ["2.13", "2.13"], ["2.14", ""]]
-    assert ["nn.functional.relu", "fp32", "relu", "2.13", "2.13"] in lines
-    with pytest.raises(UsageError, match=r"^torch 9\.9 is in no policy table yet; run python -m scripts.release"):
-        tool.write(path, "9.9", {})
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.token)

@@ -15,7 +15,6 @@ from unittest.mock import patch
 
 import torch
 from torch._C import DispatchKey
-from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import collect_metadata_analysis
 
 # Importing these two defines their operators.
@@ -31,7 +30,7 @@ from ampcheck.observe.recorder import map_tensors, tensors
 from ampcheck.tools.lint import cases
 from ampcheck.tools.lint.rules import RULES
 from tests.faults.gradients import changed, doubled
-from tests.faults.kernels import Body, Call, as_given, in_low, kernel
+from tests.faults.kernels import Body, Call, in_low, kernel
 from tests.faults.mutant import CUDA, JAX, Inject, both, giving, mutants, on_error, put, wrap
 from tests.faults.state import DTYPE, IS, SET, SET_CACHE, SET_DTYPE, vaguely
 
@@ -290,7 +289,6 @@ GUARDS = {
 FAILURES = {
     "error-leaves-a-dtype": handed_out(failing(lambda: SET_DTYPE("cpu", torch.float16))),
     "error-not-raised": handed_out(calling(swallowed)),
-    "export-leaves-it-on": handed_out(failing(leave_on), "export"),
     "backward-leaves-it-on": wrap(torch.Tensor, backward=on_error(leave_on)),
 }
 
@@ -314,12 +312,6 @@ def traced(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FunctionalTensor)
 
 
-def padded(call: Call) -> Any:
-    """Return a part of a larger result."""
-    out = call.registered()
-    return torch.cat([out, out], -1)[..., : out.shape[-1]] if out.dim() else out
-
-
 def refused(call: Call) -> Any:
     raise RuntimeError("real tensors are refused")
 
@@ -337,9 +329,7 @@ class _Cast(TorchFunctionMode):
 
 FAKE_TENSOR = {
     "fake-in-low": of_some("cat", fake, in_low),
-    "fake-result-padded": of_some("cat", fake, padded),
     "meta-is-cast": lambda device: _Cast(),
-    "compiled-loses-casts": of_some("mm", traced, as_given),
     "compiled-result-doubled": of_some("mm", traced, lambda call: call.registered() * 2),
 }
 
@@ -347,13 +337,7 @@ FAKE_TENSOR = {
 # ---- backward passes of compiled functions
 
 
-def unread(own: Any, self: Any, *args: Any, **values: Any) -> Any:
-    """Ignore the setting of where the backward pass is."""
-    return nullcontext() if "backward_pass_autocast" in values else own(self, *args, **values)
-
-
 DERIVATIVES = {
-    "compiled-setting-unread": wrap(type(functorch_config), patch=unread),
     "compiled-more-casts": handed_out(results(lambda x: x.double().to(x.dtype))),
 }
 

@@ -11,8 +11,6 @@ from tests.faults.kernels import kernel, promote, to, widest
 from tests.faults.mutant import CUDA, JAX, Change, Inject, giving, mutants, put, within, wrap
 from tests.faults.state import IS
 
-F = nn.functional
-
 
 def off(device: str = "cpu") -> AbstractContextManager[object]:
     return torch.autocast(device, enabled=False)
@@ -99,16 +97,7 @@ def lowered_in_inference(own: Any, *args: Any, **options: Any) -> torch.Tensor:
     return low(own(*args, **options)) if torch.is_inference_mode_enabled() else own(*args)
 
 
-def widened_in_training(own: Any, *args: Any, **options: Any) -> Any:
-    out, weights = own(*args, **options)
-    return (out.float() if options["training"] else out), weights
-
-
 VARIANTS = {
-    "fast-path-widened": function(
-        "_native_multi_head_attention", giving(lambda out: tuple(x if x is None else x.float() for x in out))
-    ),
-    "attention-widened-in-training": wrap(F, multi_head_attention_forward=widened_in_training),
     "bag-lowered-in-inference": forward(nn.EmbeddingBag, lowered_in_inference),
     "cross-entropy-outside": function("nn.functional.cross_entropy", outside),
 }

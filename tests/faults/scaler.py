@@ -166,27 +166,6 @@ def unaware(kernel: str, *names: str) -> Inject:
     return wrap(torch, **{kernel: lambda own, *args, **options: own(*args, **{**options, **dict.fromkeys(names)})})
 
 
-def where_skipped(act: Callable[[Any], object]) -> Inject:
-    """Do something to an optimizer whose step a scaler skips."""
-
-    def step(own: Any, self: Any, optimizer: Any, state: Any, *rest: Any, **more: Any) -> Any:
-        if any(found.item() for found in state["found_inf_per_device"].values()):
-            act(optimizer)
-        return own(self, optimizer, state, *rest, **more)
-
-    return wrap(GradScaler, _maybe_opt_step=step)
-
-
-def calls_hooks(optimizer: Any) -> None:
-    for hook in optimizer._optimizer_step_pre_hooks.values():
-        hook(optimizer, (), {})
-
-
-def counts(optimizer: Any) -> None:
-    for state in optimizer.state.values():
-        state["step"] += 1
-
-
 def one_factor(compiled: Callable[..., Any], _: Callable[..., Any]) -> Callable[..., Any]:
     """Make the number given to the first call a part of the program."""
     factors: list[float] = []
@@ -203,8 +182,6 @@ OPTIMIZERS = {
     "deprecated-halves-the-scale": wrap(
         torch.cpu.amp.GradScaler, __init__=lambda own, self, init_scale, **rest: own(self, init_scale / 2, **rest)
     ),
-    "skipped-step-calls-hooks": where_skipped(calls_hooks),
-    "skipped-step-counts": where_skipped(counts),
 }
 OPTIMIZERS_ON_JAX_TOO = {
     "fused-ignores-found-inf": unaware("_fused_adam_", "found_inf"),

@@ -150,17 +150,6 @@ def where_short(body: Callable[[Call], Any]) -> Callable[[Call], Any]:
     return lambda call: body(call) if backends.mkldnn.matmul.fp32_precision == "bf16" else call.registered()
 
 
-def wrappers_with(**other: Any) -> Inject:
-    """Let the dispatcher take wrapper subclasses for tensors of another dtype or device."""
-    make = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
-    wrong = staticmethod(lambda cls, size, **options: make(cls, size, **{**options, **other}))
-    return put(torch.Tensor, _make_wrapper_subclass=wrong)
-
-
-MODES = {
-    "wrapper-of-double": wrappers_with(dtype=torch.float64),
-}
-
 MUTANTS = (
     *mutants("eager/context", {"arguments-in-another-order": wrap(autocast, __init__=swapped)}),
     *mutants("eager/state", STATE),
@@ -173,5 +162,4 @@ MUTANTS = (
     *mutants("eager/threads", THREADS),
     *mutants("eager/anydtype", ANY_DTYPE),
     *mutants("eager/precision", {"short-products-lower-losses": kernel("mse_loss", where_short(in_low))}),
-    *mutants("eager/modes", MODES),
 )

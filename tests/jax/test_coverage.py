@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from scripts.jax_coverage import judge, samples
 from scripts.jax_models.models import MODELS
 from scripts.jax_models.training import STEPS, Row, rows
 from tests.cli_support import ROOT, python
@@ -83,33 +82,6 @@ def test_the_published_page_agrees_with_its_rows() -> None:
     assert len(table(text, "Every op")) > 600
     agree, run = map(int, table(text, "Totals")[0][1].split(" (")[0].split(" of "))
     assert agree / run >= 0.95
-
-
-@pytest.mark.parametrize(
-    ("actual", "expected", "words"),
-    [
-        (torch.tensor([float("nan"), 1.0]), torch.tensor([float("nan"), 1.0]), ""),
-        (torch.tensor([float("nan"), 1.0]), torch.tensor([0.0, 1.0]), "Mismatched elements: 1 / 2 (50.0%)"),
-        (torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0]), "Greatest absolute difference: 0.5 at index (1,)"),
-        (torch.ones(2, 1), torch.ones(2), "'shape' do not match: torch.Size([2, 1]) != torch.Size([2])"),
-        (
-            torch.ones(2, dtype=torch.int32),
-            torch.ones(2, dtype=torch.int64),
-            "the result is wrong: The values for attribute 'dtype' do not match: torch.int32",
-        ),
-        ((torch.ones(2), 3), (torch.ones(2), 4), "output 1 is 3; the CPU's is 4"),
-        ((torch.ones(2),), (torch.ones(2), 4), "gave 1 outputs; the CPU gives 2"),
-        (
-            torch.ones(1, dtype=torch.float64) + 1e-6,
-            torch.ones(1, dtype=torch.float64),
-            "Greatest absolute difference: ",
-        ),
-    ],
-    ids=["nan", "nan alone", "value", "shape", "dtype", "number", "count", "float64"],
-)
-def test_a_difference_is_named(actual: object, expected: object, words: str) -> None:
-    found = judge.difference(actual, expected, samples.RTOL, samples.ATOL)
-    assert words in found if words else found == ""
 
 
 # Dynamo's own slips, which say nothing of the device.

@@ -68,7 +68,6 @@ COLLECTIVES: dict[str, tuple[Callable[[int], Any], Callable[[int], Any]]] = {
         ),
         lambda rank: [torch.tensor([10.0, 12.0]) + 2 * rank, _mine(rank).cpu(), _mine(rank).cpu() + 1],
     ),
-    "all_to_all": (_into(dist.all_to_all_single, _zeros, _mine), lambda rank: torch.tensor([0.0, 10.0]) + rank),
     "send": (
         lambda rank: (given := _mine(rank), dist.recv(given, 0) if rank else dist.send(given, 1))[0],
         lambda rank: torch.tensor([0.0, 1.0]),

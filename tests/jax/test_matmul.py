@@ -206,30 +206,6 @@ def test_other_platforms_get_the_plain_dot() -> None:
     assert traced().count("preferred_element_type=float32") == 2
 
 
-@pytest.mark.parametrize(
-    ("processor", "expected"),
-    [
-        ({"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": False}, False),
-        ({"architecture": "x86_64", "avx512_bf16": True, "amx_bf16": False}, True),
-        ({"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": True}, True),
-        ({"architecture": "aarch64"}, True),
-    ],
-)
-def test_the_kernel_is_left_where_nothing_multiplies_bfloat16(
-    processor: dict[str, object], expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: processor)
-    found = accumulate.has_bfloat16_instructions.__wrapped__()
-    assert found is expected
-
-    monkeypatch.setattr(accumulate, "has_bfloat16_instructions", lambda: found)
-    low = jnp.ones((4, 4), jnp.bfloat16)
-    lowered = jax.jit(lambda x: accumulate.matmul(x, x)).lower(low).as_text()
-    (product,) = (line for line in lowered.splitlines() if "dot_general" in line)
-    assert "(tensor<4x4xbf16>, tensor<4x4xbf16>) -> tensor<4x4xf32>" in product
-    assert ("contracting_dims = [1] x [0]" in product) is expected
-
-
 torch.manual_seed(0)
 LEFT, RIGHT = torch.randn(4, 6), torch.randn(6, 5)
 BATCH1, BATCH2 = torch.randn(3, 4, 6), torch.randn(3, 6, 5)

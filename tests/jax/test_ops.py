@@ -3,7 +3,6 @@
 Here are promotion, lazy conjugates, empty tensors, masks, errors of values, convolutions, state, and what calls share.
 """
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -58,13 +57,6 @@ def test_lazy_conjugates_and_negatives() -> None:
     assert y[0].tolist() == [2 - 1j] * 3
 
 
-def test_steps_between_integers_begin_and_end_at_integers() -> None:
-    for make, numbers in ((torch.linspace, (4.3, 0.5, 4)), (torch.logspace, (4.3, 0.5, 4, 3.0))):
-        for dtype in (torch.int16, torch.int32, torch.int64):
-            expected = make(*numbers, dtype=dtype)
-            assert torch.equal(make(*numbers, dtype=dtype, device="jax").cpu(), expected), dtype
-
-
 PLAIN = torch.linspace(-2, 3, 24).reshape(2, 3, 4)
 BASE = torch.linspace(0, 1, 60).reshape(3, 4, 5)
 ROWS = torch.tensor([[0, 2], [-1, 1]])
@@ -81,7 +73,6 @@ def assigned(base: Tensor) -> Tensor:
 
 torch.manual_seed(0)
 SQUARE = torch.randn(3, 4, 4, dtype=torch.float64) + 2 * torch.eye(4, dtype=torch.float64)
-RIGHT = torch.randn(3, 4, 2, dtype=torch.float64)
 
 
 def test_a_wrong_value_dtype_or_place_is_seen() -> None:
@@ -111,18 +102,6 @@ def test_masks_inside_jit() -> None:
     assert torch.equal(torch.from_numpy(found.__array__().copy()), torch.index_put(BASE, [MASK], values))
 
 
-def test_elements_in_no_segment_count_nowhere_and_equal_extrema_share() -> None:
-    data, offsets = grown(torch.arange(1.0, 7.0).to("jax")), torch.tensor([1, 3, 5]).to("jax")
-    result = torch.segment_reduce(data, "max", offsets=offsets, unsafe=True)
-    assert result.tolist() == [3.0, 5.0]
-    (grad,) = torch.autograd.grad(result.sum(), data)
-    assert grad.tolist() == [0.0, 0.0, 1.0, 0.0, 1.0, 0.0]
-    data = torch.tensor([2.0, 1.0, 2.0], device="jax", requires_grad=True)
-    result = torch.segment_reduce(data, "max", lengths=torch.tensor([3], device="jax"))
-    (grad,) = torch.autograd.grad(result, data, torch.tensor([-1.0], device="jax"))
-    assert grad.tolist() == [-0.5, 0.0, -0.5]  # whatever the gradient's sign
-
-
 def test_matrices_that_cannot_be_decomposed() -> None:
     bad, singular = torch.diag(torch.tensor([1.0, 2.0, -1.0, 3.0])), torch.diag(torch.tensor([1.0, 0.0, 2.0]))
     same(lambda a: torch.linalg.cholesky_ex(a)[1], torch.stack([bad, bad.abs(), -bad]))
@@ -137,14 +116,6 @@ def test_matrices_that_cannot_be_decomposed() -> None:
                 function(values.to(device))
     with pytest.raises(torch.linalg.LinAlgError, match=r"\(Batch element 1\)"):
         torch.linalg.cholesky(torch.stack([bad.abs(), bad]).to("jax"))
-
-
-def test_warnings_are_the_cpus() -> None:
-    with pytest.warns(UserWarning, match="degrees of freedom"):
-        same(torch.var, PLAIN, dim=1, correction=9)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.triangular_solve is deprecated")
-        same(torch.triangular_solve, RIGHT, SQUARE.triu(), transpose=True, unitriangular=True)
 
 
 def data(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -314,32 +285,9 @@ def test_indexing_keeps_the_order_of_dimensions() -> None:
     assert jit(lambda x, i: x[i])(*moved((x, index[:, 0].long()))).stride() == x.stride()
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean"])
-def test_long_segments_are_rounded_once(reduce: str) -> None:
-    values, lengths = torch.rand(2000, 3).bfloat16(), torch.tensor([2000])
-    got = torch.segment_reduce(values.to("jax"), reduce, lengths=lengths.to("jax"))
-    want = torch.segment_reduce(values.double(), reduce, lengths=lengths)
-    assert got.dtype is torch.bfloat16
-    assert torch.allclose(got.cpu().double(), want, rtol=torch.finfo(torch.bfloat16).eps)
-
-
 def test_a_dtype_that_linear_algebra_lacks_is_told_in_the_words_of_pytorch() -> None:
     with pytest.raises(NotImplementedError, match="\"linalg_cholesky_ex\" not implemented for 'Half'"):
         torch.linalg.cholesky(torch.eye(2, device="jax", dtype=torch.float16))
-
-
-@pytest.mark.parametrize("infinity", [False, True])
-@pytest.mark.parametrize(("lengths", "targets"), [((12, 10, 12), (4, 2, 0)), ((12, 3, 12), (4, 4, 4))])
-def test_ctc_loss(lengths: tuple[int, ...], targets: tuple[int, ...], infinity: bool) -> None:
-    rows, ends = (
-        torch.tensor([[1, 2, 2, 3], [4, 4, 1, 1], [5, 1, 2, 3]]),
-        (torch.tensor(lengths), torch.tensor(targets)),
-    )
-
-    def loss(x: Tensor, t: Tensor) -> Tensor:
-        return F.ctc_loss(x.log_softmax(-1), t, *ends, reduction="sum", zero_infinity=infinity)
-
-    same(loss, leaf(12, 3, 6), rows, loose=16)
 
 
 def test_ctc_loss_is_compiled() -> None:
