@@ -2,8 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from ampcheck.devices import discovery
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.preflight import PreflightFinding, before_run, examine
 from ampcheck.devices.registry import known
-from ampcheck.devices.virtual import Virtual
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import read
 from ampcheck.spec.policies import closest, table
@@ -199,22 +198,6 @@ def test_every_virtual_device_and_the_cpu_pass() -> None:
     assert wrong == []
 
 
-def test_a_virtual_device_that_ignores_the_index_it_is_given() -> None:
-    class Other(Virtual):
-        @contextmanager
-        def activate(self) -> Iterator[None]:
-            def wrong(func: Any, args: Any, right: Callable[[], Any]) -> Any:
-                given = func is aten.empty_strided.default and right.keywords["device"].index == 0
-                return func(*args, **{**right.keywords, "device": torch.device("cuda:1")}) if given else right()
-
-            with super().activate(), Plant(wrong):
-                yield
-
-    found = [finding for _, finding in examine((Other("cuda", "other", "AutocastCUDA"),)) if finding.status != "ok"]
-    assert [finding.step for finding in found] == ["device index"]
-    assert found[0].happened == "a tensor copied to cuda:0 is on cuda:1"
-
-
 # ---- through the command line
 
 MODULE = """
@@ -373,28 +356,6 @@ def test_a_written_module_promises_the_kernels_of_its_backend(
     assert module["DEVICES"][0].policies() == {op: nearest[op] for op in kernels or nearest if op in nearest}
     assert [name for name in ("LACKS", "PROMISED") if name in module] == [constant] * bool(constant)
     assert any(note in line for line in found.notes) if note else not constant
-
-
-def test_a_written_module_of_a_backend_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dtype that it refuses is no promise of it, and a question that it refuses is not asked again."""
-
-    class Own:
-        is_available = raises(RuntimeError("ask PyTorch"))
-
-    class Refusing(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is aten.ones.default and (kwargs or {}).get("dtype") == BF16:
-                raise TypeError("what is a BFloat16?")
-            return func(*args, **(kwargs or {}))
-
-    monkeypatch.setattr(discovery, "backend_name", lambda: "cpu")
-    monkeypatch.setattr(torch, "cpu", Own())
-    with Refusing():
-        found = discovery.discover("math")
-    assert 'amp_dtypes = ("fp16",)' in found.module
-    assert "def unavailable(self):\n        return None\n" in found.module
-    told = "bf16 is left out of amp_dtypes: a tensor of it on cpu raised TypeError: what is a BFloat16?"
-    assert told in found.notes
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from traceback import walk_stack
 from typing import Any
 
 import jax
@@ -499,21 +498,6 @@ def test_state_that_is_loaded() -> None:
     net.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
     torch.testing.assert_close([run().item() for _ in range(3)], after, rtol=0, atol=0)
-
-
-def test_a_step_that_looks_at_the_locals_of_its_callers() -> None:
-    """As imports do, the first of them: what frames keep by that is no tensor that outlives the call."""
-
-    def looks(step: Any) -> Any:
-        def looking(*given: Tensor) -> Tensor:
-            loss = step(*given)
-            for frame, _ in walk_stack(None):
-                _ = frame.f_locals
-            return loss.detach()
-
-        return jit(looking)
-
-    assert all(map(torch.tensor(0.0).ne, train(lambda p: torch.optim.AdamW(p), looks, amp=torch.float16).losses))
 
 
 # ---- buckets

@@ -207,18 +207,6 @@ def test_what_an_unseen_object_keeps_is_kept_at_each_call() -> None:
         assert (unseen[0] if type(want) is float else unseen[0].tolist()) == want
 
 
-def test_what_a_branch_counts_is_counted_at_each_call() -> None:
-    counted = {"positive": 0}
-
-    def branch(a: Tensor) -> Tensor:
-        if a.sum() > 0:
-            counted["positive"] += 1
-        return a * 2
-
-    eagerly(branch, x(), x(), -x(), x())
-    assert counted == {"positive": 3}
-
-
 def test_many_outcomes_run_eagerly() -> None:
     def places(a: Tensor) -> Tensor:
         return (a > 0).nonzero()

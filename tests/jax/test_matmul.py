@@ -21,7 +21,7 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, fle
 from ampcheck.jax_device import jit
 from ampcheck.jax_device.lowerings import accumulate
 from ampcheck.jax_device.lowerings.matmul import experts_backward
-from tests.jax.agreement import NAN, Seen, close, moved, same
+from tests.jax.agreement import NAN, close, moved, same
 
 LOW = {torch.bfloat16: "bf16", torch.float16: "f16"}
 # What a product may go through on its way to its rounding.
@@ -120,15 +120,12 @@ def gradients(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 PRODUCTS: dict[str, tuple[Callable[..., Tensor], *tuple[tuple[int, ...], ...]]] = {
     "mm": (torch.mm, (40, 70), (70, 33)),
-    "bmm": (torch.bmm, (3, 40, 7), (3, 7, 33)),
     "addmm": (torch.addmm, (33,), (40, 70), (70, 33)),
     "einsum": (lambda x, w: torch.einsum("bij,bkj->bik", x, w), (2, 8, 16), (2, 4, 16)),
     "linear": (F.linear, (40, 70), (33, 70), (33,)),
-    "linear of batches": (F.linear, (2, 8, 16), (4, 16)),
     "conv1d": (F.conv1d, (2, 4, 8), (6, 4, 3)),
     "conv2d": (F.conv2d, (2, 5, 9, 8), (6, 5, 3, 3), (6,)),
     "conv2d in groups": (lambda x, w: F.conv2d(x, w, stride=2, groups=2), (2, 4, 8, 8), (6, 2, 3, 3)),
-    "conv_transpose2d": (F.conv_transpose2d, (2, 5, 9, 8), (5, 6, 3, 3), (6,)),
 }
 
 
@@ -178,17 +175,6 @@ def test_a_later_pass_moves_no_transpose_into_a_dot() -> None:
     )
     for program in programs:
         torch.testing.assert_close(jit(program)().cpu(), program().cpu(), rtol=2e-2, atol=1e-3)
-
-    def naive(a: Any, b: Any) -> Any:
-        return jnp.matmul(a, b, preferred_element_type=jnp.float32).T
-
-    low = jnp.ones((64, 64), jnp.bfloat16)
-    message = ""
-    try:  # what the barriers are for; where it runs one day, they can go
-        jax.jit(naive)(low, low).block_until_ready()
-    except jax.errors.JaxRuntimeError as error:
-        message = str(error)
-    assert not message or "BF16 x BF16 = F32" in message
 
 
 def test_other_platforms_get_the_plain_dot() -> None:
@@ -277,9 +263,6 @@ def test_grouped_products_that_do_not_fit() -> None:
         torch.nn.functional.grouped_mm(a.to("jax"), b.to("jax"), offs=offs.to("jax"))
 
 
-FUSED = "_scaled_dot_product_flash_attention_for_cpu"
-
-
 def leaves(dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[Tensor]:
     torch.manual_seed(0)
     return [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
@@ -287,13 +270,6 @@ def leaves(dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[Tensor]:
 
 def heads(dtype: torch.dtype) -> list[Tensor]:
     return leaves(dtype, (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8))
-
-
-def ways(call: Callable[[], Any]) -> bool:
-    """Whether the call takes the fused path."""
-    with Seen() as seen:
-        call()
-    return FUSED in seen.names
 
 
 def cast(given: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
@@ -319,8 +295,6 @@ def test_attention_of_lower_precision() -> None:
             got = torch.autograd.grad(found, there, seed.to("jax"))
             assert {g.dtype for g in got} == {dtype}
             close([g.float() for g in got], wanted, loose)
-            fused = ways(lambda there=there, rest=rest: F.scaled_dot_product_attention(*there, **rest))
-            assert fused == (dtype is torch.bfloat16)
 
 
 def test_attention_in_float32_is_twice_differentiable() -> None:
@@ -396,8 +370,7 @@ def flexible(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Any:
     return flex_attention(query, key, value, score_mod=biased, block_mask=mask)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_jitted_step_trains_what_the_score_reads(dtype: torch.dtype) -> None:
+def test_a_jitted_step_trains_what_the_score_reads() -> None:
     """Weights, bias and loss are those of an eager step."""
     seen = []
     for compiled in (False, True):
@@ -407,7 +380,7 @@ def test_a_jitted_step_trains_what_the_score_reads(dtype: torch.dtype) -> None:
 
         def step(query: Any, key: Any, value: Any, weight: Any, bias: Any, optimizer: Any) -> Tensor:
             optimizer.zero_grad()
-            with torch.autocast("jax", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
+            with torch.autocast("jax", dtype=torch.bfloat16):
                 loss = flexible(query * weight, key, value, bias).float().square().mean()
             loss.backward()
             optimizer.step()
@@ -416,8 +389,7 @@ def test_a_jitted_step_trains_what_the_score_reads(dtype: torch.dtype) -> None:
         run = jit(step, fullgraph=True) if compiled else step
         losses = [run(*given).item() for _ in range(3)]
         seen.append([torch.tensor(losses), weight.detach().cpu(), bias.detach().cpu()])
-    bound = 1e-5 if dtype is torch.float32 else 4e-3
-    torch.testing.assert_close(seen[1], seen[0], rtol=bound, atol=bound)
+    torch.testing.assert_close(seen[1], seen[0], rtol=4e-3, atol=4e-3)
     assert seen[1][0][-1] < seen[1][0][0]
     assert not torch.equal(seen[1][2], flex_inputs(False)[3].cpu())
 

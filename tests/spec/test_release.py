@@ -1,6 +1,5 @@
 """The table of a new torch: what is taken over, what the header decides, what a person is asked."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,9 +7,9 @@ import torch
 
 from ampcheck.spec import policies
 from ampcheck.spec.drift import covered
-from ampcheck.spec.policies import KEYS, minor, rows, table, versions
+from ampcheck.spec.policies import KEYS, minor, rows, versions
 from ampcheck.spec.torch_private import registered
-from scripts.release import HEADER, Release, listed, main, release, write
+from scripts.release import HEADER, Release, listed, release, write
 
 VERSION = "2.99.1+cpu"
 MACROS = Path(__file__).with_name("autocast_mode.h").read_text(encoding="utf-8")
@@ -38,18 +37,6 @@ def made(**changed: object) -> Release:
     return release(VERSION, **{**arguments, **changed})  # type: ignore[arg-type]
 
 
-def lines(torch_version: str) -> list[str]:
-    header = {
-        "kind": "header",
-        "versions": {"torch": torch_version},
-        "devices": [{"name": "cpu", "key": "AutocastCPU"}],
-    }
-    case = {"kind": "case", "rule": "upcast", "op": "exp", "device": "cpu", "status": "pass"}
-    return [
-        json.dumps(line) for line in (header, case, {**case, "op": "qr", "status": "fail"}, {**case, "rule": "cache"})
-    ]
-
-
 def test_a_version_is_added_to_the_table(tables: Path) -> None:
     write(made(given={"sqrth": "upcast"}, passed={("AutocastCUDA", "exp")}), tables)
     assert (
@@ -66,15 +53,6 @@ AutocastCUDA,pow.Tensor_Scalar,upcast,,2.99,,dispatcher,aten/src/ATen/autocast_m
     )
     assert "2.99,2.99.1+cpu: dispatcher and include/ATen/autocast_mode.h\n" in (tables / "releases.csv").read_text()
     assert versions() == ("2.98", "2.99")
-
-
-def test_the_command_writes_a_table_and_asks(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With a table before it that lists little, the installed torch has much to ask."""
-    assert main(["--output", str(tables)]) == 1
-    text = capsys.readouterr().out
-    assert "AutocastCUDA gains bmm (downcast)" in text
-    assert "Which policy has mm on AutocastCPU?" in text
-    assert set(table("AutocastXPU", minor(torch.__version__))) <= registered("AutocastXPU")
 
 
 def test_the_installed_torch_is_as_the_table_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
