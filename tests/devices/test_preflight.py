@@ -2,8 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ampcheck.devices import discovery
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.preflight import PreflightFinding, before_run, examine
 from ampcheck.devices.registry import known
+from ampcheck.devices.virtual import Virtual
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import read
 from ampcheck.spec.policies import closest, table
@@ -128,6 +129,8 @@ FAULTS: dict[str, tuple[Planted, str, str, str]] = {
     "elsewhere": (copies(FP32, lambda t: t.to("meta")), "copy of fp32!", "a tensor is on meta", ""),
     "contiguous": (copies(FP32, torch.Tensor.contiguous), "strides", "of strides (1, 3) has strides (2, 1) on", ""),
     "no_add": (without("add"), "add!", "raised NotImplementedError: no add", "make aten::add.Tensor work"),
+    "wrong_mul": (named("mul", lambda _, right: right() + 1), "backward", "the gradient came back as", ""),
+    "one_region": (made(autocast=lambda *_, **__: torch.autocast("cpu", torch.bfloat16)), "region", "fp16", ""),
     "no_gradient": (made(backward=lambda *args: None), "backward", "the leaf has no gradient", ""),
     "lost_device": (made(synchronize=raises(OSError("lost"))), "synchronize!", "OSError: lost", "every case calls it"),
     "seed_ignored": (made(seed=lambda self: None), "generator", "other numbers after the same seed", "manual_seed_all"),
@@ -196,6 +199,22 @@ def test_every_virtual_device_and_the_cpu_pass() -> None:
     devices = [device for name, device in known().items() if name == "cpu" or name.startswith("virtual:")]
     wrong = [finding.text for _, finding in examine(devices) if finding.status != "ok"]
     assert wrong == []
+
+
+def test_a_virtual_device_that_ignores_the_index_it_is_given() -> None:
+    class Other(Virtual):
+        @contextmanager
+        def activate(self) -> Iterator[None]:
+            def wrong(func: Any, args: Any, right: Callable[[], Any]) -> Any:
+                given = func is aten.empty_strided.default and right.keywords["device"].index == 0
+                return func(*args, **{**right.keywords, "device": torch.device("cuda:1")}) if given else right()
+
+            with super().activate(), Plant(wrong):
+                yield
+
+    found = [finding for _, finding in examine((Other("cuda", "other", "AutocastCUDA"),)) if finding.status != "ok"]
+    assert [finding.step for finding in found] == ["device index"]
+    assert found[0].happened == "a tensor copied to cuda:0 is on cuda:1"
 
 
 # ---- through the command line
@@ -429,23 +448,6 @@ def test_a_smoke_run_is_small_and_touches_every_kind(listed: Listed) -> None:
         assert policies <= kinds(smoke)["rule"]
     assert f"smoke: {len(smoke)} of {len(full)} cases" in said
     assert f"{len(smoke)} cases; {len(full) - len(smoke)} more were not selected" in said
-
-
-@pytest.mark.nightly
-def test_a_smoke_run_says_how_much_it_ran(tmp_path: Path) -> None:
-    chosen = ("--device=cpu", "--rule=downcast", "--op=mm")
-    done = run(tmp_path, "run", "--smoke", "--suite=eager", *chosen)
-    assert done.returncode == 0, done.stdout + done.stderr
-    smoke = next(line for line in done.stdout.splitlines() if line.startswith("smoke: "))
-    some, everything = (int(word) for word in smoke.split() if word.isdigit())
-    assert 0 < some < everything
-    assert f"{some} of {some} cases ran" in done.stdout
-    assert f"; {everything - some} more were not selected" in done.stdout
-    (file,) = (tmp_path / "reports" / "runs").glob("*.jsonl")
-    assert read(file).header["smoke"] is True
-    plain = run_pytest(tmp_path, str(ROOT / "suites" / "eager"), "--smoke", "--no-run-file", *chosen)
-    assert plain.returncode == 0, plain.stdout + plain.stderr
-    assert f"{everything - some} deselected" in plain.stdout
 
 
 def test_smoke_and_nightly_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:

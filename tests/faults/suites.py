@@ -30,7 +30,6 @@ KNOWN = {**BY_NAME, **{mutant.name: mutant for mutant in WARNINGS}}
 OTHERS = {
     torchscript.AGREEMENT: torchscript.agreement,
     registration.REGISTRATION: registration.checks,
-    registration.PREFLIGHT: registration.steps,
 }
 """What runs the cases of rules that no suite has."""
 _SUITES = ("-c", str(ROOT / "ampcheck/pytest.ini"), f"--rootdir={ROOT}", "-p", "ampcheck.runner.plugin")

@@ -1,35 +1,27 @@
-"""Mistakes of `register_autocast`, and of a backend before its first case, which no case of the suites is about.
+"""Mistakes of `register_autocast`, which no case of the suites is about: a check of tests/backends/register must fail.
 
-The first must fail a check of tests/backends/register, the second a step of the preflight. Both are injected into the
-backend of NumPy arrays of tests/backends.
+They are injected into the backend of NumPy arrays of tests/backends.
 """
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any
-from unittest.mock import patch
 
 import pytest
-import torch
 from _pytest.runner import runtestprotocol
 from torch._C import DispatchKey
 
-from ampcheck.devices.preflight import PreflightFinding, examine
-from ampcheck.devices.registry import known
 from ampcheck.register import casts, hops, kernels, plan, registration
 from tests.cli_support import ROOT
 from tests.faults.collecting import Result, collected
 from tests.faults.mutant import Inject, both, mutants, put, wrap
 
 DEVICE = "npy"
-REGISTRATION, PREFLIGHT = "registration/checks", "preflight/steps"
-"""The suites and rules of what is run here."""
-
-
-# ---- registration
+REGISTRATION = "registration/checks"
+"""The suite and the rule of what is run here."""
 
 
 def checks(device: str, ids: Sequence[str]) -> list[Result]:
@@ -42,7 +34,7 @@ def checks(device: str, ids: Sequence[str]) -> list[Result]:
 def _checks() -> list[pytest.Item]:
     options = ["-o", "python_files=checks_*.py", "-o", "python_functions=check_*", "-p", "register_support"]
     items = collected([str(ROOT / "tests/backends/register"), "--noconftest", *options])[1]
-    backend().register()  # the plugin takes the registration back, which the preflight's mutants need in any order
+    backend().register()  # the plugin takes the registration back
     return items
 
 
@@ -60,12 +52,13 @@ def _in_a_copy(item: pytest.Item) -> Result:
     _, ended = os.waitpid(copy, 0)
     assert told, f"the process of {item.name} ended with {ended}"
     message = json.loads(told)
-    return _result(REGISTRATION, item.name, message, "fail" if message else "pass")
+    suite, rule = REGISTRATION.split("/")
+    status = "fail" if message else "pass"
+    return {"suite": suite, "rule": rule, "id": item.name, "status": status, "message": message}
 
 
-def _result(rule: str, name: str, message: str, status: str) -> Result:
-    suite, rule = rule.split("/")
-    return {"suite": suite, "rule": rule, "id": name, "status": status, "message": message}
+def backend() -> Any:
+    return import_module("numpy_backend").BACKEND
 
 
 def written(*changes: tuple[str, str]) -> Inject:
@@ -96,62 +89,4 @@ MISTAKES = {
     "gradients-stay-low": put(casts._Graph, forward=staticmethod(lambda ctx, weight, holder: holder[0])),
 }
 
-
-# ---- preflight
-
-
-def steps(device: str, ids: Sequence[str]) -> list[Result]:
-    """Return the findings of steps of the preflight."""
-    found = [finding for _, finding in examine((known(("numpy_backend",))[DEVICE],))]
-    return [_result(PREFLIGHT, f.step, f.text, _status(f)) for f in found if f.step in ids]
-
-
-def _status(finding: PreflightFinding) -> str:
-    return "pass" if finding.status == "ok" else finding.status + ", the run ends" * finding.ends
-
-
-def backend() -> Any:
-    return import_module("numpy_backend").BACKEND
-
-
-def computing(after: Callable[[Any, Any], object]) -> Inject:
-    """Call `after` with every op and its result."""
-
-    def inject(device: str) -> Any:
-        right = backend()._computed
-
-        def computed(op: Any, args: Any, kwargs: Any) -> Any:
-            out = right(op, args, kwargs)
-            after(op, out)
-            return out
-
-        return patch.object(backend(), "_computed", computed)
-
-    return inject
-
-
-def one_more(name: str) -> Inject:
-    """Let an op give one more than it should."""
-    return computing(lambda op, out: out.add_(1) if op._opname == name else None)
-
-
-def refused(*names: str) -> Inject:
-    """Let some ops have no kernel."""
-
-    def refuse(op: Any, out: Any) -> None:
-        if op._opname in names:
-            raise NotImplementedError(f"no kernel of {op._opname} yet")
-
-    return computing(refuse)
-
-
-LACKING = {
-    "only-fp16": lambda _: patch.object(torch.npy, "get_amp_supported_dtype", lambda: [torch.float16], create=True),
-    "no-scaler-kernels": refused("_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_"),
-    "no-generator": refused("uniform_"),
-    "wrong-add": one_more("add"),
-    "wrong-mul": one_more("mul"),
-    "other-index": lambda device: patch.object(type(torch.npy), "current_device", staticmethod(lambda: 3)),
-}
-
-MUTANTS = (*mutants(REGISTRATION, MISTAKES, [DEVICE]), *mutants(PREFLIGHT, LACKING, [DEVICE]))
+MUTANTS = mutants(REGISTRATION, MISTAKES, [DEVICE])
