@@ -69,9 +69,3 @@ def test_an_interrupted_measurement_goes_on(tmp_path: Path) -> None:
     runners = Scripted()
     assert len(_measured(runners, tmp_path / "results")) == 2
     assert {mutant for mutant, _ in runners.ran} == {"uncast"}
-
-
-def test_the_page_counts_what_is_noticed_and_by_how_many(tmp_path: Path) -> None:
-    page = matrix.page(_measured(Scripted(), tmp_path / "results"), MUTANTS)
-    assert "| eager/context | left 1/1 |" in page
-    assert "| eager/downcast | uncast 1 |" in page

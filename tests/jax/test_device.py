@@ -254,15 +254,6 @@ def test_torch_compile_without_a_backend_compiles_with_jax() -> None:
     assert torch.equal(torch.compile(lambda: torch.ones(3, device="jax") + 1)().cpu(), torch.full((3,), 2.0))
 
 
-def test_torch_compile_without_a_backend_leaves_cpu_tensors_to_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._inductor import compile_fx  # noqa: PLC0415  # seconds, for one test
-
-    graphs = []
-    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, *_, **__: graphs.append(graph) or graph.forward)
-    torch.compile(lambda x: x * 3)(torch.ones(2))
-    assert len(graphs) == 1
-
-
 def slow(seconds: float) -> torch.Tensor:
     """A tensor of the device that is computed that long after this returns."""
 

@@ -6,7 +6,6 @@ The file is also the program of each process: `python -m tests.jax.test_distribu
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +19,6 @@ from tests.cli_support import LIMIT, ROOT
 WORLD = 2
 OVERFLOWS = 1  # the step in which the last rank's gradients are infinite
 STEPS = 3
-OFTEN, RARELY = ("ddp", "fsdp-bf16"), ("buckets", "fsdp")
-"""How models are made parallel, in each run and each night."""
 
 
 def _mine(rank: int, size: int = 2) -> torch.Tensor:
@@ -76,17 +73,13 @@ COLLECTIVES: dict[str, tuple[Callable[[int], Any], Callable[[int], Any]]] = {
 }
 
 
-def _sharded(precision: torch.dtype | None) -> Callable[[torch.nn.Module], torch.nn.Module]:
-    """FSDP of each linear layer and of the whole, with parameters gathered in that dtype."""
-
-    def wrap(layers: Any) -> torch.nn.Module:
-        mesh = dist.init_device_mesh("jax", (WORLD,))
-        policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
-        for module in (layers[0], layers[2], layers):
-            fully_shard(module, mesh=mesh, mp_policy=policy)
-        return layers  # type: ignore[no-any-return]
-
-    return wrap
+def _sharded(layers: Any) -> torch.nn.Module:
+    """FSDP of each linear layer and of the whole, with parameters gathered in bfloat16."""
+    mesh = dist.init_device_mesh("jax", (WORLD,))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for module in (layers[0], layers[2], layers):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+    return layers  # type: ignore[no-any-return]
 
 
 def _whole(parameter: torch.Tensor) -> torch.Tensor:
@@ -116,32 +109,31 @@ def _train(ranks: range, wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> 
     return seen
 
 
-def _main(rank: int, store: str, results: str, wrappers: list[str]) -> None:
+PARALLEL: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
+    "ddp": torch.nn.parallel.DistributedDataParallel,
+    "fsdp": _sharded,
+}
+"""How models are made parallel."""
+
+
+def _main(rank: int, store: str, results: str) -> None:
     dist.init_process_group("cpu:gloo,jax:gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
     seen = {name: collective(rank) for name, (collective, _) in COLLECTIVES.items()}
-    parallel = torch.nn.parallel.DistributedDataParallel
     dist.barrier()
-    makes: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
-        "ddp": parallel,
-        "buckets": lambda m: parallel(m, gradient_as_bucket_view=True),
-        "fsdp": _sharded(None),
-        "fsdp-bf16": _sharded(torch.bfloat16),
-    }
-    seen |= {name: _train(range(rank, rank + 1), makes[name]) for name in wrappers}
+    seen |= {name: _train(range(rank, rank + 1), wrap) for name, wrap in PARALLEL.items()}
     torch.save(seen, results)
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def processes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of the processes saw."""
     folder = tmp_path_factory.mktemp("distributed")
     results = [folder / f"{rank}.pt" for rank in range(WORLD)]
-    wrappers = [*OFTEN, *(RARELY if request.config.option.nightly else ())]
     command = [sys.executable, "-W", "error::UserWarning:torch.library", "-m", "tests.jax.test_distributed"]
     started = [
         subprocess.Popen(
-            [*command, str(rank), str(folder / "store"), str(path), *wrappers],
+            [*command, str(rank), str(folder / "store"), str(path)],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -166,7 +158,7 @@ def test_collectives_give_each_rank_its_result_on_the_device(name: str, processe
         assert all(value.device.type == "jax" for value in found if isinstance(value, torch.Tensor))
 
 
-@pytest.mark.parametrize("name", [*OFTEN, *(pytest.param(name, marks=pytest.mark.nightly) for name in RARELY)])
+@pytest.mark.parametrize("name", PARALLEL)
 def test_parallel_models_train_as_one_and_all_skip_an_overflow(name: str, processes: list[dict[str, Any]]) -> None:
     alone = _train(range(WORLD), lambda model: model)
     for seen in processes:
@@ -219,4 +211,4 @@ def test_gloo_is_the_backend_of_the_device_by_default() -> None:
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), sys.argv[2], str(Path(sys.argv[3])), sys.argv[4:])
+    _main(int(sys.argv[1]), sys.argv[2], sys.argv[3])

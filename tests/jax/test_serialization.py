@@ -127,23 +127,6 @@ def test_scripted_modules_are_written_from_the_cpu(kind: str, tmp_path: Path) ->
     assert found(torch.ones(1, 3, device="jax")).shape == (1, 2)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_loaded_module_moves_with_its_parameters() -> None:
-    """They are the same objects afterwards, as an optimizer wants; they are no `nn.Parameter`s."""
-    file = io.BytesIO()
-    torch.jit.save(torch.jit.script(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))), file)
-    file.seek(0)
-    module = torch.jit.load(file)
-    before = list(module.parameters())
-    optimizer = torch.optim.SGD(before, lr=0.1)
-    module.to("jax")
-    assert all(p is q for p, q in zip(module.parameters(), before, strict=True))
-    module(torch.arange(6.0, device="jax").reshape(2, 3)).square().sum().backward()
-    optimizer.step()
-    assert {t.device.type for t in (*module.parameters(), *module.buffers())} == {"jax"}
-    assert before[2].grad is not None
-
-
 class Tied(nn.Module):
     """A module whose head has the weight of its embedding."""
 
