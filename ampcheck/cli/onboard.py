@@ -100,19 +100,16 @@ def _events(timeout: float, task: Mapping[str, object]) -> Iterator[dict[str, An
     """Yield the events of a child that examines or finds a device; the last is `dead` where it ended or hung."""
     command = [sys.executable, "-m", "ampcheck.cli.onboard"]
     with Worker(command, environment(1), task) as child:
-        while True:
-            try:
-                event = child.hear(timeout)
-            except TimeoutError:
-                child.abort()
-                yield {"kind": "dead", "happened": f"nothing happened for {timeout:g} s{child.where()}"}
-                return
-            if event is None:
-                yield {"kind": "dead", "happened": f"the process ended with {child.reason()}"}
-                return
-            yield event
-            if event["kind"] in ("refused", "warned"):
-                return
+        try:
+            while (event := child.hear(timeout)) is not None:
+                yield event
+                if event["kind"] in ("refused", "warned"):
+                    return
+            happened = f"the process ended with {child.reason()}"
+        except TimeoutError:
+            child.abort()
+            happened = f"nothing happened for {timeout:g} s{child.where()}"
+        yield {"kind": "dead", "happened": happened}
 
 
 def examine_device() -> None:

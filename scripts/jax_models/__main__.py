@@ -12,6 +12,7 @@ import platform
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -114,19 +115,13 @@ def measure(name: str, dtype: str, ways: Sequence[str], seconds: float, took: Ca
         return
     while left:
         with Worker([*COMMAND, name, dtype, *left]) as worker:
-            reason = ""
-            while left and not reason:
-                try:
-                    said = worker.hear(seconds)
-                except TimeoutError:
-                    reason = f"it took over {seconds:g} s"
-                else:
-                    if said is None:
-                        reason = f"the process ended with {worker.reason()}"
-                    else:
-                        took(Row(**said))
-                        left.pop(0)
-            if reason:
+            reason = f"it took over {seconds:g} s"
+            with suppress(TimeoutError):
+                while left and (said := worker.hear(seconds)) is not None:
+                    took(Row(**said))
+                    left.pop(0)
+                reason = f"the process ended with {worker.reason()}" if left else ""
+            if left:
                 took(Row(name, dtype, left.pop(0), "raises", reason))
 
 

@@ -428,40 +428,33 @@ def _results(
     device: str, tasks: Sequence[Task], progress: Callable[[str], None], limit: float, until: float = math.inf
 ) -> Iterator[tuple[Task, VariantResult]]:
     """Each task's variant as it is ready; a process that ends early costs the variant that it was at."""
-    left, done = list(tasks), 0
+    left = list(tasks)
     while left:
-        if time.monotonic() >= until:
-            yield left.pop(0), VariantResult(tasks[done][1], "not measured", "left out, as the run had to end")
-            done += 1
-            continue
-        command = [sys.executable, "-m", "ampcheck.bench.estimates.estimate"]
-        with Worker(command, {**environment(1), "JAX_PLATFORMS": "cpu"}, {"device": device, "tasks": left}) as worker:
-            ended = ""
-            progress(_line(device, tasks, done))
-            while True:
+        ended = "left out, as the run had to end"
+        if time.monotonic() < until:
+            command = [sys.executable, "-m", "ampcheck.bench.estimates.estimate"]
+            given = {"device": device, "tasks": left}
+            with Worker(command, {**environment(1), "JAX_PLATFORMS": "cpu"}, given) as worker:
                 try:
-                    line = worker.hear(min(limit, until - time.monotonic()))
+                    progress(_line(device, tasks, left))
+                    while (line := worker.hear(min(limit, until - time.monotonic()))) is not None:
+                        yield left.pop(0), VariantResult(**line)
+                        progress(_line(device, tasks, left))
+                    ended = f"the process ended with {worker.reason()}"
                 except TimeoutError:
                     ended = f"took more than {limit:.0f} s to compile"
                     if time.monotonic() >= until:
                         ended = "was not compiled when the run had to end"
-                    break
-                if line is None:
-                    break
-                yield left.pop(0), VariantResult(**line)
-                done += 1
-                progress(_line(device, tasks, done))
-            if left:
-                ended = ended or f"the process ended with {worker.reason()}"
-                yield left.pop(0), VariantResult(tasks[done][1], "not measured", ended)
-                done += 1
+        if left:
+            task = left.pop(0)
+            yield task, VariantResult(task[1], "not measured", ended)
 
 
-def _line(device: str, tasks: Sequence[Task], done: int) -> str:
-    if done == len(tasks):
-        return f"{device}: {done} programs estimated"
-    workload, precision = tasks[done]
-    return f"{done + 1} of {len(tasks)}: {device}/jit/{workload} {precision}"
+def _line(device: str, tasks: Sequence[Task], left: Sequence[Task]) -> str:
+    if not left:
+        return f"{device}: {len(tasks)} programs estimated"
+    workload, precision = left[0]
+    return f"{len(tasks) - len(left) + 1} of {len(tasks)}: {device}/jit/{workload} {precision}"
 
 
 def main() -> None:

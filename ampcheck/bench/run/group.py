@@ -271,18 +271,14 @@ class _Worker(Worker):
     def lines(self) -> Iterable[tuple[str, Any]]:
         """Return the worker's lines, until it ends, is silent for too long, or the time of all is over."""
         limit = self._mode.limit
-        while True:
-            try:
-                line = self.hear(min(limit, self._end - time.monotonic()))
-            except TimeoutError:
-                self.timed_out = True
-                return
-            if line is None:
-                return
-            for kind, value in line.items():
-                single = kind == "variant" and value[1] == "call"
-                limit = self._mode.patience if single else self._mode.limit
-                yield kind, value
+        try:
+            while (line := self.hear(min(limit, self._end - time.monotonic()))) is not None:
+                for kind, value in line.items():
+                    single = kind == "variant" and value[1] == "call"
+                    limit = self._mode.patience if single else self._mode.limit
+                    yield kind, value
+        except TimeoutError:
+            self.timed_out = True
 
     def end(self) -> str:
         """Say how it ended."""
