@@ -37,6 +37,8 @@ WRONG_KEY = "has the key {!r}; the autocast dispatch key of device type {!r} is 
         ("raise SystemExit(0)", "cannot be loaded as a device: SystemExit"),
         ("DEVICES = (1,)", "gives 1, which is not an ampcheck.devices.Device"),
         (UNFINISHED, "TypeError: Can't instantiate abstract class D"),
+        (device(token=None), "D does not set token"),
+        (device(amp_dtypes=("fp8",)), "has the lower precision 'fp8'; there are fp16, bf16"),
         (device(token="cpu"), "the id token 'cpu' of 'd' cannot be told from 'cpu' of 'cpu'"),
         (device(name="cpu"), "declares device 'cpu', which exists already"),
         (device(token="my-d"), "has the id token 'my-d'; it is made of letters, digits, _ and ."),

@@ -82,7 +82,7 @@ UNSTRIDED = {
     *("chalf", "to_sparse", "sparse.mm.reduce", "sparse.sampled_addmm", "nn.functional.embedding_bag"),  # not here
     *("as_strided_scatter", "native_group_norm", "nn.functional.max_pool3d", "view", "view_as", "view_as_complex"),
     *("linalg.lstsq", "linalg.lstsq.grad_oriented", "nonzero", "argwhere", "masked.log_softmax"),
-    "nn.functional.conv_transpose3d",  # which test_convolution has; the CPU's slow kernel of some has no such layout
+    "nn.functional.conv_transpose3d",  # which test_ops.py has; the CPU's slow kernel of some has no such layout
 }
 """Ops of which the CPU or the device takes no samples arranged otherwise, or whose Meta kernel says nothing."""
 DRAWN = ("nn.FractionalMaxPool", "nn.Lazy")

@@ -219,12 +219,17 @@ def _on_xpu(a: Tensor) -> Tensor:
         return torch.mm(a, a)
 
 
+def prepared() -> Any:
+    return torch.jit.optimize_for_inference(scripted(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()).eval()))
+
+
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "eager": (lambda: torchscript.autocast(len), "is no TorchScript program"),
     "device": (lambda: torchscript.autocast(scripted(programs.nested), device_type="mps"), "device_type is 'mps'"),
     "other region": (lambda: torchscript.autocast(scripted(_on_xpu)), "a region on 'xpu'"),
     "left out": (lambda: torchscript.autocast(scripted(programs.nested), device_type="cuda"), "a region on 'cpu'"),
     "twice": (lambda: torchscript.autocast(torchscript.autocast(scripted(programs.nested))), "rewritten before"),
+    "prepared": (lambda: torchscript.autocast(prepared()), "prepared for inference"),
 }
 
 
