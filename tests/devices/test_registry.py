@@ -39,7 +39,7 @@ WRONG_KEY = "has the key {!r}; the autocast dispatch key of device type {!r} is 
         (UNFINISHED, "TypeError: Can't instantiate abstract class D"),
         (device(token=None), "D does not set token"),
         (device(amp_dtypes=("fp8",)), "has the lower precision 'fp8'; there are fp16, bf16"),
-        (device(token="cpu"), "the id token 'cpu' of 'd' cannot be told from 'cpu' of 'cpu'"),
+        (device(token="cp"), "the id token 'cp' of 'd' cannot be told from 'cpu' of 'cpu'"),
         (device(name="cpu"), "declares device 'cpu', which exists already"),
         (device(token="my-d"), "has the id token 'my-d'; it is made of letters, digits, _ and ."),
         (device(token="fp16chip"), "in which 'fp16' occurs"),
