@@ -61,15 +61,28 @@ def _doubled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("op", "form", "wrong", "said"),
+    ("op", "given", "form", "wrong", "said"),
     [
-        ("matmul", "operator", torch.autocast("cpu", enabled=False), "operator of sample 0: gave torch.float32"),
-        ("linalg.det", "det", _doubled, "det of sample 0: is off by 1"),
-        ("mul", "Tensor.mul_", _doubled, "in_place Tensor.mul_ of sample 0: is off by 1"),
+        (
+            "matmul",
+            "wide",
+            "operator",
+            torch.autocast("cpu", enabled=False),
+            "operator of sample 0: gave torch.float32",
+        ),
+        (
+            "matmul",
+            "low",
+            "operator",
+            torch.autocast("cpu", enabled=False),
+            "operator of sample 0: raised RuntimeError",
+        ),
+        ("linalg.det", "wide", "det", _doubled, "det of sample 0: is off by 1"),
+        ("mul", "wide", "Tensor.mul_", _doubled, "in_place Tensor.mul_ of sample 0: is off by 1"),
     ],
 )
 def test_a_form_that_differs_is_named(
-    op: str, form: str, wrong: Callable[..., Any], said: str, monkeypatch: pytest.MonkeyPatch
+    op: str, given: str, form: str, wrong: Callable[..., Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each form is a sibling of the op itself: an alias, an operator, a call in place."""
 
@@ -77,8 +90,19 @@ def test_a_form_that_differs_is_named(
         return [one._replace(function=wrong(one.function)) if one.name == form else one for one in forms(info)]
 
     amp = DeviceAmp(known()["cpu"], "bf16")
-    assert_relations(amp, op, "wide")
+    assert_relations(amp, op, given)
     assert amp.differences == []
     monkeypatch.setattr(relations, "forms", planted)
-    assert_relations(amp, op, "wide")
+    assert_relations(amp, op, given)
     assert [text for text in amp.differences if text.startswith(said)]
+
+
+def test_what_overflows_is_named_but_where_large_terms_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
+    amp = DeviceAmp(known()["cpu"], "fp16")
+    assert_relations(amp, "nn.functional.conv_transpose2d", "large")
+    assert amp.differences == []
+    relu = amp.op_info("nn.functional.relu")
+    right = relu.op
+    monkeypatch.setattr(relu, "op", lambda *x: right(*x) * (torch.inf if torch.is_autocast_enabled("cpu") else 1))
+    assert_relations(amp, "nn.functional.relu", "large")
+    assert [text for text in amp.differences if text.startswith("accuracy of output 0 of sample 3: gave inf")]
