@@ -13,7 +13,7 @@ import torch
 from ampcheck.bench.core import prepare
 from ampcheck.bench.core.model import PRECISIONS, BenchPlan, Rounds, Variant
 from ampcheck.bench.core.timing import CudaClock, Timed, clock, interleave
-from ampcheck.bench.run import measure, verify, worker
+from ampcheck.bench.run import measure
 from ampcheck.bench.run.measure import Measurer
 from ampcheck.bench.run.summary import summarize
 from ampcheck.devices.cuda import Cuda, _hardware
@@ -169,22 +169,6 @@ def test_an_op_whose_kernels_are_not_short_has_no_graph(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("false_cuda")
-def test_the_memory_of_a_graph_is_that_of_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = [0]
-    for name in ("memory_allocated", "max_memory_allocated"):
-        monkeypatch.setattr(torch.cuda, name, lambda: held[0])
-    one = MagicMock(eager=lambda: held.__setitem__(0, 1000))
-    assert measure.peak_memory(one, Cuda(), "graph") == 1000
-
-
-@pytest.mark.usefixtures("false_cuda")
-def test_a_sample_has_two_events_and_overhead_the_clock_of_the_host() -> None:
-    seconds, _ = clock(Cuda()).sample(int, 100)
-    assert (seconds, Event.made) == (2e-3 / 100, 2)
-    assert clock(Cuda(), overhead=True).sample(int, 100)[0] < 1e-5
-
-
-@pytest.mark.usefixtures("false_cuda")
 @pytest.mark.parametrize("comes", [True, False])
 def test_an_event_that_has_not_come_makes_a_result_invalid_and_no_output_is_read(comes: bool) -> None:
     timer, found = CudaClock(Cuda()), Rounds("w", "cuda", "eager", 0, facts={"a": {}})
@@ -216,29 +200,3 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_driver_clocks_power_and_other_programs_are_recorded(driver: None) -> None:
     recorded = {"driver_version": "580.1", "clocks.sm": "1980", "clocks.max.sm": "1980", "power.limit": "700.00"}
     assert _hardware("") == {**recorded, "programs": "2"}
-
-
-def test_without_a_driver_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    _hardware.cache_clear()
-    assert _hardware("") == {}
-
-
-def test_the_processes_that_compile_keep_every_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned: list[set[int]] = []
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
-    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: pinned.append(cores))
-    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
-    for device in ("cuda", "cpu"):
-        worker.pin(1, 1, device)
-    assert pinned == [{1}]
-
-
-def test_verify_measures_cuda_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    for available in (True, False):
-        begun: list[str] = []
-        monkeypatch.setattr(Cuda, "unavailable", lambda self: None if available else "no GPU")  # noqa: B023
-        monkeypatch.setattr(verify.subprocess, "run", lambda command, check: begun.append(command[-3]) or MagicMock())  # noqa: B023
-        with contextlib.suppress(TypeError):  # the results are mocks
-            verify.main([])
-        assert ("cuda" in begun) is available

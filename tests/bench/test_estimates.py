@@ -17,7 +17,6 @@ from ampcheck.bench.estimates.estimate import (
     contradicts,
     duration,
     judge,
-    precision_check,
     variant_result,
 )
 from ampcheck.bench.estimates.program import Array, DotProduct, Schedule, casts, parse, products, schedule, wide
@@ -93,18 +92,6 @@ def test_copies_run_beside_the_computation() -> None:
     assert unwaited.seconds == pytest.approx(8 * MEBI / 1e9)
 
 
-def test_a_slice_is_copied_by_its_own_size() -> None:
-    start = (
-        "((f32[1024,1024]{1,0}), f32[128,1024]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%x.1), slice={[0:128], [0:1024]}"
-    )
-    text = (
-        "ENTRY %main (x.1: f32[1024,1024]) -> f32[128,1024] {\n  %x.1 = f32[1024,1024]{1,0} parameter(0)\n"
-        f"  %slice-start = {start}\n  ROOT %done = f32[128,1024]{{1,0:S(1)}} slice-done(%slice-start)\n}}\n"
-    )
-    plan = schedule(parse(text), clock=1e9, bandwidth=1e12)
-    assert (plan.hbm, plan.seconds) == (MEBI // 2, pytest.approx(MEBI / 2e12))
-
-
 def test_a_loop_is_counted_and_its_body_once() -> None:
     text = (
         "%body (b: f32[8]) -> f32[8] {\n  %b = f32[8]{0} parameter(0)\n"
@@ -152,19 +139,6 @@ def test_a_variant_is_what_its_name_says(precision: str, kinds: dict[DotProduct,
     assert contradicts(MM, PRECISIONS[precision], found(wide=("fp64[8,8]",))) == "computes in float64: fp64[8,8]"
     variant = variant_result(MM, PRECISIONS[precision], estimate, CHIP)
     assert (variant.verdict, variant.reason, variant.seconds) == (("invalid", said, None) if said else ("", "", 1e-3))
-
-
-def test_the_figures_of_a_variant() -> None:
-    variant = variant_result(MM, PRECISIONS["fp32"], found(casts=("2 × fp32 to bf16[8,8]",), cast_count=3), CHIP)
-    assert (variant.flops_per_second, variant.bytes_per_second, variant.intensity) == (2e12, 1e10, 200.0)
-    assert (variant.share, variant.memory, variant.compile) == (pytest.approx(0.02), 8, 0.5)
-    assert variant.precision_check == (
-        "products: 1 × fp32 in 6 bf16 passes; casts left: 3 (2 × fp32 to bf16[8,8]); "
-        "time from 1000000 cycles of the compiler's"
-    )
-    assert precision_check(found(source="roofline")).endswith(
-        "time from flops by peak and bytes by bandwidth, the larger"
-    )
 
 
 def test_parts_of_unknown_time_make_a_verdict_ambiguous() -> None:
@@ -310,18 +284,6 @@ variant = variant_result(mm, PRECISIONS["fp32"], found, TPUS["v5e"])
 print(json.dumps([found.source, found.flops, found.arguments, found.outputs, dataclasses.asdict(variant)]))
 """
 
-TRACED = """
-def text(x):
-    function, structs = jit(lambda a: a @ a).program(x)
-    return function.trace(*structs).lower(lowering_platforms=("tpu",)).as_text()
-
-low = [torch.ones(n, n, dtype=torch.bfloat16, device="jax") for n in (4, 5)]
-with traced_for("tpu"):
-    found = [text(low[0])]
-found.append(text(low[1]))
-print(json.dumps(["f32" in t for t in found] + [jax.default_backend()]))
-"""
-
 
 def run(script: str) -> Any:
     return json.loads(python("-c", PRELUDE + script, JAX_PLATFORMS="cpu").splitlines()[-1])
@@ -332,10 +294,6 @@ def test_a_compiler_that_says_no_cycles() -> None:
     assert (source, flops, arguments, outputs) == ("roofline", 2 * 64**3, 2 * 64 * 64 * 4, 64 * 64 * 4)
     assert variant["seconds"] == pytest.approx(3 * 64 * 64 * 4 / estimate.TPUS["v5e"].bandwidth, rel=0.5)
     assert "products: 1 × fp32" in variant["precision_check"]
-
-
-def test_what_is_for_a_cpu_only_is_not_in_the_program() -> None:
-    assert run(TRACED) == [False, True, "cpu"]
 
 
 @_needs("tpu-v5e")

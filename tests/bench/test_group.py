@@ -1,8 +1,6 @@
 """Workers: their plans, what becomes of one that dies or hangs, and that each measured group is kept at once."""
 
 import dataclasses
-import json
-import os
 import signal
 import sys
 from pathlib import Path
@@ -14,11 +12,11 @@ from ampcheck.bench.core.model import Rounds
 from ampcheck.bench.core.peaks import Peaks
 from ampcheck.bench.run import ceilings
 from ampcheck.bench.run import group as running
-from ampcheck.bench.run.group import QUICK, RESERVE, Bench, Event, Expected, Mode, environment, expect
+from ampcheck.bench.run.group import QUICK, RESERVE, Bench, Event, Expected, Mode, expect
 from ampcheck.bench.run.runfile import read
 from ampcheck.bench.run.summary import summarize
 from ampcheck.cli import main
-from tests.cli_support import LIMIT, interrupted, run
+from tests.cli_support import LIMIT, interrupted
 
 TASKS = {"cpu": [("mm-16", "eager"), ("add", "eager"), ("mm-64", "eager")]}
 
@@ -77,12 +75,6 @@ def test_a_group_that_ends_its_process_costs_itself(monkeypatch: pytest.MonkeyPa
     assert [variant.verdict for variant in group.variants] == ["not measured"]
 
 
-def test_threads_are_pinned_everywhere() -> None:
-    assert environment(1)["OMP_NUM_THREADS"] == "1"
-    assert "--xla_cpu_multi_thread_eigen=false" in environment(1)["XLA_FLAGS"]
-    assert "xla_cpu_multi_thread" not in environment(2)["XLA_FLAGS"].replace(os.environ.get("XLA_FLAGS", ""), "")
-
-
 # ---- variants that take too long
 
 _HANGS = """
@@ -136,13 +128,6 @@ def test_a_variant_that_hangs_costs_itself_and_only_a_call_bounds_it(
 def test_without_its_first_variant_a_group_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     add = hanging(monkeypatch, "fp32", "call", CALL)["add"]
     assert (add.samples, list(add.failed), add.facts) == ({}, ["fp32"], {"fp32": {"at_least": 1}})
-
-
-def test_a_process_that_dies_in_a_call_bounds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    action = _SAY + 'say("call", "fp32"); say("call", "bf16"); os.kill(os.getpid(), signal.SIGKILL)'
-    found, _ = measured(monkeypatch, action, Mode("test", 1, 5, 0.01, patience=1))
-    (add,) = (one for one in found if one.workload == "add")
-    assert (add.failed, add.facts) == ({"fp32": "the process ended with signal SIGKILL"}, {})
 
 
 # ---- a run that has to end
@@ -206,24 +191,6 @@ def test_a_quick_run_without_time_says_what_it_left_out(
 # ---- the command
 
 
-@pytest.mark.nightly
-def test_a_quick_run_has_a_file_a_table_and_precision_checks(tmp_path: Path) -> None:
-    options = ("--device=cpu", "--filter=mm-64", "--compiler=eager", f"--reports={tmp_path}")
-    done = run(tmp_path, "bench", "--quick", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = (tmp_path / "bench").glob("*.jsonl")
-    found = read(path)
-    assert (found.header["mode"], found.header["threads"]) == ("quick", 1)
-    (group,) = found.groups.values()
-    variants = {variant.name: variant for variant in group.variants}
-    assert list(variants)[:3] == ["fp32", "fp32-aa", "bf16"]
-    assert "mm in bf16" in variants["bf16"].precision_check
-    assert (variants["fp32"].error or 1) < 1e-6 < 1e-4 < (variants["bf16"].error or 0) < 1e-2
-    assert all(name in done.stdout for name in ("mm-64", "bf16-native", str(path)))
-    assert "1 group, about" in done.stderr
-    assert "left out" not in done.stdout
-
-
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     def measured_some() -> bool:
         return any('"rounds"' in file.read_text() for file in tmp_path.glob("bench/*.jsonl"))
@@ -237,17 +204,3 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     assert found.footer["interrupted"] is True
     assert found.groups
     assert next(iter(found.groups.values())).workload in out
-
-
-def test_a_file_cut_off_still_has_its_groups(tmp_path: Path) -> None:
-    path = tmp_path / "cut.jsonl"
-    rounds = {"workload": "mm-16", "device": "cpu", "compiler": "eager", "process": 0}
-    samples = {"fp32": [1.0] * 9, "fp32-aa": [1.0] * 9, "bf16": [0.5] * 9}
-    header = {"kind": "header", "schema": "bench-3", "started": "2026-01-01T00:00:00Z"}
-    whole = json.dumps({"kind": "rounds", **rounds, "samples": samples})
-    path.write_text(json.dumps(header) + "\n" + whole + "\n" + whole[:40], encoding="utf-8")
-    found = read(path)
-    assert found.note == "line 3 is cut off"
-    variant = found.groups["cpu/eager/mm-16"].variant("bf16")
-    assert variant is not None
-    assert (variant.speed, variant.verdict) == (2.0, "faster")

@@ -317,20 +317,6 @@ def test_a_program_s_text_is_what_is_judged() -> None:
     assert checked(HEAD).invalid.endswith("was seen in the program")
 
 
-def test_an_optimizer_s_update_is_no_part_of_the_step() -> None:
-    weight = torch.nn.Parameter(torch.ones(4, 4))
-    optimizer = torch.optim.SGD([weight], lr=1.0)
-
-    def step() -> None:
-        (weight @ weight).sum().backward()
-        optimizer.step()
-
-    names = {kernel.short for kernel in kernels.observed_step(step, Cpu(), ())}
-    assert "mm" in names
-    assert not {"add_", "_foreach_add_"} & names
-    assert not torch.equal(weight, torch.ones(4, 4))  # it was made all the same
-
-
 # ---- errors beside float64
 
 

@@ -1,13 +1,11 @@
 """The README's benchmark picture and tables are those of the published files."""
 
 import dataclasses
-from typing import Any
 
 import pytest
 
 from ampcheck.bench.core.model import Group, VariantResult
 from ampcheck.bench.run import readme
-from ampcheck.bench.run.runfile import BenchRun
 from ampcheck.bench.run.summary import estimated_beside_default
 from ampcheck.bench.run.variants import NO_PRODUCT
 from ampcheck.report.benchmarks import pages, run_groups
@@ -87,15 +85,6 @@ def history() -> BenchHistory:
     return run_groups.load(sorted(readme.PUBLISHED.glob("*.jsonl")))
 
 
-def test_no_share_above_one_is_shown(history: BenchHistory) -> None:
-    groups: Any = pages.results(history, [])["groups"]
-    shares = [variant["share"] for row in groups for variant in row["variants"]]
-    assert shares.count("above the measured ceiling") >= 4
-    assert all(int(share.split("%")[0]) <= 100 for share in shares if "%" in share)
-    for run in readme.published():
-        assert all(v.share is None or v.share <= 1 for group in run.groups.values() for v in group.variants)
-
-
 def test_the_pages_have_the_speed_beside_the_default(history: BenchHistory) -> None:
     groups = {row["group"].key: row for row in pages.results(history, [])["groups"]}
     variants = {variant["name"]: variant for variant in groups["tpu-v5e/jit/mm-1024"]["variants"]}
@@ -114,15 +103,6 @@ def test_estimates_are_not_marked_interrupted(history: BenchHistory) -> None:
     notes = {name: note for name, _, note in pages.results(history, [])["conditions"]}
     assert notes["20261121-tpu-estimates.jsonl"] == notes["20261127-gpu-estimates.jsonl"] == ""
     assert notes["20261121-tpu-v6e-estimates.jsonl"] == "1 of 8 estimates is missing: tpu-v6e/jit/mlp-step-4096"
-
-
-def test_the_newest_file_counts_and_the_picture_is_drawn_the_same_twice() -> None:
-    runs = [BenchRun(readme.ROOT / "x.jsonl", {}, {group().key: group(speed=speed)}, {}, "") for speed in (2.0, 3.0)]
-    variant = readme.chosen(runs)[COLUMN]["mm-64"].variant("bf16")
-    assert variant is not None
-    assert variant.speed == 3.0
-    columns = readme.chosen(readme.published())
-    assert readme.picture(columns) == readme.picture(columns)
 
 
 def test_the_page_has_what_the_published_files_say() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ampcheck.bench.core import peaks, table
+from ampcheck.bench.core import table
 from ampcheck.bench.core.model import (
     Group,
     OpWorkload,
@@ -164,18 +164,6 @@ def test_files_of_earlier_versions_are_judged_anew(tmp_path: Path, bf16: tuple[f
     assert variant(again, "fp16") == invalid, "what does not count is not judged again"
 
 
-def test_a_share_above_one_of_an_earlier_version_is_none(tmp_path: Path) -> None:
-    group = made_group()
-    variant(group, "bf16").share, variant(group, "fp16").share = 6.4, 0.9
-    again = reread(tmp_path, group)
-    assert (variant(again, "bf16").share, variant(again, "bf16").ceiling) == (None, "above the measured ceiling")
-    assert (variant(again, "fp16").share, variant(again, "fp16").ceiling) == (0.9, "")
-    sheet = peaks.known("NVIDIA H200")
-    assert sheet is not None
-    again = reread(tmp_path, group, ceilings_source={"cpu": sheet.source})
-    assert variant(again, "bf16").ceiling == "above the published ceiling"
-
-
 def test_estimates_of_an_earlier_version_are_compared_with_the_default(tmp_path: Path) -> None:
     speeds = {"fp32": 1.0, "fp32-default": 4.0, "bf16": 2.0, "fp16": 4.01, "bf16-native": 8.0}
     estimate = made_group(device="tpu-v5e", variants=speeds, estimate=True)
@@ -306,18 +294,3 @@ def test_a_sample_that_is_no_time_makes_its_variant_invalid(bad: float) -> None:
     assert (found.verdict, found.seconds) == ("invalid", None)
     assert found.reason == f"a sample of {bad:g} s cannot be the time of a call"
     assert variant(group, "bf16-native").verdict == "slower"
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        ({"samples": {"fp32": ["fast"]}}, "could not convert"),
-        ({"samples": {"fp32": 3}}, "not iterable"),
-        ({"facts": {"fp32": {"colour": 1}}}, "'colour' is not a fact of a variant"),
-        ({"facts": {"fp32": {"memory": math.inf}}}, "infinity"),
-        ({"facts": {"fp32": 3}}, "not iterable"),
-    ],
-)
-def test_damaged_rounds_are_refused(damage: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=rf"^the rounds of cpu/eager/mm-512 hold something.*{message}"):
-        one([Rounds("mm-512", "cpu", "eager", 0, **damage)])

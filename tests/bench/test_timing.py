@@ -102,28 +102,6 @@ def test_a_variant_that_is_far_too_slow_is_not_even_shown_to_be_what_it_says(mon
     assert {variant for variant, _ in timer.said} == {"fp32"}
 
 
-def test_what_an_earlier_process_gave_up_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, timer = timed({}, monkeypatch, given_up={"bf16": {"reason": "a call had not ended", "at_least": 6.0}})
-    assert "bf16" not in {variant for variant, _ in timer.said}
-    assert (found.failed["bf16"], found.facts["bf16"]) == ("a call had not ended", {"at_least": 6.0})
-    assert set(found.samples) == ALL - {"bf16"}
-
-
-def test_a_call_is_announced_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    for ahead, steps in ((measure.COMPILED_AHEAD, ["prepare"]), ((), ["prepare", "compile"])):
-        monkeypatch.setattr(measure, "COMPILED_AHEAD", ahead)
-        _, timer = timed({}, monkeypatch)
-        said = [what for variant, what in timer.said if variant == "bf16"]
-        assert said == [*steps, "call", "call", "check_precision"]
-        assert timer.said[-1] == ("", "rounds")
-
-
-def test_a_first_call_that_compiles_bounds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "COMPILED_AHEAD", ())
-    found, _ = timed({}, monkeypatch, warming=lambda timer, call, times=3: 100.0)
-    assert (set(found.samples), found.failed) == (ALL, {})
-
-
 # ---- a device that computes after it has returned
 
 

@@ -8,24 +8,16 @@ from typing import Any
 
 import pytest
 
-from ampcheck.bench.core.model import VERDICTS, Group, VariantResult
+from ampcheck.bench.core.model import VariantResult
 from ampcheck.errors import UsageError
 from ampcheck.report import build
 from ampcheck.report.benchmarks import pages
 from ampcheck.report.benchmarks.changes import KINDS, changes, conditions, listed, steps
-from ampcheck.report.benchmarks.data import color, extra_names
-from ampcheck.report.benchmarks.pages import SHOWN
-from ampcheck.report.benchmarks.run_groups import BenchHistory, is_bench, load
-from ampcheck.report.benchmarks.scaling import Point, axes, crossing, crossover
+from ampcheck.report.benchmarks.run_groups import BenchHistory, load
+from ampcheck.report.benchmarks.scaling import Point, axes, crossover
 from tests.cli_support import refused
 from tests.report.made_bench import HEADER, day, made_group, two_run_groups, written
 from tests.report.made_runs import make, write
-
-
-def test_every_verdict_has_a_mark_and_a_label_of_its_own() -> None:
-    assert set(SHOWN) == {*VERDICTS, "first"}
-    assert len({v.mark for v in SHOWN.values()}) == len({v.label for v in SHOWN.values()}) == len(SHOWN)
-
 
 # ---- which run groups
 
@@ -37,13 +29,6 @@ def test_files_of_one_run_group_are_one_and_later_ones_replace_nothing(tmp_path:
     history = load([gpu, cpu, cpu])
     assert [len(run_group.groups) for run_group in history.run_groups] == [2]
     assert [len(g.groups) for g in load([cpu, gpu, again]).run_groups] == [2, 1], "the same group twice: two run groups"
-
-
-def test_the_oldest_run_groups_beyond_the_cap_are_counted(tmp_path: Path) -> None:
-    paths = [written(tmp_path / f"{n}.jsonl", [made_group()], [], started=day(n)) for n in range(5)]
-    history = load(paths, cap=3)
-    assert [run_group.name for run_group in history.run_groups] == [day(4), day(3), day(2)]
-    assert history.left_out == 2
 
 
 def test_a_group_that_the_newest_run_group_lacks_is_shown_with_its_day(tmp_path: Path) -> None:
@@ -92,14 +77,6 @@ def test_what_cannot_have_been_measured_is_refused(field: str, value: Any, messa
         load([path])
 
 
-def test_a_group_without_variants_and_a_header_of_another_form_are_refused(tmp_path: Path) -> None:
-    bare = Group("mm", "matmul", "op", "cpu", "eager")
-    with pytest.raises(UsageError, match=r"length >= 1 - at `\$.variants`"):
-        load([written(tmp_path / "a.jsonl", [bare], [])])
-    with pytest.raises(UsageError, match="versions in the header is not an object"):
-        load([written(tmp_path / "b.jsonl", [made_group()], [], versions=["torch"])])
-
-
 @pytest.mark.parametrize("text", ["hello\n", "", '{"kind":"header","schema":"bench-9"}\n', "[1]\n"])
 def test_the_command_refuses_a_damaged_file(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bench").mkdir()
@@ -144,16 +121,6 @@ def test_pages_without_data_say_so(tmp_path: Path) -> None:
         assert "There is no" not in (tmp_path / f"timed/{name}.html").read_text()
 
 
-def test_what_a_file_is_says_its_header_and_else_its_folder(tmp_path: Path) -> None:
-    (tmp_path / "bench").mkdir()
-    assert is_bench(written(tmp_path / "timed.jsonl", [made_group()]))
-    assert not is_bench(write(tmp_path / "bench" / "judged.jsonl", [make("mm")]))
-    (tmp_path / "bench" / "empty.jsonl").touch()
-    (tmp_path / "empty.jsonl").touch()
-    assert is_bench(tmp_path / "bench" / "empty.jsonl")
-    assert not is_bench(tmp_path / "empty.jsonl")
-
-
 def test_pages_escape_what_files_hold(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     group = made_group(evil, "cpu", family=evil, note=evil)
@@ -188,19 +155,6 @@ def test_changes_are_sorted_by_what_happened(tmp_path: Path) -> None:
     assert slower.ratio == pytest.approx(1 / 1.3, rel=0.02)
     assert slower.p is not None
     assert slower.p < 0.05
-
-
-def test_without_samples_ranges_are_compared(tmp_path: Path) -> None:
-    paths = [
-        written(tmp_path / f"{n}.jsonl", [made_group("mm-512", seconds=1e-3 * slow)], [], started=day(n))
-        for n, slow in enumerate((1.0, 1.02, 1.2))
-    ]
-    near, far = load(paths[:2]), load([paths[0], paths[2]])
-    for history, want in ((near, "rest"), (far, "slower")):
-        assert history.newest
-        assert history.previous
-        found = changes(history.previous, history.newest)
-        assert {(change.kind, change.p) for change in found} == {(want, None)}
 
 
 # ---- alerts and steps
@@ -302,11 +256,6 @@ def test_where_autocast_starts_to_pay(speeds: dict[int, float], want: str) -> No
     assert crossover([Point(size, speed) for size, speed in reversed(speeds.items())]) == want
 
 
-def test_between_two_sizes_logarithms_are_interpolated() -> None:
-    assert crossing(Point(100, 0.5), Point(400, 2.0)) == pytest.approx(200)
-    assert crossing(Point(100, 0.5), Point(400, 1.0)) == pytest.approx(400)
-
-
 def test_sizes_without_a_valid_ratio_are_left_out(tmp_path: Path) -> None:
     history = load(two_run_groups(tmp_path))
     assert history.newest
@@ -317,13 +266,6 @@ def test_sizes_without_a_valid_ratio_are_left_out(tmp_path: Path) -> None:
 
 
 # ---- colours, figures
-
-
-def test_a_variant_has_one_colour_with_or_without_others(tmp_path: Path) -> None:
-    other = extra_names(load(two_run_groups(tmp_path)))
-    assert other == ["fresh", "reused"]
-    assert color("bf16", other) == color("bf16", []) == color("bf16-aa", [])
-    assert len({color(variant, other) for variant in ("fp32", "bf16", "fp16", "bf16-native", "fresh", "reused")}) == 6
 
 
 def test_the_charts_say_how_fast_how_exact_and_how_large_each_variant_is(tmp_path: Path) -> None:

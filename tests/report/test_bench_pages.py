@@ -29,13 +29,6 @@ def site(paths: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- results
 
 
-def test_a_site_of_benchmarks_alone_opens_each_page(site: Path, browser: Any) -> None:
-    browser.show()
-    for page in sorted(site.glob("*.html")):
-        browser.open(page)
-        assert browser.problems == []
-
-
 def test_the_page_opens_with_what_is_worse_then_speed_then_scaling_changes_and_alerts(site: Path, browser: Any) -> None:
     browser.show()
     browser.open(site / "bench.html")
@@ -73,19 +66,6 @@ def test_what_is_not_valid_is_visible_and_has_no_ratio(site: Path, browser: Any)
     assert "–\t–\t∅ not measured" in bad[1]
     assert "RuntimeError: not implemented for 'Half'." in bad[1]
     assert "fp16" not in browser.text("tr:has(a[href$='mm-64']) .vh")
-
-
-def test_a_number_is_at_its_tick(site: Path, browser: Any) -> None:
-    browser.show()
-    browser.open(site / "bench.html")
-    middle = "(({ left, right }) => (left + right) / 2)(n.getBoundingClientRect())"
-    numbers, ticks = (
-        browser.evaluate(f"[...document.querySelectorAll('.board {one}')].map(n => [n.style.left, {middle}])")
-        for one in ("th:nth-child(2) .axis span", "tbody tr:first-child td:nth-child(2) .tick")
-    )
-    inner = [pair for pair in zip(numbers, ticks, strict=True) if pair[0][0] not in ("0%", "100%")]
-    assert len(inner) > 2
-    assert all(at == pytest.approx(tick, abs=1) for (_, at), (_, tick) in inner)
 
 
 def test_estimates_are_labelled_wherever_they_appear(site: Path, browser: Any) -> None:
@@ -127,14 +107,6 @@ def test_results_filter_and_keep_the_filter_in_the_address(site: Path, browser: 
     assert shown(browser) == 0, "an unknown value shows nothing, not all"
 
 
-def test_sizes_have_a_crossover_and_a_chart(site: Path, browser: Any) -> None:
-    browser.open(site / "bench.html")
-    rows = dict(line.split("\t")[:2] for line in browser.texts("[aria-label^='Speeds of mm'] tbody tr"))
-    assert rows["bf16"] == "from about 370 on"
-    assert rows["fp16"] == "never up to 1024"
-    assert browser.evaluate("document.querySelectorAll('#scaling ~ details[open] canvas').length") == 1
-
-
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Sixty run groups of twelve groups; every tenth makes a step."""
@@ -171,15 +143,6 @@ def test_the_page_decodes_what_python_packed(long: list[Path], long_site: Path, 
                 assert (one is None) == (two is None)
                 assert one is None or one == pytest.approx(two, rel=2e-3)
     assert decoded(browser, "cpu/eager/mm-16/fp32", "speed") == [None] * 60
-
-
-def test_absent_run_groups_and_reasons_come_back(site: Path, browser: Any) -> None:
-    browser.open(site / "history.html")
-    assert decoded(browser, "cpu/eager/gone-op/bf16", "seconds")[1] is None
-    assert decoded(browser, "virtual:<b>x</b>/eager/new-op/bf16", "seconds")[0] is None
-    columns = f"ampbench.columns({place('cpu/eager/mm-16/fp16')})"
-    assert browser.evaluate(f"{columns}.reason(1)").startswith("no cast was seen")
-    assert browser.evaluate(f"{columns}.verdicts") == ["slower", "invalid"]
 
 
 def test_the_band_is_what_an_alert_must_exceed(tmp_path: Path, browser: Any) -> None:
