@@ -195,7 +195,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     def measured_some() -> bool:
         return any('"rounds"' in file.read_text() for file in tmp_path.glob("bench/*.jsonl"))
 
-    options = ("bench", "--device=cpu", "--compiler=eager", "--filter=mm-*", f"--reports={tmp_path}")
+    options = ("bench", "--quick", "--device=cpu", "--compiler=eager", "--filter=mm-*", f"--reports={tmp_path}")
     code, out = interrupted(tmp_path, *options, when=measured_some)
     assert code == 130
     (file,) = tmp_path.glob("bench/*.jsonl")

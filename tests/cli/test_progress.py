@@ -1,7 +1,6 @@
 """The estimate of a run's time from given numbers, and the number of its processes."""
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -10,7 +9,6 @@ import pytest
 
 from ampcheck.cli.progress import RunProgress, earlier, forecast, remaining, usual_seconds, weights
 from ampcheck.runner.record import Result, Run, RunWriter
-from ampcheck.runner.run import RunPlan
 from ampcheck.runner.summarize import RunRecorder
 
 
@@ -74,11 +72,6 @@ def test_a_forecast_begins_with_the_usual_pace_and_learns_the_machines(slower: f
     assert remaining(9.0, 0, 900, 2) is None
 
 
-def test_cases_that_took_no_time_divide_nothing_by_zero() -> None:
-    run = made({"a": 0.0, "b": 0.0}, wall=6.0)
-    assert forecast(run, cases(*"ab"), 2) == pytest.approx(3)
-
-
 def test_the_newest_complete_run_with_the_cases_is_the_one_to_go_by(tmp_path: Path) -> None:
     collected = cases(*"abcdefghij")
     assert earlier(tmp_path, collected) is None
@@ -107,16 +100,6 @@ def test_a_run_says_at_its_start_how_long_it_will_take(tmp_path: Path, capsys: p
     assert capsys.readouterr().out == "torch 1\n2 cases in 2 processes; about 10 s, going by before.jsonl\n"
 
 
-def test_a_run_that_cannot_know_says_nothing_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    RunProgress(begun("a"), tmp_path).show()
-    assert capsys.readouterr().out == "torch 1\n1 case in 1 process\n"
-
-
-def test_a_long_run_on_a_new_machine_says_what_is_usual(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    RunProgress(begun([f"case{n}" for n in range(100_000)], 2), tmp_path).show()
-    assert re.search(r"100000 cases in 2 processes; usually about \d+ (s|min)\n", capsys.readouterr().out)
-
-
 def test_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
@@ -133,11 +116,3 @@ def test_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     now += 50
     progress.show()
     assert capsys.readouterr().err == "4 of 4 cases, 1 red, 95 s\n"
-
-
-def test_few_cases_are_not_divided() -> None:
-    def processes(least: int, cases: int) -> int:
-        return RunPlan(0, 8, least=least).processes(cases)
-
-    assert [processes(200, cases) for cases in (0, 199, 400, 10_000)] == [1, 1, 2, 8]
-    assert processes(0, 3) == 8

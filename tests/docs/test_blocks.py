@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
+from ampcheck.cli.main import main
 from tests.cli_support import ROOT, ended, python
 
 
@@ -138,12 +139,18 @@ def is_of(block: Block, key: str) -> bool:
     return block.page == page and there
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("key", [pytest.param(key, marks=marks) for key, (_, _, marks) in HERE.items()])
-def test_block(key: str, tmp_path: Path) -> None:
+def test_block(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (block,) = (block for block in blocks("python") if is_of(block, key))
     before, after, _ = HERE[key]
-    eight = "--xla_force_host_platform_device_count=8"
-    python("-c", f"{before}{block.code}\n{after}\n", folder=tmp_path, XLA_FLAGS=eight)
+    code = f"{before}{block.code}\n{after}\n"
+    if "jax_device" in block.page or before.endswith(LIBRARIES):
+        eight = "--xla_force_host_platform_device_count=8"
+        python("-c", code, folder=tmp_path, XLA_FLAGS=eight)
+    else:
+        monkeypatch.chdir(tmp_path)
+        exec(compile(code, block.page, "exec"), {"__name__": "__main__"})
 
 
 def test_the_example_device_runs(tmp_path: Path) -> None:
@@ -285,6 +292,8 @@ def options_shown() -> dict[tuple[str, ...], set[str]]:
 
 
 @pytest.mark.parametrize("name", options_shown(), ids=" ".join)
-def test_commands_take_what_the_pages_give_them(name: tuple[str, ...]) -> None:
-    known = set(re.findall(r"--?[\w-]+", python("-m", "ampcheck", *name, "--help")))
+def test_commands_take_what_the_pages_give_them(name: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*name, "--help"])
+    known = set(re.findall(r"--?[\w-]+", capsys.readouterr().out))
     assert sorted(options_shown()[name] - known) == []

@@ -140,10 +140,6 @@ def test_the_run_takes_every_input_and_needs_none(inputs: dict[str, str], option
     assert words == ["ampcheck", "run", "--shard", "2/8", "--run-file", "reports/runs/2-of-8.jsonl", *options]
 
 
-def test_a_red_run_ends_its_step(noting: Runner) -> None:
-    noting.step(f"ampcheck() {{ return 1; }}\n{RUN}", codes=(1,), SHARD="1/1", **dict.fromkeys(INPUTS, ""))
-
-
 def test_summary_and_badge(noting: Runner) -> None:
     site = noting.folder / "reports" / "site"
     site.mkdir(parents=True)
@@ -174,13 +170,6 @@ def test_commands_of_hardware_are_understood(noting: Runner) -> None:
         main._parser().parse_args(words[1:])
     with pytest.raises(SystemExit):
         main._parser().parse_args(["bench", "--no-such-option"])
-
-
-def test_the_targets_of_make_exist() -> None:
-    for (script,) in (jobs("check")["static"], jobs("check")["tests"]):
-        done = subprocess.run([*script.split(), "-n"], cwd=ROOT, capture_output=True, text=True, check=True)
-        assert "lint-imports" in done.stdout
-        assert "mypy" in done.stdout
 
 
 # ---- check.yml: the benchmarks of base and head
@@ -293,12 +282,6 @@ def test_a_night_without_its_artifact_loses_nothing(nightly: Runner) -> None:
     assert (nightly.folder / "history/2.13/runs/2026-11-01.jsonl").exists()
 
 
-def test_the_first_night_has_no_history(nightly: Runner) -> None:
-    nightly.step(HISTORY)
-    assert "download" not in nightly.said("gh")
-    assert not (nightly.folder / "history").exists()
-
-
 def test_a_download_that_fails_leaves_no_shorter_history(nightly: Runner) -> None:
     """The step before the upload fails, and there is nothing to upload in place of the whole."""
     (nightly.kept / "history").mkdir()
@@ -312,18 +295,6 @@ def test_a_night_without_run_files_shows_the_nights_before(nightly: Runner) -> N
     nightly.step("ampcheck() { mkdir -p site/2.13; echo '## ampcheck' > site/2.13/summary.md; }\n" + SITE)
     assert "2.13/index.html" in (nightly.folder / "site/index.html").read_text()
     assert [path.name for path in (nightly.folder / "history").iterdir()] == ["2.13"]
-
-
-def test_a_long_body_ends_with_where_the_rest_is(nightly: Runner) -> None:
-    site = nightly.folder / "site" / "2.1"
-    site.mkdir(parents=True)
-    (site / "changes.json").write_text('{"regressed": [{}]}')
-    (site / "summary.md").write_text("".join(f"- regressed ü {number}\n" for number in range(9000)))
-    nightly.step(str(ROOT / "scripts" / "nightly_issue"))
-    body = nightly.said("body")
-    assert 60_000 < len(body) < 65_536
-    assert body.startswith("- regressed ü 0\n")
-    assert body.endswith("\n\nThe rest is in the summary of https://github.com/ampcheck/ampcheck/actions/runs/19\n")
 
 
 @pytest.mark.parametrize(("title", "says"), [("torch 2.1", "issue comment 5"), ("torch 2.13", "issue create")])
