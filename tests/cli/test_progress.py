@@ -72,6 +72,11 @@ def test_a_forecast_begins_with_the_usual_pace_and_learns_the_machines(slower: f
     assert remaining(9.0, 0, 900, 2) is None
 
 
+def test_cases_that_took_no_time_divide_nothing_by_zero() -> None:
+    run = made({"a": 0.0, "b": 0.0}, wall=6.0)
+    assert forecast(run, cases(*"ab"), 2) == pytest.approx(3)
+
+
 def test_the_newest_complete_run_with_the_cases_is_the_one_to_go_by(tmp_path: Path) -> None:
     collected = cases(*"abcdefghij")
     assert earlier(tmp_path, collected) is None

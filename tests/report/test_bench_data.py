@@ -1,6 +1,5 @@
 """The run groups of benchmarks in a site, their changes, packing, sizes and colours; no browser is needed."""
 
-import json
 import math
 import re
 from pathlib import Path
@@ -16,7 +15,7 @@ from ampcheck.report.benchmarks.changes import KINDS, changes, conditions, liste
 from ampcheck.report.benchmarks.run_groups import BenchHistory, load
 from ampcheck.report.benchmarks.scaling import Point, axes, crossover
 from tests.cli_support import refused
-from tests.report.made_bench import HEADER, day, made_group, two_run_groups, written
+from tests.report.made_bench import day, made_group, two_run_groups, written
 from tests.report.made_runs import make, write
 
 # ---- which run groups
@@ -218,26 +217,6 @@ def test_a_device_that_was_not_measured_is_named(tmp_path: Path) -> None:
 # ---- what the files hold
 
 
-def test_data_is_plain_json_without_markup(tmp_path: Path) -> None:
-    build(two_run_groups(tmp_path / "run_groups"), tmp_path / "site")
-    text = (tmp_path / "site/bench_data.js").read_text()
-    data = json.loads(text.removeprefix("window.AMPCHECK_BENCH = ").rstrip(";\n"))
-    assert [run["name"] for run in data["runs"]] == [day(0), day(1)]
-    assert data["pair"] == [0, 1]
-    assert text.isascii()
-
-
-def test_an_infinite_error_and_an_unknown_device_description_are_shown(tmp_path: Path) -> None:
-    group = made_group("mm-512")
-    group.variants[3] = VariantResult("fp16", "invalid", "it overflowed", seconds=1e-3, error=math.inf)
-    build(
-        [written(tmp_path / "r.jsonl", [group], devices={"cpu": {"model": "EPYC", "has_values": True}})], tmp_path / "s"
-    )
-    assert "It overflowed." in (tmp_path / "s/bench.html").read_text()
-    assert "cpu: model EPYC has_values True" in (tmp_path / "s/bench.html").read_text()
-    assert HEADER["machine"]["model"] == "EPYC"
-
-
 # ---- sizes
 
 
@@ -290,13 +269,3 @@ def test_the_charts_say_how_fast_how_exact_and_how_large_each_variant_is(tmp_pat
     assert list(ticks) == ["1/4", "1", "4"]
     assert all(0 <= dot["from"] < dot["at"] < dot["from"] + dot["width"] <= 100 for dot in row["speed"])
     assert row["speed"][1]["at"] < ticks["1"] < row["speed"][0]["at"]
-
-
-def test_an_axis_has_a_tick_at_one_and_a_wide_interval_goes_on_beyond_it(tmp_path: Path) -> None:
-    group = made_group("mm-512", variants={"fp32": 1.0, "bf16": 5.0, "fp16": 1 / 9})
-    group.variants[1].speed_low = 1 / 1000
-    run_group = load([written(tmp_path / "1.jsonl", [group], [])]).newest
-    assert run_group
-    (board,) = pages.boards(run_group, [])
-    assert [text for _, text in board["ticks"]["speed"]] == ["1/16", "1/4", "1", "4"]
-    assert [(dot["beyond"], dot["from"] == 0) for dot in board["lead"][0]["speed"]] == [(True, True), (False, False)]

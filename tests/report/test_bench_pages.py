@@ -185,27 +185,6 @@ def test_steps_and_version_changes_are_marked(long_site: Path, browser: Any) -> 
     assert browser.problems == []
 
 
-def test_hiding_a_variant_leaves_the_colours_of_the_others(long_site: Path, browser: Any) -> None:
-    browser.open(long_site / "history.html", "q=cpu/eager/mm-16")
-
-    def colors() -> dict[str, str]:
-        legend = "[...document.querySelectorAll('.chart tr.u-series:not(.edge)')].slice(1)"
-        color = "getComputedStyle(r.querySelector('.u-marker')).borderTopColor"
-        return browser.evaluate(
-            f"Object.fromEntries({legend}.map(r => [r.querySelector('.u-label').innerText, {color}]))"
-        )
-
-    before = colors()
-    assert list(before) == ["fp32", "fp32-aa", "bf16", "fp16"]
-    assert (before["fp32"], len(set(before.values()))) == (before["fp32-aa"], 3)
-    browser.evaluate("document.querySelector('#variants input[value=fp32]').click()")
-    assert colors() == {name: color for name, color in before.items() if name != "fp32"}
-    assert browser.evaluate("location.hash") == "#q=cpu%2Feager%2Fmm-16&hide=fp32"
-    browser.open(long_site / "history.html", "q=cpu/eager/mm-16&hide=fp32&hide=bf16")
-    assert list(colors()) == ["fp32-aa", "fp16"]
-    assert browser.evaluate("document.querySelector('#variants input[value=bf16]').checked") is False
-
-
 def test_arrow_keys_tell_the_ratios_or_times_of_a_run_group(long_site: Path, browser: Any) -> None:
     def last() -> str:
         browser.evaluate("document.querySelector('.chart').focus()")

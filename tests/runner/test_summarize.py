@@ -93,6 +93,14 @@ def test_text(changed: tuple[Run, Run]) -> None:
     ]
 
 
+def test_markdown_escapes(changed: tuple[Run, Run]) -> None:
+    text = compare(*changed).as_markdown()
+    assert r"got a\|b &lt;i&gt;" in text
+    assert "### Regressed (1): not red before, red now" in text
+    rows = [line for line in text.splitlines() if line.startswith("|") and "→" in line]
+    assert all(row.replace(r"\|", "").count("|") == 4 for row in rows)
+
+
 def test_merge_takes_the_later_result_and_every_device() -> None:
     early = run(made("mm", "fail"), made("dot", "pass"), absent={"cuda": "none", "xpu": "none"})
     late = run(made("mm", "pass"), made("mm", "pass", device="cuda"), name="b", devices=[CUDA], started="2026-11-21")

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 
 import pytest
 
@@ -59,3 +60,13 @@ def test_an_answer_that_takes_too_long_and_where_it_was() -> None:
             worker.answer(3)
         worker.abort()
         assert worker.where().startswith("; it was in slow (<string>:3)")
+
+
+def test_telling_one_that_ended_is_no_error() -> None:
+    with started("os._exit(0)") as worker:
+        assert worker.hear(60) is None
+        time.sleep(0.05)
+        for _ in range(3):
+            worker.tell("still there?")
+        assert worker.hear(1) is None
+    worker.stop()

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import torch
 from ampcheck import samples
 from ampcheck.checks.sweep import Cell, SweepCall, SweepCheck, cells, parts, reached
 from ampcheck.cli import main
+from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.registry import known
+from ampcheck.errors import UsageError
 from ampcheck.samples.surface import SurfaceLine
 from ampcheck.spec.case import CELLS, Case
 from ampcheck.spec.policies import minor
@@ -219,3 +222,16 @@ def test_the_recorder_changes_nothing_and_is_taken_away() -> None:
         assert torch.linalg.inv(torch.eye(2).bfloat16()).dtype == torch.float32
         assert torch.mm(a, a).dtype == torch.bfloat16
     assert entered == {("AutocastCPU", "mm")}
+
+
+class Bare(Cpu):
+    """A device whose key no policies are registered under."""
+
+    name = "bare"
+    key = "AutocastHPU"
+
+
+@pytest.mark.parametrize("measure", [by_suite, by_upstream_lists])
+def test_a_key_without_policies_is_refused(measure: Callable[[list[Device]], object]) -> None:
+    with pytest.raises(UsageError, match="AutocastHPU"):
+        measure([Bare()])
