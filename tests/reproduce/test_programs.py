@@ -113,3 +113,13 @@ def test_calls_are_written_as_people_write_them(overload: str, sample: str, writ
     assert f"def call(a, b):\n    return {written}\n" in CHECK.program(
         _case(overload, "fp32", sample=sample), known()["cpu"]
     )
+
+
+def test_a_case_that_ended_its_process_is_not_run_to_reproduce_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*given: object) -> None:
+        raise AssertionError("it was run")
+
+    monkeypatch.setattr("ampcheck.checks.forward.watch", crash)
+    monkeypatch.setattr("ampcheck.checks.forward.reference", crash)
+    program = CHECK.program(_case("matmul", "fp32"), known()["cpu"], ran=False)
+    assert program.endswith("with torch.autocast('cpu', dtype=torch.bfloat16):\n    print(call(*inputs()))")
