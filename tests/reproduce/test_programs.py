@@ -88,14 +88,14 @@ def _case(overload: str, inputs: str, sample: str = "") -> Case:
     return next(case for case in every if (case.inputs, case.amp, case.sample) == (inputs, "bf16", sample))
 
 
-SHORT = ("wrong-in-regions-alone", "raises-in-regions-alone", "mm-not-cast", "the-other-low", "column-major")
+SHORT = ("wrong-in-regions-alone", "raises-in-regions-alone", "mm-not-cast", "column-major")
 """Mutants whose programs fit a screen; one line of each imports the backend."""
 
 
 def test_a_program_says_what_its_check_says() -> None:
     """Of each mutant of a PrivateUse1 backend that a case of an op notices."""
     every = json.loads(python(Path(__file__).parent / "wrong_ways.py").splitlines()[-1])
-    assert len(every) > 25
+    assert len(every) > 20
     for mutant, found in every.items():
         failed = [line.removeprefix("FAIL ") for line in found["printed"].splitlines() if line.startswith("FAIL ")]
         assert failed == found["differences"], mutant
