@@ -59,6 +59,19 @@ def test_an_option_is_refused(tmp_path: Path, option: str, sentence: str) -> Non
     assert not list(tmp_path.rglob("*.jsonl"))
 
 
+def test_run_says_what_its_child_refuses_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "run", "--device=nope", f"--reports={tmp_path}")
+    assert said.startswith("there is no device named 'nope'; there are cpu, ")
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+@pytest.mark.nightly
+def test_a_malformed_selection_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    done = run(tmp_path, "run", "-k", "mm and (")
+    assert done.returncode == 2
+    assert "ampcheck: Wrong expression passed to '-k'" in done.stderr
+
+
 def test_a_selection_without_cases_is_refused(tmp_path: Path) -> None:
     done = run(tmp_path, "run", "--device=cpu", "--suite=scaler", "--rule=banned", "--shard=1/2")
     assert done.returncode == 2
@@ -71,6 +84,15 @@ def test_numbers(option: str, capsys: pytest.CaptureFixture[str]) -> None:
         refused(capsys, "run", option)
     assert ended.value.code == 2
     assert "invalid" in capsys.readouterr().err
+
+
+def test_an_absent_device_is_said_with_its_reason(tmp_path: Path) -> None:
+    reason = known()["cuda"].unavailable()
+    if reason is None:
+        pytest.skip("this machine has CUDA")
+    code, said = pytest_here(tmp_path, str(ROOT / "suites"), "--device=cuda")
+    assert code == 2
+    assert f"device 'cuda' cannot be used here: {reason}\n" in said
 
 
 FILES = {
@@ -304,6 +326,13 @@ def test_a_stale_deviation_is_red(rule_folder: Path, parallel: bool) -> None:
     footer = results.read(rule_folder / "run.jsonl").footer
     assert footer is not None
     assert footer["stale"] == [sentence]
+
+
+def test_a_selection_does_not_judge_deviations_stale(rule_folder: Path) -> None:
+    (rule_folder / "mine.toml").write_text(toml({**_ENTRY, "cases": ["append/nothing-*"]}))
+    options = ("--device=virtual:xpu", "--deviations=mine.toml", "--no-run-file")
+    code, said = pytest_here(rule_folder, "suites/eager/test_append.py", *options)
+    assert code == 0, said
 
 
 def test_a_full_disk_ends_a_run_with_a_sentence_and_whole_files(tmp_path: Path) -> None:

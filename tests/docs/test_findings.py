@@ -101,3 +101,12 @@ def test_front_matter_that_is_not_whole_is_refused(old: str, new: str, says: str
     assert findings.parse(Path("x.md"), WHOLE).report.endswith("/1")
     with pytest.raises(ValueError, match=re.escape(says)):
         findings.parse(Path("x.md"), WHOLE.replace(old, new))
+
+
+@pytest.mark.parametrize("how", ["", " subprocess"])
+def test_one_that_was_mended_is_reported(how: str) -> None:
+    page = f"```python{how}\nimport torch\nassert torch.ones(1).dtype is torch.float16\n```\n"
+    block = _BLOCK.search(page)
+    assert block is not None
+    with pytest.raises(AssertionError, match="mended does not happen"):
+        check(block, "mended")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ampcheck.runner.record import read
-from tests.cli_support import LIMIT, ROOT, python
+from tests.cli_support import LIMIT, MODULE, ROOT, python
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
@@ -31,8 +31,7 @@ def test_every_kind_of_data_file_ships() -> None:
 
 def test_the_door_imports_nothing_heavy() -> None:
     heavy = {"torch", "jax", "torchax", "numpy"}
-    modules = "ampcheck, ampcheck.spec.scaler, ampcheck.cli.main, ampcheck.runner.plugin"
-    code = f"import sys, {modules}; ampcheck.cli.main._parser().format_help(); print({heavy} & set(sys.modules))"
+    code = f"import sys, ampcheck, ampcheck.cli.main, ampcheck.runner.plugin; print({heavy} & set(sys.modules))"
     assert python("-c", code) == "set()\n"
 
 
@@ -206,6 +205,33 @@ def test_every_command_of_the_page_works(installed: Installed) -> None:
     assert (installed.folder / "reports" / "site" / "index.html").exists()
     keys = (installed.folder / "manifest.txt").read_text().split()
     assert "eager/downcast/mm-fp32-fp16-mydevice" in keys
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("workers", ["-p no:xdist", "-n1"])
+def test_the_suites_run_by_name(workers: str, installed: Installed) -> None:
+    names = "ampcheck.suites.eager.test_ops::test_downcast ampcheck.suites.autograd"
+    options = f"--device cpu --op mm --run-file by_name{len(workers)}.jsonl"
+    done = installed.run(f"pytest --pyargs {names} {options} {workers}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = read(installed.folder / f"by_name{len(workers)}.jsonl")
+    assert set(found.counts()) == {"pass"}
+    assert {result.suite for result in found.results.values()} == {"eager", "autograd"}
+    assert "eager/downcast/mm-fp32-bf16-cpu" in found.results
+    assert not list(installed.folder.glob(".pytest_cache"))
+
+
+@pytest.mark.nightly
+def test_a_failure_by_name_is_red_and_its_line_repeats_it(installed: Installed) -> None:
+    (installed.folder / "dying_device.py").write_text(MODULE)
+    device = "--device swapped --device-module dying_device --op mm -k mm-fp32-fp16-swapped --run-file red.jsonl"
+    done = installed.run(f"pytest --pyargs ampcheck.suites.eager {device}")
+    assert done.returncode == 1, done.stdout + done.stderr
+    (failed,) = (result for result in read(installed.folder / "red.jsonl").results.values() if result.status == "fail")
+    assert failed.node == "suites/eager/test_ops.py::test_downcast[mm-fp32-fp16-swapped]"
+    done = installed.run(failed.pytest)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "reached the kernel as bf16; expected fp16" in done.stdout
 
 
 def test_a_name_that_is_no_suite_is_refused(installed: Installed) -> None:

@@ -140,6 +140,10 @@ def test_the_run_takes_every_input_and_needs_none(inputs: dict[str, str], option
     assert words == ["ampcheck", "run", "--shard", "2/8", "--run-file", "reports/runs/2-of-8.jsonl", *options]
 
 
+def test_a_red_run_ends_its_step(noting: Runner) -> None:
+    noting.step(f"ampcheck() {{ return 1; }}\n{RUN}", codes=(1,), SHARD="1/1", **dict.fromkeys(INPUTS, ""))
+
+
 def test_summary_and_badge(noting: Runner) -> None:
     site = noting.folder / "reports" / "site"
     site.mkdir(parents=True)
@@ -172,13 +176,42 @@ def test_commands_of_hardware_are_understood(noting: Runner) -> None:
         main._parser().parse_args(["bench", "--no-such-option"])
 
 
+def test_the_targets_of_make_exist() -> None:
+    for (script,) in (jobs("check")["static"], jobs("check")["tests"]):
+        done = subprocess.run([*script.split(), "-n"], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert "lint-imports" in done.stdout
+        assert "mypy" in done.stdout
+
+
 # ---- check.yml: the benchmarks of base and head
+
+
+@pytest.mark.nightly
+def test_an_injected_slowdown_is_in_the_summary(tmp_path: Path) -> None:
+    runner = Runner(tmp_path, pip=NOTHING, python=f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    head = tmp_path / "head"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(head)], check=True)
+    base = subprocess.run(["git", "rev-parse", "HEAD"], cwd=head, check=True, capture_output=True, text=True).stdout
+    shutil.copy(ROOT / "scripts" / "check_bench.py", head / "scripts")
+    workloads = head / "ampcheck" / "bench" / "workloads" / "ops.py"
+    text = workloads.read_text(encoding="utf-8")
+    slow = '"fallthrough", lambda x, y: (__import__("time").sleep(2e-3), torch.add(x, y))[1],'
+    assert '"fallthrough", torch.add,' in text
+    workloads.write_text(text.replace('"fallthrough", torch.add,', slow))
+    selection = "--turns 3 -- --quick --device cpu --filter add --filter softmax"
+    for script in jobs("check")["benchmarks"]:
+        runner.step(script, head, BASE=base.strip(), SELECTION=selection)
+    rows = re.findall(r"^\| (\S+) \|.*\| (slower|faster) \|", runner.said("summary"), re.MULTILINE)
+    assert ("cpu/eager/add/fp32", "slower") in rows
+    assert {name.split("/")[2] for name, _ in rows} == {"add"}
+    assert len(list((head / "reports" / "bench").glob("*.jsonl"))) == 9
 
 
 # ---- nightly.yml: three nights of two shards on two devices, the third with a fault
 
 NIGHT = jobs("nightly")
 FAULTY = MODULE.replace('autocast("bf16", **kw)', 'autocast("bf16" if os.environ["FAULT"] else dtype, **kw)')
+SITE = (ROOT / "scripts" / "nightly_site").read_text(encoding="utf-8")
 SELECTION = "--device cpu --device swapped --device-module faulty --suite eager --rule promote --op cat"
 
 
@@ -258,6 +291,39 @@ def test_a_night_without_its_artifact_loses_nothing(nightly: Runner) -> None:
     nightly.step(HISTORY)
     assert [line.split()[:3] for line in nightly.said("gh").splitlines()[3:]] == [["run", "download", "17"]]
     assert (nightly.folder / "history/2.13/runs/2026-11-01.jsonl").exists()
+
+
+def test_the_first_night_has_no_history(nightly: Runner) -> None:
+    nightly.step(HISTORY)
+    assert "download" not in nightly.said("gh")
+    assert not (nightly.folder / "history").exists()
+
+
+def test_a_download_that_fails_leaves_no_shorter_history(nightly: Runner) -> None:
+    """The step before the upload fails, and there is nothing to upload in place of the whole."""
+    (nightly.kept / "history").mkdir()
+    nightly.step(HISTORY, codes=(1,), WHOLE="none")
+    assert not (nightly.folder / "history").exists()
+
+
+def test_a_night_without_run_files_shows_the_nights_before(nightly: Runner) -> None:
+    (nightly.folder / "history/2.13/runs").mkdir(parents=True)
+    (nightly.folder / "history/2.13/bench").mkdir()
+    nightly.step("ampcheck() { mkdir -p site/2.13; echo '## ampcheck' > site/2.13/summary.md; }\n" + SITE)
+    assert "2.13/index.html" in (nightly.folder / "site/index.html").read_text()
+    assert [path.name for path in (nightly.folder / "history").iterdir()] == ["2.13"]
+
+
+def test_a_long_body_ends_with_where_the_rest_is(nightly: Runner) -> None:
+    site = nightly.folder / "site" / "2.1"
+    site.mkdir(parents=True)
+    (site / "changes.json").write_text('{"regressed": [{}]}')
+    (site / "summary.md").write_text("".join(f"- regressed ü {number}\n" for number in range(9000)))
+    nightly.step(str(ROOT / "scripts" / "nightly_issue"))
+    body = nightly.said("body")
+    assert 60_000 < len(body) < 65_536
+    assert body.startswith("- regressed ü 0\n")
+    assert body.endswith("\n\nThe rest is in the summary of https://github.com/ampcheck/ampcheck/actions/runs/19\n")
 
 
 @pytest.mark.parametrize(("title", "says"), [("torch 2.1", "issue comment 5"), ("torch 2.13", "issue create")])

@@ -17,7 +17,8 @@ import torch
 from ampcheck import doctor
 from ampcheck.cli.main import main
 from ampcheck.errors import UsageError
-from ampcheck.tools.catalogue import RULES
+from ampcheck.tools.catalogue import COSTS, RULES
+from ampcheck.tools.doctor import callbacks
 from scripts.mistakes import FIELDS, FIGURES, PAGES, Program, index, page, programs
 from scripts.mistakes import PROGRAMS as HERE
 
@@ -68,6 +69,27 @@ def test_the_first_screen_holds_the_answer(
         assert all(len(line) <= 100 or str(file) in line for line in lines)
         first = "\n".join(lines[:24])
         assert [rule for rule in program.must(how) if rule not in first] == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_dearest_is_told_first_and_the_screen_ends_within_24_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with doctor() as d:
+        # The first one in a step that is observed.
+        for name in (
+            "mask-overflow",
+            "clip-before-unscale",
+            "backward-in-region",
+            "low-average",
+            "positions-in-product",
+        ):
+            exec(RULES[name].wrong, {})
+    lines = d.screen().splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 100
+    costs = [COSTS.index(RULES[one.rule].costs) for one in d.findings]
+    assert costs == sorted(costs)
+    assert "1. loss of the run: AMP023 mask-overflow" in lines[2]
 
 
 def test_pytorch_is_left_as_it_was() -> None:
@@ -141,6 +163,12 @@ def test_the_command_ends_after_the_steps_asked_for(
     assert "Watched 3 steps" in capsys.readouterr().out
 
 
+def test_the_catalogue() -> None:
+    assert [rule.id for rule in RULES.values()] == [f"AMP{number:03}" for number in range(1, len(RULES) + 1)]
+    assert {rule.costs for rule in RULES.values()} <= set(COSTS)
+    assert all("# right" not in rule.wrong + rule.right and rule.wrong != rule.right for rule in RULES.values())
+
+
 def test_a_library_that_owns_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The place is the program's line, and the library's is told beside it."""
     (tmp_path / "site-packages").mkdir()
@@ -151,3 +179,20 @@ def test_a_library_that_owns_the_loop(tmp_path: Path, monkeypatch: pytest.Monkey
         loops.mistaken()
     assert [(one.rule, one.module) for one in d.findings] == [("backward-in-region", "loops.py:9")]
     assert d.findings[0].place.rpartition(":")[0].endswith(Path(__file__).name)
+
+
+@pytest.mark.parametrize("name", ["trainer_callback", "lightning_callback"])
+def test_a_callback_of_an_absent_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
+    with pytest.raises(UsageError, match="is not installed"):
+        getattr(callbacks, name)()
+
+
+def test_an_lstm_that_is_not_fused_is_named() -> None:
+    """A processor with fp16 instructions runs the one of this program as one kernel."""
+    with doctor() as d:
+        runpy.run_path(str(HERE / "right-29.py"))
+    fused = torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    seen = [one.seen for one in d.findings]
+    assert seen == ([] if fused else ["LSTM was given fp16 in a region of bf16"])
