@@ -268,6 +268,8 @@ class Collector:
         case = item.stash.get(CASE, None)
         if case is None:
             return True
+        if not nightly and item.get_closest_marker("nightly"):
+            return False
         scenario = item.get_closest_marker("scenario")
         if scenario is not None and scenario.kwargs["database"] and not (nightly or self.devices[case.device].database):
             return False

@@ -84,6 +84,7 @@ def _find_suites(config: pytest.Config, args: list[str]) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "op_cases(rule): run once for every op case of a rule")
+    config.addinivalue_line("markers", "nightly: takes long; runs with --nightly alone")
     config.addinivalue_line("markers", "rule(name): the rule of the scenarios of a file")
     config.addinivalue_line(
         "markers", "forks: runs before others, whose backward passes start threads of autograd that a fork lacks"

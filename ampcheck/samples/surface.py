@@ -75,6 +75,12 @@ def programs() -> dict[str, str]:
     return {line.name: line.text.replace("NAME", f"torch.{line.name}") for line in lines() if line.kind == ":"}
 
 
+def repeated() -> set[str]:
+    """Return the names whose program an earlier name has."""
+    first: dict[str, str] = {}
+    return {name for name, text in programs().items() if first.setdefault(text, name) != name}
+
+
 def inputs(rand: Callable[..., torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors of a program, given what makes one of a shape on the device."""
     a, one = rand(4, 4), rand(1)

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from ampcheck.checks.relations import assert_program, assert_relations
-from ampcheck.runner.suite import Amp, Product, named, scenario
+from ampcheck.runner.suite import Amp, Product, scenario
 from ampcheck.samples import op_database, surface
 
 pytestmark = pytest.mark.rule("relations")
@@ -136,7 +136,15 @@ def test_siblings(amp: Amp, family: str, way: str) -> None:
 
 
 # ---- the rest of what a user can call
-@scenario(values=True, database=True, dtypes="default", call=named(**surface.programs()))
+REPEATED = surface.repeated()
+PROGRAMS = [
+    pytest.param(text, id=name, marks=[pytest.mark.nightly] if name in REPEATED else [])
+    for name, text in surface.programs().items()
+]
+"""Of names that have one program, runs take the first; nightly ones all."""
+
+
+@scenario(values=True, database=True, dtypes="default", call=PROGRAMS)
 def test_surface(amp: Amp, call: str) -> None:
     """Every way to run a program agrees in a region, for all of torch's surface that no database of PyTorch has."""
     assert_program(amp, call)
