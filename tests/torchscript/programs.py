@@ -37,6 +37,13 @@ def flag(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
     return [d, e]
 
 
+def dtype_at_run_time(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
+    dtype = torch.float16 if on else torch.bfloat16
+    with torch.autocast("cpu", dtype=dtype):
+        d = torch.mm(a, b)
+    return [d]
+
+
 def device_at_run_time(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
     with torch.autocast(a.device.type, dtype=torch.bfloat16):
         d = torch.mm(a, b)
@@ -52,6 +59,15 @@ def several(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         f = torch.mm(a, b)
     return [d, e, f]
+
+
+def bound(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
+    with torch.autocast("cpu", dtype=torch.float16) as region:
+        d = torch.mm(a, b)
+    e = torch.mm(a, b)
+    with region:
+        f = torch.mm(a, b)
+    return [d, e, f, torch.mm(a, b)]
 
 
 def chosen_at_run_time(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
@@ -87,6 +103,19 @@ def early_return(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
     with torch.autocast("cpu", enabled=False):
         d = torch.mm(a, c)
         return [d, torch.mm(d, c)]
+
+
+def left_in_a_loop(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
+    out = [a]
+    for i in range(4):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            if on and i == 2:
+                continue
+            out.append(torch.mm(a, b))
+        if i == 3:
+            break
+        out.append(torch.mm(a, c))
+    return out
 
 
 def asks(a: Tensor, b: Tensor, c: Tensor, on: bool) -> list[Tensor]:
@@ -189,12 +218,14 @@ PROGRAMS = (
         one_region,
         nested,
         flag,
+        dtype_at_run_time,
         device_at_run_time,
         several,
+        bound,
         chosen_at_run_time,
         loops,
         early_return,
     ),
-    *(asks, composite, ineligible, upcasts, biases, calls, forks, no_region),
+    *(left_in_a_loop, asks, composite, ineligible, upcasts, biases, calls, forks, no_region),
 )
 """Every program."""

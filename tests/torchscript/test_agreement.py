@@ -31,7 +31,7 @@ def test_an_overload_agrees(op: str) -> None:
     assert one.cases > 5
 
 
-@pytest.mark.parametrize("op", ["mm", "conv_transpose2d.input"])
+@pytest.mark.parametrize("op", ["mm", "conv_transpose2d.input", "cat"])
 def test_what_pytorch_does_is_seen(op: str) -> None:
     """PyTorch's pass casts float32 alone, knows some ops only, and widens what it does not know."""
     (one,) = measure(select(["cpu"], [])[0], WAYS, op)

@@ -1,6 +1,7 @@
 """The pass for TorchScript on modules, frozen and traced programs, and what it refuses."""
 
 import io
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -167,6 +168,31 @@ def test_python_called_from_a_region() -> None:
             same(rewritten(a, b), programs.leaves_torchscript(a, b))
 
 
+def test_other_spellings() -> None:
+    def function(a: Tensor, b: Tensor) -> list[Tensor]:
+        with torch.cpu.amp.autocast():
+            c = torch.mm(a, b)
+        with torch.cuda.amp.autocast():
+            d = torch.mm(a, b)
+        return [c, d]
+
+    a, b, _ = given()
+    rewritten = torchscript.autocast(scripted(function))
+    assert [t.dtype for t in rewritten(a, b)] == [torch.bfloat16, torch.float32]
+
+
+def test_defaults_and_names_are_kept() -> None:
+    def function(a: Tensor, times: int = 2, name: str | None = None) -> Tensor:
+        for _ in range(times):
+            a = torch.mm(a, a)
+        return a
+
+    rewritten = torchscript.autocast(scripted(function))
+    a = given()[0]
+    same([rewritten(a), rewritten(a=a, times=1)], [function(a), function(a=a, times=1)])
+    assert rewritten.name == "function"
+
+
 def test_an_exception_leaves_no_state() -> None:
     def function(a: Tensor, b: Tensor, fail: bool) -> Tensor:
         with torch.autocast("cpu", dtype=torch.float16):
@@ -186,6 +212,18 @@ def test_an_exception_leaves_no_state() -> None:
                 rewritten(a, b[:2], False)
             assert before == (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
             same([rewritten(a, b, False)], [function(a, b, False)])
+
+
+def test_an_unsupported_dtype_disables_its_region() -> None:
+    def function(a: Tensor, b: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.float32):
+            return torch.mm(a, b)
+
+    a, b, _ = given()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert torchscript.autocast(scripted(function))(a.bfloat16(), b.bfloat16()).dtype == torch.bfloat16
+    assert any("target dtype is not supported" in str(w.message) for w in seen)
 
 
 def test_both_device_types() -> None:
@@ -219,16 +257,42 @@ def _on_xpu(a: Tensor) -> Tensor:
         return torch.mm(a, a)
 
 
+class _Interfaced(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = _Same()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part.forward(x)
+
+
+class _Same(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def interfaced() -> Any:
+    class Part(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            pass
+
+    _Interfaced.__annotations__["part"] = torch.jit.interface(Part)
+    return scripted(_Interfaced())
+
+
 def prepared() -> Any:
     return torch.jit.optimize_for_inference(scripted(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()).eval()))
 
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "eager": (lambda: torchscript.autocast(len), "is no TorchScript program"),
+    "module": (lambda: torchscript.autocast(nn.Linear(1, 1)), "Linear is no TorchScript program"),
     "device": (lambda: torchscript.autocast(scripted(programs.nested), device_type="mps"), "device_type is 'mps'"),
+    "no device": (lambda: torchscript.autocast(scripted(programs.nested), device_type=()), "device_type is"),
     "other region": (lambda: torchscript.autocast(scripted(_on_xpu)), "a region on 'xpu'"),
     "left out": (lambda: torchscript.autocast(scripted(programs.nested), device_type="cuda"), "a region on 'cpu'"),
     "twice": (lambda: torchscript.autocast(torchscript.autocast(scripted(programs.nested))), "rewritten before"),
+    "interface": (lambda: torchscript.autocast(interfaced()), "an interface"),
     "prepared": (lambda: torchscript.autocast(prepared()), "prepared for inference"),
 }
 

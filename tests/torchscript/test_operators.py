@@ -12,11 +12,19 @@ import torch
 from torch import Tensor
 
 from ampcheck import torchscript
+from ampcheck.torchscript import library
 from ampcheck.torchscript.regions import scripted
 from tests.cli_support import ROOT
 from tests.torchscript import programs
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:(?s).*torch\.jit\.:DeprecationWarning")
+
+BUILT = library.variadic()
+needs_library = pytest.mark.skipif(not BUILT, reason=torchscript.OPERATORS)
+
+TENSOR = torch._C.TensorType.get()
+OPTIONAL = torch._C.OptionalType(TENSOR)
+LIST = torch._C.ListType(TENSOR)
 
 
 def elsewhere(folder: Path, code: str, library: str = "") -> subprocess.CompletedProcess[str]:
@@ -29,6 +37,22 @@ def elsewhere(folder: Path, code: str, library: str = "") -> subprocess.Complete
     run = subprocess.run([sys.executable, "-c", path + code], cwd=folder, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return run
+
+
+def program(types: list[object], *values: object) -> list[object]:
+    """Return the results of amp::autocast_promote for values of these types, on the CPU with autocast enabled."""
+    graph = torch._C.Graph()
+    leading = [graph.insertConstant("cpu"), graph.insertConstant(True)]
+    inputs = [graph.addInput(f"x{place}") for place in range(len(types))]
+    node = graph.create("amp::autocast_promote", [*leading, *inputs], len(types))
+    for made, type_ in (*zip(inputs, types, strict=True), *zip(node.outputs(), types, strict=True)):
+        made.setType(type_)
+    graph.insertNode(node)
+    for output in node.outputs():
+        graph.registerOutput(output)
+    graph.makeMultiOutputIntoTuple()
+    out = torch._C._create_function_from_graph("program", graph)(*values)
+    return list(out) if len(types) > 1 else [out]
 
 
 def two_lists(x: Tensor, one: Tensor | None, other: Tensor | None, held: list[Tensor]) -> list[Tensor]:
@@ -49,7 +73,7 @@ def optionals(x: Tensor, one: Tensor | None, other: Tensor | None, held: list[Te
         return two_optionals(x, one, other, held)
 
 
-@pytest.mark.parametrize("there", [(), (1,)])
+@pytest.mark.parametrize("there", [(), (0,), (1,), (0, 1)])
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize(
     ("program", "plain", "op"), [(lists, two_lists, "lstm.input"), (optionals, two_optionals, "layer_norm")]
@@ -70,6 +94,33 @@ def test_any_mixture_is_saved(program: Any, plain: Any, op: str, wide: bool, the
         got = run(x, *given, held)
         assert [out.dtype for out in got] == [dtype] * len(want)
         assert all(map(torch.equal, got, want))
+
+
+@needs_library
+def test_any_number_and_mixture_of_values() -> None:
+    half, full, double = (torch.ones(1, dtype=d) for d in (torch.float16, torch.float32, torch.float64))
+    whole = torch.ones(1, dtype=torch.int64)
+    got = program([TENSOR, OPTIONAL, LIST, OPTIONAL, TENSOR], half, None, [half, full, whole], half, double)
+    assert got[1] is None
+    assert [t.dtype for t in (got[0], *got[2], got[3], got[4])] == [
+        torch.float32, torch.float32, torch.float32, torch.int64, torch.float32, torch.float64,
+    ]  # fmt: skip
+    many = program([TENSOR] * 20, *[half] * 19, full)
+    assert {t.dtype for t in many} == {torch.float32}
+
+
+_LISTING = """
+import torch, ampcheck.torchscript
+print(*(s for s in map(str, torch._C._jit_get_all_schemas()) if s.startswith("amp::")), sep="\\n")
+"""
+
+
+@needs_library
+def test_python_has_the_same_operators(tmp_path: Path) -> None:
+    """All but the variadic forms, which PyTorch's dispatcher cannot have."""
+    here = {text for text in map(str, torch._C._jit_get_all_schemas()) if text.startswith("amp::")}
+    there = set(elsewhere(tmp_path, _LISTING).stdout.splitlines())
+    assert {text for text in here if "(...)" not in text} == there
 
 
 _AGREE = """
