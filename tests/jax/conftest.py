@@ -36,8 +36,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _programs_of_one_file() -> Iterator[None]:
-    """Drop what JAX compiled for a file: together the programs take gigabytes."""
+    """Drop what a file compiled: JAX's programs take gigabytes, and Dynamo leaves alone what it compiled too often."""
     yield
+    torch.compiler.reset()
     jax.clear_caches()
 
 
