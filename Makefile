@@ -48,17 +48,17 @@ docs: $(TEST)/ready
 	$(TEST)/bin/python -m scripts.torchscript_graphs
 	$(TEST)/bin/python -m ampcheck.bench.run.readme
 
-# What is imported is compiled then, once: of torch and jax that is a small part. torch comes first: the TorchScript operators and the emulated device are compiled against it while the package is built.
+# torch comes first: the TorchScript operators and the emulated device are compiled against it while the package is built.
 $(RUN)/ready: pyproject.toml setup.py $(wildcard ampcheck/*/csrc/* ampcheck/*/*/csrc/*)
 	$(PYTHON) -m venv $(RUN)
-	$(RUN)/bin/pip install --quiet --no-compile --disable-pip-version-check '$(TORCH)'
-	$(RUN)/bin/pip install --quiet --no-compile --disable-pip-version-check --editable '.[bench,jax]'
+	$(RUN)/bin/pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(RUN)/bin/pip install --quiet --disable-pip-version-check --editable '.[bench,jax]'
 	touch $@
 
 $(TEST)/ready: pyproject.toml setup.py $(wildcard ampcheck/*/csrc/* ampcheck/*/*/csrc/*)
 	$(PYTHON) -m venv $(TEST)
-	$(TEST)/bin/pip install --quiet --no-compile --disable-pip-version-check '$(TORCH)'
-	$(TEST)/bin/pip install --quiet --no-compile --disable-pip-version-check --editable '.[dev,jax]'
+	$(TEST)/bin/pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(TEST)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev,jax]'
 	touch $@
 
 clean:
