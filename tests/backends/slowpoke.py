@@ -1,22 +1,72 @@
-"""A PrivateUse1 backend of a third party, whose autocast is registered kernel by kernel.
+"""A PrivateUse1 backend of a third party: CPU tensors in a wrapper, autocast registered kernel by kernel.
 
-For that it uses nothing of ampcheck but the policy table.
+It uses nothing of ampcheck but the device class and the policy table.
 """
 
 from typing import Any
 
 import torch
-from engine import Arrays, Backend, Tested, overload
+from engine import DeviceModule
 from torch.library import Library, fallthrough_kernel
 from torch.utils._pytree import tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from ampcheck.devices import Device
 from ampcheck.spec.policies import closest, table
 
 NAME = "slowpoke"
 KEY = "AutocastPrivateUse1"
-BACKEND = Backend(NAME, Arrays(), fallback=True)
-torch.slowpoke.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
 
+
+class _Module(DeviceModule):
+    @staticmethod
+    def get_amp_supported_dtype() -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16]
+
+
+_setup_privateuseone_for_python_backend(rename=NAME, backend_module=_Module(f"torch.{NAME}"))
+
+
+class Wrapped(torch.Tensor):
+    """A tensor that says it lives on the device and keeps its values on the CPU."""
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> "Wrapped":
+        return torch.Tensor._make_wrapper_subclass(
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=f"{NAME}:0",
+            requires_grad=held.requires_grad,
+        )
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self.held = held
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = tree_map(lambda x: x.held if isinstance(x, Wrapped) else x, (args, kwargs or {}))
+        if plain[1].get("device") is not None:
+            plain[1]["device"] = torch.device("cpu")
+        out = func(*plain[0], **plain[1])
+        if func.overloadpacket is torch.ops.aten._to_copy and (kwargs or {}).get("device") == torch.device("cpu"):
+            return out
+        return tree_map(lambda x: Wrapped(x) if isinstance(x, torch.Tensor) else x, out)
+
+
+def _empty(*args: Any, device: Any = None, pin_memory: Any = None, **kwargs: Any) -> torch.Tensor:
+    return Wrapped(torch.ops.aten.empty.memory_format(*args, device="cpu", **kwargs))
+
+
+def _empty_strided(*args: Any, device: Any = None, pin_memory: Any = None, **kwargs: Any) -> torch.Tensor:
+    return Wrapped(torch.ops.aten.empty_strided.default(*args, device="cpu", **kwargs))
+
+
+_kernels = Library("aten", "IMPL")
+_kernels.impl("empty.memory_format", _empty, "PrivateUse1")
+_kernels.impl("empty_strided", _empty_strided, "PrivateUse1")
 _fallback = Library("_", "IMPL")
 _fallback.fallback(fallthrough_kernel, KEY)
 _aten = Library("aten", "IMPL")
@@ -80,6 +130,33 @@ def _kernel(op: Any, policy: str) -> Any:
 
 
 for _name, _policy in table("AutocastCUDA", closest(torch.__version__)).items():
-    _aten.impl(_name, _kernel(overload(_name), _policy), KEY)
+    _packet, _, _variant = _name.partition(".")
+    _op = getattr(getattr(torch.ops.aten, _packet), _variant or "default")
+    _aten.impl(_name, _kernel(_op, _policy), KEY)
 
-DEVICES = (Tested(BACKEND),)
+
+class Slowpoke(Device):
+    """The backend as ampcheck sees it."""
+
+    name = NAME
+    token = NAME
+    type = NAME
+    key = KEY
+
+    def unavailable(self) -> str | None:
+        return None
+
+    def policies(self) -> Any:
+        return table("AutocastCUDA", closest(torch.__version__))
+
+    def tensor(self, arg: Any, dtype: str, position: int) -> torch.Tensor:
+        from ampcheck.samples.tensors import host_tensor
+
+        made = host_tensor(arg, dtype, position)
+        return made if arg.device == "cpu" else Wrapped(made)
+
+    def host(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.held if isinstance(tensor, Wrapped) else tensor
+
+
+DEVICES = (Slowpoke(),)

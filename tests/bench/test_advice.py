@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ampcheck.bench.advise.user_step import StepSpec, UserStep, checked, load
 from ampcheck.bench.advise.worker import AdviceFigures
 from ampcheck.bench.core.model import PRECISIONS, BenchPlan, Group, Variant, VariantResult
 from ampcheck.errors import UsageError
-from tests.cli_support import ROOT, refused, run
+from tests.cli_support import ROOT, python, refused, run
 
 STEPS = """
 import ampcheck, torch
@@ -117,6 +118,11 @@ def test_a_step_that_does_not_run_is_refused_by_its_words_and_the_users_line(wid
     spec = StepSpec(nn.Linear(2, 2), (torch.ones(1, width),), loss)
     with pytest.raises(UsageError, match=words):
         UserStep(spec, PRECISIONS["fp32"], "cpu").try_out()
+
+
+def test_the_decorator_is_reached_without_jax() -> None:
+    code = "import sys, ampcheck\n@ampcheck.step\ndef f(): pass\nassert f.__name__ == 'f' and 'jax' not in sys.modules"
+    python("-c", code)
 
 
 # ---- the worker
@@ -251,6 +257,23 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
     assert {op["policy"] for op in trace["ops"]} >= {"downcast", "upcast"}
 
 
+@pytest.mark.nightly
+@pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
+def test_a_step_on_jax_runs_op_by_op_and_as_one_program(scripts: Path) -> None:
+    (scripts / "linear.py").write_text(
+        "import torch\ndef make():\n    loss = lambda out: out.square().mean()\n"
+        "    return torch.nn.Linear(8, 8), (torch.ones(4, 8),), loss\n"
+    )
+    done = run(scripts, "bench", "advise", "linear.py:make", "--quick", "--device=jax", "--compiler=jit", "--json=a")
+    assert done.returncode == 0, done.stdout + done.stderr
+    groups = json.loads((scripts / "a.json").read_text())["groups"]
+    assert [group["compiler"] for group in groups] == ["eager", "jit"]
+    for group in groups:
+        variants = {variant["name"]: variant for variant in group["variants"]}
+        assert variants["fp32"]["error"] < 1e-5 < variants["bf16"]["error"] < 0.1
+        assert all(variant["rounds"] == 5 for variant in variants.values())
+
+
 # ---- the text
 
 
@@ -288,8 +311,8 @@ def test_what_pays_is_apart_from_what_does_not() -> None:
     assert "What pays" not in none
 
 
-def test_inference_is_told_to_cast_once_and_what_overflows_never_pays() -> None:
-    found = advised({"bf16": "faster", "fp16": "faster"})
+def test_inference_is_told_to_cast_once_and_a_step_what_it_holds_and_where_it_overflows() -> None:
+    found = advised({"bf16": "faster", "fp16": "slower"})
     fp32, _, _, fp16 = found.groups[0].variants
     fp32.memory, fp16.memory, fp16.error = 4096, 2048, float("inf")
     found.found.seen["fp16"] = asdict(Seen(ops=3, overflow="matmul at train.py:7, in fp16", weights=(4, 2000)))
@@ -298,8 +321,22 @@ def test_inference_is_told_to_cast_once_and_what_overflows_never_pays() -> None:
     assert "it holds 2.00 KiB at its peak beyond the model, float32 4.00 KiB" in text
     assert "numbers where float64 has zeros; the first op is matmul at train.py:7, in fp16" in text
     assert "weights are cast 4 times in each call (2.0 kB): cast them once beforehand, by model.to(torch.f" in text
-    pays = text.partition("What pays")[2].partition("What does not")[0]
-    assert "cast them once" not in pays
+    assert "cast them once" not in text.partition("What does not")[0]
+
+
+def test_a_variant_that_computes_something_else_never_pays() -> None:
+    found = advised({"bf16": "faster", "fp16": "faster"})
+    found.groups[0].variants[3].error = float("inf")
+    found.findings = findings(found.groups, found.found, [])
+    pays, rest = found.text().split("What pays")[1].split("What does not, and why")
+    assert "  bf16: 2.00×" in pays
     assert "fp16" not in pays
+    assert "  fp16: 2.00×" in rest
+    assert "it does not compute what float64 does: it has infinities" in rest
+
+
+def test_json_has_no_infinities() -> None:
+    found = advised({"bf16": "slower"})
+    found.groups[0].variants[2].error = float("inf")
     data = json.loads(json.dumps(found.data(), allow_nan=False))
-    assert data["groups"][0]["variants"][3]["error"] == "inf"
+    assert data["groups"][0]["variants"][2]["error"] == "inf"

@@ -13,6 +13,7 @@ from ampcheck.checks.scenario import DeviceAmp
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.registry import known
 from ampcheck.errors import Broken, CheckFailure, HarnessError, Unsupported
+from ampcheck.observe.isolation import reset
 from ampcheck.tools.power import kernels
 
 
@@ -29,6 +30,22 @@ def test_interleaving_gives_turns() -> None:
     assert [name for name, _, _ in found] == ["a", "b", "c", "a", "c", "a"]
     assert {device for _, device, _ in found} == {"cuda"}
     assert found[0][2] == found[3][2] != found[1][2]
+
+
+def test_a_reproduction_has_the_same_tensors() -> None:
+    run, program = DeviceAmp(known()["cpu"], "bf16"), Amp("cpu", torch.bfloat16, torch.bfloat16)
+    for shape, dtype in (((3, 2), torch.float32), ((4,), torch.float16), ((), torch.float64)):
+        assert torch.equal(run.rand(*shape, dtype=dtype), program.rand(*shape, dtype=dtype))
+
+
+@pytest.mark.parametrize("move", [torch.autocast_increment_nesting, torch.autocast_decrement_nesting])
+def test_reset_mends_the_depth(move: Callable[[], int]) -> None:
+    amp = DeviceAmp(known()["cpu"], "bf16")
+    for _ in range(3):
+        move()
+    assert amp.depth() != 0
+    reset({})
+    assert amp.depth() == 0
 
 
 def test_a_scenario_that_compares_nothing_is_an_error() -> None:
@@ -90,17 +107,32 @@ ONE, LOW = torch.ones(1), (True, torch.bfloat16, True)
 ASSERTED: dict[str, tuple[Callable[[Amp], object], str]] = {
     "near": (lambda amp: amp.assert_close("it", ONE, ONE + 1e-6), ""),
     "far": (lambda amp: amp.assert_close("it", ONE, ONE + 1e-3), "it: differs by 0.0005; at most 1e-05 is expected"),
+    "at the limit": (lambda amp: amp.assert_close("it", ONE, ONE * 3, 0.5), ""),
     "absent": (lambda amp: amp.assert_close("it", None, ONE), "it: there is none"),
     "other dtype": (lambda amp: amp.assert_close("it", ONE, ONE.double()), "it: got [1] torch.float32; expected [1]"),
+    "other shape": (lambda amp: amp.assert_close("it", ONE, ONE[None]), "it: got [1] torch.float32; expected [1, 1]"),
     "identical": (lambda amp: amp.assert_identical("it", ONE, ONE.clone()), ""),
+    "none of both": (lambda amp: amp.assert_identical("it", None, None), ""),
     "a little off": (lambda amp: amp.assert_identical("it", ONE, ONE + 1e-6), "it: differs by"),
+    "nan": (lambda amp: amp.assert_identical("it", ONE * torch.nan, ONE), "it: differs by nan"),
+    "in float64": (
+        lambda amp: amp.assert_identical("it", ONE, ONE.double()),
+        "it: got [1] torch.float32; expected [1]",
+    ),
+    "one more": (lambda amp: amp.assert_identical("it", ONE, ONE[None]), "it: got [1] torch.float32; expected [1, 1]"),
     "none": (lambda amp: amp.assert_identical("it", None, ONE), "whether there is a it: got False"),
+    "wanted none": (lambda amp: amp.assert_identical("it", ONE, None), "whether there is a it: got True; expected Fal"),
     "equal": (lambda amp: amp.assert_equal("it", "a", "a"), ""),
     "unequal": (lambda amp: amp.assert_equal("it", "a", torch.half), "it: got 'a'; expected torch.float16"),
     "state": (lambda amp: amp.assert_state("now", LOW, 1), ""),
+    "state outside": (lambda amp: amp.thread(lambda: amp.assert_state("now", (False, LOW[1], True), 0)), ""),
     "other state": (lambda amp: amp.assert_state("now", (False, LOW[1], True)), "state now: got (True, "),
     "other depth": (lambda amp: amp.assert_state("now", LOW, 0), "nesting depth now: got 1; expected 0"),
     "raises": (lambda amp: amp.assert_raises("it", ValueError, "no", failing(outside=True)), ""),
+    "raises otherwise": (
+        lambda amp: amp.assert_raises("it", KeyError, "no", failing(outside=True)),
+        "it: raised ValueError 'no'; expected KeyError",
+    ),
     "says otherwise": (
         lambda amp: amp.assert_raises("it", ValueError, "yes", failing(outside=True)),
         "it: raised ValueError 'no'; expected it to say 'yes'",
@@ -110,9 +142,17 @@ ASSERTED: dict[str, tuple[Callable[[Amp], object], str]] = {
         "it: raised nothing; expected ValueError saying 'no'",
     ),
     "warns": (lambda amp: amp.assert_warns("it", UserWarning, "no", warning("so no")), ""),
+    "warns otherwise": (
+        lambda amp: amp.assert_warns("it", FutureWarning, "no", warning("no")),
+        "it: warned of UserWarning 'no'; expected FutureWarning saying 'no'",
+    ),
     "warns in other words": (
         lambda amp: amp.assert_warns("it", UserWarning, "yes", warning("no")),
         "it: warned of UserWarning 'no'; expected UserWarning saying 'yes'",
+    ),
+    "warns of nothing": (
+        lambda amp: amp.assert_warns("it", UserWarning, "yes", warning()),
+        "it: warned of nothing; expected UserWarning saying 'yes'",
     ),
     "quiet": (lambda amp: amp.assert_no_warning("it", warning()), ""),
     "not quiet": (
@@ -120,6 +160,7 @@ ASSERTED: dict[str, tuple[Callable[[Amp], object], str]] = {
         "it: warned of UserWarning 'no'; expected no warning",
     ),
     "noted": (lambda amp: amp.note("it", ["it is wrong", "so is this"]), "it is wrong"),
+    "nothing noted": (lambda amp: amp.note("it", []), ""),
 }
 """By name, a comparison in a region of bfloat16, and how what it notes starts; "" where all is right."""
 
@@ -141,6 +182,13 @@ def test_what_a_comparison_notes(name: str, capsys: pytest.CaptureFixture[str]) 
     assert "ok  " in "".join(lines) or said
 
 
+@pytest.mark.parametrize("depth", [None, 0])
+def test_a_depth_is_compared_where_one_is_given(depth: int | None) -> None:
+    amp = DeviceAmp(known()["cpu"], "bf16")
+    amp.assert_state("now", (False, torch.bfloat16, True), depth)
+    assert (amp.looked_at, amp.differences) == (2 if depth is None else 3, [])
+
+
 def product(device: str = "cpu") -> torch.Tensor:
     return torch.mm(torch.ones(2, 2, device=device), torch.ones(2, 2, device=device))
 
@@ -160,10 +208,13 @@ def raising_later() -> Callable[[], torch.Tensor]:
 
 CAST: dict[str, tuple[str, Callable[[], object], str, bool, str]] = {
     "right": ("cpu", product, "", True, ""),
+    "no policy": ("cpu", lambda: torch.relu(torch.ones(2)), "", False, ""),
     "other value": ("cpu", product, kernels.QUARTER, True, "output 0 of it differs from the same op"),
     "other dtype": ("cpu", product, "wrong dtype", True, "output 0 of it is fp64"),
     "other casts": ("cpu", product, kernels.DROPPED, True, "ops with a policy in it, with the dtypes they received"),
     "raises inside": ("cpu", raising_later, "", False, "it raised ValueError: no; the same call on explicit"),
+    "raises anywhere": ("cpu", failing(outside=True), "", False, ""),
+    "right without values": ("virtual:cuda", lambda: product("cuda"), "", True, ""),
     "appended": ("virtual:cuda", lambda: torch.norm(torch.ones(2, device="cuda")), "", True, ""),
     "raises anywhere without values": ("virtual:cuda", failing(outside=True), "", False, "it ran no op with a policy"),
 }
@@ -188,6 +239,20 @@ def test_a_call_is_made_once_more_as_a_user_makes_it_where_there_are_values() ->
         with amp.activate():
             amp.assert_cast("it", lambda: torch.full((2,), 1.0 + (next(calls) == "3")))  # noqa: B023  # called here
         assert (next(calls, "4"), len(amp.differences)) == (str(expected + 1), expected - 2)
+
+
+def test_a_backend_may_round_elsewhere_where_it_runs_a_composite_op_whole() -> None:
+    class Backend(Cpu):
+        key = "AutocastPrivateUse1"
+
+    amp, calls = DeviceAmp(Backend(), "bf16"), iter("123")
+    amp.assert_cast("it", lambda: torch.full((2,), 1.0 + (next(calls) == "3")))
+    assert (next(calls, "4"), amp.differences) == ("4", [])
+
+
+def test_a_program_says_that_nothing_warned(capsys: pytest.CaptureFixture[str]) -> None:
+    Amp("cpu", torch.bfloat16, torch.bfloat16).assert_no_warning("it", lambda: None)
+    assert capsys.readouterr().out == "ok   it | warned of nothing; expected no warning\n"
 
 
 def test_a_call_may_raise_what_it_raises_with_explicit_casts() -> None:

@@ -10,6 +10,7 @@ from ampcheck.checks.cases import op_cases
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.registry import known
+from ampcheck.devices.virtual import DEVICES as VIRTUAL
 from ampcheck.devices.virtual import graphs
 from ampcheck.errors import Unsupported
 from ampcheck.spec.case import Case
@@ -37,6 +38,14 @@ def the(device: Device, name: str) -> Case:
 def test_every_op_with_a_policy_has_cases_or_a_reason(device: Device) -> None:
     promised = {overload for overload, policy in device.policies().items() if policy in RULES}
     assert promised - {case.op for case in cases(device)} == promised & set(WITHOUT)
+
+
+@pytest.mark.parametrize("device", known().values(), ids=lambda device: device.name)
+def test_ids_differ_from_those_of_other_suites(device: Device) -> None:
+    eager = {case.name for rule in RULES for case in op_cases(device, rule)}
+    names = [case.name for case in cases(device)]
+    assert len(set(names)) == len(names)
+    assert not eager & set(names)
 
 
 @pytest.mark.filterwarnings("ignore")  # deprecated ops are called as well
@@ -89,6 +98,16 @@ def test_running_the_nodes_gives_what_the_engine_gives() -> None:
     assert compared > 150
 
 
+@pytest.mark.parametrize("device", VIRTUAL, ids=lambda device: device.name)
+def test_fake_tensors_have_gradients_of_their_dtype(device: Device) -> None:
+    case = next(case for case in cases(device, ["downcast"], op="mm") if "_" in case.inputs)
+    with device.activate():
+        todo = planned(case, device)
+        done = run(todo, device, [0, 1], device.autocast(case.amp))
+    assert [str(done.gradients()[place].dtype) for place in (0, 1)] == ["torch.float32", "torch.float16"]
+    assert [kernel for kernel in done.kernels if kernel.startswith("mm ")] == ["mm fp16 fp16"] * 2
+
+
 class _Unsteady(Cpu):
     """The CPU, with gradients that differ a little each time."""
 
@@ -131,6 +150,15 @@ def test_a_device_without_autograd_says_so() -> None:
     device = known()["torchax"]
     with pytest.raises(Unsupported, match="torchax takes gradients with JAX"):
         CHECK.run(cases(device, op="mm")[0], device)
+
+
+def test_the_reproduction_of_what_ended_its_process_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Cpu()
+    case = the(device, "nll_loss-fp32-grad-bf16-cpu")
+    monkeypatch.setattr("ampcheck.checks.backward.differentiable", None)
+    program = CHECK.program(case, device, ran=False)
+    assert program.endswith("print(got)")
+    assert "got = run_passes(call, inputs, [0, 2], torch.autocast('cpu', dtype=torch.bfloat16))" in program
 
 
 def test_a_gradient_that_is_missing_is_wrong_unless_it_is_zero() -> None:

@@ -12,13 +12,13 @@ from ampcheck.checks import backward, comparisons, compiled
 from ampcheck.checks.backward import Pass
 from ampcheck.checks.call import because, plan
 from ampcheck.checks.compiled import ProgramOutcome
-from ampcheck.checks.forward import received_by_parts, shared_when_written
+from ampcheck.checks.forward import received, received_by_parts, shared_when_written
 from ampcheck.checks.reference import Reference
 from ampcheck.checks.relations import difference
 from ampcheck.checks.sweep import compare_cells
 from ampcheck.devices.cpu import Cpu
-from ampcheck.errors import CheckFailure, Difference
-from ampcheck.observe.closeness import identical
+from ampcheck.errors import MOST, CheckFailure, Difference, error_of, one_line
+from ampcheck.observe.closeness import identical, largest_distance
 from ampcheck.observe.recorder import Cast, KernelCall, Observation, SeenLeaf
 from ampcheck.spec.case import Case
 from ampcheck.spec.casting import Expectation
@@ -45,6 +45,7 @@ TWO = (seen("bf16"), seen("bf16", source=1))
     ("observation", "expected", "given", "says"),
     [
         (ran("mm", *TWO, casts=(0, 1)), MM, ("fp32", "fp32"), []),
+        (ran("mm", *TWO, casts=(0, 1, None)), MM, ("fp32", "fp32"), []),  # a cast of something else
         (ran("mm", *TWO, casts=(0,)), MM, ("fp32", "bf16"), []),
         (
             ran("mm", *TWO, casts=(0, 1)),
@@ -52,7 +53,10 @@ TWO = (seen("bf16"), seen("bf16", source=1))
             ("bf16", "fp32"),
             [f"autocast made 2 casts of the arguments of aten::mm; expected 1 {RULE}"],
         ),
+        (ran("mm", TWO[0], seen("bf16", source=None), casts=(0,)), MM, ("fp32", "fp32"), []),  # not all are followed
+        (ran("mm", TWO[0], seen("fp16", source=None)), MM, ("bf16", "bf16"), []),
         (ran("sum", seen("bf16", "bf16"), dtype="fp32"), SUM, ("bf16",), []),
+        (ran("mm", *TWO, dtype="fp64", casts=(0, 1)), MM, ("fp32", "fp32"), []),  # the caller's own
         (Observation(), MM, ("fp32", "fp32"), ["the kernel of aten::mm never ran; what ran was: nothing (rule"]),
         (Observation(error=BOOM), MM, ("fp32", "fp32"), ["aten::mm raised before its kernel ran: RuntimeError: boom"]),
     ],
@@ -77,7 +81,9 @@ class Listing(Cpu):
     [
         (KernelCall("mm", TWO, None), []),
         (KernelCall("mm", (seen("fp32"), TWO[1]), None), ["argument 0 of aten::mm was given as fp32 and reached the"]),
+        (KernelCall("exp", (seen("fp32", "bf16"),), None), []),
         (KernelCall("exp", (seen("bf16", "bf16"),), None), ["argument 0 of aten::exp was given as bf16 and reached"]),
+        (KernelCall("tanh", (seen("fp16"),), None), []),
         (KernelCall("binary_cross_entropy", (seen("fp16", "fp16"),) * 2, None), []),
         (KernelCall("mm", (seen("fp32", on_device=False), TWO[1]), None), []),
     ],
@@ -86,6 +92,24 @@ def test_the_parts_of_a_composite_op_follow_their_policies(call: KernelCall, say
     found = received_by_parts(Observation([call]), Listing(), "bf16")
     assert len(found) == len(says), found
     assert all(text.startswith(start) for text, start in zip(found, says, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("got", "reference", "says"),
+    [
+        (None, None, []),
+        (BOOM, RuntimeError("other words"), []),
+        (
+            BOOM,
+            TypeError("no"),
+            ["it raised RuntimeError: boom; the same call on explicitly cast inputs raised TypeError"],
+        ),
+        (None, BOOM, ["it succeeded; the same call on explicitly cast inputs raised RuntimeError: boom"]),
+    ],
+)
+def test_a_call_raises_as_the_reference(got: Exception | None, reference: Exception | None, says: list[str]) -> None:
+    found = comparisons.same_error(got, reference, "it")
+    assert [text[: len(start)] for text, start in zip(found, says, strict=True)] == says
 
 
 NAN, INF = float("nan"), float("inf")
@@ -97,11 +121,17 @@ NAN, INF = float("nan"), float("inf")
         (torch.ones(2), torch.ones(2), True),
         (torch.ones(2), torch.tensor([1.0, 2.0]), False),
         (torch.tensor([1.0, NAN]), torch.tensor([1.0, NAN]), True),
-        (torch.tensor([1.0, NAN]), torch.tensor([1.0, 1.0]), False),
+        (torch.tensor([1.0, NAN]), torch.tensor([NAN, 1.0]), False),
+        (torch.tensor([1.0, NAN]), torch.tensor([2.0, NAN]), False),
+        (torch.tensor([0.0]), torch.tensor([NAN]), False),
         (torch.tensor([INF, NAN]), torch.tensor([INF, NAN]), True),
         (torch.tensor([INF]).half(), torch.tensor([65504.0]).half(), False),  # a kernel that saturates
+        (torch.tensor([-INF]), torch.tensor([torch.finfo(torch.float32).min]), False),
+        (torch.tensor([1, 2]), torch.tensor([1, 2]), True),
+        (torch.tensor([1, 2]), torch.tensor([1, 3]), False),
         (torch.tensor([1 + 2j]), torch.tensor([1 + 2j]), True),
         (torch.tensor([1 + 2j]).conj(), torch.tensor([1 + 2j]), False),
+        (torch.eye(2).to_sparse(), torch.eye(2).to_sparse(), True),
         (torch.eye(2).to_sparse(), torch.ones(2, 2).to_sparse(), False),
     ],
 )
@@ -109,10 +139,29 @@ def test_identical_values(a: torch.Tensor, b: torch.Tensor, same: bool) -> None:
     assert identical(a, b) is same
 
 
+@pytest.mark.parametrize(("a", "b"), [(INF, -INF), (INF, NAN), (1.0, NAN)])
+def test_what_is_not_finite_is_far_from_anything_else(a: float, b: float) -> None:
+    assert largest_distance(torch.tensor([0.0, a]), torch.tensor([0.0, b])) == INF
+    assert largest_distance(torch.tensor([1.0, b]), torch.tensor([1.5, b])) == 0.5
+
+
+def test_the_same_bits() -> None:
+    x = torch.tensor([1.0, 2.0])
+    assert comparisons.same_bits(x, x.clone(), "it") == []
+    assert comparisons.same_bits(x, x.double() + 1, "it") == []  # of another dtype, which another check tells
+    assert comparisons.same_bits(x, x[:1], "it") == ["it has shape (2,); expected (1,)"]
+    fewer = "it returned 2 tensors; the same call on explicitly cast inputs returned 1"
+    assert comparisons.bitwise([x, x], [x], "it") == [fewer]
+    assert comparisons.bitwise([x, x], [x, x + 0.5], "it") == [
+        "output 1 of it differs from the same op on explicitly cast inputs by up to 0.5; expected the same bits"
+    ]
+
+
 X, META = torch.arange(6.0).view(2, 3), torch.ones(2, 3, device="meta")
 GRADIENT = "the gradient of argument 0 of it "
 GRADIENTS: list[tuple[str, tuple[Any, Any], str]] = [
     ("the same", ({0: X}, {0: X}), ""),
+    ("none", ({}, {}), ""),
     ("missing", ({}, {0: X}), GRADIENT + "is missing; expected it to be there r"),
     ("too many", ({0: X}, {}), GRADIENT + "is there; expected it to be missing r"),
     ("other dtype", ({0: X.half()}, {0: X}), GRADIENT + "is fp16 of shape (2, 3); expected fp32 (2, 3)"),
@@ -122,8 +171,12 @@ GRADIENT_BITS: list[tuple[str, tuple[Any, Any, Any], str]] = [
     ("the same", ({0: X}, {0: X}, {}), ""),
     ("others", ({0: X}, {0: X + 1}, {}), GRADIENT + "differs from"),
     ("nearer", ({0: X}, {0: X + 1}, {0: X}), ""),
+    ("as near", ({0: X + 1}, {0: X - 1}, {0: X}), GRADIENT + "differs from"),
     ("farther", ({0: X}, {0: X + 1}, {0: X + 1}), GRADIENT + "differs from"),
+    ("of another shape", ({0: X[:1]}, {0: X}, {0: X}), GRADIENT + "has shape (1, 3)"),
+    ("beside another shape", ({0: X}, {0: X + 1}, {0: X[:1]}), GRADIENT + "differs from"),
     ("infinite", ({0: X / 0}, {0: X + 1}, {0: X}), GRADIENT + "differs from"),
+    ("beside an infinite one", ({0: X + 1}, {0: X / 0}, {0: X}), ""),
 ]
 WITH_GRADIENTS: list[tuple[str, tuple[Any, Any], str]] = [
     ("the same", ([X, X.half()], [X, X.half()]), ""),
@@ -133,14 +186,18 @@ WITH_GRADIENTS: list[tuple[str, tuple[Any, Any], str]] = [
 BACKWARD: list[tuple[str, tuple[Any, Any], str]] = [
     ("the same", (["mm", "mm"], ["mm", "mm"]), ""),
     ("others", (["mm low", "add"], ["mm wide", "add"]), "the backward pass of it ran mm low in the place of mm wide r"),
+    ("one more", (["mm", "mm"], ["mm"]), "the backward pass of it ran mm in the place of nothing r"),
 ]
 PROGRAMS: list[tuple[str, tuple[ProgramOutcome, ProgramOutcome], str]] = [
     ("the same", (ProgramOutcome([X], [X, None]), ProgramOutcome([X], [X, None])), ""),
     ("absent", (ProgramOutcome(grads=[None]), ProgramOutcome(grads=[X])), "gradient 0 of it is absent; eager mode"),
+    ("present", (ProgramOutcome(grads=[X]), ProgramOutcome(grads=[None])), "gradient 0 of it is fp32; eager mode"),
     ("fewer", (ProgramOutcome([X]), ProgramOutcome([X, X])), "it returned 1 tensors; expected 2"),
+    ("fewer gradients", (ProgramOutcome(grads=[X]), ProgramOutcome(grads=[X, X])), "it gave 1 gradients; eager mode 2"),
 ]
 SAME_KERNELS: list[tuple[str, tuple[Observation, Observation], str]] = [
     ("the same", (ran("mm", *TWO), ran("mm", *TWO)), ""),
+    ("of another op", (ran("exp", *TWO), ran("exp", seen("fp16"))), ""),
     ("other dtypes", (ran("mm", *TWO), ran("mm", TWO[0], seen("fp16"))), "the kernel of it received ['bf16', 'bf16']"),
     ("another dtype=", (ran("mm", dtype="fp32"), ran("mm", dtype="fp64")), "it ran with dtype=fp32; in eager mode"),
     (
@@ -149,8 +206,10 @@ SAME_KERNELS: list[tuple[str, tuple[Observation, Observation], str]] = [
         "the kernel of it received ['bf16', 'bf16']; in eager mode []",
     ),
 ]
+LONG = ValueError("w" * MOST)
 REFUSALS: list[tuple[str, tuple[Exception, Exception | None], str]] = [
     ("the same", (RuntimeError("compiled: boom"), BOOM), ""),
+    ("of lines", (ValueError("a\nb\nc\nd"), BOOM), "it was not compiled: ValueError: a … b … d; eager mode raises"),
     (
         "quoted by Dynamo",
         (ValueError("a\nmm(x,\n y)): got RuntimeError('boom')\nc\nd"), None),
@@ -158,6 +217,9 @@ REFUSALS: list[tuple[str, tuple[Exception, Exception | None], str]] = [
     ),
     ("the same dtypes", (RuntimeError("got Half for Float"), RuntimeError("Float and Half differ")), ""),
     ("other dtypes", (RuntimeError("got Half"), RuntimeError("Float and Half differ")), "it was not compiled"),
+    ("the same dtypes in another type", (ValueError("Half"), RuntimeError("Half differs")), "it was not compiled"),
+    ("no dtypes", (RuntimeError("no"), RuntimeError("never")), "it was not compiled"),
+    ("long", (LONG, None), f"it was not compiled: ValueError: {'w' * (MOST // 3)}; eager mode runs it"),
 ]
 
 
@@ -169,12 +231,16 @@ def passed(gradient: torch.Tensor | None, copy: torch.Tensor | None = None) -> P
 
 FILLED = Pass({}, [X], [X])
 CELLS: list[tuple[str, tuple[Pass, Pass], str]] = [
+    ("no gradient", (passed(None), passed(None)), ""),
     ("the same", (passed(X, X), passed(X, X)), ""),
     ("missing", (passed(None), passed(X)), "gradient 0 of it is None"),
+    ("too many", (passed(X), passed(None)), "gradient 0 of it is tensor"),
     ("other strides", (passed(X), passed(X.T.contiguous().T)), "gradient 0 of it has strides (3, 1)"),
+    ("other bits", (passed(X, X), passed(X, X + 1)), "gradient 0 of it differs from"),
 ]
 SAID: dict[str, tuple[Callable[[], list[str]], str]] = {
     "its own dtype": (lambda: comparisons.untouched_dtype(ran("sum", dtype="fp64"), "sum", "fp64", "r"), ""),
+    "no kernel": (lambda: comparisons.untouched_dtype(ran("sum", dtype="fp64"), "mm", "fp32", "r"), ""),
     "another dtype": (lambda: comparisons.untouched_dtype(ran("sum", dtype="fp64"), "sum", None, "r"), "aten::sum ran"),
     "refused": (lambda: comparisons.refused(RuntimeError("use this"), "bce", "this", "r"), ""),
     "ran": (lambda: comparisons.refused(None, "bce", "this", "r"), "aten::bce ran; expected a RuntimeError"),
@@ -183,16 +249,22 @@ SAID: dict[str, tuple[Callable[[], list[str]], str]] = {
         "aten::bce raised ValueError: this",
     ),
     "other words": (lambda: comparisons.refused(BOOM, "bce", "this", "r"), "aten::bce raised RuntimeError: boom"),
-    "succeeded": (lambda: comparisons.same_error(None, BOOM, "it"), "it succeeded; the same call on explicitly cast i"),
-    "another error": (lambda: comparisons.same_error(BOOM, TypeError("no"), "it"), "it raised RuntimeError: boom; the"),
+    "dtypes": (lambda: comparisons.output_dtypes([X, X.half()], ["fp32", "fp16"], "it"), ""),
     "fewer": (lambda: comparisons.output_dtypes([X], ["fp32", "fp16"], "it"), "it returned 1 tensors; expected 2"),
     "wrong dtype": (lambda: comparisons.output_dtypes([X], ["fp16"], "it"), "output 0 of it is fp32; expected fp16"),
+    "right dtype": (lambda: comparisons.pytorch_dtype(X, [torch.float32, torch.half], "it"), ""),
     "odd dtype": (lambda: comparisons.pytorch_dtype(X, [torch.half], "it"), "it is fp32; expected fp16, as"),
     "beside": (lambda: comparisons.on_device(META, [X, META], "meta", "it"), ""),
+    "on the host": (lambda: comparisons.on_device(X, [META], "meta", "it"), ""),
     "elsewhere": (lambda: comparisons.on_device(META, [META, X], "cpu", "it"), "it is on meta; expected cpu"),
+    "strides": (lambda: comparisons.strides(X, [(3, 1)], "it"), ""),
     "odd strides": (lambda: comparisons.strides(X.T, [(3, 1)], "it"), "it has strides (1, 3)"),
     "same": (lambda: comparisons.same_tensor(X, X, (X, X), "it"), ""),
+    "same without values": (lambda: comparisons.same_tensor(META, META, None, "it"), ""),
+    "other shape": (lambda: comparisons.same_tensor(X, X[:1], None, "it"), "it has shape (2, 3); expected (1, 3)"),
+    "other strides": (lambda: comparisons.same_tensor(X.T, X.T.contiguous(), None, "it"), "it has strides (1, 3)"),
     "other bits": (lambda: comparisons.same_tensor(X, X, (X, X + 1), "it"), "it differs from the same op"),
+    "own memory": (lambda: comparisons.own_memory(X.clone(), [X], [], "it"), ""),
     "an alias": (lambda: comparisons.own_memory(X[0], [X], [0], "it"), ""),
     "shared": (lambda: comparisons.own_memory(X[0], [X.clone(), X], [0], "it"), "it shares memory with argument 1"),
     **{f"gradients: {name}": (partial(backward.gradient_dtypes, {0: X}, *g, "it", "r"), s) for name, g, s in GRADIENTS},
@@ -210,6 +282,7 @@ SAID: dict[str, tuple[Callable[[], list[str]], str]] = {
     "just near": (lambda: compiled.within("output", [(X, X + 1)], lambda _: 1.0, "it"), ""),
     "too far": (lambda: compiled.within("output", [(X, X + 1)], lambda _: 0.5, "it"), "output 0 of it is 1 away from"),
     "wrong anyway": (lambda: comparisons.wrong_anyway(["a"], ["b"]), "a; it is wrong without autocast, too"),
+    "wrong inside": (lambda: comparisons.wrong_anyway(["a"], []), "a"),
 }
 """By name, what a comparison says, and how that starts; "" where it says nothing."""
 
@@ -232,31 +305,89 @@ def test_products_that_are_as_far_off_are_named(off: float, named: list[str]) ->
     assert re.findall("; products in (\\w+) are", "".join(found)) == named
 
 
-ONES = torch.ones(2)
+def test_layouts_and_changes() -> None:
+    assert comparisons.layout(torch.ones(2, 1, 3)) == (3, 1)
+    assert comparisons.layout(torch.ones(0, 3)) == comparisons.layout(torch.eye(2).to_sparse()) == ()
+    assert comparisons.changed([X, X], [X, X + 1]) == [1]
+    for call in (
+        lambda: comparisons.changed([X], []),
+        lambda: comparisons.received(["fp32"], [], [], "it", "r"),
+        lambda: comparisons.kernel(ran("mm", *TWO), "mm", ("fp32",), ("bf16", "bf16"), None, "r"),
+        lambda: compiled.same_strides(ProgramOutcome([X]), [ProgramOutcome()], "it"),
+        lambda: compiled.same_strides(ProgramOutcome(), [ProgramOutcome(), ProgramOutcome([X])], "it"),
+    ):
+        with pytest.raises(ValueError, match="zip"):
+            call()
+
+
+ONES, COMPLEX = torch.ones(2), torch.tensor([3 + 4j])
 
 
 @pytest.mark.parametrize(
     ("got", "want", "tolerance", "says"),
     [
+        (BOOM, ValueError("other"), 0.0, ""),
         (BOOM, [X], 0.0, "raised RuntimeError: boom"),
         ([X], BOOM, 0.0, "raised nothing; the other way raised RuntimeError: boom"),
         ([X], [X.half()], 0.0, "gave torch.float32[2, 3]; the other way gave torch.float16[2, 3]"),
         ([X], [X], 0.0, ""),
         ([ONES], [ONES * 1.5], None, "is off by 0.33 of the largest value of output 0; at most 0 is expected"),
+        ([ONES * 3], [ONES * 2], 0.5, ""),
         ([ONES * 3], [ONES * 2], 0.4, "is off by 0.5 of the largest value of output 0; at most 0.4 is expected"),
+        ([ONES * 0.3], [ONES * 0.2], 0.6, ""),
         (
             [X[:0], ONES],
             [X[:0], ONES * 2],
             0.0,
             "is off by 0.5 of the largest value of output 1; at most 0 is expected",
         ),
+        ([COMPLEX], [COMPLEX.conj()], 0.0, "is off by 1.6 of the largest value of output 0; at most 0 is expected"),
         ([ONES / 0], [ONES], 0.0, "gave 0 finite values in output 0; the other way gave 2"),
+        ([ONES / 0, ONES], [-ONES / 0, ONES], 0.0, ""),
+        ([torch.tensor([INF, 1.0])], [torch.tensor([INF, 2.0])], 0.5, ""),
         ([ONES], [ONES * 0], 0.5, "is off by inf of the largest value of output 0; at most 0.5 is expected"),
     ],
 )
 def test_how_ways_to_call_an_op_differ(got: Any, want: Any, tolerance: float | None, says: str) -> None:
     given = () if tolerance is None else (tolerance,)
     assert difference(got, want, *given) == says
+
+
+# Quantized tensors leave PyTorch: https://github.com/pytorch/pytorch/issues/184982
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_quantized_values_are_compared() -> None:
+    one, other = ([torch.quantize_per_tensor(ONES * x, 0.5, 0, torch.qint8)] for x in (1, 0.5))
+    assert not difference(one, one)
+    assert difference(one, other).startswith("is off by 1 of the largest value of output 0")
+
+
+SOFTMAX, OWN = ("optdtype", "softmax.int", ""), seen("fp32")
+
+
+@pytest.mark.parametrize(
+    ("of", "watched", "says"),
+    [
+        (("downcast", "mm", ""), ran("mm", *TWO, casts=(0, 1)), []),
+        (("downcast", "mm", ""), ran("mm", *TWO, dtype="fp64", casts=(0, 1)), []),
+        (("downcast", "mm", ""), Observation(error=BOOM), ["aten::mm raised before its kernel ran: RuntimeError"]),
+        (("downcast", "mm", ""), Observation(), ["the kernel of aten::mm never ran"]),
+        (("downcast", "mm", ""), Observation(ran("mm", *TWO).kernels, error=BOOM), ["autocast made 0 casts"]),
+        (SOFTMAX, ran("softmax.int", OWN, dtype="fp32"), []),
+        (SOFTMAX, Observation(error=BOOM), ["aten::softmax.int raised before its kernel ran: RuntimeError: boom"]),
+        ((*SOFTMAX[:2], "double"), ran("softmax.int", OWN, dtype="fp64"), []),
+        ((*SOFTMAX[:2], "double"), ran("softmax.int", OWN, dtype="fp32"), ["aten::softmax.int ran with dtype=fp32"]),
+        (
+            (*SOFTMAX[:2], "double"),
+            Observation(ran("softmax.int", OWN, dtype="fp32").kernels, error=BOOM),
+            ["aten::softmax.int ran with dtype=fp32"],
+        ),
+    ],
+)
+def test_what_an_op_received(of: tuple[str, str, str], watched: Observation, says: list[str]) -> None:
+    case = Case("eager", *of, "fp32", "bf16", "cpu", "cpu")
+    found = received(case, plan(case, Cpu()), watched)
+    assert [text[: len(start)] for text, start in zip(found, says, strict=True)] == says
+    assert {error_of(text) for text in found} <= {None if watched.kernels else watched.error}
 
 
 class Elsewhere(Cpu):
@@ -272,6 +403,7 @@ class Elsewhere(Cpu):
         (Elsewhere(), lambda x: [x.clone()], (), []),
         (Elsewhere(), lambda x: [x.clone(), x[1]], (), ["argument 0 of"]),
         (Elsewhere(), lambda x: [x.clone(), x[1]], ((1, 0),), []),
+        (Elsewhere(), lambda x: [x[1], x.clone()], ((1, 0),), ["argument 0 of"]),
         (Elsewhere(), lambda x: [x[1], None], (), []),  # of which one cannot be written to
         (Cpu(), lambda x: [x[1]], (), []),
     ],
@@ -283,6 +415,15 @@ def test_shared_memory(device: Cpu, outputs: Callable[[torch.Tensor], Any], alia
     found = shared_when_written(device, exact, watched, plan(case, Cpu()))
     assert [text[: len(start)] for text, start in zip(found, says, strict=True)] == says
     assert shared_when_written(device, exact, Observation(outputs=outputs(X.clone())), plan(case, Cpu())) == []
+
+
+def test_an_exception_in_one_line() -> None:
+    assert one_line(None) == "nothing"
+    assert one_line(ValueError("two\n  lines")) == "ValueError: two lines"
+    whole = ValueError("x" * MOST)
+    assert one_line(whole) == f"ValueError: {whole}"
+    long = one_line(ValueError("a" * MOST + "z"))
+    assert (len(long), long[-1], " … " in long) == (MOST + 3 + len("ValueError: "), "z", True)
 
 
 def test_a_failure_carries_the_exception_of_its_first_difference() -> None:

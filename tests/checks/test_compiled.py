@@ -2,7 +2,6 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,22 @@ from ampcheck.errors import Broken, Unsupported
 from ampcheck.observe.recorder import Observation
 from ampcheck.samples import catalogue
 from ampcheck.spec.case import AROUND, Case
+from ampcheck.spec.compilers import COMPILERS
 from ampcheck.spec.rules import RULES
 from tests.cli_support import python
-from tests.reproduce.programs import outcome
 
 CPU = known()["cpu"]
 CHECK = CompiledCheck()
 MM = Case("jit", "downcast", "mm", "", "fp32_bf16", "bf16", "cpu", "cpu", "dynamo")
+
+
+def test_each_name_has_a_compiler() -> None:
+    assert list(kinds.COMPILERS) == list(COMPILERS)
+
+
+def test_no_name_occurs_in_another_or_in_an_op() -> None:
+    assert [(a, b) for a in COMPILERS for b in COMPILERS if a != b and a in b] == []
+    assert [(name, op) for name in COMPILERS for op in catalogue() if name in op] == []
 
 
 def test_the_id_and_back() -> None:
@@ -41,6 +49,15 @@ def test_the_id_and_back() -> None:
         "device": "cpu",
         "compiler": "dynamo",
     }
+
+
+def test_the_compiler_of_a_scenario() -> None:
+    scenario = Case("jit", "context", "body_alone", "", "", "bf16", "cpu", "cpu", "aot")
+    assert scenario.name == "jit/context/body_alone-aot-bf16-cpu"
+    assert "inputs" not in scenario.fields()
+    other = replace(scenario, rule="cache", op="two_uses", inputs="off")
+    assert other.id == "two_uses-off-aot-bf16-cpu"
+    assert replace(other, compiler="").name == "cache/two_uses-off-bf16-cpu"
 
 
 @pytest.mark.parametrize("name", ["cpu", "jax", "virtual:cuda", "virtual:mps"])
@@ -82,6 +99,15 @@ assert compiled(torch.ones(1)) == 1
     python("-W", "ignore", "-c", program)
 
 
+def test_what_is_not_compiled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(function: object, inputs: object, **_: object) -> kinds.Compiled:
+        raise RuntimeError("no graph\nof this")
+
+    monkeypatch.setitem(kinds.COMPILERS, "dynamo", kinds.Compiler(refusing))
+    (said,) = CHECK.run(MM, CPU)
+    assert said == "dynamo: aten::mm was not compiled: RuntimeError: no graph … of this; eager mode runs it"
+
+
 @pytest.mark.parametrize("text", ["is unsafe to autocast", "the compiler has a defect"])
 def test_a_refusal_says_what_eager_mode_says(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refusing(function: object, inputs: object, **_: object) -> kinds.Compiled:
@@ -116,24 +142,27 @@ def test_what_the_device_refuses_may_have_other_words_in_a_compiler(
 
 @pytest.mark.parametrize("compiler", ["script", "dynamo", "aot", "strict"])
 def test_the_program_runs(compiler: str, tmp_path: Path) -> None:
-    def ran(text: str) -> list[str]:
-        return outcome(text, tmp_path / f"program_{compiler}_{next(numbers)}.py")["printed"].splitlines()
-
-    numbers = count()
     text = CHECK.program(replace(MM, compiler=compiler), CPU)
     assert "ampcheck" not in text
-    assert ran(text) == [
+    assert ran(text, tmp_path) == [
         "ok   the first call",
         "ok   the second call",
         "ok   the call beside explicit casts",
         *["ok   what the kernel received"] * (compiler != "aot"),
     ]
     wrong = text.replace("got = run(compiled.call,", "got = run(lambda a, b: compiled.call(a, b).half(),")
-    assert ran(wrong)[1] == f"FAIL output 0 of {compiler}: aten::mm is fp16; expected bf16"
+    assert ran(wrong, tmp_path)[1] == f"FAIL output 0 of {compiler}: aten::mm is fp16; expected bf16"
     refused = text.replace("compiled = ", "compiled = [][0]  # ", 1)
-    assert ran(refused) == [
+    assert ran(refused, tmp_path) == [
         f"FAIL {compiler}: aten::mm was not compiled: IndexError: list index out of range; eager mode runs it"
     ]
+
+
+def ran(text: str, folder: Path) -> list[str]:
+    """What a program prints; TorchScript and Dynamo read its source."""
+    path = folder / "program.py"
+    path.write_text(text, encoding="utf-8")
+    return python("-W", "ignore", path).splitlines()
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,10 @@ def test_new_overloads_have_cases_of_their_own(newer: Cpu) -> None:
     assert [case for case in op_cases(newer, "downcast") if case.op == "bmm"]
 
 
+def test_on_a_covered_torch_there_are_none() -> None:
+    assert list(op_cases(Cpu(), "drift")) == []
+
+
 def test_an_overload_that_follows_a_known_policy_passes(newer: Cpu) -> None:
     assert DriftCheck().run(case_of(newer, "mm"), newer) == []
 

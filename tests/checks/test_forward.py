@@ -14,6 +14,7 @@ from ampcheck.checks.call import CallPlan, plan
 from ampcheck.checks.forward import ForwardCheck, judge_raise
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import Broken, CheckFailure, Unsupported
+from ampcheck.observe.recorder import Observation
 from ampcheck.spec.case import Case
 
 Kernel = Callable[[torch.Tensor, torch.Tensor], Any]
@@ -65,6 +66,7 @@ KERNELS: dict[str, tuple[Kernel, str, str]] = {  # further ones are injected by 
         "fail",
         "on large inputs, in torch.inference_mode(): output 0 of aten::mm is fp32; expected bf16",
     ),
+    "of other strides outside": (lambda x, y: mm(x, y) if in_region() else mm(x, y).t().contiguous().t(), "pass", ""),
     "two outputs": (lambda x, y: (mm(x, y), mm(x, y)), "broken", "returned 2 tensors; expected 1"),
     "a write that shows later": (buffered, "broken", "changed when the op was called again"),
     "sums in another order each time": (lambda x, y: mm(x, y) * (1 + 2**-8 * (next(calls) % 2)), "pass", ""),
@@ -112,6 +114,19 @@ def test_a_write_to_an_argument_is_said_alone(replaced: Callable[..., None]) -> 
     assert (status, said.count("\n"), "argument 0" in said) == ("broken", 0, True), said
 
 
+def test_a_wrong_dtype_is_said_alone(replaced: Callable[..., None]) -> None:
+    replaced(lambda x, y: mm(x, y).double() * 2)
+    status, said = outcome(CASE)
+    assert (status, said.count("\n"), "is fp64; expected bf16" in said) == ("broken", 0, True), said
+
+
+def test_memory_that_is_shared_is_for_other_devices_than_the_cpu() -> None:
+    x = torch.ones(2)
+    seen, exact = Observation(inputs=[x], outputs=[x]), forward.reference(plan(CASE, Cpu()))
+    assert forward.shared_when_written(Cpu(), exact, seen, plan(CASE, Cpu())) == []
+    assert x.tolist() == [1, 1]
+
+
 def outcome(case: Case, device: Cpu | None = None) -> tuple[str, str]:
     try:
         differences = ForwardCheck().run(case, device or Cpu())
@@ -145,8 +160,10 @@ class Slow(Cpu):
     ("device", "changes", "status"),
     [
         (Cpu(), {}, "broken"),
+        (Cpu(), {"inputs": "fp32"}, "broken"),
         (Cpu(), {"inputs": "fp64", "rule": "fallthrough"}, "pass"),
         (Cpu(), {"sample": "torch"}, "pass"),
+        (Slow(), {}, "broken"),
         (Slow(), {"inputs": "fp32"}, "pass"),
     ],
 )
@@ -162,13 +179,18 @@ MIXED = replace(CASE, rule="fallthrough", inputs="bf16_fp32")
 @pytest.mark.parametrize(
     ("case", "device", "raised", "on_cpu", "status"),
     [
+        (CASE, Cpu(), "boom", None, "broken"),
         (CASE, Cpu(), "boom", "boom", "broken"),  # the device is the CPU
+        (CASE, Elsewhere(), "boom", None, "broken"),
         (CASE, Elsewhere(), "boom", "boom", "unsupported"),
         (CASE, Elsewhere(), "boom", "another", "broken"),
+        (CASE, Elsewhere(), "boom", ValueError("boom"), "broken"),
         (CASE, Elsewhere(), "not on elsewhere", None, "unsupported"),
+        (CASE, Elsewhere(), "expected scalar type Half", "another", "broken"),
         (MIXED, Elsewhere(), "expected scalar type Half", None, "pass"),
         (MIXED, Elsewhere(), "boom", "another", "pass"),
         (MIXED, Elsewhere(), "boom", None, "broken"),
+        (replace(MIXED, inputs="int64"), Elsewhere(), "boom", "another", "pass"),
     ],
 )
 def test_what_is_raised_without_autocast_too(

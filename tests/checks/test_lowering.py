@@ -20,6 +20,18 @@ def _amp() -> DeviceAmp:
     return DeviceAmp(known()["cpu"], "bf16")
 
 
+def test_tensors_of_a_call_are_in_the_precision_that_is_asked_for() -> None:
+    amp = _amp()
+    sample = amp.op_samples(amp.op_info("addmm"), WIDE, 1)[0]
+    dtypes = {kind: [x.dtype for x in arguments(sample, kind, LOW)[0]] for kind in ("wide", "low", "first", "others")}
+    assert dtypes == {
+        "wide": [WIDE, WIDE, WIDE],
+        "low": [LOW, LOW, LOW],
+        "first": [LOW, WIDE, WIDE],
+        "others": [WIDE, LOW, LOW],
+    }
+
+
 def test_bounds_are_beside_the_numbers_of_a_call() -> None:
     amp = _amp()
     sample = amp.op_samples(amp.op_info("nn.functional.threshold"), WIDE, 12)[-1]

@@ -1,16 +1,18 @@
 """The cases from PyTorch's op database: their names are current and safe, and the check fails where it should."""
 
 from collections.abc import Callable
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
 
+from ampcheck import samples
 from ampcheck.checks.cases import database_cases
 from ampcheck.checks.op_database import SAMPLES, OpDatabaseCheck
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known
-from ampcheck.errors import Broken, Unsupported
+from ampcheck.errors import Broken, Unsupported, UsageError
 from ampcheck.observe.recorder import tensors
 from ampcheck.samples import op_database
 from ampcheck.spec.case import Case
@@ -43,6 +45,26 @@ def test_the_file_is_current() -> None:
     assert tool.current() == op_database.rows()
 
 
+def test_a_difference_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    fewer = {op: row for op, row in op_database.rows().items() if op != "relu" and op != "nn.functional.relu"}
+    monkeypatch.setattr(op_database, "rows", lambda: fewer)
+    assert tool.main([]) == 1
+    assert capsys.readouterr().out.startswith("nn.functional.relu: the file has None; torch ")
+
+
+def test_writing_changes_the_lines_of_one_version(tmp_path: Path) -> None:
+    path = tmp_path / "op_database.csv"
+    tool.write(path, "2.13", op_database.rows("2.13"))
+    assert path.read_text() == op_database.FILE.read_text()
+    relu = op_database.DatabaseRow("nn.functional.relu", "fp32", "relu")
+    tool.write(path, "2.13", op_database.rows("2.13") | {"nn.functional.relu": relu})
+    lines = [line.split(",") for line in path.read_text().splitlines() if line.startswith("nn.functional.relu,")]
+    assert sorted(line[-2:] for line in lines) == [["2.11", "2.12"], ["2.13", "2.13"], ["2.14", ""]]
+    assert ["nn.functional.relu", "fp32", "relu", "2.13", "2.13"] in lines
+    with pytest.raises(UsageError, match=r"^torch 9\.9 is in no policy table yet; run python -m scripts.release"):
+        tool.write(path, "9.9", {})
+
+
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.token)
 def test_ids_are_safe_and_hold_no_foreign_token(device: Device) -> None:
     tokens = {*RULES, *FLOATING, *(d.token for d in DEVICES), "jax", "tpu", "eager", "jit", "autograd", "scaler"}
@@ -54,6 +76,12 @@ def test_ids_are_safe_and_hold_no_foreign_token(device: Device) -> None:
         op, _, rest = name.partition("+")
         assert rest.startswith("database-")
         assert [token for token in tokens if token in op.lower()] == []
+
+
+def test_no_op_of_the_catalogue_has_a_sample_of_that_name() -> None:
+    assert [
+        op.overload for op in samples.catalogue().values() for s in op.samples if s.name == op_database.SAMPLE
+    ] == []
 
 
 def test_ops_with_a_policy_are_left_out_where_they_have_one() -> None:
@@ -186,3 +214,8 @@ def test_what_is_raised_with_and_without_autocast_is_broken_unless_the_device_de
 def test_an_op_without_samples_is_no_pass() -> None:
     with patch.object(op_database.database()["add"], "sample_inputs_func", lambda *args: iter(())):
         assert CHECK.run(case("add"), CPU) == ["the op database has no fp32 sample of add for cpu"]
+
+
+def test_an_op_this_torch_lacks_is_one_sentence() -> None:
+    with pytest.raises(UsageError, match=r"^the op database of torch .* has no abacus$"):
+        CHECK.run(Case("eager", "fallthrough", "abacus", "database", "fp32", "bf16", "cpu", "cpu"), CPU)

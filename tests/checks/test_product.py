@@ -28,3 +28,14 @@ def test_a_cell_that_cannot_be_has_its_reason_and_is_never_chosen() -> None:
     assert not set(product.chosen) & set(product.unreachable)
     assert pairs(product.chosen) == pairs(product.reachable)
     assert product.sentence() == (f"Product: 48 cells; {len(product.chosen)} in each run, 20 nightly, 28 unreachable.")
+
+
+def test_one_dimension_is_chosen_whole() -> None:
+    assert Product({"policy": ("a", "b")}).chosen == [("a",), ("b",)]
+
+
+def test_a_nightly_product_has_cells_in_nightly_runs_alone() -> None:
+    product = Product({"policy": ("a", "b")}, nightly=True)
+    assert product.chosen == []
+    assert product.reachable == [("a",), ("b",)]
+    assert product.sentence() == "Product: 2 cells; 0 in each run, 2 nightly, 0 unreachable."

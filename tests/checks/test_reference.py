@@ -1,5 +1,7 @@
 """The bound on a right kernel's distance from the float64 result, and what else an output is compared in."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from ampcheck.checks.comparisons import far
 from ampcheck.checks.reference import reference
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.registry import known as known_devices
+from ampcheck.samples.describe import in_form
 from ampcheck.samples.tensors import host_values as own_values
 from ampcheck.spec.case import Case
 from ampcheck.spec.torch_dtypes import DTYPES
@@ -35,6 +38,12 @@ def test_two_percent_in_bf16_and_two_per_mille_in_fp16_are_seen(op: str, rule: s
     assert "the float64 result on the CPU" in said
 
 
+def test_rounded_inputs_are_what_the_reference_computes_with() -> None:
+    exact = reference(planned("mm", "fp32")).outputs[0]
+    given = reference(planned("mm", "fp64", rule="fallthrough")).outputs[0]
+    assert 1e-4 < (exact - given).abs().max() < 1e-1
+
+
 def test_whole_numbers_and_shapes_are_equal() -> None:
     want, moved = torch.tensor([3, 4]), torch.zeros(2, dtype=torch.float64)
     assert far(torch.tensor([3, 4]), want, moved, DTYPES["bf16"], "it") == []
@@ -52,6 +61,21 @@ def test_the_dtype_that_autocast_fills_in_is_the_kernels(sample: str) -> None:
     assert given[0].dtype is (torch.float16 if todo.sample.call == "aten" else torch.float32)
     assert todo.reference()(*given).dtype is torch.float32
     assert todo.reference("fp64")(*todo.cast(todo.inputs(Cpu()), "fp64")).dtype is torch.float64
+
+
+def test_forms_change_normal_values_alone() -> None:
+    sample = planned("mm", "fp32").sample
+    large, strided = in_form(sample, "large"), in_form(sample, "strided")
+    assert large is not None
+    assert strided is not None
+    assert [arg.fill for arg in large.args] == ["large", "large"]
+    assert [arg.strided for arg in strided.args] == [True, True]
+    assert in_form(replace(sample, args=(replace(sample.args[0], fill="unit"),)), "large") is None
+    positive = in_form(replace(sample, args=(replace(sample.args[0], fill="positive"),)), "large")
+    assert positive is not None
+    for made, least in ((large, -18), (positive, 0.5)):
+        values = own_values(made.args[0], 0)
+        assert (values.abs().max().item(), values.min().item() >= least) == (18, True)
 
 
 def test_a_virtual_device_leaves_no_fake_tensor_to_others() -> None:

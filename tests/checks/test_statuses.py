@@ -18,7 +18,10 @@ NO_KERNEL = "Could not run 'aten::mm.out' with arguments from the '{}' backend"
     ("whose", "when", "error", "status"),
     [
         ("ampcheck", "call", ValueError("x"), "error"),
+        ("ampcheck", "call", AssertionError("x"), "fail"),
         ("suites", "call", ValueError("x"), "fail"),
+        ("backend", "call", ValueError("x"), "fail"),
+        ("ampcheck", "setup", AssertionError("x"), "error"),
         ("suites", "setup", ValueError("x"), "error"),
         ("backend", "setup", ValueError("x"), "fail"),
         ("torch", "teardown", ValueError("x"), "fail"),
@@ -28,6 +31,8 @@ NO_KERNEL = "Could not run 'aten::mm.out' with arguments from the '{}' backend"
         # what PyTorch says for a backend that lacks something
         ("torch", "call", NotImplementedError("convolution_overrideable not implemented. You are"), "unsupported"),
         ("torch", "call", NotImplementedError("You should register `PrivateUse1HooksInterface`by"), "unsupported"),
+        ("torch", "call", NotImplementedError("layer_overrideable not implemented"), "fail"),
+        ("torch", "call", RuntimeError("You should register `PrivateUse1HooksInterface`by"), "fail"),
         ("torch", "call", NotImplementedError(NO_KERNEL.format("PrivateUse1")), "unsupported"),
         ("torch", "call", NotImplementedError(NO_KERNEL.format("AutocastPrivateUse1")), "fail"),
     ],
@@ -44,6 +49,8 @@ def test_whose_it_is(whose: str, when: str, error: Exception, status: str, monke
     [
         ("\"erfinv\" not implemented for 'BFloat16'", True),
         ("\"erfinv\" not implemented for 'Half'", False),
+        ("\"erfinv\" not implemented for 'Float'", False),
+        ("\"erfinv\" not implemented for 'Long'", False),
         ("mine: unsupported ScalarType BFloat16", True),
         ("mine: Unsupported ScalarType: Double", True),
         ("something else", False),
@@ -57,6 +64,24 @@ def test_a_dtype_that_a_device_does_not_claim_may_be_refused(text: str, refused:
             return None
 
     assert Half().refuses(RuntimeError(text)) is refused
+
+
+@pytest.mark.parametrize(
+    ("status", "before", "after", "text"),
+    [
+        ("pass", "passed", "passed", None),
+        ("fail", "failed", "failed", "said"),
+        ("fixed", "passed", "failed", "said"),
+        ("deviation", "failed", "skipped", "said"),
+        ("unsupported", "failed", "skipped", "said"),
+        ("broken", "failed", "failed", "said"),
+    ],
+)
+def test_what_pytest_makes_of_a_status(status: str, before: str, after: str, text: str | None) -> None:
+    report = pytest.TestReport("node", ("file", 0, "case"), {}, before, None, "call")  # type: ignore[arg-type]
+    judge.mark(report, status, "known", "said")
+    assert (report.outcome, report.longrepr) == (after, text)
+    assert getattr(report, "wasxfail", None) == ("known" if after == "skipped" else None)
 
 
 SCENARIOS = """

@@ -1,6 +1,7 @@
 """`ampcheck gpu`: what is done is not done again, what was cut off goes on, and the summary names what is left."""
 
 import argparse
+import json
 import signal
 import time
 from pathlib import Path
@@ -91,6 +92,14 @@ def test_the_time_of_a_phase_ends_it_and_ctrl_c_ends_all() -> None:
     assert time.monotonic() - began < 20
     with pytest.raises(KeyboardInterrupt), gpu._within(60):
         signal.raise_signal(signal.SIGINT)
+
+
+@emulated
+def test_a_folder_that_is_not_there_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu.suites, "run", lambda args: 0)
+    out = tmp_path / "new" / "here"
+    assert main(["gpu", "--device=emulated:cuda", "--phase=preflight", f"--out={out}"]) == 1  # the rest is not begun
+    assert "precisions" in json.loads((out / "preflight.json").read_text(encoding="utf-8"))
 
 
 def test_what_did_not_run_is_named_by_rule(tmp_path: Path) -> None:

@@ -26,6 +26,16 @@ def test_the_macros_of_a_source_and_of_torch_are_read() -> None:
     assert cpp_lists.read(SOURCE) == {"AutocastXPU": xpu, "AutocastPrivateUse1": OWN}
 
 
+@pytest.mark.parametrize("names", [[], ["cuda", "torch_npu", "torch_musa", "torch_mlu"]])
+def test_the_first_screen_has_counts_and_differences(names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lists(capsys, *names, "--torch=2.13").splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 100
+    counted = [line.partition(":")[0] for line in lines[2:] if re.match(r"\w+: \d+ \(", line)]
+    assert counted == (names or ["cuda", "cpu", "xpu", "mps", "mtia", "maia"])
+    assert sum(" on cuda, " in line for line in lines) >= 4
+
+
 def test_one_op_across_lists(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(lists(capsys, "cpu", "cuda", "mps", "--op=torch.softmax", "--json"))
     assert [one["policies"] for one in found["lists"]] == [{}, {"softmax.int": "optdtype"}, {"softmax.int": "upcast"}]

@@ -16,7 +16,7 @@ from ampcheck.errors import UsageError
 from ampcheck.runner.deviations import load, suggest
 from ampcheck.runner.record import read
 from ampcheck.spec.rules import RULES
-from tests.cli_support import environment, python, refused
+from tests.cli_support import MODULE, environment, python, refused
 from tests.report import made_runs
 
 
@@ -39,8 +39,18 @@ def test_the_version_names_what_decides_results(capsys: pytest.CaptureFixture[st
     assert {f"torch {version('torch')}", f"pytest {version('pytest')}"} <= set(lines)
 
 
-def test_an_answer_is_remembered_until_a_file_or_a_version_changes(tmp_path: Path) -> None:
-    code = "import sys; from ampcheck.cli.main import main; main(['devices']); print('torch' in sys.modules)"
+@pytest.mark.parametrize(
+    "statement",
+    ["import ampcheck, ampcheck.spec.scaler", "from ampcheck.cli import main; main._parser().format_help()"],
+)
+def test_importing_imports_neither_torch_nor_jax(statement: str) -> None:
+    code = f"import sys; {statement}; print(sorted({{'torch', 'jax', 'numpy'}} & set(sys.modules)))"
+    assert python("-c", code) == "[]\n"
+
+
+@pytest.mark.parametrize("arguments", [["devices"], ["explain", "mm", "--inputs", "fp16"]])
+def test_an_answer_is_remembered_until_a_file_or_a_version_changes(arguments: list[str], tmp_path: Path) -> None:
+    code = f"import sys; from ampcheck.cli.main import main; main({arguments}); print('torch' in sys.modules)"
 
     def ask(before: str = "pass") -> tuple[str, bool]:
         printed = python("-c", f"{before}; {code}", XDG_CACHE_HOME=str(tmp_path))
@@ -80,6 +90,13 @@ def test_devices_shows_every_device(capsys: pytest.CaptureFixture[str]) -> None:
         assert (device.unavailable() or "yes") in rows[name]
         assert ("values and dtypes" if device.has_values else "dtypes only") in rows[name]
         assert f"  {len(device.policies())}  " in rows[name]
+
+
+def test_devices_of_others(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "third_party_device.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    assert "\nswapped " in said(capsys, "devices", "--device-module=third_party_device")
 
 
 # ---- explain
@@ -235,6 +252,25 @@ def test_a_suggestion_waives_once_a_reason_is_written(tmp_path: Path, capsys: py
         load(path)
     path.write_text(text.replace('reason = ""', 'reason = "Known."'))
     assert [d.cases for d in load(path)] == [entry.cases for entry in suggest(read(run)).entries]
+
+
+def test_a_star_that_would_reach_a_passing_case_is_not_used(tmp_path: Path) -> None:
+    ops = {f"eager/downcast/{op}-{dtype}-bf16-cpu": "fail: no" for op in ("a", "b") for dtype in ("fp32", "fp16")}
+    (entry,) = suggest(read(write(tmp_path / "all.jsonl", ops))).entries
+    assert entry.cases == ("downcast/*-bf16-cpu",)
+    ops["eager/downcast/c-fp64-bf16-cpu"] = "pass"
+    (entry,) = suggest(read(write(tmp_path / "not_c.jsonl", ops))).entries
+    assert sorted(entry.cases) in (
+        ["downcast/*-fp16-bf16-cpu", "downcast/*-fp32-bf16-cpu"],
+        ["downcast/a-*-bf16-cpu", "downcast/b-*-bf16-cpu"],
+    )
+
+
+def test_what_another_entry_speaks_of_is_not_suggested(tmp_path: Path) -> None:
+    run = write(tmp_path / "run.jsonl", {"eager/downcast/a-fp32-bf16-cpu": "fail: no"}, deviation="mine")
+    suggestion = suggest(read(run))
+    assert suggestion.entries == ()
+    assert "deviation 'mine' speaks of it, but its raises does not match" in suggestion.left[0]
 
 
 def test_nothing_to_suggest_and_an_unknown_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """The estimate of a run's time from given numbers, and the number of its processes."""
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -9,6 +10,7 @@ import pytest
 
 from ampcheck.cli.progress import RunProgress, earlier, forecast, remaining, usual_seconds, weights
 from ampcheck.runner.record import Result, Run, RunWriter
+from ampcheck.runner.run import RunPlan
 from ampcheck.runner.summarize import RunRecorder
 
 
@@ -105,6 +107,16 @@ def test_a_run_says_at_its_start_how_long_it_will_take(tmp_path: Path, capsys: p
     assert capsys.readouterr().out == "torch 1\n2 cases in 2 processes; about 10 s, going by before.jsonl\n"
 
 
+def test_a_run_that_cannot_know_says_nothing_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    RunProgress(begun("a"), tmp_path).show()
+    assert capsys.readouterr().out == "torch 1\n1 case in 1 process\n"
+
+
+def test_a_long_run_on_a_new_machine_says_what_is_usual(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    RunProgress(begun([f"case{n}" for n in range(100_000)], 2), tmp_path).show()
+    assert re.search(r"100000 cases in 2 processes; usually about \d+ (s|min)\n", capsys.readouterr().out)
+
+
 def test_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
@@ -121,3 +133,11 @@ def test_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     now += 50
     progress.show()
     assert capsys.readouterr().err == "4 of 4 cases, 1 red, 95 s\n"
+
+
+def test_few_cases_are_not_divided() -> None:
+    def processes(least: int, cases: int) -> int:
+        return RunPlan(0, 8, least=least).processes(cases)
+
+    assert [processes(200, cases) for cases in (0, 199, 400, 10_000)] == [1, 1, 2, 8]
+    assert processes(0, 3) == 8

@@ -53,6 +53,19 @@ def test_links_lead_somewhere() -> None:
     assert {page: targets for page, targets in found.items() if targets} == {}
 
 
+def test_a_link_that_leads_nowhere_is_found() -> None:
+    page = ROOT / "docs" / "using.md"
+    text = "# A page\n\n[a](gone.md) [b](using.md#gone) [c](#gone) [d](#a-page) [e](using.md#trace) [f](https://x.org/#y)\n"
+    away = "https://github.com/ampcheck/ampcheck/blob/main/docs/gone.md"
+    assert broken(page, f"{text}[g]({away})\n") == ["gone.md", "using.md#gone", "#gone", away]
+
+
+def test_the_readme_has_no_relative_links() -> None:
+    links = _LINK.findall(_FENCE.sub("", (ROOT / "README.md").read_text(encoding="utf-8")))
+    assert len(links) > 15
+    assert [target for target in links if not re.match("https://|#", target)] == []
+
+
 def test_the_page_of_what_to_import_is_of_the_docstrings() -> None:
     assert api_page.PAGE.read_text(encoding="utf-8") == api_page.page(), "python -m scripts.api_page writes it"
     assert set(api_page.PUBLIC["ampcheck"]) == set(ampcheck.__all__)
@@ -78,6 +91,13 @@ def is_there(parts: list[str]) -> bool:
         if file.exists():
             return re.search(rf"\b{name}\b", file.read_text(encoding="utf-8")) is not None
     return bool(parts)
+
+
+def test_a_module_that_is_gone_is_found() -> None:
+    assert is_there(["ampcheck", "spec", "rules"])
+    assert is_there(["ampcheck", "spec", "rules", "RULES"])
+    assert not is_there(["ampcheck", "spec", "gone"])
+    assert not is_there(["ampcheck", "spec", "rules", "GONE"])
 
 
 def test_pages_that_code_names_exist() -> None:
@@ -120,6 +140,15 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 def test_every_case_named_exists(names: set[str]) -> None:
     assert unknown(PAGE, names) == []
+
+
+def test_a_row_that_names_nothing_is_reported() -> None:
+    head = "| upstream | cases | note | mutant |\n|---|---|---|---|\n"
+    text = f"{head}| test_a | `promote/gone-*` | | |\n| test_b | | | |\n| test_c | | CUDA | |\n"
+    assert unknown(text, {"promote/cat-fp32-bf16-cpu"}) == [
+        "test_a: no case matches promote/gone-*",
+        "test_b: neither a case nor a reason",
+    ]
 
 
 def test_no_word_of_one_rule_or_device_is_in_a_case_of_another(names: set[str]) -> None:

@@ -1,16 +1,67 @@
 """The figures of docs/jax_ops.md and of models: what is measured, how it is judged, what the page says; the guide."""
 
+import json
 import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from scripts.jax_coverage import driver, judge, samples
+from scripts.jax_coverage.records import Row as OpRow
+from scripts.jax_models import __main__ as command
 from scripts.jax_models.models import MODELS
-from scripts.jax_models.training import STEPS, Row, rows
-from tests.cli_support import ROOT, python
+from scripts.jax_models.training import STEPS, Row, Training, compare, rows
+from tests.cli_support import LIMIT, ROOT, python
 
 PAGE = ROOT / "docs" / "jax_ops.md"
+
+
+# A coverage worker on whose device kernels are wrong, end the process as a segmentation fault does, or change at the
+# second call.
+FAULTS = """
+import itertools, os, sys, torch, ampcheck.jax_device
+from scripts.jax_coverage import driver
+
+calls = itertools.count()
+library = torch.library.Library("aten", "IMPL")
+for name, kernel in {
+    "sin": torch.cos,
+    "sinh": lambda x: os._exit(7),
+    "trunc": lambda x: torch.sign(x) * torch.floor(torch.abs(x)) + (next(calls) > 0),
+}.items():
+    library.impl(name, kernel, "PrivateUse1", allow_override=True)
+driver.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.nightly
+def test_rows_say_what_the_device_does() -> None:
+    settings = driver.Settings(samples=3, seconds=LIMIT, processes=1, command=(sys.executable, "-c", FAULTS))
+    found: list[OpRow] = []
+    names = ("add", "nn.functional.dropout", "sin", "trunc", "sinh", "mm")
+    driver.sweep([("jax", name) for name in names], settings, found.append)
+    rows = {row.op: row for row in found}
+    assert [(r.run, r.agreeing) for r in (rows["add"], rows["nn.functional.dropout"], rows["mm"])] == [(3, 3)] * 3
+    assert "the result is wrong: " in rows["sin"].reason
+    assert rows["sin"].agreeing == 0
+    assert "a second call gives another result" in rows["trunc"].reason
+    assert rows["sinh"].reason.startswith("crash: the process ended with 7")
+
+
+@pytest.mark.nightly
+def test_the_command_writes_the_page(tmp_path: Path) -> None:
+    written = tmp_path / "page.md"
+    options = ["--ops=abs,topk", "--samples=2", "--processes=1", f"--json={tmp_path / 'kept'}", f"--write={written}"]
+    said = python("-m", "scripts.jax_coverage", *options, JAX_PLATFORMS="cpu")
+    text = written.read_text(encoding="utf-8")
+    assert consistent(text) == []
+    assert {row[0]: row[1:3] for row in table(text, "Every op")} == {"abs": ["1", "1"], "topk": ["2", "2"]}
+    assert "jax: 3 of 3 samples agree, all of 2 of 2 ops" in said
 
 
 EXAMPLES = """
@@ -84,6 +135,56 @@ def test_the_published_page_agrees_with_its_rows() -> None:
     assert agree / run >= 0.95
 
 
+@pytest.mark.parametrize(
+    ("actual", "expected", "words"),
+    [
+        (torch.tensor([float("nan"), 1.0]), torch.tensor([float("nan"), 1.0]), ""),
+        (torch.tensor([float("nan"), 1.0]), torch.tensor([0.0, 1.0]), "Mismatched elements: 1 / 2 (50.0%)"),
+        (torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0]), "Greatest absolute difference: 0.5 at index (1,)"),
+        (torch.ones(2, 1), torch.ones(2), "'shape' do not match: torch.Size([2, 1]) != torch.Size([2])"),
+        (
+            torch.ones(2, dtype=torch.int32),
+            torch.ones(2, dtype=torch.int64),
+            "the result is wrong: The values for attribute 'dtype' do not match: torch.int32",
+        ),
+        ((torch.ones(2), 3), (torch.ones(2), 4), "output 1 is 3; the CPU's is 4"),
+        ((torch.ones(2),), (torch.ones(2), 4), "gave 1 outputs; the CPU gives 2"),
+        (
+            torch.ones(1, dtype=torch.float64) + 1e-6,
+            torch.ones(1, dtype=torch.float64),
+            "Greatest absolute difference: ",
+        ),
+    ],
+    ids=["nan", "nan alone", "value", "shape", "dtype", "number", "count", "float64"],
+)
+def test_a_difference_is_named(actual: object, expected: object, words: str) -> None:
+    found = judge.difference(actual, expected, samples.RTOL, samples.ATOL)
+    assert words in found if words else found == ""
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "agree"),
+    [
+        (lambda: torch.rand(8), lambda: torch.rand(8), True),
+        (lambda: torch.empty(8).cauchy_(), lambda: torch.empty(8).cauchy_(), True),
+        (lambda: torch.rand(8) * 0.5, lambda: torch.rand(8), False),
+        (lambda: torch.randn(8) + 1.0, lambda: torch.randn(8), False),
+        (lambda: torch.zeros(8), lambda: torch.empty(8).cauchy_(), False),
+        (lambda: torch.bernoulli(torch.full((8,), 0.8)), lambda: torch.bernoulli(torch.full((8,), 0.5)), False),
+        (lambda: torch.rand(8, dtype=torch.float64), lambda: torch.rand(8), False),
+        (lambda: torch.rand(8) / 0.0, lambda: torch.rand(8), False),
+    ],
+    ids=["rand", "cauchy", "narrower", "shifted", "constant", "too many ones", "dtype", "infinite"],
+)
+def test_draws_of_another_distribution_are_told(
+    mine: Callable[[], torch.Tensor], theirs: Callable[[], torch.Tensor], agree: bool
+) -> None:
+    torch.manual_seed(5)
+    drawn = [theirs() for _ in range(64)]
+    torch.manual_seed(3)
+    assert (judge.distribution([mine() for _ in range(64)], drawn) == "") is agree
+
+
 # Dynamo's own slips, which say nothing of the device.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
@@ -104,6 +205,14 @@ def test_training() -> None:
         assert row.difference <= 1e-5
 
 
+@pytest.mark.nightly
+def test_untied_weights_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Module, "_apply", vars(nn.Module._apply)["__wrapped__"])
+    (row,) = trained("tied-decoder", "fp32", "eager")
+    assert row.verdict == "differs"
+    assert row.reason.startswith("tied parameters are none, on the CPU words.weight = head.weight; the loss of step ")
+
+
 def test_an_op_that_rounds_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     exact = F.gelu
 
@@ -115,3 +224,84 @@ def test_an_op_that_rounds_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.verdict == "differs"
     assert row.reason.startswith("the loss of step ")
     assert row.reason.endswith(", bound 1e-05")
+
+
+def judged(found: list[float], wanted: list[float], dtype: str = "fp32", exact: list[float] | None = None) -> Row:
+    trainings = [Training(losses, 1, 1, []) for losses in (found, wanted, exact or wanted)]
+    return compare(MODELS["tied-decoder"], dtype, *trainings)
+
+
+def test_judgement() -> None:
+    falling = [4 - i / 10 for i in range(STEPS)]
+    off = [*falling[:5], falling[5] + 1e-3, *falling[6:]]
+    assert judged(falling, falling).verdict == judged(off, falling, "bf16").verdict == "agrees"
+    assert judged(off, falling).reason == "the loss of step 6 is 3.501, on the CPU 3.5, bound 1e-05"
+    assert "the loss of step 6 is nan" in judged([*falling[:5], float("nan"), *falling[6:]], falling).reason
+    far, rounded = [loss + 0.08 for loss in falling], [loss + 0.06 for loss in falling]
+    assert judged(far, falling, "bf16").reason == "the loss of step 10 is 3.18, on the CPU 3.1, bound 0.03"
+    assert judged(far, falling, "bf16", rounded).verdict == "differs"
+    assert judged(rounded, falling, "bf16", rounded).verdict == "agrees"
+    assert judged(falling[::-1], falling[::-1]).reason == "the CPU learned nothing: 3.1 became 4"
+
+
+@pytest.mark.nightly
+def test_what_raises_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError(f"no {x.device.type} in /home/me/site-packages/lib/a.py:3")
+
+    monkeypatch.setattr(F, "gelu", failing)
+    (row,) = trained("tied-decoder", "fp32", "eager")
+    assert row.verdict == "not measured"
+    assert row.reason == "the CPU does not train it: RuntimeError: no cpu in lib/a.py:3"
+    exact = torch.nn.functional.log_softmax
+    monkeypatch.setattr(F, "log_softmax", lambda x, dim: exact(x, dim) if x.device.type == "cpu" else failing(x))
+    (row,) = trained("lstm-ctc", "fp32", "eager")
+    assert (row.verdict, row.reason) == ("raises", "RuntimeError: no jax in lib/a.py:3")
+
+
+WORKER = """
+import json, os, sys, time
+from ampcheck.runner.worker import answers
+channel = answers()
+name, dtype, *ways = sys.argv[1:]
+for way in ways:
+    if way == "jit":
+        os._exit(3)
+    if way == "compile":
+        time.sleep(1000)
+    print(json.dumps({"model": name, "dtype": dtype, "way": way, "verdict": "agrees"}), file=channel)
+"""
+
+
+@pytest.fixture
+def _planted_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "COMMAND", [sys.executable, "-c", WORKER])
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("_planted_worker")
+def test_a_process_that_ends_or_hangs_costs_a_row() -> None:
+    found: list[Row] = []
+    command.measure("lstm-ctc", "fp32", ["eager", "jit", "compile"], 10, found.append)
+    assert [(row.way, row.verdict, row.reason) for row in found] == [
+        ("eager", "agrees", ""),
+        ("jit", "raises", "the process ended with exit code 3"),
+        ("compile", "raises", "it took over 10 s"),
+    ]
+
+
+CHOICE = ["--models", "lstm-ctc", "--dtypes", "fp32", "--ways", "eager,jit", "--run-file"]
+
+
+@pytest.mark.usefixtures("_planted_worker")
+def test_the_command_keeps_rows_and_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.jsonl"
+    assert command.main([*CHOICE, str(file)]) == 1
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert [line["kind"] for line in lines] == ["header", "row", "row", "footer"]
+    shown = capsys.readouterr().out
+    assert "| `lstm-ctc` | recurrent, CTC |" in shown
+    assert shown.endswith("- lstm-ctc (fp32 jit): the process ended with exit code 3\n")
+    assert command.main(["--table", str(file)]) == 1
+    assert capsys.readouterr().out == shown
+    assert command.main([*CHOICE, str(file)]) == 2, "a run file is never written over"

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ampcheck.jax_device.interop import checkpoints
+from ampcheck.jax_device.storage import moving
 from tests.jax.agreement import library
 
 
@@ -83,6 +85,30 @@ def test_a_cuda_checkpoint() -> None:
     assert found.tolist() == [1, 1, 1, 1]
 
 
+def test_every_dtype() -> None:
+    for dtype in (torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float64, torch.complex64):
+        want = torch.tensor([0, 1, 2, 3]).to(dtype)
+        for back in (torch.load(saved(want.to("jax")), weights_only=True), copy.deepcopy(want.to("jax"))):
+            assert back.dtype is dtype
+            assert torch.equal(back.cpu(), want)
+    for dtype in (torch.float8_e4m3fn, torch.uint16):
+        want = torch.tensor([0, 1, 2, 3]).to(dtype)
+        back = torch.load(saved(want.to("jax")), weights_only=True)
+        assert torch.equal(back.cpu().float(), want.float())
+
+
+def test_two_dtypes_of_one_storage() -> None:
+    base = torch.arange(4.0, device="jax")
+    whole = base.view(torch.int32)
+    twin, seen = copy.deepcopy((base, whole))
+    assert shares(twin, seen)
+    twin[0] = 1.0
+    assert seen[0].item() == 0x3F800000
+    assert base[0].item() == 0
+    with pytest.raises(RuntimeError, match="view the same data as different types"):
+        saved((base, whole))
+
+
 def test_modules() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).to("jax")
@@ -127,6 +153,23 @@ def test_scripted_modules_are_written_from_the_cpu(kind: str, tmp_path: Path) ->
     assert found(torch.ones(1, 3, device="jax")).shape == (1, 2)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_loaded_module_moves_with_its_parameters() -> None:
+    """They are the same objects afterwards, as an optimizer wants; they are no `nn.Parameter`s."""
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))), file)
+    file.seek(0)
+    module = torch.jit.load(file)
+    before = list(module.parameters())
+    optimizer = torch.optim.SGD(before, lr=0.1)
+    module.to("jax")
+    assert all(p is q for p, q in zip(module.parameters(), before, strict=True))
+    module(torch.arange(6.0, device="jax").reshape(2, 3)).square().sum().backward()
+    optimizer.step()
+    assert {t.device.type for t in (*module.parameters(), *module.buffers())} == {"jax"}
+    assert before[2].grad is not None
+
+
 class Tied(nn.Module):
     """A module whose head has the weight of its embedding."""
 
@@ -154,6 +197,23 @@ def test_inference_mode(made_in: bool, moved_in: bool) -> None:
         assert torch.isfinite(model(torch.arange(8, device="jax"))).all()
 
 
+def test_a_lazy_conjugate_is_left_to_pytorch() -> None:
+    """It becomes another parameter, and the one there was is whole."""
+    module = nn.Module()
+    kept = module.weight = nn.Parameter(torch.ones(2, dtype=torch.complex64).conj())
+    module.to("jax")
+    assert module.weight.device.type == "jax"
+    assert kept.device.type == "cpu"
+    assert kept.tolist() == [1, 1]
+
+
+def test_meta_modules_are_as_before() -> None:
+    model = nn.Linear(2, 2, device="meta")
+    weight = model.weight
+    assert model.to_empty(device="jax").weight is not weight  # as on CUDA
+    assert weight.device.type == "meta"
+
+
 @pytest.mark.parametrize("convert", [nn.Module.half, nn.Module.double, partial(nn.Module.to_empty, device="cpu")])
 def test_modules_of_the_cpu_are_as_before(convert: Callable[[nn.Module], nn.Module]) -> None:
     model = Tied()
@@ -164,6 +224,32 @@ def test_modules_of_the_cpu_are_as_before(convert: Callable[[nn.Module], nn.Modu
         assert not any(a is b for a in convert(model).parameters() for b in before)
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(False)
+
+
+def test_a_graph_from_before_is_refused_in_words() -> None:
+    """Its gradients belong to the CPU; they can be added to no gradient of the device."""
+    model = nn.Linear(2, 2)
+    loss = model(torch.ones(1, 2)).sum()
+    model.to("jax")
+    model(torch.ones(1, 2, device="jax")).sum().backward()
+    before = copy.deepcopy(model.weight.grad)
+    with pytest.raises(RuntimeError, match="given tensors on jax:0 and cpu"):
+        loss.backward()
+    assert before is not None
+    assert torch.equal(model.weight.grad, before)
+
+
+def test_a_build_without_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "change_device_type", lambda: None)
+    model = Tied()
+    weight = model.head.weight
+    with pytest.raises(RuntimeError, match=r"cannot move a parameter .*set_swap_module_params_on_conversion\(True"):
+        model.to("jax")
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        assert model.to("jax").embedding.weight is weight
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
 
 
 @pytest.fixture
@@ -178,7 +264,7 @@ def stored() -> dict[str, Tensor]:
     return {"a": torch.arange(6.0, device="jax").reshape(2, 3), "b": torch.ones(3, device="jax").bfloat16()}
 
 
-@pytest.mark.parametrize("device", ["jax:0", 0])
+@pytest.mark.parametrize("device", ["jax", "jax:0", "cpu", 0])
 def test_safetensors_loads_to_the_device(device: str | int, file: Path) -> None:
     found = library("safetensors.torch").load_file(file, device=device)
     for name, tensor in stored().items():
@@ -207,6 +293,14 @@ def test_safetensors_models(tmp_path: Path) -> None:
     assert files.load_model(models[1], tmp_path / "x.safetensors", device="jax") == (set(), [])
     for name, value in models[0].state_dict().items():
         assert torch.equal(models[1].state_dict()[name], value)
+
+
+def test_without_safetensors_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(checkpoints, "find_spec", lambda name: asked.append(name))
+    monkeypatch.setattr(checkpoints, "import_module", lambda name: pytest.fail(f"{name} was imported"))
+    checkpoints.install()
+    assert asked == ["safetensors"]
 
 
 @pytest.fixture

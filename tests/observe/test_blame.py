@@ -1,5 +1,6 @@
 """Whose a frame is, who is to blame, and what is kept of a traceback."""
 
+import functools
 import linecache
 import os
 import sysconfig
@@ -13,6 +14,7 @@ import torch
 from torch.library import Library
 
 from ampcheck.checks.scenario import Amp
+from ampcheck.compilers import source
 from ampcheck.devices.registry import known
 from ampcheck.observe import blame
 from ampcheck.observe import recorder as observe
@@ -89,13 +91,25 @@ def test_a_backend_is_to_blame_even_where_ampchecks_recorder_raised_for_it() -> 
 
 
 @pytest.mark.parametrize(
+    "change",
+    [torch.linalg.inv, functools.partial(torch.select, dim=5, index=0), functools.partial(torch.mm, mat2="no tensor")],
+    ids=["RuntimeError", "IndexError", "TypeError"],
+)
+def test_pytorchs_cpp_is_to_blame_for_a_call_that_ampcheck_made(change: Any) -> None:
+    assert blamed(lambda: observe.map_tensors(torch.ones(2, 3), change)) == "torch"
+
+
+@pytest.mark.parametrize(
     ("code", "whose"),
     [
         ("x[5]", "torch"),
         ("x.select(7, 0)", "torch"),
+        ("x + 'text'", "torch"),
         ("torch.mm(\n    x, 'text')", "torch"),
+        ("(lambda *given: torch.select(*given, 5, 0))(x)", "torch"),
         ("[1][3]", "ampcheck"),
         ("x.no_such_name", "ampcheck"),
+        ("int('text')", "ampcheck"),
         ("torch.nn.functional.relu(1, 2, 3, 4)", "ampcheck"),  # Python's own, of a function that Python has the code of
     ],
 )
@@ -112,15 +126,38 @@ def test_what_pytorch_evaluates_is_its_own(code: str, whose: str, monkeypatch: p
     [
         lambda: ids.assign("fp32_bf16at9", 2),
         lambda: observe.overload_name(None),  # type: ignore[arg-type]
+        lambda: ids.assign(None, 2),  # type: ignore[arg-type]
         lambda: Amp(known()["cpu"], "bf16").finish(),
+        lambda: source.written(_circle(), iter(())),
     ],
-    ids=["its own raise", "an attribute that is not there", "misuse"],
+    ids=["its own raise", "an attribute that is not there", "a call of Python's own", "misuse", "a recursion"],
 )
 def test_ampcheck_is_to_blame_for_what_it_raised_by_itself(call: Callable[[], object]) -> None:
     assert blamed(call) == "ampcheck"
 
 
+def _circle() -> list[Any]:
+    """A list that is in itself."""
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+def test_the_frame_is_that_of_a_cause_where_the_last_exception_has_none() -> None:
+    inner = raised_from(lambda: kernel("value"), 1)
+    outer = RuntimeError("wrapped")
+    outer.__cause__ = inner
+    assert blame.frame(outer) == "test_blame.py in kernel"
+    assert blame.frame(RuntimeError("nobody's")) == ""
+
+
 # ---- tracebacks
+
+
+def test_without_a_backends_frame_the_harness_shows_its_own() -> None:
+    text = blame.trimmed(raised_from(lambda: ids.assign("fp32_bf16at9", 2)))
+    assert 'ids.py", line' in text
+    assert "in assign" in text
 
 
 def test_the_line_of_a_scenario_that_made_the_call_is_kept() -> None:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch._dynamo import guards
+from torch._export import utils
 from torch.export import decomp_utils, exported_program
 
 from ampcheck.compilers.kinds import quiet
@@ -30,6 +32,16 @@ def test_a_program_decomposes_as_before() -> None:
     before = decomposed()
     with without_overhead():
         assert decomposed() == before
+
+
+def test_what_is_left_out_is_put_back() -> None:
+    measured, looked_up = guards.profile_guard_manager, utils._materialize_cpp_cia_ops
+    with without_overhead():
+        assert guards.profile_guard_manager is not measured
+        assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)) == 2
+        decomp_utils._collect_all_valid_cia_ops()
+        assert utils._materialize_cpp_cia_ops is looked_up
+    assert guards.profile_guard_manager is measured
 
 
 def test_cases_compile_the_same_code_as_often_as_there_are_cases() -> None:

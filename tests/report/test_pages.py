@@ -91,6 +91,23 @@ def test_a_page_opens_from_disk_and_can_be_read_by_everyone(page: str, site: Pat
         assert browser.problems == []
 
 
+@pytest.mark.parametrize(
+    ("rule", "fault"),
+    [
+        ("color-contrast", "document.querySelector('.note').style.color = dark ? '#444' : '#bbb'"),
+        ("select-name", "{ const { device } = document.forms[0].elements; device.parentElement.replaceWith(device) }"),
+        ("link-name", "document.querySelector('nav a').replaceChildren()"),
+        ("role-img-alt", "document.querySelector('.chart').removeAttribute('aria-label')"),
+    ],
+)
+def test_a_fault_for_some_readers_is_found(rule: str, fault: str, site: Path, browser: Any) -> None:
+    for dark in (False, True):
+        browser.show(390, dark=dark)
+        browser.open(site / "bench.html")
+        browser.evaluate(f"{{ const dark = {json.dumps(dark)}; {fault}; }}")
+        assert rule in [found for found, _, _ in violations(browser)]
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_the_keyboard_reaches_everything(page: str, site: Path, browser: Any) -> None:
     browser.show()
@@ -193,6 +210,17 @@ def test_every_filter_narrows_and_is_kept_in_the_address(site: Path, browser: An
         assert browser.problems == []
 
 
+def test_filters_combine_and_clear(site: Path, browser: Any) -> None:
+    browser.open(site / "matrix.html", "device=cpu&status=pass&q=repaired")
+    assert rows(browser) == ["repaired"]
+    assert browser.evaluate("document.querySelectorAll('#matrix thead th').length") == 2
+    browser.evaluate("document.querySelector('button[type=reset]').click()")
+    assert len(rows(browser)) == 44
+    assert browser.evaluate("location.hash") == ""
+    browser.open(site / "matrix.html", "device=elsewhere")
+    assert browser.text("#summary") == "0 cases in 0 rows, 0 of them red.", "an unknown value shows nothing, not all"
+
+
 def test_an_earlier_run_and_the_order_can_be_chosen(site: Path, browser: Any) -> None:
     browser.open(site / "matrix.html", "run=2026-11-18T02:00:00Z&q=gone")
     assert rows(browser) == ["gone"]
@@ -243,6 +271,16 @@ def test_a_case_as_promised_has_the_pytest_line_that_the_suite_would_give(site: 
     assert "virtual: dtypes and casts only" in browser.text()
     browser.open(site / "case.html", "eager/promote/dot-bf16-bf16-cpu")
     assert browser.text("pre") == f"{line}'test_promote[dot-bf16-bf16-cpu]' --device=cpu"
+
+
+def test_copying_puts_the_text_on_the_clipboard(site: Path, browser: Any) -> None:
+    browser.open(site / "case.html", FAILING)
+    browser.evaluate(
+        "navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); };"
+        "document.querySelector('.repro button').click()"
+    )
+    assert browser.evaluate("new Promise(r => setTimeout(() => r(window.copied), 50))").startswith("pytest 'x::y")
+    assert browser.evaluate("document.getElementById('said').textContent") == "Copied."
 
 
 @pytest.mark.parametrize("fragment", ["eager/promote/none-bf16-bf16-cpu", "%E0%A4%A"])

@@ -94,6 +94,18 @@ def test_a_measured_value_may_differ_and_nothing_else(before: str, after: str, e
     assert [one.status for one in judged(path, result("a", "broken"), result("b"))] == ["broken", "fail"]
 
 
+@pytest.mark.parametrize(
+    ("message", "excused"),
+    [
+        ("the process ended with signal SIGSEGV; it was in worse (y.py:4)", True),
+        ("the process ended with signal SIGABRT", False),
+    ],
+)
+def test_a_crash_in_the_same_way_may_be_elsewhere(message: str, excused: bool, tmp_path: Path) -> None:
+    (found,) = judged(written(tmp_path, result("a", "crash", CRASH)), result("a", "crash", message))
+    assert found.status == ("deviation" if excused else "crash")
+
+
 def test_a_run_with_a_baseline_says_what_became_of_it(tmp_path: Path) -> None:
     path = written(tmp_path, *(result(name) for name in ("same", "other", "mended", "absent")))
     recorder = RunRecorder(None)

@@ -1,7 +1,10 @@
 """A run on a device with three faults: terminal, summary, JUnit, run file and suggestions speak of three causes."""
 
+import json
 import os
 import sys
+import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree as xml
@@ -9,11 +12,12 @@ from xml.etree import ElementTree as xml
 import pytest
 
 from ampcheck.runner import summarize as summary
-from ampcheck.runner.deviations import as_toml, load, suggest
+from ampcheck.runner.deviations import ENTRIES, GLOBS, as_toml, load, suggest
 from ampcheck.runner.record import RED, Result, Run, grouped, read
 from ampcheck.runner.run import NO, YES, reproduce
 from ampcheck.runner.summarize import merge
-from tests.cli_support import ROOT, ended, environment
+from tests.cli_support import ROOT, ended, environment, run_pytest
+from tests.report.made_runs import write as written
 
 BACKENDS = ROOT / "tests" / "backends"
 CHOICE = ("--device=faulty", "--device-module=three_faults", "--op=mm", "--op=addmm", "--op=exp")
@@ -116,6 +120,26 @@ def test_junit_groups_by_cause(found: Found) -> None:
     assert any("raise ValueError" in (failure.text or "") for failure in failures)
 
 
+@pytest.mark.nightly
+def test_plain_pytest_says_the_same(found: Found, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.cli_support.environment", lambda: ENV)
+    options = (f"--run-file={tmp_path / 'plain.jsonl'}", f"--junitxml={tmp_path / 'pytest.xml'}", "--tb=no")
+    done = run_pytest(tmp_path, str(ROOT / "suites" / "eager"), *CHOICE, "-p", "no:xdist", *options)
+    assert done.returncode == 1, done.stdout + done.stderr
+    plain = read(tmp_path / "plain.jsonl")
+    assert {k: r.cause for k, r in plain.results.items()} == {k: r.cause for k, r in found.run.results.items()}
+    screen = done.stdout.partition("= conformance =")[2].partition("device    rule")[0]
+    places = [screen.index(f"  {text}") for text in (MM, ADDMM, EXP)]
+    assert places == sorted(places)
+    assert len(screen.splitlines()) <= 40
+    assert "in plain torch it" not in screen  # it was not run
+    assert "3 causes" in (tmp_path / "plain.summary.md").read_text()
+    said = xml.parse(tmp_path / "pytest.xml").getroot().iter("property")
+    assert {p.attrib["value"] for p in said if p.attrib["name"] == "cause"} == {
+        r.cause for r in plain.results.values() if r.cause
+    }
+
+
 def test_suggestions_are_one_a_cause_and_waive_each(found: Found, tmp_path: Path) -> None:
     suggestion = suggest(found.run)
     assert [entry.message[:9] for entry in suggestion.entries] == ["aten::mm ", "argument ", "aten::exp"]
@@ -182,6 +206,42 @@ def test_a_screen_of_many_causes_is_bounded_and_says_how_many_more() -> None:
     assert "30 more causes" in text
 
 
+def test_one_small_cause_is_shown_in_full() -> None:
+    result = made(1, 1, pytest="pytest 'x'", torch="import torch", traceback="Traceback …\n  in kernel")
+    screen = summary.causes([result], {result.key: YES}, "")
+    assert "1 red case, 1 cause, the largest first:" in screen
+    assert f"or in plain torch ({YES}):" in screen
+    assert "  in kernel" in screen
+    assert summary.causes([replace(result, status="pass")], {}, "") == ""
+
+
+def test_the_pytest_of_this_python_is_named_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = made(1, 1, pytest="pytest 'x'")
+    for name in ("own", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pytest").touch(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "own" / "python"))
+    monkeypatch.chdir(tmp_path)
+    for path, named in (("other", True), ("own", False), ("neither", True)):
+        monkeypatch.setenv("PATH", str(tmp_path / path))
+        assert ("(pytest is own/pytest)" in summary.causes([result], {}, "")) == named
+
+
+def test_suggestions_of_a_half_finished_backend_are_bounded(tmp_path: Path) -> None:
+    causes_of = [made(n, n % 40) for n in range(1200)]
+    passing = [replace(made(n, 0), status="pass", message="") for n in range(1200, 1300)]
+    run = read(written(tmp_path / "half.jsonl", [*causes_of, *passing]))
+    suggestion = suggest(run)
+    assert len(suggestion.entries) == 40
+    text = as_toml(suggestion, run)
+    assert len(text.splitlines()) < ENTRIES * (GLOBS + 13) + 10
+    assert text.count("[[deviation]]") == ENTRIES
+    assert "more globs: --all prints them" in text
+    assert f"# {40 - ENTRIES} more causes of" in text
+    assert as_toml(suggestion, run, whole=True).count("[[deviation]]") == 40
+    assert len(tomllib.loads(text.replace('reason = ""', 'reason = "x"'))["deviation"]) == ENTRIES
+
+
 # ---- reproductions
 
 
@@ -221,3 +281,8 @@ def test_a_program_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -
     assert said(forever) == f"{NO} (it did not end within 1 s)"
     monkeypatch.setattr("ampcheck.runner.run.PROGRAMS_LIMIT", 0.0)
     assert said(forever) == "was not run, for want of time"
+
+
+def test_a_case_without_a_program_is_left_out() -> None:
+    assert list(reproduce([made(1, 1), made(2, 1, torch="print('FAIL x')", status="fixed")], os.environ)) == []
+    json.dumps(dict(reproduce([made(1, 1, torch="print('FAIL x')")], os.environ)))

@@ -9,13 +9,16 @@ import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import OWN, known, select
+from ampcheck.observe.dispatcher import compiled
 from ampcheck.runner import deviations
 from ampcheck.runner.deviations import JIT, KERNELS, SHARED, Deviation, KnownDeviations, after_deviations, load
 from ampcheck.runner.record import read
@@ -76,6 +79,12 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [deviation_name(*key.split("/"), json.loads(fields).get("compiler", "")) for key, fields in cases]
 
 
+def test_every_file_loads() -> None:
+    assert len(FILES) >= 5
+    assert len(DEVIATIONS) >= 20
+    KnownDeviations(known().values())  # no two files of one device have the same id
+
+
 @pytest.mark.nightly
 def test_no_glob_is_stale(names: list[str]) -> None:
     assert len(names) > 1000
@@ -92,6 +101,17 @@ def test_every_link_is_of_a_report_and_every_unreported_entry_has_its_page() -> 
 
 def test_every_page_names_cases_of_its_deviation() -> None:
     assert wrong_cases(OF_EVERY_TORCH, SECTIONS) == []
+
+
+def test_no_glob_is_negated() -> None:
+    """`[!c]*` leaves out no device: a star before it reaches past the dash."""
+    assert [d.id for d in DEVIATIONS if any("[!" in glob for glob in (*d.cases, *d.but))] == []
+
+
+def test_every_library_is_known() -> None:
+    asked = {re.split(r"[^\w-]", text)[0] for text in requires("ampcheck") or ()}
+    assert {name for d in DEVIATIONS for name, _ in d.libraries} <= asked
+    assert any(d.libraries for d in DEVIATIONS)
 
 
 # ---- what an entry excuses
@@ -273,11 +293,12 @@ EXACT = r"^a value: differs by (?P<off>\S+);|^a dtype: got torch\.float64;|^Valu
     ("raises", "most", "excused"),
     [
         (EXACT, 0.05, []),
-        (EXACT.replace(r"torch\.float64", ".*"), 5, ["assert_close, value", "assert_equal, dtype"]),
+        (EXACT, 5, ["assert_close, value"]),
+        (EXACT.replace(r"torch\.float64", ".*"), 0.05, ["assert_equal, dtype"]),
         pytest.param(EXACT.replace("^ValueError: what", "what"), 0.05, ["exception, error"], marks=pytest.mark.nightly),
         pytest.param(EXACT.replace("what it says$", ""), 0.05, ["exception, text"], marks=pytest.mark.nightly),
     ],
-    ids=["exact", "amount and dtype", "class", "text"],
+    ids=["exact", "amount", "dtype", "class", "text"],
 )
 def test_an_entry_that_is_too_wide_is_named(raises: str, most: float, excused: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "suites" / "eager"
@@ -287,6 +308,13 @@ def test_an_entry_that_is_too_wide_is_named(raises: str, most: float, excused: l
     code, said = changed("--device=cpu", f"--deviations={tmp_path / 'mine.toml'}", str(folder.parent))
     assert re.findall(r"^    eager/state/off-bf16-cpu: (\w+, \w+):", said, re.MULTILINE) == excused, said
     assert code == (1 if excused else 0)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("device", ["cpu", "virtual:cuda", "virtual:mps", "virtual:mtia"])
+def test_no_entry_excuses_a_changed_result(device: str) -> None:
+    code, said = changed(f"--device={device}", "--most=4")
+    assert code == 0, said
 
 
 # ---- the cases, devices and conditions of an entry
@@ -421,3 +449,23 @@ def test_on_this_packages_devices_pytorchs_entries_are_strict(monkeypatch: pytes
     assert inherited(known()["jax"], CACHE) == []  # its kernels are Python's
     assert set(known()) >= OWN
     assert "theirs" not in OWN
+
+
+def test_a_third_partys_own_entries_are_strict(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(as_toml(entry(devices=("theirs",))), encoding="utf-8")
+    deviations = KnownDeviations([Theirs()], [path])
+    assert [(one.id, one.inherited) for one in deviations.of("theirs", "state/x-fp16-theirs")] == [("one", False)]
+
+
+def test_python_kernels_are_told_from_compiled_ones() -> None:
+    assert compiled("AutocastCPU")
+    assert compiled("AutocastCUDA")
+    assert not compiled("AutocastHPU")
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("mm", lambda *args: None, "AutocastHPU")
+    try:
+        assert torch._C._dispatch_get_registrations_for_dispatch_key("AutocastHPU") == ["aten::mm"]
+        assert not compiled("AutocastHPU")
+    finally:
+        library._destroy()

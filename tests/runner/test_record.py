@@ -11,7 +11,7 @@ import torch
 
 from ampcheck.errors import UsageError
 from ampcheck.observe import recorder as observe
-from ampcheck.runner.record import Result, RunWriter, cause_text, grouped, normalised, read
+from ampcheck.runner.record import MISSING, Result, RunWriter, cause_of, cause_text, grouped, normalised, read
 from tests.cli_support import refused
 from tests.observe.test_blame import kernel, raised_from
 
@@ -94,6 +94,19 @@ def test_what_varies_between_cases_is_left_out(one: str, other: str) -> None:
     assert normalised(one) == normalised(other)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("no kernel for this", "no memory for this"),
+        ("expected a scalar", "expected a vector"),
+        ("index out of range", "slice out of range"),
+        ("module.cpp: bad", "kernels.cpp: bad"),
+    ],
+)
+def test_what_tells_reasons_apart_is_kept(one: str, other: str) -> None:
+    assert normalised(one) != normalised(other)
+
+
 # ---- causes of a case
 
 
@@ -103,6 +116,11 @@ def test_the_cause_of_an_exception_names_the_backends_innermost_frame() -> None:
         "fail: RuntimeError: … is wrong (test_blame.py in kernel)"
     )
     assert cause_text("broken", "aten::mm raised", "downcast", "mm", error).startswith("broken: RuntimeError: …")
+
+
+def test_what_raised_inside_of_a_compiled_program_is_on_the_last_line() -> None:
+    error = RuntimeError("The following operation failed:\n  File x, line 3\nRuntimeError: no kernel for mm")
+    assert cause_text("fail", "x", "downcast", "mm", error) == "fail: RuntimeError: RuntimeError: no kernel for …"
 
 
 # ---- groups
@@ -122,6 +140,13 @@ def test_groups_come_in_order_of_size_with_the_shortest_program_as_example() -> 
         ("fail: large", 2, "c"),
         ("fail: small", 1, "a"),
     ]
+
+
+def test_a_run_file_without_causes_has_them_from_its_messages() -> None:
+    old = [result(op, message=f"argument {n} of aten::{op} was given as fp32") for n, op in enumerate(("mm", "bmm"))]
+    (cause,) = grouped([*old, result("x", "pass")])
+    assert cause.text == "fail: argument … of … was given as … (rule downcast)"
+    assert cause_of(result("gone", "missing")) == MISSING
 
 
 def test_after_a_full_disk_nothing_more_is_written(tmp_path: Path) -> None:

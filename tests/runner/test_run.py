@@ -10,7 +10,9 @@ from xml.etree import ElementTree as xml
 import pytest
 
 from ampcheck.runner.record import RED, Run, first_line, read
-from ampcheck.runner.summarize import merge
+from ampcheck.runner.run import Supervisor, share_of, suites_folder
+from ampcheck.runner.run import environment as child_environment
+from ampcheck.runner.summarize import RunRecorder, merge
 from ampcheck.spec.ids import Shard
 from tests.cli_support import MODULE, ROOT, ended, interrupted, pytest_here, refused, run, run_pytest
 
@@ -41,6 +43,24 @@ def dying(folder: Path) -> Ran:
 
 def statuses(found: Run) -> dict[str, str]:
     return {key: result.status for key, result in found.results.items()}
+
+
+@pytest.mark.nightly
+def test_a_dying_process_costs_the_case_that_it_died_in(dying: Ran) -> None:
+    done, found = dying
+    assert done.returncode == 1, done.stdout + done.stderr
+    other = {key: status for key, status in statuses(found).items() if status != "pass"}
+    assert other == {
+        "eager/downcast/addmm-fp64-bf16-dying": "crash",
+        "eager/downcast/baddbmm-fp64-bf16-dying": "crash",
+        "eager/downcast/addbmm-fp64-bf16-dying": "timeout",
+    }
+    assert len(found.results) == found.header["cases"] > 100
+    assert found.footer is not None
+    assert found.footer["counts"] == dict(found.counts())
+    assert not found.note
+    (device,) = found.header["devices"]
+    assert (device["name"], device["token"], device["key"]) == ("dying", "dying", "AutocastCPU")
 
 
 def test_a_crash_says_how_where_and_how_to_repeat_it(dying: Ran) -> None:
@@ -144,6 +164,23 @@ def test_green_ends_with_0_and_absent_devices_are_said(tmp_path: Path) -> None:
         assert f"without {name}: {reason}" in done.stdout
 
 
+@pytest.mark.nightly
+def test_list_and_manifest_show_what_a_run_has(tmp_path: Path) -> None:
+    choice = ("--device=cpu", "--rule=promote")
+    listed = run(tmp_path, "run", "--list", *choice)
+    assert listed.returncode == 0
+    keys = listed.stdout.split()
+    assert keys == sorted(keys)
+    assert {key.rpartition("/")[0] for key in keys} == {"eager/promote", "autograd/promote", "jit/promote"}
+    assert f"{len(keys)} cases" in listed.stderr
+    assert run(tmp_path, "manifest", *choice, "--out=all.txt").returncode == 0
+    lines = [line.split("\t") for line in (tmp_path / "all.txt").read_text().splitlines()]
+    assert [key for key, _ in lines] == keys
+    fields = {"op": "cat", "inputs": "fp32", "amp": "bf16", "device": "cpu"}
+    assert json.loads(dict(lines)["eager/promote/cat-fp32-bf16-cpu"]) == fields
+    assert not (tmp_path / "reports").exists()
+
+
 def test_what_the_manifest_has_and_no_run_is_missing(tmp_path: Path) -> None:
     gone = "eager/downcast/gone-fp32-fp16-vmp"
     (tmp_path / "all.txt").write_text(f'{gone}\t{{"device": "virtual:mps"}}\neager/downcast/mm-fp32-bf16-cpu\n')
@@ -169,6 +206,22 @@ def test_ctrl_c_keeps_what_was_measured(folder: Path) -> None:
     assert 0 < len(found.results) < found.header["cases"]
     assert f"interrupted: {len(found.results)} of {found.header['cases']} cases ran" in out
     assert xml.parse(path.with_suffix(".xml")).getroot()[0].attrib["tests"] == str(len(found.results))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("options", [("-n2",), ("-p", "no:xdist")], ids=["xdist", "without-xdist"])
+def test_plain_pytest_finds_the_same(dying: Ran, folder: Path, options: tuple[str, ...]) -> None:
+    path = folder / f"plain{len(options)}.jsonl"
+    device = ("--device=swapped", "--device-module=dying_device", "--op=addmm", f"--run-file={path}")
+    done = run_pytest(folder, str(SUITE), *device, *options)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = read(path)
+    assert len(found.results) == found.header["cases"]
+    assert found.footer is not None
+    names = {key.replace("-dying", "") for key in dying[1].results if "/addmm" in key}
+    assert {key.replace("-swapped", "") for key in found.results} == names
+    bad = {result.amp for result in found.results.values() if result.status == "fail"}
+    assert bad == {"fp16"}
 
 
 @pytest.mark.nightly
@@ -208,6 +261,24 @@ def test_shards_together_are_the_whole_run(whole: Run, shards: list[Run]) -> Non
     assert not merged.note
     assert "shard" not in merged.header
     assert sum(len(shard.results) for shard in shards) == len(whole.results)
+
+
+@pytest.mark.nightly
+def test_a_shard_is_named_and_has_its_cases_alone(shards: list[Run]) -> None:
+    for number, shard in enumerate(shards, 1):
+        assert shard.header["shard"] == f"{number}/3"
+        assert 0 < len(shard.results) == shard.header["cases"]
+        assert "missing" not in shard.counts()
+        assert all(Shard(number, 3).has(key) for key in shard.results)
+
+
+def test_processes_share_out_an_ops_cases_together_and_a_scenarios_by_parameters() -> None:
+    def share(function: str, op: str, inputs: str) -> int:
+        return share_of(f"suites/eager/test_ops.py::{function}[{op}-{inputs}]", op, "", inputs, 1000)
+
+    assert share("test_upcast", "exp", "fp32") == share("test_promote", "exp", "fp16-bf16")
+    assert share("test_upcast", "exp", "fp32") != share("test_upcast", "log", "fp32")
+    assert share("test_loop", "loop", "adam") != share("test_loop", "loop", "sgd")
 
 
 def test_a_shard_depends_on_the_key_alone() -> None:
@@ -267,6 +338,37 @@ def test_a_run_ends_after_so_many_red_cases(folder: Path) -> None:
     assert f"{len(found.results)} of {found.header['cases']} cases ran" in done.stdout
     steps = [note for note in found.header["preflight"] if note.startswith("failed")]
     assert xml.parse(folder / "few.xml").getroot()[0].attrib["tests"] == str(len(found.results) + len(steps))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("least", "processes"), [(20, 2), (200, 1)])
+def test_more_processes_start_for_more_cases(
+    least: int, processes: int, folder: Path, whole: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    path = folder / f"least{least}" / "one.jsonl"
+    root = suites_folder()
+    command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "ampcheck" / "pytest.ini"), f"--rootdir={root.parent}"]
+    outcome = RunRecorder(path)
+    arguments = [*command, "-p", "ampcheck.runner.plugin", "-q", *PRODUCTS, str(SUITE)]
+    Supervisor(arguments, child_environment(2), outcome, processes=2, least=least).run()
+    outcome.finish()
+    found = read(path)
+    assert found.header["processes"] == outcome.processes == processes
+    assert statuses(found) == statuses(whole)
+
+
+@pytest.mark.nightly
+def test_a_baseline_excuses_what_it_lists_alone(folder: Path, whole: Run) -> None:
+    written = run(folder, "deviations", "baseline", str(whole.path), "--out=baseline.txt")
+    assert (written.returncode, written.stdout) == (0, "")
+    red = {key for key, status in statuses(whole).items() if status in RED}
+    options = (*PRODUCTS, "--baseline=baseline.txt")
+    done = run(folder, *EAGER, *options, "--run-file=known/one.jsonl")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = read(folder / "known" / "one.jsonl")
+    assert {key for key, status in statuses(found).items() if status == "deviation"} == red
+    assert f"baseline baseline.txt: {len(red)} cases are failing as it says" in done.stdout
 
 
 def test_the_pytest_line_reproduces_where_the_module_is(whole: Run, folder: Path) -> None:

@@ -1,5 +1,7 @@
 """What the end of a run says, comparing two runs, and merging the runs of one night."""
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from ampcheck.runner.summarize import (
     table,
     unfinished,
     verdict,
+    write_summary,
 )
 from ampcheck.spec.rules import RULES
 from tests.report.made_runs import make as made
@@ -66,6 +69,17 @@ def test_runs_with_nothing_in_common_are_refused() -> None:
         compare(run(), run())
 
 
+def test_notes_say_what_limits_the_comparison() -> None:
+    later = run(made("mm", "pass"), name="b", footer=False, devices=[CPU, CUDA], versions={"torch": "2.14.0"})
+    notes = compare(run(made("mm", "pass")), later).notes
+    assert notes == (
+        "the later run is incomplete (the run was interrupted), so cases it lacks may only not have run",
+        "only the later run has cuda",
+        "torch went from 2.13.0 to 2.14.0",
+    )
+    assert compare(run(made("mm", "pass")), run(made("mm", "pass"))).notes == ()
+
+
 @pytest.fixture
 def changed() -> tuple[Run, Run]:
     a = run(made("mm", "pass"), made("dot", "fail"), made("mv", "deviation"), made("bmm", "pass"))
@@ -99,6 +113,17 @@ def test_markdown_escapes(changed: tuple[Run, Run]) -> None:
     assert "### Regressed (1): not red before, red now" in text
     rows = [line for line in text.splitlines() if line.startswith("|") and "→" in line]
     assert all(row.replace(r"\|", "").count("|") == 4 for row in rows)
+
+
+def test_json_has_every_case(changed: tuple[Run, Run]) -> None:
+    found = json.loads(compare(*changed).as_json())
+    assert [c["key"] for c in found["added"]] == [
+        "eager/promote/addmm-bf16-bf16-cpu",
+        "eager/promote/baddbmm-bf16-bf16-cpu",
+    ]
+    assert found["regressed"][0]["before"] == "pass"
+    assert found["regressed"][0]["message"].endswith("second line")
+    assert found["unchanged"] == 0
 
 
 def test_merge_takes_the_later_result_and_every_device() -> None:
@@ -179,3 +204,11 @@ def test_a_device_on_which_nothing_passed_is_named(status: str) -> None:
     assert pages.message(one)[0].endswith(" · none on mydevice")
     assert pages.message(one)[1] == "grey"
     assert f"\nNote: no case passed of all rules on mydevice (107 {status}).\n" in pages.summary(one)
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as reader:
+        write_summary(pipe, "green")
+        assert reader.read() == "green"
+    assert pipe.is_fifo()

@@ -35,6 +35,22 @@ def test_it_answers_what_it_is_told_and_keeps_what_is_printed() -> None:
     assert "a library's chatter" in worker.printed()
 
 
+def test_what_is_given_ends_its_input() -> None:
+    with started(SERVES, [1, 2]) as worker:
+        assert worker.answer(60) == {"heard": "[1, 2]"}
+        assert worker.hear(0) is None
+        assert worker.status() == 0
+
+
+def test_events_are_all_that_came_and_never_waited_for() -> None:
+    with started("c = Channel(); [c.send([n]) for n in range(3)]; sys.stdin.read(); c.send([3])", None) as worker:
+        found: list[object] = [worker.hear(60)]
+        while len(found) < 3:
+            found += worker.events()
+        assert list(worker.events()) == []
+        assert found == [[0], [1], [2]]
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [

@@ -71,6 +71,22 @@ def test_each_file_takes_the_names_that_the_table_has() -> None:
     assert private_api.PAGE.read_text(encoding="utf-8") == private_api.page(), "python -m scripts.private_api writes it"
 
 
+@pytest.mark.parametrize(
+    ("code", "wanted"),
+    [
+        ("import torch\ntorch._C._dispatch_dump('aten::mm')", [(2, "torch._C"), (2, "torch._C._dispatch_dump")]),
+        ("from torch._ops import OpOverload", [(1, "torch._ops.OpOverload")]),
+        ("def f(op): return op._handle", [(1, "op._handle")]),
+        ("from ampcheck.runner import results\nresults._FIELDS, results.FIELDS", [(2, "results._FIELDS")]),
+        ("import torch\ntorch.ops.aten._to_copy.default, torch.__version__", []),
+        ("def f(op): return op._schema", []),
+        ("class A:\n    def __init__(self): self._x = 1\ndef f(a): return a._x", []),
+    ],
+)
+def test_private_names_are_found(code: str, wanted: list[tuple[int, str]]) -> None:
+    assert violations(code, {"_schema"}) == wanted
+
+
 def test_an_error_names_all_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = (
         *(("take", "torch._C._gone", "looking"), ("call", "torch._nowhere.deep.function", "doing")),
@@ -93,6 +109,20 @@ def test_an_error_names_all_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> 
         names.check()
     with pytest.raises(UsageError, match=r"torch 2\.11 to 2\.15 have them"):
         gone.anything()
+
+
+def test_a_name_that_is_looked_up_at_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        PrivateName("thing", "call", f"torch.{name}", "looking") for name in ("_C._dispatch_dump", "_dynamo_of_later.f")
+    ]
+    names = PrivateNames("ampcheck.thing", without=WITHOUT, names=rows)
+    dump = names.call("torch._C._dispatch_dump")
+    names.check()
+    monkeypatch.setattr(torch._C, "_dispatch_dump", lambda name: f"dump of {name}")
+    assert dump("aten::mm") == "dump of aten::mm"
+    gone = names.call("torch._dynamo_of_later.f")
+    with pytest.raises(UsageError, match=r"torch\._dynamo_of_later\.f \(looking\)"):
+        gone()
 
 
 def run(code: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,13 @@ from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.registry import known
 from ampcheck.errors import UsageError
 from ampcheck.samples.surface import SurfaceLine
+from ampcheck.samples.torch_testing import internal
 from ampcheck.spec.case import CELLS, Case
 from ampcheck.spec.policies import minor
 from ampcheck.tools.coverage import surface
 from ampcheck.tools.coverage.cells import count
-from ampcheck.tools.coverage.kernels import by_suite, by_upstream_lists, recording
-from tests.cli_support import ROOT
+from ampcheck.tools.coverage.kernels import by_suite, by_upstream_lists, entries, recording
+from tests.cli_support import ROOT, ended, run
 
 # ---- cells
 
@@ -144,6 +146,13 @@ def test_the_surface_is_what_is_called_and_what_is_not_and_why() -> None:
     assert "Not counted (takes indices)" in counted.table(list_open=True)
 
 
+@pytest.mark.nightly
+def test_the_page_of_the_surface_has_what_is_counted_now() -> None:
+    counted = surface.count()
+    assert counted.sentence() in (ROOT / "docs/coverage/surface.md").read_text()
+    assert "nothing calls it" not in counted.missing
+
+
 @pytest.mark.usefixtures("few_ops", "few_names")
 def test_the_command_prints_and_writes_the_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "coverage.json"
@@ -203,6 +212,12 @@ def test_every_registered_kernel_is_entered(name: str) -> None:
         assert "mm" not in lists.missed
 
 
+def test_einsums_row_is_left_out_as_on_cuda() -> None:
+    device = known()["virtual:cuda"]
+    with device.activate():
+        assert "einsum" not in {entry.op for entry in entries(device)}
+
+
 @pytest.mark.parametrize(("device", "other"), [("virtual:mps", "lstm_cell"), ("virtual:mtia", "atan2")])
 def test_an_op_missing_from_the_catalogue_is_reported(
     device: str, other: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -214,6 +229,15 @@ def test_an_op_missing_from_the_catalogue_is_reported(
     assert missed == sorted({"mm", other} & set(known()[device].policies()))
 
 
+@pytest.mark.usefixtures("few_ops")
+@pytest.mark.parametrize("name", ["virtual:mps", "virtual:mtia"])
+def test_nothing_is_entered_where_autocast_stays_off(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = known()[name]
+    on = device.autocast
+    monkeypatch.setattr(device, "autocast", lambda dtype=None, **kw: on(dtype, enabled=False))
+    assert by_suite([device])[0].entered == frozenset()
+
+
 def test_the_recorder_changes_nothing_and_is_taken_away() -> None:
     a = torch.ones(2, 2)
     with recording(["AutocastCPU"]) as entered, torch.autocast("cpu"):
@@ -222,6 +246,13 @@ def test_the_recorder_changes_nothing_and_is_taken_away() -> None:
         assert torch.linalg.inv(torch.eye(2).bfloat16()).dtype == torch.float32
         assert torch.mm(a, a).dtype == torch.bfloat16
     assert entered == {("AutocastCPU", "mm")}
+
+
+@pytest.mark.nightly
+def test_the_output_is_clean(tmp_path: Path) -> None:
+    done = run(tmp_path, "entered", "--device", "cpu")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "AutocastCPU" in done.stdout
 
 
 class Bare(Cpu):
@@ -235,3 +266,25 @@ class Bare(Cpu):
 def test_a_key_without_policies_is_refused(measure: Callable[[list[Device]], object]) -> None:
     with pytest.raises(UsageError, match="AutocastHPU"):
         measure([Bare()])
+
+
+def test_a_library_that_is_not_there_is_one_sentence() -> None:
+    with pytest.raises(UsageError, match="no_such_lists cannot be imported"):
+        internal("no_such_lists")
+
+
+@pytest.mark.nightly
+def test_importing_pytorchs_test_library_changes_nothing_else() -> None:
+    program = """
+import hypothesis, sys, torch
+def state():
+    profile = hypothesis.settings.get_current_profile_name()
+    return profile, torch._C.ScriptFunction.__call__, torch.backends.flags_frozen(), sys.modules["hypothesis"]
+before = state()
+from ampcheck.samples.torch_testing import internal
+internal("common_methods_invocations")
+assert "torch.testing._internal.common_utils" in sys.modules
+assert state() == before and not before[2], (before, state())
+"""
+    done = ended([sys.executable, "-c", program])
+    assert (done.returncode, done.stderr) == (0, "")

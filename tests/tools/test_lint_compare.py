@@ -97,10 +97,28 @@ def test_a_dropped_region_is_placed(program: Any, options: dict[str, Any] | None
     assert any("gives mm fp32, fp32" in one.eager and "bf16, bf16" in one.compiled for one in found)
 
 
+def test_an_exported_module_agrees() -> None:
+    assert ampcheck.check_scripted(Net(), X, compiled=torch.export.export(Net(), (X,))) == []
+
+
 def test_a_question_that_ends_the_process_is_not_asked() -> None:
     (found,) = ampcheck.check_scripted(asks, X, compilers=("script",))
     assert found.rule == "query-in-script"
     assert found.line == asks.__code__.co_firstlineno + 1
+
+
+def test_the_state_is_left_alone() -> None:
+    def switches(a):  # type: ignore[no-untyped-def]
+        torch.set_autocast_enabled("cpu", True)
+        return torch.mm(a, a)
+
+    with torch.autocast("cpu", dtype=torch.float16, cache_enabled=False):
+        found = ampcheck.check_scripted(switches, X, compilers=("export",))
+        assert torch.is_autocast_enabled("cpu")
+        assert torch.get_autocast_dtype("cpu") == torch.float16
+        assert not torch.is_autocast_cache_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+    assert {one.rule for one in found} <= {"state-change", "kernel-dtype"}
 
 
 def test_it_may_raise() -> None:

@@ -233,6 +233,29 @@ def test_ways_to_call_an_op(way: str) -> None:
     assert [cast.origin for cast in t.ops[0].casts] == ["autocast"] * 2
 
 
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(a, b)
+        return torch.mm(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        a, b = ctx.saved_tensors
+        return torch.mm(grad.float(), b.t()), torch.mm(a.t(), grad.float())
+
+
+def test_the_backward_of_a_custom_function_is_traced_by_its_own_lines() -> None:
+    a, b = (torch.randn(3, 3, requires_grad=True) for _ in range(2))
+    with trace() as t:
+        with region():
+            y = Product.apply(a, b)
+        y.backward(torch.ones(3, 3, dtype=torch.bfloat16))
+    rows = [op for op in t.ops if op.name == "mm"]
+    assert [op.phase for op in rows] == ["forward", "backward", "backward"]
+    assert len({op.location for op in rows}) == 2
+
+
 def test_the_recomputation_of_a_checkpoint_is_traced() -> None:
     model, x = Mlp(), torch.randn(2, 8)
     with trace() as t:
@@ -289,6 +312,20 @@ def test_a_weight_that_is_cast_again_says_why() -> None:
     with trace() as t, region():
         model(x), model(x)
     assert not hinted(t, "casts of weight")
+
+
+def test_weights_that_training_changed_are_cast_again_without_a_hint() -> None:
+    model, x = Mlp(), torch.randn(2, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with trace() as t:
+        for _ in range(3):
+            with region():
+                loss = model(x).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not hinted(t, "casts of weight")
+    assert hinted(t, "is cast fp32→bf16 3 times", "give it as bf16")
 
 
 def test_a_stale_copy_of_a_weight_is_reported() -> None:
@@ -362,6 +399,23 @@ def test_the_first_screen_answers(program: Path, capsys: pytest.CaptureFixture[s
     assert all("→" in row for row in rows[:3])
     assert max(map(len, lines[first:])) <= 100
     assert not any(line.startswith(("empty", "kaiming_uniform_", "addcdiv_")) for line in rows)
+
+
+def test_new_memory_may_hold_nan() -> None:
+    torch.use_deterministic_algorithms(True)  # which fills it with nan
+    try:
+        with trace() as t:
+            assert torch.empty(4).isnan().all()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not hinted(t, "nan")
+
+
+def test_an_empty_trace() -> None:
+    with trace() as t:
+        pass
+    assert t.summary() == "no op ran on a tensor"
+    assert json.loads(t.to_json())["totals"]["ops"] == 0
 
 
 # ---- the command
@@ -531,6 +585,14 @@ def test_training_is_what_it_is_without_a_trace(where: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain, traced, strict=True))
 
 
+def test_the_fast_path_of_a_transformer_is_taken_as_without_a_trace() -> None:
+    model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    x = torch.randn(2, 3, 8)
+    with torch.no_grad(), trace() as t:
+        model(x)
+    assert [op.name for op in t.ops] == ["_transformer_encoder_layer_fwd"]
+
+
 def test_nested_traces_are_refused_and_the_outer_one_goes_on() -> None:
     with trace() as t:
         with pytest.raises(UsageError, match="one trace cannot hold another"), trace():
@@ -555,3 +617,34 @@ def test_an_exception_leaves_no_mode_behind_and_the_record_readable() -> None:
     with trace() as second:
         torch.ones(2)
     assert len(second.ops) == 1
+
+
+class Named(torch.Tensor):
+    """A subclass without behaviour of its own."""
+
+
+class Names(torch.overrides.TorchFunctionMode):
+    """Notes the functions that it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_other_modes_and_subclasses_behave_as_without_a_trace() -> None:
+    attention, given = torch.nn.MultiheadAttention(4, 2), torch.ones(2, 1, 4)
+
+    def run() -> torch.Tensor:
+        return attention(given, given, given)[0].sum() + F.dropout(torch.ones(3).as_subclass(Named), 0.0).sum()
+
+    with Names() as plain:
+        expected = run()
+    with Names() as traced, trace() as t:
+        got = run()
+    assert type(got) is type(expected) is Named
+    assert traced.seen == plain.seen
+    assert t.ops

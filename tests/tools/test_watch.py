@@ -87,6 +87,16 @@ def test_a_loss_is_told_before_its_gradients(loss: str) -> None:
     assert "first in 1.weight" in str(third)
 
 
+def test_without_names() -> None:
+    run = Training()
+    params = list(run.model.parameters())
+    run.optimizer = torch.optim.SGD([{"params": params[:1]}, {"params": params[1:]}], lr=0.1)
+    with ampcheck.watch(run.scaler) as watching:
+        run.step({"1.weight": nan})
+    assert watching.last is not None
+    assert [culprit.name for culprit in watching.last.culprits] == ["group 1, parameter 1"]
+
+
 def test_several_optimizers_and_modules_by_name() -> None:
     one, two = Training(), Training()
     with ampcheck.watch(one.scaler, generator=one.model, critic=two.model, g=one.optimizer) as watching:
@@ -133,6 +143,17 @@ def test_tells_of_each_skipped_step_and_keeps_as_many_as_asked() -> None:
     assert [step.number for step in told] == [2, 4]
     assert watching.skipped == told
     assert [step.number for step in watching.steps] == [2, 3, 4]
+
+
+def test_counts_of_an_iteration_without_a_step_are_forgotten() -> None:
+    run = Training()
+    with ampcheck.watch(run.scaler, run.model) as watching:
+        run.scaler.scale(run.model(torch.ones(1, 2)).sum() * inf).backward()
+        run.scaler.unscale_(run.optimizer)
+        run.scaler.update()
+        run.step({"0.bias": nan})
+    assert watching.last is not None
+    assert [culprit.name for culprit in watching.last.culprits] == ["0.bias"]
 
 
 def test_an_error_is_no_step_and_comes_through() -> None:
