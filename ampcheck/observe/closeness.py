@@ -120,7 +120,7 @@ def rounding_bound(want: torch.Tensor, dtypes: list[torch.dtype], roundings: int
     largest = float(finite.max()) if finite.numel() else 1.0
     eps = max(torch.finfo(x).eps for x in (want.dtype, *dtypes) if x.is_floating_point or x.is_complex)
     allowed = max(roundings, in_float32 if eps == torch.finfo(torch.float32).eps else 0) * eps * max(1.0, largest)
-    return min(allowed, max(NOTICED * largest, 4 * torch.finfo(torch.float32).eps))  # what is less is rounding alone
+    return min(allowed, NOTICED * largest)
 
 
 def mover(dtype: torch.dtype, draw: int) -> Callable[[torch.Tensor], torch.Tensor]:
