@@ -11,6 +11,7 @@ from ampcheck.checks.cases import op_cases
 from ampcheck.devices.cpu import Cpu
 from ampcheck.runner.collect import CASE, Collector
 from ampcheck.runner.run import suites_folder
+from ampcheck.samples import surface
 from tests.cli_support import pytest_here
 
 MARK = 'pytestmark = pytest.mark.rule("promote")\n'
@@ -31,6 +32,33 @@ def collect(folder: Path, files: dict[str, str], *options: str) -> tuple[int, st
         path.write_text(f"import pytest\n{text}", encoding="utf-8")
     (folder / "suites" / "__init__.py").touch()
     return pytest_here(folder, "suites", "--device=cpu", "--collect-only", *options)
+
+
+NIGHTLY = """
+from ampcheck.runner.suite import scenario
+
+AGAIN = pytest.param("x", id="again", marks=pytest.mark.nightly)
+
+@scenario(dtypes="default", call=[pytest.param("x", id="first"), AGAIN])
+def test_one(amp, call):
+    amp.assert_equal("it", 1, 1)
+"""
+
+
+@pytest.mark.parametrize(("options", "names"), [((), ["first"]), (("--nightly",), ["first", "again"])])
+def test_a_value_that_is_marked_nightly_has_cases_at_night(
+    options: tuple[str, ...], names: list[str], tmp_path: Path
+) -> None:
+    code, out = collect(tmp_path, {"eager/test_a.py": MARK + NIGHTLY}, *options)
+    assert code == 0, out
+    assert re.findall(r"test_one\[(\w+)-", out) == names
+
+
+def test_programs_that_names_share_run_under_the_first() -> None:
+    programs, repeated = surface.programs(), surface.repeated()
+    firsts = [text for name, text in programs.items() if name not in repeated]
+    assert len(set(firsts)) == len(firsts) < len(programs)
+    assert set(firsts) == set(programs.values())
 
 
 def test_a_rule_is_chosen_by_its_name_whatever_the_file_is_called(tmp_path: Path) -> None:
