@@ -215,6 +215,11 @@ REFUSALS: list[tuple[str, tuple[Exception, Exception | None], str]] = [
         (ValueError("a\nmm(x,\n y)): got RuntimeError('boom')\nc\nd"), None),
         "it was not compiled: ValueError: a … mm(x, … y)): got RuntimeError('boom') … d; eager mode runs it",
     ),
+    (
+        "quoted twice",
+        (ValueError("a\nb\nx)): got 1\ny)): got 2\nd"), None),
+        "it was not compiled: ValueError: a … b … x)): got 1 … d; eager mode runs it",
+    ),
     ("the same dtypes", (RuntimeError("got Half for Float"), RuntimeError("Float and Half differ")), ""),
     ("other dtypes", (RuntimeError("got Half"), RuntimeError("Float and Half differ")), "it was not compiled"),
     ("the same dtypes in another type", (ValueError("Half"), RuntimeError("Half differs")), "it was not compiled"),
