@@ -63,6 +63,10 @@ def extensions() -> list[Extension]:
 class Build(build_ext):
     """Puts the torch version it was built for into a library's file name, so that another torch does not load it."""
 
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        self.parallel = True  # a compiler for each library
+
     def get_ext_filename(self, fullname: str) -> str:
         folder = torch_folder()
         if not any(name.endswith(fullname) for name in LIBRARIES) or folder is None:

@@ -169,6 +169,8 @@ class Plugin:
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         if (collector := self.collector) is not None and _marker(item):
             self._or_exit(lambda: collector.collected(item))
+            # The judge writes what a report says. pytest's text, which is thrown away, parses each file of a traceback.
+            item.repr_failure = lambda excinfo, style=None: str(excinfo.value)  # type: ignore[method-assign]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, None, None]:

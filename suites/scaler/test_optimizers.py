@@ -11,7 +11,7 @@ import inspect
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -52,6 +52,7 @@ FUSED = {f"Fused{name}": name for name, made in OPTIMIZERS.items() if "fused" in
 """Optimizers whose own kernel unscales, apart from others: each has every kind of gradients and all that is around."""
 
 
+@cache
 def _accepts(name: str, *options: str) -> bool:
     return set(options) <= set(inspect.signature(OPTIMIZERS[name]).parameters)
 
