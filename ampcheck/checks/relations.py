@@ -429,6 +429,61 @@ def assert_relations(amp: Amp, name: str, given: str) -> None:
             one.accuracy()
 
 
+EDGES = (
+    *(0.0, -0.0, 0.1, -0.1, 0.5, -0.5, 0.7, 1.0, -1.0, 1.5, 2.0, -2.0, 3.0, -3.0, 3.14, 4.0, 6.0, -6.0, 20.0, 88.0),
+    *(100.0, -100.0, 300.0, 560.0, 2158.0, 1e-3, -1e-3, 1e-7, 1e-30, 65504.0, -65504.0),
+    *(float("inf"), -float("inf"), float("nan")),
+)
+"""Bounds of activations, values at the ends of the lower precisions, and those that are no numbers."""
+LONG = 131
+"""Elements of a tensor of one argument: longer than the vectors of any kernel, with a rest."""
+
+
+def assert_pieces(amp: Amp, name: str) -> None:
+    """Compare what an elementwise op gives for a long tensor in the lower precision with its elements, one at a time.
+
+    A kernel has a path for vectors and another one for the rest; both round once.
+    """
+    op = amp.op_info(name)
+    if op is None or amp.dtype not in op.supported_dtypes(amp.type):
+        amp.unsupported(f"the op database has no samples of {name} in {amp.dtype} for {amp.type}")
+    sample = next(iter(amp.op_samples(op, torch.float32, 1)))
+    leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+    places = [place for place, x in enumerate(leaves) if is_real(x)]
+    masks = [place for place, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.dtype == torch.bool]
+    edges = torch.tensor(EDGES).to(amp.dtype)
+    grid = torch.cartesian_prod(*[edges] * min(len(places), 2))
+    columns = [edges.repeat(LONG)[:LONG]] if len(places) == 1 else [grid[:, k % 2] for k in range(len(places))]
+
+    def call(start: int, end: int) -> Any:
+        for place, column in zip(places, columns, strict=True):
+            leaves[place] = column[start:end].clone().to(amp.type)
+        for place in masks:
+            leaves[place] = (columns[0][start:end] > 0).to(amp.type)
+        first, args, kwargs = pytree.tree_unflatten(leaves, spec)
+        amp.seed()
+        with amp.region():
+            return op.op(first, *args, **kwargs)
+
+    whole = call(0, len(columns[0]))
+    if not isinstance(whole, torch.Tensor) or whole.shape != columns[0].shape or whole.is_complex():
+        amp.unsupported(f"{name} does not give a real number for each element")
+    pieces = torch.cat([amp.host(call(i, i + 1)) for i in range(len(whole))])
+    said = _by_length(amp.host(whole), pieces, columns, torch.finfo(amp.dtype).eps)
+    amp.check(not said, name, said or "agrees")
+
+
+def _by_length(whole: torch.Tensor, pieces: torch.Tensor, columns: list[torch.Tensor], eps: float) -> str:
+    """Say which element differs from what it is alone, but by two roundings of one number; "" where none does."""
+    x, y = whole.double(), pieces.double()
+    apart = (x != y) & ~(x.isnan() & y.isnan()) & ~((x - y).abs() <= eps * y.abs())
+    if not apart.any():
+        return ""
+    at = int(apart.int().argmax())
+    given = ", ".join(f"{column[at].item():.6g}" for column in columns)
+    return f"of {given} gives {x[at].item():.6g} among {len(x)} elements; {y[at].item():.6g} alone"
+
+
 class _Program:
     """A program of the surface, called as an op of the database is."""
 

@@ -9,6 +9,7 @@ there without autocast, too, is the op's own and not autocast's. Each relation f
 - `dtypes`: a policy looks at dtypes, never at shapes, so results of the same dtypes outside have the same ones inside.
 - `memory`: what is written to arguments, and whether a result is a view of one, is the op's and not autocast's.
 - `tangent`, `gradient`: where the result is that of float32, so is its derivative.
+- `pieces`: an elementwise op gives an element among others what it gives it alone, whatever vectors a kernel uses.
 - `accuracy`: the error beside float64 is one that rounding of inputs and result to the lower precision explains.
 
 A case runs every relation that its op has, on samples of the database as they are (`wide`), with a first argument that
@@ -19,7 +20,8 @@ Nightly runs take all of them, other runs those of `wide`; on a device that comp
 import pytest
 import torch
 
-from ampcheck.checks.relations import assert_program, assert_relations
+from ampcheck.checks.relations import assert_pieces, assert_program, assert_relations
+from ampcheck.observe.recorder import overload
 from ampcheck.runner.suite import Amp, Product, scenario
 from ampcheck.samples import op_database, surface
 
@@ -28,6 +30,13 @@ pytestmark = pytest.mark.rule("relations")
 HARDWARE = ("cpu", "cuda", "xpu", "mps", "mtia")
 """Device types whose kernels are compiled; what compiles a program for each call would take an hour for values, too."""
 NAMES = sorted(name for name in op_database.rows() if "empty" not in name)
+ELEMENTWISE = [
+    name
+    for name in NAMES
+    if {"bf16", "fp16"} & {*op_database.rows()[name].dtypes.split()}
+    and all(torch.Tag.pointwise in overload(each).tags for each in op_database.rows()[name].overloads.split())
+    and name not in ("equal", "nn.functional.rrelu", "native_dropout_backward")  # not of each element; random
+]
 GIVEN = Product({"op": NAMES, "given": ("low", "large", "small", "moved")}, nightly=True)
 
 
@@ -161,3 +170,9 @@ def test_wide(amp: Amp, op: str) -> None:
 def test_given(amp: Amp, op: str, given: str) -> None:
     """Every way to call an op agrees in a region, on a low first argument and on values the database does not have."""
     assert_relations(amp, op, given)
+
+
+@scenario(op=ELEMENTWISE, types=HARDWARE, values=True, dtypes="default")
+def test_pieces(amp: Amp, op: str) -> None:
+    """An elementwise op gives an element of a long tensor in the lower precision what it gives that element alone."""
+    assert_pieces(amp, op)

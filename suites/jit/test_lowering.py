@@ -9,6 +9,8 @@ function" faster (https://docs.pytorch.org/docs/2.13/generated/torch.compile.htm
 - `rounded`: what an op gives in the lower precision is rounded before another one widens or compares it. Inductor
   leaves roundings out that it fuses away, as `torch._inductor.config.emulate_precision_casts` documents; with that
   setting it leaves out none (`emulated`). Without it (`plain`) a result may be off by such roundings, and no dtype.
+- `number`: a Python number beside a tensor in the lower precision means in a compiled program what it means in eager
+  mode, also where the tensor holds the number's own rounding.
 
 A difference that float32 has, too, is the op's own; one by which the decomposition is more exact is none. Nightly runs
 take every op for `lowered`, more samples, and all that is given; other runs a share.
@@ -18,6 +20,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from ampcheck.checks.lowering import assert_lowered, assert_taken_apart
 from ampcheck.runner.suite import Amp, Product, scenario
@@ -124,3 +127,57 @@ def test_rounded(amp: Amp) -> None:
 def test_rounded_before(amp: Amp, compiler: str, consumer: str, setting: str) -> None:
     """What is rounded to the lower precision is so before another op takes it, as far as Inductor documents it."""
     _assert_rounded(amp, consumer, setting)
+
+
+NUMBERS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
+    "equal": lambda y, n: y == n,
+    "less": lambda y, n: y < n,
+    "at_least": lambda y, n: y >= n,
+    "among": lambda y, n: torch.isin(y, n),
+    "filled": lambda y, n: torch.full_like(y, n) == y,
+    "added": lambda y, n: y + n,
+    "subtracted": lambda y, n: y - n,
+    "subtracted_from": lambda y, n: n - y,
+    "multiplied": lambda y, n: y * n,
+    "divided": lambda y, n: y / n,
+    "floor_divided": lambda y, n: y // n,
+    "truncated": lambda y, n: torch.div(y, n, rounding_mode="trunc"),
+    "remainder": lambda y, n: y % n,
+    "fmod": lambda y, n: torch.fmod(y, n),
+    "power": lambda y, n: y**n,
+    "alpha": lambda y, n: torch.add(y, y, alpha=n),
+    "value": lambda y, n: torch.addcmul(y, y, y, value=n),
+    "weight": lambda y, n: torch.lerp(y, 2 * y, n),
+    "threshold": lambda y, n: F.threshold(y, n, 7.0),
+    "hardshrink": lambda y, n: F.hardshrink(y, n),
+    "softshrink": lambda y, n: F.softshrink(y, n),
+    "hardtanh": lambda y, n: F.hardtanh(3 * y, -n, n),
+    "chosen": lambda y, n: torch.where(y < n, 1.0, y),
+    "masked": lambda y, n: y.masked_fill(y > 0, n),
+    "padded": lambda y, n: F.pad(y, (1, 1), value=n),
+    "beta": lambda y, n: F.smooth_l1_loss(y, 2 * y, beta=n, reduction="none"),
+}
+"""What takes a number beside a tensor in the lower precision."""
+VALUES = {"tenth": 0.1, "seven_tenths": 0.7}
+NUMBER = Product({"compiler": ("inductor",), "number": tuple(VALUES), "setting": ("plain", "emulated")}, nightly=True)
+
+
+@scenario(NUMBER, types=TYPES, values=True)
+def test_number(amp: Amp, compiler: str, number: str, setting: str) -> None:
+    """A Python number beside a low tensor of its own rounding gives in Inductor what it gives in eager mode."""
+
+    def program(y: torch.Tensor) -> list[torch.Tensor]:
+        return [take(y, VALUES[number]) for take in NUMBERS.values()]
+
+    low = torch.full((35,), VALUES[number], device=amp.type).to(amp.dtype)  # no multiple of a vector's size
+    want, eps = program(low), torch.finfo(amp.dtype).eps
+    torch.compiler.reset()  # it would find the same function, compiled with another setting
+    with torch._inductor.config.patch(emulate_precision_casts=setting == "emulated", fx_graph_cache=False):
+        got = amp.compiled("inductor", program, low)(low)
+    for name, one, right in zip(NUMBERS, got, want, strict=True):
+        amp.assert_equal(f"dtype of {name}", one.dtype, right.dtype)
+        if not right.is_floating_point():
+            amp.assert_equal(f"whether {name} is as in eager mode", torch.equal(one, right), True)
+        else:
+            most = eps if setting == "emulated" else 8 * eps
+            amp.assert_close(name, one, right, most)
