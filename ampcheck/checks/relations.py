@@ -21,6 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from ampcheck.checks.amp import Amp
+from ampcheck.observe.recorder import overload
+from ampcheck.samples import op_database
 from ampcheck.samples.surface import evaluate, inputs
 from ampcheck.samples.torch_private import backend_name, pytree
 
@@ -436,13 +438,24 @@ EDGES = (
 )
 """Bounds of activations, values at the ends of the lower precisions, and those that are no numbers."""
 LONG = 131
-"""Elements of a tensor of one argument: longer than the vectors of any kernel, with a rest."""
+"""Elements of the tensor of an op of one: longer than the vectors of any kernel, with a rest."""
 
 
-def assert_pieces(amp: Amp, name: str) -> None:
-    """Compare what an elementwise op gives for a long tensor in the lower precision with its elements, one at a time.
+def elementwise() -> list[str]:
+    """Return the ops of the database that give each element by itself, in the lower precision, too."""
+    rows = {name: row for name, row in op_database.rows().items() if {"bf16", "fp16"} & {*row.dtypes.split()}}
+    found = [
+        name
+        for name, row in rows.items()
+        if all(torch.Tag.pointwise in overload(each).tags for each in row.overloads.split())
+    ]
+    return sorted({*found} - {"equal", "nn.functional.rrelu", "native_dropout_backward"})  # not so, and random ones
 
-    A kernel has a path for vectors and another one for the rest; both round once.
+
+def on_edges(amp: Amp, name: str) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+    """Return an elementwise op as a function of its real tensors, and values of them in the lower precision.
+
+    Of one tensor there are more values than in the vectors of any kernel, with a rest; of two each pair.
     """
     op = amp.op_info(name)
     if op is None or amp.dtype not in op.supported_dtypes(amp.type):
@@ -455,33 +468,42 @@ def assert_pieces(amp: Amp, name: str) -> None:
     grid = torch.cartesian_prod(*[edges] * min(len(places), 2))
     columns = [edges.repeat(LONG)[:LONG]] if len(places) == 1 else [grid[:, k % 2] for k in range(len(places))]
 
-    def call(start: int, end: int) -> Any:
-        for place, column in zip(places, columns, strict=True):
-            leaves[place] = column[start:end].clone().to(amp.type)
+    def call(*given: torch.Tensor) -> Any:
+        made = list(leaves)
+        for place, x in zip(places, given, strict=True):
+            made[place] = x
         for place in masks:
-            leaves[place] = (columns[0][start:end] > 0).to(amp.type)
-        first, args, kwargs = pytree.tree_unflatten(leaves, spec)
-        amp.seed()
-        with amp.region():
-            return op.op(first, *args, **kwargs)
+            made[place] = given[0] > 0
+        first, args, kwargs = pytree.tree_unflatten(made, spec)
+        return op.op(first, *args, **kwargs)
 
-    whole = call(0, len(columns[0]))
-    if not isinstance(whole, torch.Tensor) or whole.shape != columns[0].shape or whole.is_complex():
-        amp.unsupported(f"{name} does not give a real number for each element")
-    pieces = torch.cat([amp.host(call(i, i + 1)) for i in range(len(whole))])
-    said = _by_length(amp.host(whole), pieces, columns, torch.finfo(amp.dtype).eps)
-    amp.check(not said, name, said or "agrees")
+    return call, [column.contiguous().to(amp.type) for column in columns]
 
 
-def _by_length(whole: torch.Tensor, pieces: torch.Tensor, columns: list[torch.Tensor], eps: float) -> str:
-    """Say which element differs from what it is alone, but by two roundings of one number; "" where none does."""
-    x, y = whole.double(), pieces.double()
+def assert_pieces(amp: Amp, name: str) -> None:
+    """Compare what an elementwise op gives for a long tensor in the lower precision with its elements, one at a time.
+
+    A kernel has a path for vectors and another one for the rest; both round once.
+    """
+    call, columns = on_edges(amp, name)
+    with amp.region():
+        whole = call(*columns)
+        if not isinstance(whole, torch.Tensor) or whole.shape != columns[0].shape or whole.is_complex():
+            amp.unsupported(f"{name} does not give a real number for each element")
+        pieces = [call(*(x[i : i + 1].clone() for x in columns)) for i in range(len(whole))]
+    said = unlike(amp.host(whole), amp.host(torch.cat(pieces)), columns, torch.finfo(amp.dtype).eps)
+    amp.check(not said, name, f"among {len(whole)} elements, {said} alone" if said else "agrees")
+
+
+def unlike(x: torch.Tensor, y: torch.Tensor, columns: list[torch.Tensor], eps: float) -> str:
+    """Say which element of two results differs, but by roundings of one number; "" where none does."""
+    x, y = x.double(), y.double()
     apart = (x != y) & ~(x.isnan() & y.isnan()) & ~((x - y).abs() <= eps * y.abs())
     if not apart.any():
         return ""
     at = int(apart.int().argmax())
     given = ", ".join(f"{column[at].item():.6g}" for column in columns)
-    return f"of {given} gives {x[at].item():.6g} among {len(x)} elements; {y[at].item():.6g} alone"
+    return f"of {given} it gives {x[at].item():.6g}; {y[at].item():.6g}"
 
 
 class _Program:

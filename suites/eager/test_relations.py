@@ -20,8 +20,7 @@ Nightly runs take all of them, other runs those of `wide`; on a device that comp
 import pytest
 import torch
 
-from ampcheck.checks.relations import assert_pieces, assert_program, assert_relations
-from ampcheck.observe.recorder import overload
+from ampcheck.checks.relations import assert_pieces, assert_program, assert_relations, elementwise
 from ampcheck.runner.suite import Amp, Product, scenario
 from ampcheck.samples import op_database, surface
 
@@ -30,13 +29,6 @@ pytestmark = pytest.mark.rule("relations")
 HARDWARE = ("cpu", "cuda", "xpu", "mps", "mtia")
 """Device types whose kernels are compiled; what compiles a program for each call would take an hour for values, too."""
 NAMES = sorted(name for name in op_database.rows() if "empty" not in name)
-ELEMENTWISE = [
-    name
-    for name in NAMES
-    if {"bf16", "fp16"} & {*op_database.rows()[name].dtypes.split()}
-    and all(torch.Tag.pointwise in overload(each).tags for each in op_database.rows()[name].overloads.split())
-    and name not in ("equal", "nn.functional.rrelu", "native_dropout_backward")  # not of each element; random
-]
 GIVEN = Product({"op": NAMES, "given": ("low", "large", "small", "moved")}, nightly=True)
 
 
@@ -172,7 +164,7 @@ def test_given(amp: Amp, op: str, given: str) -> None:
     assert_relations(amp, op, given)
 
 
-@scenario(op=ELEMENTWISE, types=HARDWARE, values=True, dtypes="default")
+@scenario(op=elementwise(), types=HARDWARE, values=True, dtypes="default")
 def test_pieces(amp: Amp, op: str) -> None:
     """An elementwise op gives an element of a long tensor in the lower precision what it gives that element alone."""
     assert_pieces(amp, op)

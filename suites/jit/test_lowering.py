@@ -9,6 +9,8 @@ function" faster (https://docs.pytorch.org/docs/2.13/generated/torch.compile.htm
 - `rounded`: what an op gives in the lower precision is rounded before another one widens or compares it. Inductor
   leaves roundings out that it fuses away, as `torch._inductor.config.emulate_precision_casts` documents; with that
   setting it leaves out none (`emulated`). Without it (`plain`) a result may be off by such roundings, and no dtype.
+- `edges`: an elementwise op is compiled to what it is in eager mode, also of numbers at the bounds of its formula, at
+  the ends of the lower precision and of those that are none.
 - `number`: a Python number beside a tensor in the lower precision means in a compiled program what it means in eager
   mode, also where the tensor holds the number's own rounding.
 
@@ -22,7 +24,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ampcheck.checks.lowering import assert_lowered, assert_taken_apart
+from ampcheck.checks.lowering import assert_compiled_on_edges, assert_lowered, assert_taken_apart
+from ampcheck.checks.relations import elementwise
 from ampcheck.runner.suite import Amp, Product, scenario
 from ampcheck.samples import op_database
 
@@ -36,6 +39,7 @@ WIDENING = ("cumprod", "cumsum", "ldexp", "mean", "nansum", "nn.functional.huber
 """Ops of each kind whose result may have another dtype than their first argument."""
 GIVEN = ("wide", "low", "first", "others", "bounds")
 APART = Product({"op": NAMES, "given": GIVEN}, nightly=True)
+EDGED = Product({"compiler": ("inductor",), "op": elementwise()}, nightly=True)
 LOWERED = Product({"op": [name for name in NAMES if name not in WIDENING]}, nightly=True)
 
 
@@ -61,6 +65,12 @@ def test_lowered(amp: Amp, op: str) -> None:
 def test_lowered_database(amp: Amp, op: str) -> None:
     """The results of any other op of the database have the dtypes in Inductor that they have in eager mode."""
     assert_lowered(amp, op)
+
+
+@scenario(EDGED, types=TYPES, values=True)
+def test_edges(amp: Amp, compiler: str, op: str) -> None:
+    """An elementwise op gives what it gives in eager mode once Inductor has compiled it, at edges of its arguments."""
+    assert_compiled_on_edges(amp, op, compiler)
 
 
 Two = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
