@@ -136,7 +136,7 @@ SEEN: Mapping[Any, Mapping[str, int]] = {
     compiled: {"refusal": 0, "compare_programs": 0, "within": 1, "same_kernels": 0},
     backward: {"output_grads": 0, "gradient_dtypes": 1, "backward_kernels": 0},
     sweep: {"compare_cells": 0},
-    relations: {"difference": 0, "_several": 0, "unlike": 0},
+    relations: {"difference": 0, "_several": 0, "unlike": 1},
     run: {"compare": 0},
     DeviceAmp: {
         "note_error": 2,

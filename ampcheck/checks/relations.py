@@ -496,12 +496,12 @@ def assert_pieces(amp: Amp, name: str) -> None:
 
 
 def unlike(x: torch.Tensor, y: torch.Tensor, columns: list[torch.Tensor], eps: float) -> str:
-    """Say which element of two results differs, but by roundings of one number; "" where none does."""
+    """Say which element of two results differs most, but by roundings of one number; "" where none does."""
     x, y = x.double(), y.double()
     apart = (x != y) & ~(x.isnan() & y.isnan()) & ~((x - y).abs() <= eps * y.abs())
     if not apart.any():
         return ""
-    at = int(apart.int().argmax())
+    at = int((apart * (1 + (x - y).abs().nan_to_num(0.0))).argmax())
     given = ", ".join(f"{column[at].item():.6g}" for column in columns)
     return f"of {given} it gives {x[at].item():.6g}; {y[at].item():.6g}"
 

@@ -244,6 +244,12 @@ class Power:
             rules[case.rpartition("/")[0]][self._row_of[case]].append(case)
         first = _in_turns(_in_turns(rows.values()) for rows in rules.values())
         hit = [row for rows in rules.values() for row in rows]
+        if (
+            nearest != mutant.line
+        ):  # no recorded case gets there, and another one of any scenario that runs the file may
+            hit = list(
+                dict.fromkeys(hit + [self._row_of[case] for case, lines in self._lines.items() if file in lines])
+            )
         siblings = [[case for case in self._rows[row] if case not in self._lines] for row in hit]
         more = _in_turns(_spread(cases, self._most) for cases in siblings)
         others = [case for case in self._lines if case not in running and _matches(case, _target(mutant.module).rules)]
