@@ -8,6 +8,7 @@ change is too wide; one none of whose results can be changed is named, too.
 import argparse
 import io
 import re
+import subprocess
 import sys
 import warnings
 from collections import defaultdict
@@ -25,6 +26,7 @@ from _pytest.runner import runtestprotocol
 
 from ampcheck.checks import backward, comparisons, compiled, relations, sweep
 from ampcheck.checks.scenario import DeviceAmp
+from ampcheck.devices.registry import groups
 from ampcheck.errors import CheckFailure, HarnessError, Unsupported
 from ampcheck.programs.regions import run
 from ampcheck.runner.collect import CASE
@@ -373,7 +375,7 @@ def choose(items: Sequence[pytest.Item], known: KnownDeviations, most: int, only
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the cases and print what the entries excuse. Returns 1 where one is too wide."""
+    """Run the cases and print what the entries excuse, by the devices of a process. Returns 1 where one is too wide."""
     parser = argparse.ArgumentParser(prog="python -m scripts.deviations", description=__doc__.partition("\n")[0])
     parser.add_argument("suites", nargs="?", default=str(ROOT / "suites"), metavar="FOLDER", help="the suites to run")
     parser.add_argument("--most", type=int, default=3, metavar="N", help="cases of an entry and device; by default 3")
@@ -383,6 +385,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--deviations", action="append", default=[], metavar="FILE", help="a further deviations file")
     parser.add_argument("--nightly", action="store_true", help="choose from the cases of nightly runs, too")
     args = parser.parse_args(argv)
+    if not args.device and len(found := groups(())) > 1:  # what a process has loaded changes what deviates in it
+        given = sys.argv[1:] if argv is None else argv
+        command = [sys.executable, "-m", "scripts.deviations", *given]
+        return max(subprocess.call([*command, *(f"--device={name}" for name in names)]) for names in found)
     doubling = Doubling(args.most, args.only)
     options = [f"--{name}={value}" for name in ("device", "rule", "deviations") for value in getattr(args, name)]
     config = ["-c", str(ROOT / "ampcheck/pytest.ini"), f"--rootdir={ROOT}", "-p", "ampcheck.runner.plugin"]

@@ -14,7 +14,7 @@ from ampcheck.checks.call import because, plan
 from ampcheck.checks.compiled import ProgramOutcome
 from ampcheck.checks.forward import received, received_by_parts, shared_when_written
 from ampcheck.checks.reference import Reference
-from ampcheck.checks.relations import difference
+from ampcheck.checks.relations import difference, unlike
 from ampcheck.checks.sweep import compare_cells
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import MOST, CheckFailure, Difference, error_of, one_line
@@ -429,6 +429,28 @@ def test_an_exception_in_one_line() -> None:
     assert one_line(whole) == f"ValueError: {whole}"
     long = one_line(ValueError("a" * MOST + "z"))
     assert (len(long), long[-1], " … " in long) == (MOST + 3 + len("ValueError: "), "z", True)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "says"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], ""),
+        ([NAN], [NAN], ""),
+        ([1.125], [1.0], ""),  # by one rounding
+        ([1.0], [0.875], "of 10, 0 it gives 1; 0.875"),
+        ([-1.125], [-1.0], ""),
+        ([0.5, 1.0], [0.5, 1.25], "of 20, 1 it gives 1; 1.25"),
+        ([1.0, 9.0, 1.0], [2.0, 5.0, 3.0], "of 20, 1 it gives 9; 5"),
+        ([3.0, INF], [4.0, 1.0], "of 20, 1 it gives inf; 1"),
+        ([NAN, 3.0], [1.0, 4.0], "of 20, 1 it gives 3; 4"),
+        ([1.0, NAN], [1.0, 1.0], "of 20, 1 it gives nan; 1"),
+        ([1.0, 1.0], [1.0, NAN], "of 20, 1 it gives 1; nan"),
+    ],
+)
+def test_unlike_elements(x: list[float], y: list[float], says: str) -> None:
+    """The one that differs most is told, with its arguments."""
+    columns = [torch.tensor([10.0, 20.0, 30.0]), torch.tensor([0.0, 1.0, 2.0])]
+    assert unlike(torch.tensor(x, dtype=torch.bfloat16), torch.tensor(y), columns, 0.125) == says
 
 
 def test_a_failure_carries_the_exception_of_its_first_difference() -> None:

@@ -60,7 +60,7 @@ COMPARING = (
     _comparing("checks.backward", "output_grads", "gradient_*", "backward_kernels", "squares"),
     _comparing("checks.compiled", "compare_programs", "refusal", "same_*", "within"),
     _comparing("checks.op_database", "compare_outcomes"),
-    _comparing("checks.relations", "difference"),
+    _comparing("checks.relations", "difference", "unlike"),
     _comparing("checks.sweep", "compare_cells"),
 )
 """What of ampcheck is mutated, for ampcheck's own tests to notice: the functions that compare."""
