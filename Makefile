@@ -4,9 +4,6 @@ PYTHON ?= python3
 TORCH ?= torch>=2.11,<2.14
 RUN := .venv-run
 TEST := .venv-test
-# Packages are compiled after they are installed, on all cores, without their tests and whatever cannot be compiled.
-INSTALL := install --quiet --disable-pip-version-check --no-compile
-COMPILE := python -m compileall -qq -j 0 -x '/tests?/'
 
 # A run and its tests start many processes, each of which would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -54,16 +51,14 @@ docs: $(TEST)/ready
 # torch comes first: the TorchScript operators and the emulated device are compiled against it while the package is built.
 $(RUN)/ready: pyproject.toml setup.py $(wildcard ampcheck/*/csrc/* ampcheck/*/*/csrc/*)
 	$(PYTHON) -m venv $(RUN)
-	$(RUN)/bin/pip $(INSTALL) '$(TORCH)'
-	$(RUN)/bin/pip $(INSTALL) --editable '.[bench,jax]'
-	$(RUN)/bin/$(COMPILE) $(RUN)/lib || true
+	$(RUN)/bin/pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(RUN)/bin/pip install --quiet --disable-pip-version-check --editable '.[bench,jax]'
 	touch $@
 
 $(TEST)/ready: pyproject.toml setup.py $(wildcard ampcheck/*/csrc/* ampcheck/*/*/csrc/*)
 	$(PYTHON) -m venv $(TEST)
-	$(TEST)/bin/pip $(INSTALL) '$(TORCH)'
-	$(TEST)/bin/pip $(INSTALL) --editable '.[dev,jax]'
-	$(TEST)/bin/$(COMPILE) $(TEST)/lib || true
+	$(TEST)/bin/pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(TEST)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev,jax]'
 	touch $@
 
 clean:

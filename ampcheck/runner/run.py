@@ -126,8 +126,6 @@ def environment(processes: int) -> dict[str, str]:
     # A folder of installed packages is on the path anyway, and must not come before the standard library.
     own = [] if here.name in ("site-packages", "dist-packages") else [str(here)]
     env["PYTHONPATH"] = os.pathsep.join([*own, os.getcwd(), *filter(None, [env.get("PYTHONPATH", "")])])
-    # malloc takes pages of 2 MiB: XLA compiles thousands of programs, and a fork copies fewer entries of the table.
-    env.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     if processes > 1:
         env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     return env
