@@ -43,7 +43,10 @@ def coverage(args: argparse.Namespace) -> int:
         return 0
     if args.tries is not None:
         for device in select(args.device, args.device_module):
-            print(faults.table(faults.tried(device, args.tries, args.seed, tell), args.seed))
+            if args.device or faults.possible(device):
+                print(f"{device.name}: {faults.table(faults.tried(device, args.tries, args.seed, tell), args.seed)}")
+            else:
+                tell(f"{device.name} is left out: faults cannot be planted into its kernels")
         return 0
     statuses = None
     if args.runs:

@@ -174,7 +174,7 @@ def test_faults_in_random_cells_are_seen(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(Cpu, "compilers", ("script", "aot"))
     assert main.main(["coverage", "--try", "2", "--seed", "0", "--device", "cpu"]) == 0
     head, _, rows = capsys.readouterr().out.partition("\n\n")
-    assert re.match(r"25 of 25 faults in \d+ random cells, seed 0, were noticed:", head)
+    assert re.match(r"cpu: 25 of 25 faults in \d+ random cells, seed 0, were noticed:", head)
     assert [row.split("  ")[0] for row in rows.splitlines()[2:]] == ["eager", "script", "aot"]
     assert rows.count("2 of 2") == 10
 
