@@ -501,7 +501,7 @@ def unlike(x: torch.Tensor, y: torch.Tensor, columns: list[torch.Tensor], eps: f
     apart = (x != y) & ~(x.isnan() & y.isnan()) & ~((x - y).abs() <= eps * y.abs())
     if not apart.any():
         return ""
-    at = int((apart * (1 + (x - y).abs().nan_to_num(0.0))).argmax())
+    at = int(apart.nonzero()[(x - y)[apart].abs().nan_to_num(0.0).argmax()])
     given = ", ".join(f"{column[at].item():.6g}" for column in columns)
     return f"of {given} it gives {x[at].item():.6g}; {y[at].item():.6g}"
 
