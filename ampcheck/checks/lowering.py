@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 
 from ampcheck.checks.amp import Amp
-from ampcheck.checks.relations import MOST, difference, is_real, on_edges, size, unlike
+from ampcheck.checks.relations import MOST, apart, difference, is_real, on_edges, size, unlike
 from ampcheck.compilers.kinds import quiet
 from ampcheck.observe.torch_private import TorchDispatchMode, decompositions, inductor_graphs
 from ampcheck.samples.torch_private import pytree
@@ -351,6 +351,5 @@ def assert_compiled_on_edges(amp: Amp, name: str, compiler: str) -> None:
     eps = 2 * torch.finfo(amp.dtype).eps
     if said := unlike(got, want, low, eps):
         wide, right = differing([x.float() for x in low], False)
-        same = (wide == right) | (wide.isnan() & right.isnan()) | ((wide - right).abs() <= eps * right.abs())
-        said = unlike(torch.where(same, got, want), want, low, eps)
+        said = unlike(torch.where(apart(wide.double(), right.double(), eps), want, got), want, low, eps)
     amp.check(not said, name, f"compiled, {said} in eager mode" if said else "agrees")

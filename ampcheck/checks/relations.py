@@ -495,13 +495,18 @@ def assert_pieces(amp: Amp, name: str) -> None:
     amp.check(not said, name, f"among {len(whole)} elements, {said} alone" if said else "agrees")
 
 
+def apart(x: torch.Tensor, y: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return which elements differ by more than `eps` of the second one; nan is equal to nan."""
+    return (x != y) & ~(x.isnan() & y.isnan()) & ~((x - y).abs() <= eps * y.abs())
+
+
 def unlike(x: torch.Tensor, y: torch.Tensor, columns: list[torch.Tensor], eps: float) -> str:
     """Say which element of two results differs most, but by roundings of one number; "" where none does."""
     x, y = x.double(), y.double()
-    apart = (x != y) & ~(x.isnan() & y.isnan()) & ~((x - y).abs() <= eps * y.abs())
-    if not apart.any():
+    differ = apart(x, y, eps)
+    if not differ.any():
         return ""
-    at = int(apart.nonzero()[(x - y)[apart].abs().nan_to_num(0.0).argmax()])
+    at = int(differ.nonzero()[(x - y)[differ].abs().nan_to_num(0.0).argmax()])
     given = ", ".join(f"{column[at].item():.6g}" for column in columns)
     return f"of {given} it gives {x[at].item():.6g}; {y[at].item():.6g}"
 

@@ -35,6 +35,7 @@ def add_coverage(commands: Subparsers) -> None:
 def coverage(args: argparse.Namespace) -> int:
     """Count and print. Raises UsageError for an unknown device and a file that is no run file."""
     from ampcheck.devices.registry import select  # noqa: PLC0415  # imports torch
+    from ampcheck.observe.kernel_override import replaceable  # noqa: PLC0415  # imports torch
     from ampcheck.runner.record import read  # noqa: PLC0415  # imports torch
     from ampcheck.tools.coverage import cells, faults, surface  # noqa: PLC0415  # imports torch
 
@@ -43,7 +44,7 @@ def coverage(args: argparse.Namespace) -> int:
         return 0
     if args.tries is not None:
         for device in select(args.device, args.device_module):
-            if args.device or faults.possible(device):
+            if args.device or replaceable(device.key):
                 print(f"{device.name}: {faults.table(faults.tried(device, args.tries, args.seed, tell), args.seed)}")
             else:
                 tell(f"{device.name} is left out: faults cannot be planted into its kernels")

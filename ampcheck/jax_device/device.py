@@ -117,7 +117,7 @@ def reset_peak_memory_stats(device: Device = None) -> None:
 def synchronize(device: Device = None) -> None:
     """Wait until all work given to the device is done; raise what an unfinished computation ended with."""
     jax.effects_barrier()
-    jax.block_until_ready(jax.live_arrays())  # none of them is deleted
+    jax.block_until_ready([array for array in jax.live_arrays() if not array.is_deleted()])
 
 
 def _nested(index: int) -> dict[str, dict[str, dict[str, int]]]:

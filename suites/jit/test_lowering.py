@@ -183,7 +183,7 @@ def test_number(amp: Amp, compiler: str, number: str, setting: str) -> None:
     want, eps = program(low), torch.finfo(amp.dtype).eps
     torch.compiler.reset()  # it would find the same function, compiled with another setting
     with torch._inductor.config.patch(emulate_precision_casts=setting == "emulated", fx_graph_cache=False):
-        got = amp.compiled("inductor", program, low)(low)
+        got = amp.compiled(compiler, program, low)(low)
     for name, one, right in zip(NUMBERS, got, want, strict=True):
         amp.assert_equal(f"dtype of {name}", one.dtype, right.dtype)
         if not right.is_floating_point():

@@ -40,17 +40,12 @@ class Try:
     noticed: bool
 
 
-def possible(device: Device) -> bool:
-    """Return whether kernels of the device can be replaced."""
-    return replaceable(device.key)
-
-
 def tried(device: Device, number: int, seed: int, tell: Callable[[str], None]) -> list[Try]:
     """Plant each fault in random cells that can have it, shared out between eager mode and the compilers.
 
     At least `number` cells have each fault. Raises UsageError where kernels of the device cannot be replaced.
     """
-    if not possible(device):
+    if not replaceable(device.key):
         raise UsageError(f"faults cannot be planted into the kernels of {device.name}")
     drawn, policies, found = random.Random(seed), device.policies(), list[Try]()
     ops = [op for op in samples.catalogue().values() if op.overload in registered(device.key)]

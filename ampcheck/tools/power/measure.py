@@ -60,7 +60,7 @@ COMPARING = (
     _comparing("checks.backward", "output_grads", "gradient_*", "backward_kernels", "squares"),
     _comparing("checks.compiled", "compare_programs", "refusal", "same_*", "within"),
     _comparing("checks.op_database", "compare_outcomes"),
-    _comparing("checks.relations", "difference", "unlike"),
+    _comparing("checks.relations", "difference", "apart", "unlike"),
     _comparing("checks.sweep", "compare_cells"),
 )
 """What of ampcheck is mutated, for ampcheck's own tests to notice: the functions that compare."""
@@ -244,13 +244,10 @@ class Power:
             rules[case.rpartition("/")[0]][self._row_of[case]].append(case)
         first = _in_turns(_in_turns(rows.values()) for rows in rules.values())
         hit = [row for rows in rules.values() for row in rows]
-        if (
-            nearest != mutant.line
-        ):  # no recorded case gets there, and another one of any scenario that runs the file may
-            hit = list(
-                dict.fromkeys(hit + [self._row_of[case] for case, lines in self._lines.items() if file in lines])
-            )
-        siblings = [[case for case in self._rows[row] if case not in self._lines] for row in hit]
+        if nearest != mutant.line:
+            # No recorded case gets there, and another one of any scenario that runs the file may.
+            hit += [self._row_of[case] for case, lines in self._lines.items() if file in lines]
+        siblings = [[case for case in self._rows[row] if case not in self._lines] for row in dict.fromkeys(hit)]
         more = _in_turns(_spread(cases, self._most) for cases in siblings)
         others = [case for case in self._lines if case not in running and _matches(case, _target(mutant.module).rules)]
         left = max(self._most - len(first), 0)
