@@ -19,7 +19,8 @@ from ampcheck.spec.case import Case
 from ampcheck.spec.casting import APPENDED, POLICIES
 
 Promise = tuple[str, str, list[str], list[str], str | None, str | None, str | None]
-"""What a policy promises of a call: the arguments of `explains` behind the policy."""
+"""What a policy promises of a call: the op, the overload that runs, the dtypes that are given and those that its kernel
+receives, the `dtype=` that is filled in and the caller's, and what an error names; see `comparisons.kernel`."""
 
 
 class DriftCheck(OpCheck):
@@ -63,7 +64,7 @@ class DriftCheck(OpCheck):
 possible = {_known(case)!r}
 for given, wanted in CASES:
     {run}seen = observe(lambda: call(*given), {device.type!r}, [{case.op!r}], given)
-    possible = [policy for policy in possible if explains(seen, policy, *wanted[policy])]
+    possible = [policy for policy in possible if explains(seen, policy, wanted[policy])]
 report("whether it does what one policy says", [{_none_explains(case, device)!r}] * (not possible))"""
         return written(device, modules, needed, [plain[0].blocks[1], cases, loop])
 
@@ -87,7 +88,7 @@ def _none_explains(case: Case, device: Device) -> str:
 
 def _explains(case: Case, device: Device, policy: str) -> bool:
     seen = watch(case, device, plan(case, device, policy))
-    return explains(seen, policy, *_promised(case, device, policy))
+    return explains(seen, policy, _promised(case, device, policy))
 
 
 def _promised(case: Case, device: Device, policy: str) -> Promise:
@@ -96,18 +97,9 @@ def _promised(case: Case, device: Device, policy: str) -> Promise:
     return case.op, want.overload, todo.given_dtypes, list(want.leaves), want.dtype_kwarg, todo.dtype_given, want.error
 
 
-def explains(
-    seen: Observation,
-    policy: str,
-    op: str,
-    overload: str,
-    given: Sequence[str],
-    wanted: Sequence[str],
-    dtype: str | None,
-    dtype_given: str | None,
-    error: str | None,
-) -> bool:
-    """Return whether what a call did is what an overload of a policy does; see `ampcheck.checks.comparisons.kernel`."""
+def explains(seen: Observation, policy: str, promise: Promise) -> bool:
+    """Return whether what a call did is what a policy promises of it."""
+    op, overload, given, wanted, dtype, dtype_given, error = promise
     if error:
         return not refused(seen.error, op, "autocast", policy)
     found = kernel(seen, overload, given, wanted, dtype, policy)

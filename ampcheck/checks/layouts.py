@@ -5,10 +5,9 @@ from itertools import islice
 
 import torch
 
-from ampcheck.checks import comparisons
-from ampcheck.checks.call import because, plan
+from ampcheck.checks.call import plan
 from ampcheck.checks.cases import op_cases
-from ampcheck.checks.forward import ForwardProgram
+from ampcheck.checks.forward import ForwardProgram, received
 from ampcheck.devices.base import Device
 from ampcheck.observe.recorder import exists
 from ampcheck.spec.case import Case
@@ -92,12 +91,9 @@ def differences(case: Case, device: Device, form: str) -> list[str] | None:
     given = [change(x) if x.is_floating_point() else x for x in todo.inputs(device)]
     with device.autocast(case.amp):
         watched = device.observe(lambda: todo.call(*given), {*device.policies(), case.op}, given)
-    want = todo.expected
-    if not device.observes_composite_ops and watched.of(want.overload) is None:
+    if not device.observes_composite_ops and watched.of(todo.expected.overload) is None:
         return None
-    return comparisons.kernel(
-        watched, want.overload, todo.given_dtypes, want.leaves, want.dtype_kwarg, because(case.rule)
-    )
+    return received(case, todo, watched)
 
 
 def program(case: Case, device: Device, form: str, found: list[str]) -> str:

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from ampcheck.checks.ranks import on_ranks
+from ampcheck.checks.scaling import iterate, step_and_update, trained
 from ampcheck.runner.suite import Amp, Product, named, other_than, scenario, where
 
 pytestmark = [pytest.mark.rule("ranks"), pytest.mark.forks]
@@ -317,8 +318,7 @@ def _trained(amp: Amp, kind: _Way, inner: _Net, place: str, batch: Batch, scaler
                 total += loss.item()
                 (scaling.scale(loss) if scaling else loss).backward()
         if scaling:
-            scaling.step(optimizer)
-            scaling.update()
+            step_and_update(scaling, optimizer)
         else:
             optimizer.step()
         found["losses"].append(total)
@@ -807,14 +807,9 @@ def test_kept(amp: Amp, form: str, saved: str, loaded: str, before: str) -> None
 
 def _stepped(amp: Amp, before: str) -> torch.amp.GradScaler:
     """Return a scaler after three steps, or after one whose gradient is infinite."""
-    scaler = torch.amp.GradScaler(amp.type, init_scale=16.0, growth_interval=2)
-    weight = torch.ones(2, requires_grad=True)
-    optimizer = torch.optim.SGD([weight], lr=0.5)
+    weight, optimizer, scaler = trained(amp, init_scale=16.0, growth_interval=2)
     for _ in range(3 if before == "growth" else 1):
-        optimizer.zero_grad()
-        scaler.scale(weight.sum() * (1.0 if before == "growth" else float("inf"))).backward()
-        scaler.step(optimizer)
-        scaler.update()
+        iterate(weight, optimizer, scaler, 1.0 if before == "growth" else float("inf"))
     return scaler
 
 

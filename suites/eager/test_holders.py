@@ -204,18 +204,19 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 }
 """What is made of the first region object for the second holder."""
 
-REGIONS = ("same", "other", "off", "elsewhere")
-"""The dtype of the case, the other one without the cache, disabled, and of another device type."""
+REGIONS: dict[str, dict[str, bool]] = {
+    "same": {},
+    "other": {"cache_enabled": False},
+    "off": {"enabled": False},
+    "elsewhere": {},
+}
+"""The dtype of the case, the other one without the cache, disabled, and of another device type; and their options."""
 
 
 def _made(amp: Amp, kind: str) -> Any:
     if kind == "elsewhere":
         return torch.autocast(amp.elsewhere, dtype=amp.other)
-    return amp.region(
-        amp.other if kind == "other" else amp.dtype,
-        enabled=kind != "off",
-        cache_enabled=False if kind == "other" else None,
-    )
+    return amp.region(amp.other if kind == "other" else amp.dtype, **REGIONS[kind])
 
 
 class _Model:
@@ -232,14 +233,8 @@ class _Model:
         """What is to be seen at first, and after each region that was entered or left."""
 
     def made(self, kind: str) -> Region:
-        if kind == "elsewhere":
-            return self.thread.construct(self.there, self.other)
-        return self.thread.construct(
-            self.here,
-            self.other if kind == "other" else self.low,
-            enabled=kind != "off",
-            cache_enabled=False if kind == "other" else None,
-        )
+        device = self.there if kind == "elsewhere" else self.here
+        return self.thread.construct(device, self.low if kind in ("same", "off") else self.other, **REGIONS[kind])
 
     def enter(self, *regions: Region) -> None:
         for region in regions:

@@ -197,8 +197,6 @@ def test_ops_on_two_devices(amp: Amp) -> None:
     def on_cpu() -> torch.dtype:
         return torch.mm(torch.ones(2, 2, device="cpu"), torch.ones(2, 2, device="cpu")).dtype
 
-        return torch.mm(torch.ones(2, 2, device="cpu"), torch.ones(2, 2, device="cpu")).dtype
-
     with amp.region():
         amp.assert_equal("dtype of a product on the CPU in this device's region", on_cpu(), torch.float32)
         with torch.autocast("cpu", dtype=amp.other):

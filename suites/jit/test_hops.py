@@ -79,19 +79,13 @@ def _cond_written(f: Function, picked: bool) -> Function:
     return lambda x, *more: torch.cond(_predicate(x, picked), one, two, (x, *more))
 
 
-def _loop_called(amp: Amp, f: Function, like: torch.Tensor) -> Function:
+def _loop(f: Function, like: torch.Tensor, called: bool) -> Function:
     def program(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
         start = (x.new_zeros((), dtype=torch.int64), x, torch.zeros_like(like))
+        if not called:
+            return torch.while_loop(lambda i, x, y: i < 2, lambda i, x, y: (i + 1, x * 2, f(x, *more)), start)[2]
         condition, body = (lambda i, *_: i < 2), (lambda i, x, y, *more: (i + 1, x * 2, f(x, *more)))
         return _higher("while_loop")(condition, body, start, more)[2]
-
-    return program
-
-
-def _loop_written(amp: Amp, f: Function, like: torch.Tensor) -> Function:
-    def program(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
-        start = (x.new_zeros((), dtype=torch.int64), x, torch.zeros_like(like))
-        return torch.while_loop(lambda i, x, y: i < 2, lambda i, x, y: (i + 1, x * 2, f(x, *more)), start)[2]
 
     return program
 
@@ -175,24 +169,18 @@ def _of_a_library(amp: Amp, f: Function, like: torch.Tensor, casting: bool) -> F
 
 
 PLAIN: dict[str, Operator] = {
-    "chosen": lambda amp, f, like: f,
-    "passed": lambda amp, f, like: f,
+    **dict.fromkeys(("chosen", "passed", "entered", "recomputed", "opaque", "casting"), lambda amp, f, like: f),
+    **dict.fromkeys(("scanned", "mapped"), lambda amp, f, like: _stacked(f)),
     "repeated": lambda amp, f, like: _doubled(f),
-    "scanned": lambda amp, f, like: _stacked(f),
     "combined": lambda amp, f, like: lambda x, *more: torch.stack([x, _combined(f)(x, x * 2, *more)]),
-    "mapped": lambda amp, f, like: _stacked(f),
     "nested": lambda amp, f, like: lambda x, *more: f(x, *more) + f(x * 2, *more),
-    "entered": lambda amp, f, like: f,
     "custom": lambda amp, f, like: _function(f),
-    "recomputed": lambda amp, f, like: f,
-    "opaque": lambda amp, f, like: f,
-    "casting": lambda amp, f, like: f,
 }
 """Each operator's program in plain Python."""
 DIRECT: dict[str, Operator] = {
     "chosen": lambda amp, f, like: _cond_called(f, True),
     "passed": lambda amp, f, like: _cond_called(f, False),
-    "repeated": _loop_called,
+    "repeated": lambda amp, f, like: _loop(f, like, called=True),
     "scanned": lambda amp, f, like: _scan_called(f),
     "combined": lambda amp, f, like: _combined_called(f),
     "mapped": lambda amp, f, like: _map_called(f),
@@ -205,7 +193,7 @@ DIRECT: dict[str, Operator] = {
 WRITTEN: dict[str, Operator] = {
     "chosen": lambda amp, f, like: _cond_written(f, True),
     "passed": lambda amp, f, like: _cond_written(f, False),
-    "repeated": _loop_written,
+    "repeated": lambda amp, f, like: _loop(f, like, called=False),
     "scanned": lambda amp, f, like: _scan_written(f),
     "combined": lambda amp, f, like: _combined_written(f),
     "mapped": lambda amp, f, like: _map_written(f),
@@ -244,21 +232,14 @@ def _body(amp: Amp, operator: str, op: str, place: str) -> Function:
 
 def _placed(amp: Amp, bare: Function, place: str) -> Function:
     """Return a function in the region that a place says."""
-    kind, low, other = amp.type, amp.dtype, amp.other
+    kind, on = amp.type, place != "disabled"
+    dtype = {"inside": amp.dtype, "different": amp.other}.get(place)
 
-    def inside(*given: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(kind, dtype=low):
+    def placed(*given: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(kind, dtype=dtype, enabled=on):
             return bare(*given)
 
-    def disabled(*given: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(kind, enabled=False):
-            return bare(*given)
-
-    def different(*given: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(kind, dtype=other):
-            return bare(*given)
-
-    return {"around": bare, "inside": inside, "disabled": disabled, "different": different}[place]
+    return bare if place == "around" else placed
 
 
 def _with_casts(amp: Amp, operator: str, op: str, place: str) -> Function:

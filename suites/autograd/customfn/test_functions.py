@@ -31,22 +31,19 @@ from ampcheck.runner.suite import Amp, scenario
 pytestmark = pytest.mark.rule("customfn")
 
 Seen = dict[str, Any]
-SPELLINGS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "call": (
-        lambda function, **options: torch.amp.custom_fwd(**options)(function),
-        lambda function, **options: torch.amp.custom_bwd(**options)(function),
-    ),
-    "no_call": (torch.amp.custom_fwd, torch.amp.custom_bwd),
-    "keyword": (
-        lambda function, **options: torch.amp.custom_fwd(fwd=function, **options),
-        lambda function, **options: torch.amp.custom_bwd(bwd=function, **options),
-    ),
+SPELLINGS: dict[str, Callable[..., Any]] = {
+    "call": lambda decorator, name, function, **options: decorator(**options)(function),
+    "no_call": lambda decorator, name, function, **options: decorator(function, **options),
+    "keyword": lambda decorator, name, function, **options: decorator(**{name: function}, **options),
 }
+"""Ways to decorate a function, whose parameter has a name."""
 
 
 def _recording_product(amp: Amp, seen: Seen, spelling: str = "call", **options: Any) -> Any:
     """Return a product whose forward and backward note their state, the dtypes they get and the dtype of a product."""
-    forwards, backwards = (partial(decorate, device_type=amp.type) for decorate in SPELLINGS[spelling])
+    decorate = partial(SPELLINGS[spelling], device_type=amp.type)
+    forwards = partial(decorate, torch.amp.custom_fwd, "fwd")
+    backwards = partial(decorate, torch.amp.custom_bwd, "bwd")
 
     class Product(torch.autograd.Function):
         @staticmethod
