@@ -135,22 +135,6 @@ def test_switched_inside(amp: Amp) -> None:
 
 
 @scenario()
-def test_dropped_at_outermost_exit(amp: Amp) -> None:
-    """Casts do not outlive the outermost region, and an inner exit keeps them (autocast_mode.cpp, nesting)."""
-    _, _, use = _weight_and_use(amp)
-    with amp.region():
-        amp.assert_equal("casts at first", use(), 1)
-        with amp.region():
-            amp.assert_equal("casts in an inner region", use(), 0)
-        amp.assert_equal("casts after an inner region", use(), 0)
-        with amp.region(enabled=False):
-            pass
-        amp.assert_equal("casts after a disabled inner region", use(), 0)
-    with amp.region():
-        amp.assert_equal("casts in the next outermost region", use(), 1)
-
-
-@scenario()
 def test_cleared_on_request(amp: Amp) -> None:
     """torch.clear_autocast_cache drops the casts (autocast_mode.cpp, clear_cache)."""
     weight, x = amp.rand(4, 4, requires_grad=True), amp.rand(4, 4)

@@ -57,12 +57,6 @@ def test_not_callable(amp: Amp) -> None:
     amp.assert_equal("state after the refusals", amp.state(), (False, amp.default, True))
 
 
-@scenario(dtypes="default")
-def test_class_itself(amp: Amp) -> None:
-    """`@torch.autocast` without a call is refused: the function is taken for the device type (autocast_mode.py)."""
-    amp.assert_raises("the bare class", ValueError, "`device_type` of type `str`", lambda: torch.autocast(lambda: None))
-
-
 # ---- the region
 @scenario(enabled=named(on=True, off=False), cache_enabled=named(kept=True, dropped=False))
 def test_options(amp: Amp, enabled: bool, cache_enabled: bool) -> None:

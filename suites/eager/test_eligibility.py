@@ -101,23 +101,6 @@ def test_other_device(amp: Amp) -> None:
         amp.assert_equal(f"dtype of a product of {elsewhere} tensors", torch.mm(x, x).dtype, torch.float32)
 
 
-@scenario(types=("cuda", "xpu", "mps", "mtia"))
-def test_two_device_types(amp: Amp) -> None:
-    """Each of two regions acts on the tensors of its device type (pytorch#57386)."""
-    here, there = amp.rand(3, 3), torch.empty(3, 3, device="cpu")
-    with torch.autocast("cpu", dtype=amp.other):
-        amp.assert_equal(f"dtype of a {amp.type} product in a CPU region", torch.mm(here, here).dtype, torch.float32)
-        with amp.region():
-            amp.assert_equal(f"dtype of a {amp.type} product in both", torch.mm(here, here).dtype, amp.dtype)
-            amp.assert_equal("dtype of a CPU product in both", torch.mm(there, there).dtype, amp.other)
-        with amp.region(enabled=False):
-            amp.assert_equal(
-                f"dtype of a CPU product with {amp.type} disabled", torch.mm(there, there).dtype, amp.other
-            )
-    with amp.region():
-        amp.assert_equal(f"dtype of a CPU product in a {amp.type} region", torch.mm(there, there).dtype, torch.float32)
-
-
 @scenario()
 def test_absent_tensors(amp: Amp) -> None:
     """An optional tensor that is not given stays so, and the rest is cast (autocast_mode.h, cached_cast)."""

@@ -126,10 +126,10 @@ REFUSED: dict[str, tuple[type[Exception], str, Make]] = {
 def test_refused(amp: Amp, wrong: str) -> None:
     """A wrong argument is refused by an error that names it, and the state is unchanged (autocast_mode.py)."""
     kind, text, make = REFUSED[wrong]
-    with amp.region():
-        before = amp.state()
+    with amp.region(cache_enabled=False):
         amp.assert_raises(f"the wrong call {wrong}", kind, text, lambda: make(amp.type))
-        amp.assert_equal(f"state after the wrong call {wrong}", amp.state(), before)
+        amp.assert_state(f"after the wrong call {wrong}", (True, amp.dtype, False), 1)
+    amp.assert_state("after the region", (False, amp.default, True), 0)
 
 
 @scenario(wrong=["enabled_second", "text"], dtypes="default")

@@ -123,17 +123,6 @@ def test_leaves_a_decorated_function(amp: Amp, kind: str) -> None:
     _expect_state_outside(amp, "after the exception")
 
 
-@scenario(dtypes="default")
-def test_construction_fails(amp: Amp) -> None:
-    """A region that cannot be made changes nothing (autocast_mode.py: __init__ sets no state)."""
-    with amp.region(cache_enabled=False):
-        said = "nosuchdevice"
-        amp.assert_raises("an unknown device type", RuntimeError, said, lambda: torch.autocast("nosuchdevice"))
-        amp.assert_raises("no string", ValueError, "device_type", lambda: torch.autocast(torch.device(amp.type)))
-        amp.assert_state("after it", (True, amp.dtype, False), 1)
-    _expect_state_outside(amp, "after the region")
-
-
 # ---- cached casts
 @scenario()
 def test_outermost_region_drops_casts(amp: Amp) -> None:

@@ -41,13 +41,8 @@ PROGRAMS = {
             PRODUCT
             with amp.autocast(TYPE, enabled=False):
                 PRODUCT
-                amp.op(TYPE, torch.mm, NEW, amp.last(TYPE))""",
-    "dtypes_in_turn": """
-        with HERE:
-            PRODUCT
-            with OTHER:
-                PRODUCT
-            PRODUCT""",
+                amp.op(TYPE, torch.mm, NEW, amp.last(TYPE))
+            amp.op(TYPE, torch.mm, NEW, amp.last(TYPE))""",
     "exception_through_regions": """
         try:
             with HERE:
@@ -64,6 +59,9 @@ PROGRAMS = {
             with HERE:
                 WEIGHT
             WEIGHT
+            with amp.autocast(TYPE, enabled=False):
+                PRODUCT
+            WEIGHT
         with HERE:
             WEIGHT""",
     "thread_ends_a_region": """
@@ -74,7 +72,8 @@ PROGRAMS = {
         with HERE:
             WEIGHT
             amp.in_thread(task)
-            WEIGHT""",
+            WEIGHT
+            amp.in_thread(task)""",
     "decorated_calls": """
         @HERE
         def function():

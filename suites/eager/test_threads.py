@@ -16,7 +16,6 @@ import torch
 
 from ampcheck.checks.gradients import plain_function
 from ampcheck.runner.suite import Amp, scenario
-from ampcheck.spec.torch_dtypes import name_of
 
 pytestmark = pytest.mark.rule("threads")
 
@@ -145,36 +144,6 @@ def test_really_at_once(amp: Amp) -> None:
 
 
 # ---- cached casts
-@scenario()
-def test_casts_are_shared(amp: Amp) -> None:
-    """The cache is one per process: a thread uses another's casts (autocast_mode.cpp; test_cast_cache_is_global)."""
-    weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
-
-    def use() -> int:
-        with amp.region():
-            return amp.casts(lambda: torch.mm(x, weight), weight)
-
-    with amp.region():
-        amp.assert_equal("casts here", amp.casts(lambda: torch.mm(x, weight), weight), 1)
-        amp.assert_equal("casts in a thread", amp.thread(use), 0)
-
-
-@scenario()
-def test_weight_after_a_thread(amp: Amp) -> None:
-    """A region that ends in a thread leaves weights usable here, in the right dtype (amp.html: thread-local)."""
-    weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
-    want = (name_of(amp.dtype),) * 2
-
-    def use() -> tuple[str, ...] | None:
-        with amp.region():
-            return amp.received("mm", lambda: torch.mm(x, weight))
-
-    with amp.region():
-        for time in range(2):
-            amp.assert_equal(f"dtypes here, time {time}", amp.received("mm", lambda: torch.mm(x, weight)), want)
-            amp.assert_equal(f"dtypes in a thread, time {time}", amp.thread(use), want)
-
-
 # ---- backward
 @scenario(values=True)
 def test_backward_in_another_thread(amp: Amp) -> None:
