@@ -19,7 +19,7 @@ from ampcheck.bench.advise.advice import Advice, findings
 from ampcheck.bench.advise.diagnosis import Seen
 from ampcheck.bench.advise.user_step import StepSpec, UserStep, checked, load
 from ampcheck.bench.advise.worker import AdviceFigures
-from ampcheck.bench.core.model import PRECISIONS, BenchPlan, Group, Variant, VariantResult
+from ampcheck.bench.core.model import PRECISIONS, BenchPlan, Group, VariantResult
 from ampcheck.errors import UsageError
 from tests.cli_support import ROOT, python, refused, run
 
@@ -212,8 +212,8 @@ def test_a_program_that_gives_float32s_bits_though_ops_are_lowered_is_invalid(sc
         measurer = worker._StepMeasurer(plan)
         measurer.advice.seen = seen
         facts: dict[str, object] = {}
-        measurer._judge(Variant(PRECISIONS["fp32"]), "compile", torch.ones(3), {})
-        measurer._judge(Variant(PRECISIONS["bf16"]), "compile", output, facts)
+        measurer._judge(PRECISIONS["fp32"], "compile", torch.ones(3), {})
+        measurer._judge(PRECISIONS["bf16"], "compile", output, facts)
         assert ("invalid" in facts) is invalid
 
 

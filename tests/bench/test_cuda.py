@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ampcheck.bench.core import prepare
-from ampcheck.bench.core.model import PRECISIONS, BenchPlan, Rounds, Variant
+from ampcheck.bench.core.model import PRECISIONS, BenchPlan, Rounds
 from ampcheck.bench.core.timing import CudaClock, Timed, clock, interleave
 from ampcheck.bench.run import measure
 from ampcheck.bench.run.measure import Measurer
@@ -26,7 +26,7 @@ emulated = pytest.mark.skipif(DEVICE.unavailable() is not None, reason=str(DEVIC
 
 
 def ready(name: str, compiler: str = "eager") -> prepare.Prepared:
-    return prepare.prepare(OP, Variant(PRECISIONS[name]), "cuda", compiler)
+    return prepare.prepare(OP, PRECISIONS[name], "cuda", compiler)
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +95,7 @@ def test_the_reference_is_computed_on_the_gpu_once_for_all_compilers(monkeypatch
 def test_calls_in_turns_have_more_inputs_than_the_cache_holds(cuda: None) -> None:
     seen: list[int] = []
     workload = replace(OP, call=lambda x, y: seen.append(x.data_ptr()) or torch.mm(x, y))  # type: ignore[func-returns-value]
-    one = prepare.prepare(workload, Variant(PRECISIONS["fp32"]), "cuda", "eager")
+    one = prepare.prepare(workload, PRECISIONS["fp32"], "cuda", "eager")
     for _ in range(100):
         one.call()
     assert (len(set(seen)), seen[:50]) == (50, seen[50:])

@@ -267,7 +267,7 @@ PRELUDE = """
 import dataclasses, json
 import jax, torch
 import ampcheck.jax_device
-from ampcheck.bench.core.model import PRECISIONS, Variant
+from ampcheck.bench.core.model import PRECISIONS
 from ampcheck.bench.core.prepare import prepare
 from ampcheck.bench.estimates.estimate import TPUS, compiled, lower, traced_for, variant_result
 from ampcheck.bench.workloads import catalogue
@@ -276,7 +276,7 @@ mm = catalogue()["mm-64"]
 """
 
 CPU = """
-ready = prepare(mm, Variant(PRECISIONS["fp32"]), "jax", "jit")
+ready = prepare(mm, PRECISIONS["fp32"], "jax", "jit")
 with jax.default_matmul_precision("highest"):
     function, structs = ready.jitted.program(*ready.arguments)
 found = compiled(lower(function, structs, jax.devices("cpu")[0], "cpu"), TPUS["v5e"])

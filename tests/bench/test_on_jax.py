@@ -10,12 +10,12 @@ ON_JAX = """
 import torch
 import ampcheck.jax_device
 from ampcheck.observe.closeness import relative_error
-from ampcheck.bench.core.model import OverheadWorkload
+from ampcheck.bench.core.model import PRECISIONS, OverheadWorkload
 from ampcheck.bench.core.prepare import make_inputs, make_module, prepare, reference
 from ampcheck.bench.workloads import catalogue
 from ampcheck.devices.jax import Jax
 from tests.bench.test_precision_check import HALF, MM, check_precision, mlp, op, small_step
-from tests.bench.test_workloads import OP, OVERFLOWING, STEP, variant
+from tests.bench.test_workloads import OP, OVERFLOWING, STEP
 
 for name, w in catalogue().items():
     if isinstance(w, OverheadWorkload):
@@ -33,13 +33,13 @@ for workload in (OP, STEP):
     exact = reference(workload)
     for name, most in (("fp32", 1e-6), ("bf16", 2e-2), ("fp16", 2e-3), ("bf16-native", 2e-2)):
         for compiler in ("eager", "jit"):
-            ready = prepare(workload, variant(name), "jax", compiler)
+            ready = prepare(workload, PRECISIONS[name], "jax", compiler)
             first = ready.output()
             assert relative_error(first, exact) < most, (workload.name, name, compiler)
             ready.call()
             assert torch.equal(ready.output(), first)
     assert "dot_general" in ready.jitted.lower(*ready.arguments).as_text()
-ready = prepare(OVERFLOWING, variant("fp16"), "jax", "jit")
+ready = prepare(OVERFLOWING, PRECISIONS["fp16"], "jax", "jit")
 assert len({ready.call().item() for _ in range(3)}) == 1
 
 for workload, texts in (
@@ -49,12 +49,12 @@ for workload, texts in (
 ):
     exact, base = reference(workload), None
     for name, text in zip(("fp32", "bf16"), texts):
-        ready = prepare(workload, variant(name), "jax", "jit")
+        ready = prepare(workload, PRECISIONS[name], "jax", "jit")
         output = ready.output()
         base = output if base is None else base
-        found = check_precision(ready, variant(name), workload, Jax(), "jit", base, output, exact)
+        found = check_precision(ready, PRECISIONS[name], workload, Jax(), "jit", base, output, exact)
         assert not found.invalid and text in found.text, found
-found = check_precision(prepare(MM, variant("bf16"), "jax", "eager"), variant("bf16"), MM, Jax(), "eager")
+found = check_precision(prepare(MM, PRECISIONS["bf16"], "jax", "eager"), PRECISIONS["bf16"], MM, Jax(), "eager")
 assert not found.invalid and "mm in bf16" in found.text, found
 """
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ampcheck.bench.core import kernels, precision_check
 from ampcheck.bench.core.kernels import BenchKernel
-from ampcheck.bench.core.model import PRECISIONS, OpWorkload, Spec, StepWorkload, Variant, Workload
+from ampcheck.bench.core.model import PRECISIONS, OpWorkload, Spec, StepWorkload, Workload
 from ampcheck.bench.core.precision_check import PrecisionCheck, check_precision, differs, judge
 from ampcheck.bench.core.prepare import prepare, reference
 from ampcheck.devices.cpu import Cpu
@@ -26,10 +26,6 @@ HALF = Spec((16, 24), torch.bfloat16)
 
 def op(policy: str, call: Callable[..., torch.Tensor], *inputs: Spec) -> OpWorkload:
     return OpWorkload(name="op-test", family="test", policy=policy, inputs=inputs, call=call)
-
-
-def variant(name: str) -> Variant:
-    return Variant(PRECISIONS[name])
 
 
 class Ready:
@@ -66,10 +62,12 @@ class Promising(Cpu):
 
 def checked(workload: Workload, name: str, compiler: str = "eager", device: Cpu | None = None) -> PrecisionCheck:
     """The precision check of a real variant, its output and errors included."""
-    base = prepare(workload, variant("fp32"), "cpu", "eager").output()
-    output = prepare(workload, variant(name), "cpu", "eager").output()
-    ready = prepare(workload, variant(name), "cpu", "eager")  # its `compiled_with` is all that "compile" asks for
-    return check_precision(ready, variant(name), workload, device or Cpu(), compiler, base, output, reference(workload))
+    base = prepare(workload, PRECISIONS["fp32"], "cpu", "eager").output()
+    output = prepare(workload, PRECISIONS[name], "cpu", "eager").output()
+    ready = prepare(workload, PRECISIONS[name], "cpu", "eager")  # its `compiled_with` is all that "compile" asks for
+    return check_precision(
+        ready, PRECISIONS[name], workload, device or Cpu(), compiler, base, output, reference(workload)
+    )
 
 
 def small_step(model: Callable[[], nn.Module], **more: Any) -> StepWorkload:
@@ -116,9 +114,9 @@ def test_a_step_is_in_the_variant_s_precision_and_left_as_it_was(name: str) -> N
     found = checked(step, name)
     assert not found.invalid
     assert ("mse_loss" in found.text) == (name in ("bf16", "fp16"))  # the loss alone is in float32
-    ready = prepare(step, variant(name), "cpu", "eager")
+    ready = prepare(step, PRECISIONS[name], "cpu", "eager")
     before = ready.output()
-    check_precision(ready, variant(name), step, Cpu(), "eager", output=before)
+    check_precision(ready, PRECISIONS[name], step, Cpu(), "eager", output=before)
     assert torch.equal(ready.output(), before)
 
 
@@ -170,7 +168,7 @@ EXP = op("upcast", torch.exp, X)
 def test_a_variant_that_is_not_what_its_name_says_is_found(
     ready: Any, name: str, workload: Workload, compiler: str, words: str
 ) -> None:
-    assert words in check_precision(ready, variant(name), workload, Cpu(), compiler).invalid
+    assert words in check_precision(ready, PRECISIONS[name], workload, Cpu(), compiler).invalid
 
 
 @pytest.mark.parametrize(
@@ -192,11 +190,11 @@ def test_what_cannot_be_seen_is_not_proven() -> None:
         raise RuntimeError("no kernel")
 
     ready = Ready(fails)
-    found = check_precision(ready, variant("bf16"), MM, Cpu(), "eager")
+    found = check_precision(ready, PRECISIONS["bf16"], MM, Cpu(), "eager")
     assert found.invalid == "its dtypes could not be seen: RuntimeError: no kernel"
     assert ready.restored
     with pytest.raises(UsageError, match="there is no compiler 'tpu'"):
-        check_precision(ready, variant("bf16"), MM, Cpu(), "tpu")
+        check_precision(ready, PRECISIONS["bf16"], MM, Cpu(), "tpu")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +213,7 @@ def test_float32_of_shortened_products_is_told(name: str, error: float, platform
     exact = torch.randn(1000, dtype=torch.float64)
     device = Promising({}, platform)
     found = check_precision(
-        Ready(lambda: ONES.mm(ONES)), variant(name), MM, device, "eager", None, exact * (1 + error), exact
+        Ready(lambda: ONES.mm(ONES)), PRECISIONS[name], MM, device, "eager", None, exact * (1 + error), exact
     )
     assert words in found.invalid
     assert bool(words) == bool(found.invalid)
@@ -242,7 +240,7 @@ SAME = "the output is float32's bit for bit, so nothing was computed in bf16"
 def test_an_output_that_is_float32_s_is_found(
     name: str, workload: Workload, output: torch.Tensor, reference: torch.Tensor, reason: str
 ) -> None:
-    assert differs(variant(name), workload, output.clone(), reference) == reason
+    assert differs(PRECISIONS[name], workload, output.clone(), reference) == reason
 
 
 # ---- programs and graphs
@@ -301,7 +299,7 @@ GIVEN_LOW, LOWERED = op("upcast", torch.exp, HALF), op("downcast", torch.exp, X)
 )
 def test_the_rules_for_programs(text: str, name: str, of: OpWorkload, promised: tuple[str, ...], words: str) -> None:
     read = kernels.program(HEAD + text)
-    found = judge(kernels.computing(read.kernels), Variant(PRECISIONS[name]), of, promised, read)
+    found = judge(kernels.computing(read.kernels), PRECISIONS[name], of, promised, read)
     assert words in found
     assert bool(found) == bool(words)
 
@@ -309,7 +307,7 @@ def test_the_rules_for_programs(text: str, name: str, of: OpWorkload, promised: 
 def test_a_program_s_text_is_what_is_judged() -> None:
     def checked(text: str) -> PrecisionCheck:
         ready: Any = Ready(in_region, text=text)
-        return check_precision(ready, variant("bf16"), LOWERED, Cpu(), "jit")
+        return check_precision(ready, PRECISIONS["bf16"], LOWERED, Cpu(), "jit")
 
     assert checked(HEAD + CAST + dot("bf16", "bf16")) == PrecisionCheck("dot_general in bf16")
     assert checked(HEAD + CAST + dot("bf16", "f32")).text == "dot_general in bf16 giving fp32"

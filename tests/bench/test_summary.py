@@ -1,98 +1,46 @@
 """Rounds of several processes become groups: medians, ratios and verdicts, also where something is missing."""
 
-import dataclasses
 import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from ampcheck.bench.core import table
-from ampcheck.bench.core.model import (
-    Group,
-    OpWorkload,
-    OverheadWorkload,
-    Rounds,
-    Spec,
-    StepWorkload,
-    VariantResult,
-    Workload,
-)
+from ampcheck.bench.core.model import Group, Rounds
 from ampcheck.bench.core.peaks import Peaks
 from ampcheck.bench.run import ceilings
 from ampcheck.bench.run.exports import samples
 from ampcheck.bench.run.runfile import read
 from ampcheck.bench.run.summary import summarize
 from ampcheck.errors import UsageError
-from tests.report.made_bench import made_group, written
-
-MM = OpWorkload(
-    name="mm-512",
-    family="matmul",
-    policy="downcast",
-    base="mm",
-    size=512,
-    inputs=(Spec((512, 512)), Spec((512, 512))),
-    call=torch.mm,
-)
-STEP = StepWorkload(
-    name="mlp",
-    family="steps",
-    policy="mixed",
-    samples=64,
-    model=lambda: torch.nn.Linear(2, 2),
-    inputs=(),
-    loss=torch.nn.functional.mse_loss,
-)
-COPY = OpWorkload(name="copy", family="policies", policy="upcast", inputs=(Spec((4,)),), call=torch.clone)
-ENTER = OverheadWorkload(name="enter", family="overhead", policy="", make=lambda device: {})
-CONV = dataclasses.replace(MM, name="conv")
-CATALOGUE: dict[str, Workload] = {workload.name: workload for workload in (MM, STEP, COPY, ENTER, CONV)}
+from tests.report.made_bench import made_group, rounds_of, written
 
 SPEEDS = {"fp32": 1.0, "fp32-aa": 1.0, "bf16": 3.9, "bf16-native": 0.5}
 
 
-def processes(speeds: dict[str, float], workload: str = "mm-512", noise: float = 0.005, count: int = 5) -> list[Rounds]:
-    """Return the rounds of processes whose variants run at some speeds; fp32 takes a millisecond."""
-    random = np.random.default_rng(1)
-    out = []
-    for process in range(count):
-        load = np.exp(random.normal(0, 0.1, 9))
-        samples = {
-            variant: [float(value) for value in 1e-3 / speed * load * np.exp(random.normal(0, noise, 9))]
-            for variant, speed in speeds.items()
-        }
-        cpu = {variant: [value / 2 for value in values] for variant, values in samples.items()}
-        out.append(Rounds(workload, "cpu", "eager", process, samples, cpu))
-    return out
+def processes(speeds: dict[str, float], workload: str = "mm-512") -> list[Rounds]:
+    """Return the rounds of five processes whose variants run at some speeds; fp32 takes a millisecond."""
+    return rounds_of(made_group(workload, variants=speeds))
 
 
 def one(rounds: list[Rounds], **options: Any) -> Group:
     """The only group of some rounds."""
-    (group,) = summarize(rounds, CATALOGUE, **options)
+    (group,) = summarize(rounds, **options)
     return group
-
-
-def variant(group: Group, name: str) -> VariantResult:
-    """A variant that must be there."""
-    found = group.variant(name)
-    assert found is not None
-    return found
 
 
 def test_each_kind_of_workload_has_its_bound_and_its_first_variant() -> None:
     speeds = {"fp32": 1.0, "fp32-aa": 1.03, "bf16": 2.0}
-    step, op = one(processes(speeds, "mlp")), one(processes(speeds))
-    assert (step.kind, step.samples, variant(step, "fp32-aa").verdict) == ("step", 64, "same")
-    assert (op.kind, variant(op, "bf16").verdict, variant(op, "fp32-aa").verdict) == ("op", "faster", "ambiguous")
-    enter = one(processes({"fresh": 1.0, "reused": 1.6}, "enter"))
+    step, op = one(processes(speeds, "mlp-step")), one(processes(speeds))
+    assert (step.kind, step.samples, step.variant("fp32-aa").verdict) == ("step", 128, "same")
+    assert (op.kind, op.variant("bf16").verdict, op.variant("fp32-aa").verdict) == ("op", "faster", "ambiguous")
+    enter = one(processes({"fresh": 1.0, "reused": 1.6}, "region-enter"))
     assert [(result.name, result.verdict) for result in enter.variants] == [("fresh", "first"), ("reused", "faster")]
     assert (enter.kind, enter.variants[1].flops_per_second) == ("overhead", None)
     unknown = one(processes(SPEEDS, "of-another-version"))
     assert (unknown.family, unknown.kind, unknown.flops) == ("", "op", 0)
-    assert (unknown.note, variant(unknown, "bf16").verdict) == ("this version does not know the workload", "faster")
+    assert (unknown.note, unknown.variant("bf16").verdict) == ("this version does not know the workload", "faster")
 
 
 def test_facts_are_pooled() -> None:
@@ -100,26 +48,26 @@ def test_facts_are_pooled() -> None:
     for i, measured in enumerate(rounds):
         facts = {"error": 1e-3 * (1 + i % 3), "memory": 100 + i % 2, "compile": float(i**2), "first": float(i)}
         measured.facts["bf16"] = {**facts, "precision_check": "bf16 kernels" if i else "no kernel seen"}
-    found = variant(one(rounds), "bf16")
+    found = one(rounds).variant("bf16")
     assert (found.error, found.memory, found.compile, found.first) == (3e-3, 101, 4.0, 2.0)
     assert found.precision_check == "no kernel seen; bf16 kernels"
     rounds[1].facts["bf16"], rounds[2].facts["bf16"] = {"error": math.nan}, {"error": None}
-    assert variant(one(rounds), "bf16").error == math.inf, "an error that is no number is the worst one"
+    assert one(rounds).variant("bf16").error == math.inf, "an error that is no number is the worst one"
 
 
 # ---- groups that an earlier version judged
 
 
-def reread(folder: Path, group: Group, **header: Any) -> Group:
+def reread(folder: Path, group: Group) -> Group:
     """A group as a file gives it back."""
     path = folder / f"{len(list(folder.iterdir()))}.jsonl"  # a file is never written over
-    return read(written(path, [group], [], **header)).groups[group.key]
+    return read(written(path, [group], [])).groups[group.key]
 
 
 def test_files_of_the_first_schema_are_read_with_the_names_of_today(tmp_path: Path) -> None:
     overhead = made_group("enter", variants={"fresh": 1.0, "reused": 1.7}, kind="overhead", family="overhead", flops=0)
     groups = [made_group(), overhead]
-    variant(groups[0], "fp32-aa").reason = "failed in 1 of 5 processes: equal variants"
+    groups[0].variant("fp32-aa").reason = "failed in 1 of 5 processes: equal variants"
     names = {
         '"variants":': '"arms":',
         '"precision_check":': '"proof":',
@@ -150,18 +98,18 @@ def test_files_of_the_first_schema_are_read_with_the_names_of_today(tmp_path: Pa
 def test_files_of_earlier_versions_are_judged_anew(tmp_path: Path, bf16: tuple[float, ...], verdict: str) -> None:
     group = made_group()
     for name, interval in (("bf16", bf16), ("fp32-aa", (0.95, 0.68, 1.33))):
-        found = variant(group, name)
+        found = group.variant(name)
         found.speed, found.speed_low, found.speed_high = interval
-    before, invalid = variant(group, "bf16"), variant(group, "fp16")
+    before, invalid = group.variant("bf16"), group.variant("fp16")
     before.verdict = "ambiguous" if verdict != "ambiguous" else "slower"
     before.reason = "the A/A baseline's ratio is 0.950, outside ±2%; failed in 1 of 5 processes: no memory"
     invalid.verdict, invalid.reason = "invalid", "the kernel received fp32"
     again = reread(tmp_path, group)
-    found = variant(again, "bf16")
+    found = again.variant("bf16")
     assert found.verdict == verdict
     assert found.reason.endswith("failed in 1 of 5 processes: no memory")
     assert ("A/A" in found.reason) is (verdict == "ambiguous")
-    assert variant(again, "fp16") == invalid, "what does not count is not judged again"
+    assert again.variant("fp16") == invalid, "what does not count is not judged again"
 
 
 def test_estimates_of_an_earlier_version_are_compared_with_the_default(tmp_path: Path) -> None:
@@ -176,8 +124,8 @@ def test_estimates_of_an_earlier_version_are_compared_with_the_default(tmp_path:
         "fp16": (pytest.approx(4.01 / 4), "same"),
         "bf16-native": (pytest.approx(2.0), "faster"),
     }
-    variant(estimate, "fp32-default").verdict = "ambiguous"
-    assert variant(reread(tmp_path, estimate), "bf16").default_verdict == "ambiguous"
+    estimate.variant("fp32-default").verdict = "ambiguous"
+    assert reread(tmp_path, estimate).variant("bf16").default_verdict == "ambiguous"
     measured = reread(tmp_path, made_group(variants=speeds))
     assert not any(one.default_verdict for one in measured.variants), "a median does not show a difference"
 
@@ -193,7 +141,7 @@ def test_a_variant_that_does_not_count_costs_no_other() -> None:
     for measured in rounds:
         measured.failed["fp16"] = "no kernel"
     group = one(rounds)
-    bf16, native, fp16 = (variant(group, name) for name in ("bf16", "bf16-native", "fp16"))
+    bf16, native, fp16 = (group.variant(name) for name in ("bf16", "bf16-native", "fp16"))
     assert (bf16.verdict, bf16.reason) == ("invalid", "no bf16 kernel was seen")
     assert (bf16.speed, bf16.error, bf16.seconds is None) == (None, 0.01, False), "its numbers are kept"
     assert (native.verdict, native.processes) == ("slower", 4)
@@ -209,47 +157,42 @@ def test_nothing_is_compared_with_a_first_that_is_invalid(names: tuple[str, ...]
         if verdict == "invalid":
             measured.facts["fp32"] = {"invalid": reason}
         else:
-            del measured.samples["fp32"], measured.cpu["fp32"]
+            del measured.samples["fp32"]
             measured.failed["fp32"] = reason
         measured.failed["fp16"], measured.facts["fp16"] = "no time", {"at_least": 1.0, "precision_check": "mm in fp16"}
     group = one(rounds)
     first = group.variants[0]
     assert (first.name, first.verdict, first.reason) == ("fp32", verdict, reason)
     for name in names[1:]:
-        found = variant(group, name)
+        found = group.variant(name)
         assert (found.verdict, found.speed, found.seconds is None) == ("not measured", None, False)
         assert found.reason == f"fp32, which it is compared with, is {verdict}: {reason}"
-    assert (variant(group, "fp16").at_least, variant(group, "fp16").at_most) == (1.0, None)
+    assert (group.variant("fp16").at_least, group.variant("fp16").at_most) == (1.0, None)
 
 
 def test_more_than_the_peak_is_invalid_and_no_share_is_above_one() -> None:
-    asked = []
-
-    def peaks(device: str, precision: str) -> float | None:
-        asked.append((device, precision))
-        return {"fp32": 1e12, "bf16": 2e12}.get(precision)  # bf16 runs at about 1.05e12, fp32 at 2.7e11
-
-    group = one(processes(SPEEDS), peaks=peaks)
-    assert variant(group, "bf16").share == pytest.approx(0.52, abs=0.02)
-    assert variant(group, "bf16-native").share is None
-    assert set(asked) == {("cpu", "fp32"), ("cpu", "bf16"), ("cpu", "bf16-native")}
-    rate = variant(group, "bf16").flops_per_second or 0
+    asked = {("cpu", "fp32"): 1e12, ("cpu", "bf16"): 2e12, ("cpu", "bf16-native"): None}
+    group = one(processes(SPEEDS), peaks=lambda *of: asked[of])  # bf16 runs at about 1.05e12, fp32 at 2.7e11
+    assert group.variant("bf16").share == pytest.approx(0.52, abs=0.02)
+    assert group.variant("bf16-native").share is None
+    rate = group.variant("bf16").flops_per_second
     above = "above the published ceiling"
     for peak, want in (
         (rate, ("faster", 1, "")),
         (rate / 1.2, ("faster", None, above)),  # by clocks that boost
         (rate / 1.3, ("invalid", None, above)),
     ):
-        bf16 = variant(one(processes(SPEEDS), peaks=lambda _, name: peak if name == "bf16" else None), "bf16")  # noqa: B023
+        bf16 = one(processes(SPEEDS), peaks=lambda _, name: peak if name == "bf16" else None).variant("bf16")  # noqa: B023
         assert (bf16.verdict, bf16.share, bf16.ceiling) == want
-    assert bf16.reason.startswith("1.04 TFLOP/s where the device can do 801 GFLOP/s at most")
-    winograd = processes(SPEEDS, "conv")
-    assert variant(one(winograd, peaks=lambda *_: rate / 2.2), "bf16").verdict == "faster"
-    assert variant(one(winograd, peaks=lambda *_: rate / 6), "bf16").verdict == "invalid"
-    group = one(processes(SPEEDS))
+    assert bf16.reason.startswith("1.05 TFLOP/s where the device can do 805 GFLOP/s at most")
+    winograd = processes(SPEEDS, "conv2d")
+    rate = one(winograd).variant("bf16").flops_per_second
+    assert one(winograd, peaks=lambda *_: rate / 2.2).variant("bf16").verdict == "faster"
+    assert one(winograd, peaks=lambda *_: rate / 6).variant("bf16").verdict == "invalid"
+    group = one(winograd)
     ceilings.share([group], {"cpu": Peaks("cpu", {"fp32": 2 * rate, "bf16": rate / 2}, None, "here", True)})
-    assert (variant(group, "fp32").share or 1) < 0.2
-    assert (variant(group, "bf16").share, variant(group, "bf16").ceiling) == (None, "above the measured ceiling")
+    assert group.variant("fp32").share < 0.2
+    assert (group.variant("bf16").share, group.variant("bf16").ceiling) == (None, "above the measured ceiling")
 
 
 DEFAULT_SPEEDS = {"fp32": 1.0, "fp32-aa": 1.0, "fp32-default": 4.0, "bf16": 2.0, "bf16-native": 8.0}
@@ -257,16 +200,16 @@ DEFAULT_SPEEDS = {"fp32": 1.0, "fp32-aa": 1.0, "fp32-default": 4.0, "bf16": 2.0,
 
 def test_lower_precisions_are_compared_with_the_default_too() -> None:
     group = one(processes(DEFAULT_SPEEDS))
-    bf16, native = variant(group, "bf16"), variant(group, "bf16-native")
+    bf16, native = group.variant("bf16"), group.variant("bf16-native")
     assert (bf16.verdict, bf16.default_verdict) == ("faster", "slower")
     assert bf16.default_speed == pytest.approx(0.5, rel=0.02)
-    assert (bf16.default_low or math.inf) < bf16.default_speed < (bf16.default_high or 0)
+    assert bf16.default_low < bf16.default_speed < bf16.default_high
     assert (native.verdict, native.default_verdict) == ("faster", "faster")
-    assert all(not variant(group, name).default_verdict for name in ("fp32", "fp32-aa", "fp32-default"))
-    assert not variant(one(processes(SPEEDS)), "bf16").default_verdict, "where the group has no such variant"
+    assert all(not group.variant(name).default_verdict for name in ("fp32", "fp32-aa", "fp32-default"))
+    assert not one(processes(SPEEDS)).variant("bf16").default_verdict, "where the group has no such variant"
     rounds = processes(DEFAULT_SPEEDS)
     rounds[0].facts["fp32-default"] = {"invalid": "it was not shortened"}
-    bf16 = variant(one(rounds), "bf16")
+    bf16 = one(rounds).variant("bf16")
     assert (bf16.verdict, bf16.default_speed, bf16.default_verdict) == ("faster", None, "")
 
 
@@ -277,8 +220,7 @@ def test_a_variant_that_was_given_up_has_a_bound_and_when_checked_a_speed(precis
         measured.failed["bf16"] = "no time for rounds"
         measured.facts["bf16"] = {"at_least": seconds, "precision_check": precision_check}
     group = one(rounds)
-    bf16, high = variant(group, "bf16"), variant(group, "fp32").high
-    assert high is not None
+    bf16, high = group.variant("bf16"), group.variant("fp32").high
     assert (bf16.verdict, bf16.reason, bf16.at_least) == ("not measured", "no time for rounds", 0.25)
     assert (bf16.speed, bf16.at_most) == (None, high / 0.25 if at_most else None)
     assert table.ratio(bf16) == (f"≤ {high / 0.25:.5f}×" if at_most else "–")
@@ -290,7 +232,7 @@ def test_a_sample_that_is_no_time_makes_its_variant_invalid(bad: float) -> None:
     rounds = processes(SPEEDS)
     rounds[3].samples["bf16"][2] = bad
     group = one(rounds)
-    found = variant(group, "bf16")
+    found = group.variant("bf16")
     assert (found.verdict, found.seconds) == ("invalid", None)
     assert found.reason == f"a sample of {bad:g} s cannot be the time of a call"
-    assert variant(group, "bf16-native").verdict == "slower"
+    assert group.variant("bf16-native").verdict == "slower"

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.bench.core import counting
-from ampcheck.bench.core.model import PRECISIONS, OpWorkload, OverheadWorkload, Spec, StepWorkload, Variant, Workload
+from ampcheck.bench.core.model import PRECISIONS, OpWorkload, OverheadWorkload, Precision, Spec, StepWorkload, Workload
 from ampcheck.bench.core.prepare import make_inputs, make_module, prepare, reference
 from ampcheck.bench.run.variants import FP16_GRADIENTS, NO_PRODUCT, NOT_FLOAT32, SLOW_FP16, compilers, select, variants
 from ampcheck.bench.workloads import catalogue
@@ -205,14 +205,10 @@ STEP = StepWorkload(
 OVERFLOWING = dataclasses.replace(STEP, overflows=True)
 
 
-def variant(name: str) -> Variant:
-    return Variant(PRECISIONS[name])
-
-
 @pytest.mark.parametrize("workload", [OP, STEP], ids=["op", "step"])
 def test_errors_are_of_the_size_of_the_precision(workload: Workload) -> None:
     exact = reference(workload)
-    errors = {n: relative_error(prepare(workload, variant(n), "cpu", "eager").output(), exact) for n in PRECISIONS}
+    errors = {n: relative_error(prepare(workload, PRECISIONS[n], "cpu", "eager").output(), exact) for n in PRECISIONS}
     assert errors["fp32"] < 1e-6
     assert 1e-5 < errors["fp16"] < 2e-3
     assert 1e-4 < errors["bf16"] < 2e-2
@@ -220,7 +216,7 @@ def test_errors_are_of_the_size_of_the_precision(workload: Workload) -> None:
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp16", "bf16-native"])
 def test_a_step_trains_and_can_be_put_back(name: str) -> None:
-    ready = prepare(STEP, variant(name), "cpu", "eager")
+    ready = prepare(STEP, PRECISIONS[name], "cpu", "eager")
     first = ready.output()
     losses = [float(ready.call()) for _ in range(30)]
     assert losses[-1] < losses[0]
@@ -231,7 +227,7 @@ def test_a_step_trains_and_can_be_put_back(name: str) -> None:
 
 
 def test_a_step_that_overflows_changes_nothing() -> None:
-    ready = prepare(OVERFLOWING, variant("bf16"), "cpu", "eager")
+    ready = prepare(OVERFLOWING, PRECISIONS["bf16"], "cpu", "eager")
     losses = [float(ready.call()) for _ in range(3)]
     assert len(set(losses)) == 1
     assert ready.output().shape == (1,)
@@ -246,7 +242,7 @@ COMMON = ["bf16", "fp16", "bf16-native", "fp16-native"]
 DEVICES = {("cpu", "cpu"): [], ("cuda", "cuda"): ["tf32"], ("jax", "cpu"): [], ("jax", "tpu"): ["fp32-default"]}
 
 
-def names(chosen: Sequence[Variant]) -> list[str]:
+def names(chosen: Sequence[Precision]) -> list[str]:
     return [variant.name for variant in chosen]
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ampcheck.bench.core.model import Precision
-from ampcheck.bench.core.prepare import Trained, region_of, training, vector
+from ampcheck.bench.core.prepare import FP64, Trained, region_of, training, vector
 from ampcheck.devices.registry import told
 from ampcheck.errors import UsageError
 from ampcheck.observe.recorder import tensors
@@ -174,7 +174,7 @@ class UserStep(Trained):
 
 def reference(spec: StepSpec) -> torch.Tensor:
     """Return the step's result in float64 on the CPU, as `UserStep.output` gives it."""
-    return UserStep(spec, Precision("fp64", convert=torch.float64), "cpu").output()
+    return UserStep(spec, FP64, "cpu").output()
 
 
 def _inference(region: Callable[[], AbstractContextManager[object]], forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,14 +8,14 @@ import statistics
 import sys
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
 from ampcheck.bench.advise import evidence
 from ampcheck.bench.advise.user_step import StepSpec, UserStep, load, reference
-from ampcheck.bench.core.model import AA, PRECISIONS, BenchPlan, Rounds, Variant
+from ampcheck.bench.core.model import AA, PRECISIONS, BenchPlan, Precision, Rounds
 from ampcheck.bench.core.timing import Timed
 from ampcheck.bench.run.measure import Measurer, Say, peak_memory
 from ampcheck.bench.run.worker import pin
@@ -130,7 +130,7 @@ class _StepMeasurer(Measurer):
         self._steps = {}
         for variant in _variants(self.device, self.platform):
             try:
-                made = UserStep(self.spec, variant.precision, self.device.type, found.compiler)
+                made = UserStep(self.spec, variant, self.device.type, found.compiler)
                 if self._warm(variant, made, found):
                     self._steps[variant.name] = made
                     out[variant.name] = Timed(made.call, made.restore)
@@ -140,7 +140,7 @@ class _StepMeasurer(Measurer):
             out[_TINY] = Timed(evidence.tiny(self.device))
         return out
 
-    def _warm(self, variant: Variant, made: UserStep, found: Rounds) -> bool:
+    def _warm(self, variant: Precision, made: UserStep, found: Rounds) -> bool:
         """Call a variant until it can be timed in turns, and judge its output. Returns False where it is too slow."""
         timer, facts, compiler = self.timer, found.facts.setdefault(variant.name, {}), found.compiler
         facts["first"] = timer.sample(made.call, 1)[0]
@@ -158,7 +158,7 @@ class _StepMeasurer(Measurer):
             self._judge(variant, compiler, made.output(), facts)
         return True
 
-    def _judge(self, variant: Variant, compiler: str, output: torch.Tensor, facts: dict[str, Any]) -> None:
+    def _judge(self, variant: Precision, compiler: str, output: torch.Tensor, facts: dict[str, Any]) -> None:
         """Note a variant's error, and where it is float32's output though it is not where ops run one by one."""
         first = self._outputs.setdefault(compiler, output)
         if self._exact is not None:
@@ -199,12 +199,12 @@ class _StepMeasurer(Measurer):
         return asdict(evidence.gradients(step.output(), self._base, scale, unscaled))
 
 
-def _variants(device: Device, platform: str) -> list[Variant]:
+def _variants(device: Device, platform: str) -> list[Precision]:
     """Return float32, its A/A baseline, and the variants that are compared with them."""
     names = ["tf32"] if device.type == "cuda" else ["fp32-default"] if platform == "tpu" else []
     names += [f"{dtype}{kind}" for kind in ("", "-native") for dtype in ("bf16", "fp16") if dtype in device.amp_dtypes]
     fp32 = PRECISIONS["fp32"]
-    return [Variant(fp32), Variant(fp32, aa=True), *(Variant(PRECISIONS[name]) for name in names)]
+    return [fp32, replace(fp32, name="fp32" + AA), *(PRECISIONS[name] for name in names)]
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ whole call one XLA program."""
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """A way to choose dtypes.
+    """A way to choose dtypes: a variant of a workload. The A/A baseline is the first one once more, by another name.
 
     `region`: the dtype of the autocast region, None for none. `convert`: what the model and its inputs are converted
     to beforehand, None for float32. `matmul`: how the backend may shorten float32 products: "highest" not at all,
@@ -49,6 +49,11 @@ class Precision:
         """The lower precision it computes in, None for float32."""
         return self.region or self.convert
 
+    @property
+    def aa(self) -> bool:
+        """Return whether it is an A/A baseline."""
+        return self.name.endswith(AA)
+
 
 PRECISIONS: Mapping[str, Precision] = {
     p.name: p
@@ -62,19 +67,6 @@ PRECISIONS: Mapping[str, Precision] = {
         Precision("fp16-native", convert=torch.float16),
     )
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """One side of a comparison: a precision, or the first one once more as the A/A baseline (`aa`)."""
-
-    precision: Precision
-    aa: bool = False
-
-    @property
-    def name(self) -> str:
-        """Its name in tables and files, e.g. "bf16" or "fp32-aa"."""
-        return self.precision.name + (AA if self.aa else "")
 
 
 @dataclass(frozen=True, slots=True)

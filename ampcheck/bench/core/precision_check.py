@@ -21,7 +21,7 @@ from ampcheck.bench.core.kernels import (
     observed_step,
     program,
 )
-from ampcheck.bench.core.model import COMPILERS, Precision, StepWorkload, Variant, Workload
+from ampcheck.bench.core.model import COMPILERS, Precision, StepWorkload, Workload
 from ampcheck.bench.core.prepare import Prepared
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError, one_line
@@ -41,7 +41,7 @@ class PrecisionCheck:
 
 def check_precision(
     prepared: Prepared,
-    variant: Variant,
+    variant: Precision,
     workload: Workload,
     device: Device,
     compiler: str,
@@ -74,9 +74,11 @@ def check_precision(
     return PrecisionCheck("; ".join(filter(None, (text, kind))), invalid or wrong)
 
 
-def _dtypes(prepared: Prepared, variant: Variant, workload: Workload, device: Device, compiler: str) -> tuple[str, str]:
+def _dtypes(
+    prepared: Prepared, variant: Precision, workload: Workload, device: Device, compiler: str
+) -> tuple[str, str]:
     """Return the text about the kernels, and what is wrong with them."""
-    policies, region = device.policies(), variant.precision.region
+    policies, region = device.policies(), variant.region
     step = isinstance(workload, StepWorkload)
     seen: list[BenchKernel] = []
     launched = compiler in ("eager", "graph")
@@ -111,7 +113,7 @@ def _dtypes(prepared: Prepared, variant: Variant, workload: Workload, device: De
 
 
 def _values(
-    variant: Variant,
+    variant: Precision,
     workload: Workload,
     device: Device,
     output: torch.Tensor,
@@ -125,20 +127,20 @@ def _values(
     found = relative_error(output, exact)
     platform = device.describe().get("platform", device.type)
     kind = ""
-    if variant.precision.low is None and variant.precision.matmul != "highest" and not given_low(workload):
+    if variant.low is None and variant.matmul != "highest" and not given_low(workload):
         kind = float32_kind(found, workload, platform)
-    return kind and f"error of {kind}", wrong or beyond(found, variant.precision, workload, platform)
+    return kind and f"error of {kind}", wrong or beyond(found, variant, workload, platform)
 
 
-def differs(variant: Variant, workload: Workload, output: torch.Tensor, reference: torch.Tensor) -> str:
+def differs(variant: Precision, workload: Workload, output: torch.Tensor, reference: torch.Tensor) -> str:
     """Say why an output is too much like the float32 variant's, "" where it is not.
 
     An output in lower precision must differ where float32's has numbers that the lower precision does not have.
     """
     if output.shape != reference.shape:
         return f"the output has {output.numel()} numbers and the first variant's {reference.numel()}"
-    low = variant.precision.low
-    casts = workload.policy in ("downcast", "mixed") or variant.precision.convert is not None
+    low = variant.low
+    casts = workload.policy in ("downcast", "mixed") or variant.convert is not None
     if low is None or not casts or getattr(workload, "overflows", False):
         return ""
     values = reference[reference.isfinite()]
@@ -179,7 +181,7 @@ def against_spec(kernels: Sequence[BenchKernel], policies: Mapping[str, str], am
 
 def judge(
     kernels: Sequence[BenchKernel],
-    variant: Variant,
+    variant: Precision,
     workload: Workload,
     promised: Collection[str],
     read: KernelProgram | None = None,
@@ -189,17 +191,16 @@ def judge(
     `kernels`: those that compute, at least one. `promised`: the policies of what the workload calls. `read`: the
     program that they are of.
     """
-    precision = variant.precision
-    if precision.low is None:
+    if variant.low is None:
         if given_low(workload):
             return ""
         below = [(k, low) for k in kernels for low in LOW if low in (*k.got, *k.out)]
         return f"{below[0][0].short} computes in {below[0][1]} in a variant named {variant.name}" if below else ""
-    low = name_of(precision.low)
+    low = name_of(variant.low)
     products = [kernel for kernel in kernels if kernel.is_product]
     if products:
-        return _products(products, low, precision.region is not None, read)
-    if precision.region is None:
+        return _products(products, low, variant.region is not None, read)
+    if variant.region is None:
         taken = read.takes if read else tuple(dtype for kernel in kernels for dtype in kernel.got)
         return "" if low in taken else f"nothing is in {low}: {kernels[0].short} received {kernels[0].dtype}"
     return _without_products(kernels, workload, promised, low, read)

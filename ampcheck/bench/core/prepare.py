@@ -11,10 +11,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ampcheck.bench.core.model import OpWorkload, Precision, Spec, StepWorkload, Variant, Workload
+from ampcheck.bench.core.model import OpWorkload, Precision, Spec, StepWorkload, Workload
 from ampcheck.observe.recorder import tensors
 
-FP64 = Variant(Precision("fp64", convert=torch.float64))
+FP64 = Precision("fp64", convert=torch.float64)
 """The reference for errors; run eagerly on the CPU."""
 
 
@@ -177,7 +177,7 @@ class _StepCall(Trained):
         return found
 
 
-def prepare(workload: Workload, variant: Variant, device: str, compiler: str) -> Prepared:
+def prepare(workload: Workload, precision: Precision, device: str, compiler: str) -> Prepared:
     """Make a workload ready in one variant; nothing is called yet.
 
     Args:
@@ -185,9 +185,9 @@ def prepare(workload: Workload, variant: Variant, device: str, compiler: str) ->
         compiler: one of `COMPILERS`.
     """
     if isinstance(workload, StepWorkload):
-        return _StepCall(workload, variant.precision, device, compiler)
+        return _StepCall(workload, precision, device, compiler)
     if isinstance(workload, OpWorkload):
-        return _Op(workload, variant.precision, device, compiler)
+        return _Op(workload, precision, device, compiler)
     raise TypeError(f"{workload.name} measures overhead: its variants are made by `make`")
 
 

@@ -11,36 +11,27 @@ INVALID = ("invalid", "not measured")
 """The verdicts of variants whose figures say nothing about their precision."""
 
 NONE = "–"
-_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (0.0, "ns"))
+_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_DECIMAL = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+_BINARY = ((1024.0**3, "GiB"), (1024.0**2, "MiB"), (1024.0, "KiB"))
 HEADINGS = ("workload", "device", "compiler", "variant", "time", "speed [95 %]", "verdict", "error")
 
 
 def seconds(value: float | None) -> str:
     """Return a time in three digits and the unit that suits it, e.g. "1.25 ms"."""
-    if value is None:
-        return NONE
-    size, unit = next((size, unit) for size, unit in _SECONDS if value >= 0.9995 * size)
-    return f"{_three(value / (size or 1e-9))} {unit}"
+    return NONE if value is None else _scaled(value, _SECONDS)
 
 
 def count(value: float | None, unit: str) -> str:
     """Return a quantity in three digits with a decimal prefix, e.g. `count(2.5e12, "FLOP/s")` is "2.50 TFLOP/s"."""
-    if value is None:
-        return NONE
-    for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= 0.9995 * size:
-            return f"{_three(value / size)} {prefix}{unit}"
-    return f"{_three(value)} {unit}"
+    return NONE if value is None else _scaled(value, _DECIMAL) + unit
 
 
 def memory(value: float | None) -> str:
     """Bytes in three digits with a binary prefix, e.g. "1.50 MiB"."""
-    if value is None:
-        return NONE
-    for power, prefix in ((3, "Gi"), (2, "Mi"), (1, "Ki")):
-        if value >= 1024**power:
-            return f"{_three(value / 1024**power)} {prefix}B"
-    return f"{value:.0f} B"
+    if value is not None and value < 1024:
+        return f"{value:.0f} B"
+    return NONE if value is None else _scaled(value, _BINARY)
 
 
 def error(value: float | None) -> str:
@@ -135,6 +126,12 @@ def cells(variant: VariantResult) -> tuple[str, str, str, str, str]:
 def _interval(value: float, low: float | None, high: float | None) -> str:
     interval = "" if low is None or high is None else f" [{_three(low)}, {_three(high)}]"
     return f"{_three(value)}×{interval}"
+
+
+def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
+    """Return a value in the largest of some units that it reaches when rounded, else in the smallest."""
+    size, unit = next((one for one in units if value >= 0.9995 * one[0]), units[-1])
+    return f"{_three(value / size)} {unit}"
 
 
 def _three(value: float) -> str:

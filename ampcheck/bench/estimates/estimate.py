@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from unittest import mock
 
 from ampcheck.bench.core import counting
-from ampcheck.bench.core.model import PRECISIONS, Group, OverheadWorkload, Precision, Variant, VariantResult, Workload
+from ampcheck.bench.core.model import PRECISIONS, Group, OverheadWorkload, Precision, VariantResult, Workload
 from ampcheck.bench.core.prepare import prepare
 from ampcheck.bench.estimates import cuda
 from ampcheck.bench.estimates.cuda import GPUS, PRICED, Gpu
@@ -97,7 +97,7 @@ def estimate(workload: Workload, precision: Precision, device: str) -> Estimate:
 
     setting = "highest" if precision.matmul == "highest" else "default"
     with jax.default_matmul_precision(setting):
-        ready = prepare(workload, Variant(precision), "jax", "jit")
+        ready = prepare(workload, precision, "jax", "jit")
         with traced_for(made.platform):
             function, structs = ready.jitted.program(*ready.arguments)
         lowered = lower(function, structs, made.device(), made.compiled_for)

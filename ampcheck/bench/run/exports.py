@@ -113,9 +113,9 @@ def as_csv(run: BenchRun) -> str:
     for group in run.groups.values():
         for variant in group.variants:
             first = group.variants[0]
-            mine = [_cell(getattr(variant, name)) for name in _VARIANT]
-            head = [_cell(getattr(group, name)) for name in _GROUP]
-            beside = (first.name, _cell(first.seconds))
+            mine = [getattr(variant, name) for name in _VARIANT]
+            head = [getattr(group, name) for name in _GROUP]
+            beside = (first.name, first.seconds)
             writer.writerow((run.header.get("started", ""), *head, mine[0], *beside, *mine[1:], group.note))
     return out.getvalue()
 
@@ -167,9 +167,8 @@ def smaller_is_better(run: BenchRun) -> str:
             extra = ["baseline" if variant.verdict == "first" else f"verdict: {variant.verdict}"]
             if variant.verdict != "first":
                 extra.append(f"speed: {table.ratio(variant)} beside {base.name} ({table.time(base)})")
-            entry["extra"] = "\n".join(
-                [*extra, *([f"error: {table.error(variant.error)}"] if variant.error is not None else [])]
-            )
+            extra += [f"error: {table.error(variant.error)}"] if variant.error is not None else []
+            entry["extra"] = "\n".join(extra)
             entries.append(entry)
     return _json(entries)
 
@@ -217,10 +216,6 @@ def _stats(data: Sequence[float]) -> dict[str, Any]:
         "total": sum(data),
         "iterations": 1,
     }
-
-
-def _cell(value: Any) -> Any:
-    return "" if value is None else value
 
 
 def _markdown(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ampcheck.bench.core import precision_check
-from ampcheck.bench.core.model import AA, BenchPlan, OverheadWorkload, Rounds, Variant, Workload
+from ampcheck.bench.core.model import AA, BenchPlan, OverheadWorkload, Precision, Rounds, Workload
 from ampcheck.bench.core.prepare import Prepared, prepare, reference
 from ampcheck.bench.core.timing import Clock, Timed, calibrate, clock, interleave, warm_up
 from ampcheck.bench.run.variants import COMPILED_AHEAD, variants
@@ -162,7 +162,7 @@ class Measurer:
     def _facts(
         self,
         workload: Workload,
-        variant: Variant,
+        variant: Precision,
         compiler: str,
         ready: Prepared,
         output: torch.Tensor,

@@ -1,21 +1,14 @@
 """Choose the workloads of a run, and for each the compilers and the variants that make sense on a device."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 import torch
 
 from ampcheck.bench.core import counting
-from ampcheck.bench.core.model import (
-    PRECISIONS,
-    OpWorkload,
-    OverheadWorkload,
-    Precision,
-    StepWorkload,
-    Variant,
-    Workload,
-)
+from ampcheck.bench.core.model import AA, PRECISIONS, OpWorkload, OverheadWorkload, Precision, StepWorkload, Workload
 from ampcheck.bench.workloads import catalogue
 from ampcheck.errors import UsageError
 
@@ -30,7 +23,7 @@ FP16_GRADIENTS = "GradScaler refuses float16 gradients, and without it they unde
 
 def variants(
     workload: Workload, device: str, compiler: str, platform: str = ""
-) -> tuple[list[Variant], dict[str, str]]:
+) -> tuple[list[Precision], dict[str, str]]:
     """Return the variants of a workload, first the one for comparison and its A/A baseline; and those left out.
 
     `device`: its name, e.g. "cpu". `platform`: JAX's, e.g. "tpu", where the device is jax. What is left out comes by
@@ -42,8 +35,9 @@ def variants(
         raise TypeError(f"{workload.name} measures overhead: its variants are made by `make`")
     names = ["fp32", *_shortened(device, platform), "bf16", "fp16", "bf16-native", "fp16-native"]
     found = {name: _left_out(workload, PRECISIONS[name], device) for name in names}
-    chosen = [Variant(PRECISIONS[name]) for name, reason in found.items() if not reason]
-    return [chosen[0], Variant(chosen[0].precision, aa=True), *chosen[1:]], {n: r for n, r in found.items() if r}
+    chosen = [PRECISIONS[name] for name, reason in found.items() if not reason]
+    baseline = replace(chosen[0], name=chosen[0].name + AA)
+    return [chosen[0], baseline, *chosen[1:]], {n: r for n, r in found.items() if r}
 
 
 def _shortened(device: str, platform: str) -> list[str]:

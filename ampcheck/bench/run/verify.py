@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch.utils.benchmark
 
-from ampcheck.bench.core.model import PRECISIONS, Variant, Workload
+from ampcheck.bench.core.model import PRECISIONS, Workload
 from ampcheck.bench.core.prepare import prepare
 from ampcheck.bench.core.statistics import BOUNDS
 from ampcheck.bench.core.timing import Timed, calibrate, clock, interleave, warm_up
@@ -54,7 +54,7 @@ class Verification:
 
 def _timed(workload: Workload, precision: str, device: Device, compiler: str, target: float) -> Timed:
     """Return a variant ready to be timed: it is compiled, and a sample takes about `target` seconds."""
-    ready, timer = prepare(workload, Variant(PRECISIONS[precision]), device.type, compiler), clock(device)
+    ready, timer = prepare(workload, PRECISIONS[precision], device.type, compiler), clock(device)
     warm_up(timer, ready.call)
     return Timed(ready.call, ready.restore, calibrate(timer, ready.call, target), ready.calls)
 
