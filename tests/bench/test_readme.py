@@ -1,37 +1,39 @@
 """The README's benchmark picture and tables are those of the published files."""
 
-import dataclasses
-
 import pytest
 
-from ampcheck.bench.core.model import Group, VariantResult
+from ampcheck.bench.core.model import Group
 from ampcheck.bench.run import readme
 from ampcheck.bench.run.summary import estimated_beside_default
 from ampcheck.bench.run.variants import NO_PRODUCT
 from ampcheck.report.benchmarks import pages, run_groups
 from ampcheck.report.benchmarks.run_groups import BenchHistory
+from tests.report.made_bench import made_group
 
 COLUMN = ("cpu", "eager")
 
 
-def group(verdict: str = "faster", speed: float | None = 4.0, **fields: object) -> Group:
-    variants = [VariantResult("fp32", "first", seconds=4e-3), VariantResult("bf16", verdict, seconds=1e-3, speed=speed)]
-    return dataclasses.replace(Group("mm-64", "matmul", "op", *COLUMN, variants=variants), **fields)  # type: ignore[arg-type]
+def column(**fields: object) -> dict[tuple[str, str], dict[str, Group]]:
+    """A column of one workload, in which bf16 is four times as fast."""
+    return {COLUMN: {"mm-64": made_group("mm-64", seconds=4e-3, variants={"fp32": 1, "bf16": 4}, **fields)}}
 
 
 @pytest.mark.parametrize(
-    ("made", "words"),
+    ("verdict", "words"),
     [
-        (group(), "4.00 ms → 1.00 ms, **4.00×** faster"),
-        (group("invalid", None), "invalid"),
-        (group("not measured", None), "not measured"),
+        ("faster", "4.00 ms → 1.00 ms, **4.00×** faster"),
+        ("invalid", "invalid"),
+        ("not measured", "not measured"),
     ],
 )
-def test_a_cell_has_both_times_and_the_ratio_of_what_counts(made: Group, words: str) -> None:
-    text = readme.markdown({COLUMN: {"mm-64": made}})
+def test_a_cell_has_both_times_and_the_ratio_of_what_counts(verdict: str, words: str) -> None:
+    made = column()
+    bf16 = made[COLUMN]["mm-64"].variants[1]
+    bf16.verdict, bf16.speed = verdict, 4.0 if verdict == "faster" else None
+    text = readme.markdown(made)
     assert words in text
     assert ("ms" in text) == ("ms" in words)
-    estimate = {COLUMN: {"mm-64": group(estimate=True)}}
+    estimate = column(estimate=True)
     assert "cpu eager (estimate)" in readme.markdown(estimate)
     assert "cpu eager (estimate)" in readme.picture(estimate)
 
@@ -40,12 +42,8 @@ def tpu(device: str, *speeds: tuple[str, float]) -> tuple[tuple[str, str], dict[
     """A column of estimates: by workload, how fast bf16 is beside a default that takes a quarter of float32's time."""
     groups = {}
     for workload, speed in speeds:
-        variants = [
-            VariantResult("fp32", "first", seconds=4e-3),
-            VariantResult("fp32-default", "faster", seconds=1e-3, speed=4.0),
-        ]
-        variants += [VariantResult("bf16", "faster", seconds=1e-3 / speed, speed=4 * speed)]
-        groups[workload] = Group(workload, "matmul", "op", device, "jit", estimate=True, variants=variants)
+        variants = {"fp32": 1, "fp32-default": 4, "bf16": 4 * speed}
+        groups[workload] = made_group(workload, device, seconds=4e-3, variants=variants, compiler="jit", estimate=True)
         estimated_beside_default(groups[workload])
     return (device, "jit"), groups
 
@@ -59,7 +57,7 @@ def test_a_tpu_has_a_column_beside_its_default() -> None:
     assert "1.00 ms → 1.25 ms, **0.80×** slower" in text
     assert "1.00 ms → 1.01 ms, **0.99×** same" in text
     assert "beside its default" in readme.picture(columns)
-    assert "by default" not in readme.markdown({COLUMN: {"mm-64": group()}})
+    assert "by default" not in readme.markdown(column())
 
 
 def test_the_sentence_counts_where_autocast_is_slower_than_the_default() -> None:
@@ -68,7 +66,7 @@ def test_the_sentence_counts_where_autocast_is_slower_than_the_default() -> None
         "bf16 under autocast is slower in 2 of 3 workloads (1 of them by more than 2%) on tpu-v5e and in 1 of 1 "
         "workloads on tpu-v6e.\n"
     )
-    assert readme.sentence({COLUMN: {"mm-64": group()}}) == ""
+    assert readme.sentence(column()) == ""
     without = dict([tpu("tpu-v5e", ("add", 0.8))])
     default = without["tpu-v5e", "jit"]["add"].variants[1]
     default.verdict, default.reason, default.seconds = "not measured", NO_PRODUCT, None

@@ -4,7 +4,6 @@ The program is that of `ampcheck.jax_device.jit`; libtpu, or XLA for CUDA, compi
 there. docs/benchmarks.md says what the figures mean.
 """
 
-import contextlib
 import dataclasses
 import gc
 import importlib.util
@@ -25,19 +24,9 @@ from ampcheck.bench.core import counting
 from ampcheck.bench.core.model import PRECISIONS, Group, OverheadWorkload, Precision, VariantResult, Workload
 from ampcheck.bench.core.prepare import prepare
 from ampcheck.bench.estimates import cuda
+from ampcheck.bench.estimates import program as hlo
 from ampcheck.bench.estimates.cuda import GPUS, PRICED, Gpu
-from ampcheck.bench.estimates.program import (
-    SMALL,
-    DotProduct,
-    HloProgram,
-    Schedule,
-    casts,
-    floating,
-    parse,
-    products,
-    schedule,
-    wide,
-)
+from ampcheck.bench.estimates.program import SMALL, DotProduct, HloProgram, Schedule
 from ampcheck.bench.run import summary
 from ampcheck.bench.run.group import environment
 from ampcheck.bench.run.variants import variants
@@ -45,6 +34,7 @@ from ampcheck.bench.workloads import catalogue
 from ampcheck.errors import UsageError, one_line
 from ampcheck.runner.record import first_line
 from ampcheck.runner.worker import Channel, Worker
+from ampcheck.spec.torch_dtypes import name_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +44,10 @@ class Estimate:
     `seconds` of one call, from `source`: "cycles" (the compiler's, scheduled), "rates" (of products, by XLA's table),
     "optimal" (XLA's `optimal_seconds`) or "roofline" (the larger of flops by peak and bytes by bandwidth). `optimal`:
     XLA's `optimal_seconds` as it is, below zero where it means nothing, None where there is none. `flops`: operations,
-    a product of six passes once. `bytes`: read from and written to HBM. `arguments`, `outputs`, `temporary`, `memory`:
-    bytes, the last of all together.
-    `compile`: seconds the compiler took. `products`: how many of each kind, with their dtypes. `casts`: those of 65536
-    elements and more, the largest first, and `cast_count` all. `wide`: float64 arrays, which a TPU has no hardware for.
+    a product of six passes once. `bytes`: read from and written to HBM. `memory`: bytes of arguments, outputs and what
+    is temporary. `compile`: seconds the compiler took. `products`: how many of each kind, with their dtypes. `casts`:
+    those of 65536 elements and more, the largest first, and `cast_count` all. `wide`: float64 arrays, which a TPU has
+    no hardware for.
     """
 
     seconds: float
@@ -66,9 +56,6 @@ class Estimate:
     optimal: float | None
     flops: float
     bytes: float
-    arguments: int
-    outputs: int
-    temporary: int
     memory: int
     compile: float
     products: Counter[DotProduct]
@@ -98,21 +85,12 @@ def estimate(workload: Workload, precision: Precision, device: str) -> Estimate:
     setting = "highest" if precision.matmul == "highest" else "default"
     with jax.default_matmul_precision(setting):
         ready = prepare(workload, precision, "jax", "jit")
-        with traced_for(made.platform):
+        # Lowerings that ask are told another platform, while JAX itself goes on with the real one: the program would
+        # have what the device does for a CPU only, such as float32 results of bf16 products.
+        with mock.patch("jax.default_backend", return_value=made.platform):
             function, structs = ready.jitted.program(*ready.arguments)
         lowered = lower(function, structs, made.device(), made.compiled_for)
         return compiled(lowered, made)
-
-
-@contextlib.contextmanager
-def traced_for(platform: str) -> Iterator[None]:
-    """Lowerings that ask `jax.default_backend()` are told another platform; JAX itself goes on with the real one.
-
-    Without it the program would have what the device does for a CPU only, such as float32 results of bf16 products.
-    What this process has traced of the same ops and shapes before stays as it is.
-    """
-    with mock.patch("jax.default_backend", return_value=platform):
-        yield
 
 
 def lower(function: Any, structs: Sequence[Any], device: Any, platform: str) -> Any:
@@ -140,17 +118,17 @@ def compiled(lowered: Any, made: "Chip | Gpu") -> Estimate:
     started = time.perf_counter()
     result = lowered.compile(compiler_options=dict(made.options))
     took = time.perf_counter() - started
-    program = parse(result.as_text())
+    program = hlo.parse(result.as_text())
     plan = made.schedule(program)
     cost: Mapping[str, float] = result.cost_analysis() or {}
     flops, accessed = cost.get("flops", 0.0), cost.get("bytes accessed", 0.0)
     optimal = cost.get("optimal_seconds")
     seconds, source = duration(plan, optimal, flops, accessed, made)
-    found = casts(program)
+    found = hlo.casts(program)
     big = [cast for cast in found if math.prod(cast.result.shape) >= SMALL]
-    memory = result.memory_analysis()
-    arguments, outputs = memory.argument_size_in_bytes, memory.output_size_in_bytes
-    temporary = memory.temp_size_in_bytes
+    big.sort(key=lambda cast: -found[cast] * cast.result.bytes)
+    sizes = result.memory_analysis()
+    held = sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
     return Estimate(
         seconds=seconds,
         source=source,
@@ -158,17 +136,12 @@ def compiled(lowered: Any, made: "Chip | Gpu") -> Estimate:
         optimal=optimal,
         flops=flops,
         bytes=plan.hbm if source in ("cycles", "rates") else accessed,
-        arguments=arguments,
-        outputs=outputs,
-        temporary=temporary,
-        memory=arguments + outputs + temporary - memory.alias_size_in_bytes,
+        memory=held - sizes.alias_size_in_bytes,
         compile=took,
         products=made.products(program),
-        casts=tuple(
-            f"{found[cast]} × {cast}" for cast in sorted(big, key=lambda cast: -found[cast] * cast.result.bytes)
-        ),
+        casts=tuple(f"{found[cast]} × {cast}" for cast in big),
         cast_count=sum(found.values()),
-        wide=tuple(map(str, wide(program))),
+        wide=tuple(map(str, hlo.wide(program))),
     )
 
 
@@ -219,23 +192,23 @@ class Chip:
 
     def products(self, program: HloProgram) -> Counter[DotProduct]:
         """Count the program's products of each kind."""
-        return products(program)
+        return hlo.products(program)
 
     def schedule(self, program: HloProgram) -> Schedule:
         """Run through a program as the chip would."""
-        return schedule(program, self.clock, self.bandwidth)
+        return hlo.schedule(program, self.clock, self.bandwidth)
 
 
 TPUS: Mapping[str, Chip] = {
-    "v4": Chip("v4:2x2x1", 1.05e9, 137.5e12, 614e9, "one of the chip's two cores"),
-    "v5e": Chip("v5e:2x2", 1.5e9, 197e12, 819e9),
-    "v5p": Chip("v5p:2x2x1", 1.75e9, 459e12, 2765e9),
-    "v6e": Chip("v6e:2x2", 1.75e9, 918e12, 1640e9),
+    "tpu-v4": Chip("v4:2x2x1", 1.05e9, 137.5e12, 614e9, "one of the chip's two cores"),
+    "tpu-v5e": Chip("v5e:2x2", 1.5e9, 197e12, 819e9),
+    "tpu-v5p": Chip("v5p:2x2x1", 1.75e9, 459e12, 2765e9),
+    "tpu-v6e": Chip("v6e:2x2", 1.75e9, 918e12, 1640e9),
 }
 """https://docs.cloud.google.com/tpu/docs/system-architecture-tpu-vm gives the peaks and bandwidths of chips."""
 
 
-CHIPS: Mapping[str, Chip | Gpu] = {**{f"tpu-{name}": chip for name, chip in TPUS.items()}, **GPUS}
+CHIPS: Mapping[str, Chip | Gpu] = {**TPUS, **GPUS}
 """What can be estimated, by the name that `--device` takes."""
 
 
@@ -250,17 +223,11 @@ def available(device: str) -> str | None:
     return None
 
 
-def full_name(device: str) -> str:
-    """Return a device's name in full: "tpu-v5e" for "v5e". Raises UsageError for an unknown one."""
-    found = next((name for name in (device, f"tpu-{device}") if name in CHIPS), None)
-    if found is None:
-        raise UsageError(f"there are no estimates for {device!r}; there are {', '.join(CHIPS)}")
-    return found
-
-
 def chip(device: str) -> Chip | Gpu:
-    """Return the chip of a name such as "cuda-h100", "tpu-v5e" or "v5e". Raises UsageError for an unknown one."""
-    return CHIPS[full_name(device)]
+    """Return the chip of a name such as "cuda-h100" or "tpu-v5e". Raises UsageError for an unknown one."""
+    if device not in CHIPS:
+        raise UsageError(f"there are no estimates for {device!r}; there are {', '.join(CHIPS)}")
+    return CHIPS[device]
 
 
 def priced(workload: Workload, device: str) -> bool:
@@ -280,14 +247,8 @@ def variant_result(workload: Workload, precision: Precision, found: Estimate, ma
     """Return the figures of a variant; its verdict is "invalid", "not measured", "ambiguous", or "" so far."""
     invalid = contradicts(workload, precision, found)
     loops = found.schedule.loops
-    variant = VariantResult(
-        precision.name,
-        "invalid" if invalid else "",
-        invalid,
-        precision_check=precision_check(found),
-        compile=found.compile,
-    )
-    variant.memory = found.memory
+    variant = VariantResult(precision.name, "invalid" if invalid else "", invalid)
+    variant.precision_check, variant.compile, variant.memory = precision_check(found), found.compile, found.memory
     if loops and not invalid:
         variant.verdict = "not measured"
         variant.reason = (
@@ -315,16 +276,16 @@ def contradicts(workload: Workload, precision: Precision, found: Estimate) -> st
     """Say why the program is not what the variant's name says, "" where it is."""
     if found.wide:
         return f"computes in float64: {found.wide[0]}"
-    kinds = [product for product in found.products if any(map(floating, product.operands))]
+    kinds = [product for product in found.products if any(map(hlo.floating, product.operands))]
     if precision.low is None:
         for product in kinds:
             if precision.matmul == "highest" and (0 < product.passes < 6 or set(product.operands) != {"f32"}):
                 return f"a product is in {product}, where float32 was asked for"
         return ""
-    name = {"bfloat16": "bf16", "float16": "f16"}[str(precision.low).removeprefix("torch.")]
+    low = name_of(precision.low)
     expected = precision.convert is not None or workload.policy in ("downcast", "mixed")
-    if kinds and expected and not any(name in product.operands for product in kinds):
-        return f"no product is in {precision.name.partition('-')[0]}; there are {', '.join(map(str, kinds))}"
+    if kinds and expected and not any(hlo.name_of(one) == low for product in kinds for one in product.operands):
+        return f"no product is in {low}; there are {', '.join(map(str, kinds))}"
     return ""
 
 
@@ -387,27 +348,27 @@ def groups(
 
     Args:
         workloads: of the catalogue, as the other process finds them by name.
-        device: such as "cuda-h100", "tpu-v5e" or "v5e"; see `CHIPS`.
+        device: such as "cuda-h100" or "tpu-v5e"; see `CHIPS`.
         progress: gets a line as each program begins.
         limit: seconds that one program may take.
         until: when the whole has to end, by `time.monotonic`; programs that are not compiled then are not measured.
 
     Raises UsageError for an unknown device, where `available` says why not, and for a workload of no catalogue.
     """
-    name, made = full_name(device), chip(device)
-    why = available(name)
+    made = chip(device)
+    why = available(device)
     if why is not None:
         raise UsageError(why)
     out: list[Group] = []
     left: list[Task] = []
     for workload in workloads:
-        if not priced(workload, name):
+        if not priced(workload, device):
             continue
         if catalogue().get(workload.name) is not workload:
             raise UsageError(f"workload {workload.name!r} is not in the catalogue, so another process cannot find it")
         chosen, without = variants(workload, "jax", "jit", made.platform)
         there = {variant.name for variant in chosen if not variant.aa}
-        group = summary.group_of(workload, name, "jit")
+        group = summary.group_of(workload, device, "jit")
         group.estimate, group.note = True, made.claim + (f"; of {made.note}" if made.note else "")
         for precision in VARIANTS:
             if precision in there:
@@ -415,7 +376,7 @@ def groups(
             elif precision in without:
                 group.variants.append(VariantResult(precision, "not measured", without[precision]))
         out.append(group)
-    found = dict(_results(name, left, progress, limit, until))
+    found = dict(_results(device, left, progress, limit, until))
     for group in out:
         group.variants += [variant for (workload_name, _), variant in found.items() if workload_name == group.workload]
         group.variants.sort(key=lambda variant: VARIANTS.index(variant.name))

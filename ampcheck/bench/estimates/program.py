@@ -234,14 +234,13 @@ SMALL = 1 << 16
 class Schedule:
     """The time of a program's instructions one after the other, copies between HBM and the chip beside them.
 
-    `seconds` in all, of which `guessed` are those of instructions that the compiler gives no cycles, by the bytes they
-    move; `without` says how many of each opcode. `cycles`: the sum of the compiler's. `hbm`: bytes read from and
+    `seconds` in all, by the bytes they move for instructions that the compiler gives no cycles; `without` says how many
+    there are of each opcode. `cycles`: the sum of the compiler's. `hbm`: bytes read from and
     written to HBM. `loops`: how many loops there are, each body counted once. `rated`: how many products have a
     price in a table of rates.
     """
 
     seconds: float = 0.0
-    guessed: float = 0.0
     cycles: int = 0
     hbm: int = 0
     loops: int = 0
@@ -281,7 +280,6 @@ def schedule(program: HloProgram, clock: float, bandwidth: float) -> Schedule:
                 total.cycles += instruction.cycles
                 total.seconds += instruction.cycles / clock
             else:
-                total.guessed += moved / bandwidth
                 total.seconds += moved / bandwidth
                 if sum(a.bytes for a in instruction.results) >= SMALL:
                     total.without[_kind(program, computation, instruction)] += 1
