@@ -105,7 +105,7 @@ def render(
     environment.filters.update(pages.FILTERS)
     shared: dict[str, object] = {
         "nav": NAV.items(),
-        "bench": bench_pages.summary(bench),
+        "bench": bench if bench.newest else None,
         "run": None,
         "left_out": 0,
         **(pages.common(history) if history else {}),

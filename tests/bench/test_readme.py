@@ -2,6 +2,7 @@
 
 import pytest
 
+from ampcheck.bench.core import table
 from ampcheck.bench.core.model import Group
 from ampcheck.bench.run import readme
 from ampcheck.bench.run.summary import estimated_beside_default
@@ -84,16 +85,10 @@ def history() -> BenchHistory:
 
 
 def test_the_pages_have_the_speed_beside_the_default(history: BenchHistory) -> None:
-    groups = {row["group"].key: row for row in pages.results(history, [])["groups"]}
-    variants = {variant["name"]: variant for variant in groups["tpu-v5e/jit/mm-1024"]["variants"]}
-    assert (variants["bf16"]["ratio"], variants["bf16"]["default"]) == ("2.41×", "0.832× slower")
-    assert variants["fp32"]["default"] == variants["fp32-default"]["default"] == ""
-    defaults = {
-        row["group"].device: variant["default"]
-        for row in groups.values()
-        for variant in row["variants"]
-        if (row["group"].workload, variant["name"]) == ("mm-1024", "bf16")
-    }
+    groups = {group.device: group for group in pages.results(history, [])["groups"] if group.workload == "mm-1024"}
+    assert [table.ratio(groups["tpu-v5e"].variant("bf16"))] == ["2.41×"]
+    assert [table.default_ratio(groups["tpu-v5e"].variant(name)) for name in ("fp32", "fp32-default")] == ["", ""]
+    defaults = {device: table.default_ratio(group.variant("bf16")) for device, group in groups.items()}
     assert defaults == {"cpu": "", "jax": "", "tpu-v5e": "0.832× slower", "tpu-v6e": "0.864× slower"}
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from ampcheck.bench.core import statistics
 from ampcheck.bench.core.machine import identity
 from ampcheck.bench.core.model import Group, VariantResult
+from ampcheck.bench.core.statistics import BOUNDS, Samples, TimingComparison, compare_runs
 from ampcheck.bench.run import alerts
 from ampcheck.bench.run.alerts import Alert, RunFigures
 from ampcheck.report.benchmarks.run_groups import BenchHistory, RunGroup, valid
@@ -30,13 +30,14 @@ KINDS = {
 """The groups that changes are sorted into, in the order they are shown."""
 
 _DECIDED = ("slower", "same", "faster")
+_UNTESTED = TimingComparison("")
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedChange:
-    """A series in two run groups. `words`: what the test says of its time, e.g. "slower"; `p` as it has it.
+    """A series in two run groups. `found`: what the test says of its time, whose verdict is "" where there is none.
 
-    `ratio`: the earlier time over the later, so above 1 it became faster; with the interval of the two-run test.
+    Its ratio is the earlier time over the later, so above 1 it became faster.
     """
 
     key: str
@@ -45,11 +46,7 @@ class SpeedChange:
     group: Group
     before: VariantResult | None
     after: VariantResult | None
-    words: str = ""
-    ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
-    p: float | None = None
+    found: TimingComparison = _UNTESTED
 
     @property
     def worse(self) -> bool:
@@ -83,32 +80,31 @@ def _change(
     group: Group,
     one: VariantResult | None,
     two: VariantResult | None,
-    sides: Sequence[Sequence[Sequence[float]]],
+    sides: Sequence[Samples],
 ) -> SpeedChange:
     if one is None or two is None:
         return SpeedChange(key, variant, "new" if one is None else "gone", group, one, two)
     if not (valid(one) and valid(two)):
         kind = "lost" if valid(one) else "regained" if valid(two) else "rest"
         return SpeedChange(key, variant, kind, group, one, two)
-    words, numbers, p = _tested(group, one, two, sides)
+    found = _tested(group, one, two, sides)
     flipped = one.verdict != two.verdict and one.verdict in _DECIDED and two.verdict in _DECIDED
-    kind = "flipped" if flipped else words if words in ("slower", "faster") else "rest"
-    return SpeedChange(key, variant, kind, group, one, two, words, *numbers, p)
+    kind = "flipped" if flipped else found.verdict if found.verdict in ("slower", "faster") else "rest"
+    return SpeedChange(key, variant, kind, group, one, two, found)
 
 
-def _tested(
-    group: Group, one: VariantResult, two: VariantResult, sides: Sequence[Sequence[Sequence[float]]]
-) -> tuple[str, tuple[float | None, float | None, float | None], float | None]:
-    """Compare the times of two run groups, with ratio and interval; by intervals where samples are missing."""
-    bound = statistics.BOUNDS.get(group.kind, statistics.BOUNDS["op"])
+def _tested(group: Group, one: VariantResult, two: VariantResult, sides: Sequence[Samples]) -> TimingComparison:
+    """Compare the times of two run groups; by intervals where samples are missing."""
+    bound = BOUNDS.get(group.kind, BOUNDS["op"])
     if all(sides) and not group.estimate:
-        found = statistics.compare_runs(sides[0], sides[1], bound)
+        found = compare_runs(sides[0], sides[1], bound)
         if found.ratio is not None:
-            return found.verdict, (found.ratio, found.low, found.high), found.p
-    return by_intervals(one, two, bound), (ratio(one, two), None, None), None
+            return found
+    ratio = one.seconds / two.seconds if one.seconds and two.seconds else None
+    return TimingComparison(_by_intervals(one, two, bound), ratio=ratio)
 
 
-def by_intervals(one: VariantResult, two: VariantResult, bound: float) -> str:
+def _by_intervals(one: VariantResult, two: VariantResult, bound: float) -> str:
     """ "slower", "faster" or "same": whether the middle 90 % of the samples of two run groups are apart.
 
     Where a run group has no such range, as an estimate has none, `bound` around its value takes its place.
@@ -117,14 +113,10 @@ def by_intervals(one: VariantResult, two: VariantResult, bound: float) -> str:
     return "slower" if later_low > high else "faster" if later_high < low else "same"
 
 
-def ratio(one: VariantResult, two: VariantResult) -> float | None:
-    """Return the earlier time over the later."""
-    return one.seconds / two.seconds if one.seconds and two.seconds else None
-
-
 def _size(change: SpeedChange) -> float:
     """Return the distance that a time moved, where the change is about that; else 0."""
-    return abs(math.log(change.ratio)) if change.ratio and change.kind in ("slower", "faster") else 0.0
+    ratio = change.found.ratio
+    return abs(math.log(ratio)) if ratio and change.kind in ("slower", "faster") else 0.0
 
 
 def _range(variant: VariantResult, bound: float) -> tuple[float, float]:

@@ -113,11 +113,11 @@ def data(history: BenchHistory, tested: Sequence[SpeedChange]) -> dict[str, obje
         "pair": [named[g.name] for g in (history.previous, history.newest) if g] if tested else [],
         "tested": {
             numbers[change.key, change.variant]: [
-                change.words,
-                *map(_short, (change.ratio, change.low, change.high, change.p)),
+                change.found.verdict,
+                *map(_short, (change.found.ratio, change.found.low, change.found.high, change.found.p)),
             ]
             for change in tested
-            if change.words
+            if change.found.verdict
         },
     }
 

@@ -9,13 +9,13 @@ from typing import Any
 from urllib.parse import urlencode
 
 from ampcheck.bench.core import table
-from ampcheck.bench.core.model import AA, PRECISIONS, Group, VariantResult
+from ampcheck.bench.core.model import PRECISIONS, Group, VariantResult
 from ampcheck.bench.run.exports import incomplete
 from ampcheck.bench.run.runfile import BenchRun
 from ampcheck.report.benchmarks.changes import KINDS, SpeedChange, listed, machine
 from ampcheck.report.benchmarks.data import color, extra_names
 from ampcheck.report.benchmarks.run_groups import BenchHistory, RunGroup, order, usable, valid
-from ampcheck.report.benchmarks.scaling import axes as scaling_axes
+from ampcheck.report.benchmarks.scaling import Curve, axes
 from ampcheck.report.conformance.data import Status
 
 EXPORTS = {
@@ -50,31 +50,39 @@ def results(history: BenchHistory, changed: Sequence[SpeedChange]) -> dict[str, 
     assert run_group is not None
     assert newest is not None
     other = extra_names(history)
-    groups = [
-        _group(group, older(history, run_group, key), other)
-        for key, group in sorted(run_group.groups.items(), key=lambda item: order(item[1]))
-    ]
     kinds = Counter(change.kind for change in changed)
     shown = [change for change in changed if change.kind != "rest"]
     named = {"what": "speeds", "a": before.name, "b": newest.name} if before else {}
     alerts = listed(history)
-    bases = [change for change in changed if change.variant == change.group.variants[0].name and change.words]
+    bases = [change for change in changed if change.variant == change.group.variants[0].name and change.found.verdict]
+
+    def colored(variant: str) -> int:
+        return color(variant, other)
+
+    def plot(curves: Iterable[Curve]) -> list[Row]:
+        return [{"name": one.variant, "color": colored(one.variant), "points": one.points} for one in curves]
+
     return {
-        "groups": groups,
+        "groups": sorted(run_group.groups.values(), key=order),
+        "older": lambda group: older(history, run_group, group.key),
         "boards": boards(run_group, other),
-        "axes": _scaling(run_group, other),
+        "axes": axes(run_group.groups),
         "before": before,
-        "changed": [_changed(change) for change in shown],
+        "changed": shown,
+        "tested": _sentence,
         "kinds": {kind: (kinds[kind], meaning) for kind, meaning in KINDS.items()},
         "alerts": alerts,
         "worse": [change for change in shown if change.worse],
-        "slower_bases": (sum(change.words == "slower" for change in bases), len(bases)),
+        "slower_bases": (sum(change.found.verdict == "slower" for change in bases), len(bases)),
         "alarm": any(alert.kind == "machine" or alert.direction == "slower" for _, alert in alerts),
         "compare_href": "compare.html#" + urlencode(named),
         "exports": EXPORTS,
         "conditions": [(run.path.name, _said(run.header), incomplete(run)) for run in run_group.runs],
         "verdicts": SHOWN,
-        **_choices(run_group.groups.values()),
+        "table": table,
+        "valid": valid,
+        "color": colored,
+        "plot": plot,
     }
 
 
@@ -217,35 +225,6 @@ def _whose(run: BenchRun, device: str, estimate: bool) -> str:
     return f"Your own run {run.path.name} of {day} on {where}"
 
 
-def _scaling(run_group: RunGroup, other: Sequence[str]) -> list[Row]:
-    """Return per base the curves over size, with where autocast starts to pay."""
-    shown = []
-    for axis in scaling_axes(run_group.groups):
-        coloured = [(curve, color(curve.variant, other)) for curve in axis.curves if not curve.variant.endswith(AA)]
-        curves = [{"curve": c, "color": number, "at": {p.size: p for p in c.points}} for c, number in coloured]
-        plot = [
-            {"name": c.variant, "color": number, "points": [[p.size, p.speed, p.low, p.high] for p in c.points]}
-            for c, number in coloured
-        ]
-        shown.append({"axis": axis, "curves": curves, "plot": plot})
-    return shown
-
-
-def summary(history: BenchHistory) -> dict[str, object] | None:
-    """Return the figures about benchmarks on other pages, None without any."""
-    run_group, latest = history.newest, history.latest
-    if run_group is None or latest is None:
-        return None
-    return {
-        "started": run_group.started,
-        "torch": run_group.torch,
-        "note": run_group.note,
-        "workloads": len(latest.groups),
-        "run_groups": len(history.run_groups),
-        "left_out": history.left_out,
-    }
-
-
 def older(history: BenchHistory, shown: RunGroup, key: str) -> str:
     """Return the day a group was measured, where that was before the newest run group, else ""."""
     newest = history.newest
@@ -254,76 +233,14 @@ def older(history: BenchHistory, shown: RunGroup, key: str) -> str:
     return str(shown.source[key].header.get("started", "an unknown run group")).partition("T")[0]
 
 
-def _group(group: Group, since: str, other: Sequence[str]) -> Row:
-    return {
-        "group": group,
-        "older": since,
-        "variants": [_variant(group, variant, other) for variant in group.variants],
-        "text": " ".join((group.key, group.family, group.policy, *(v.name for v in group.variants))).lower(),
-    }
-
-
-def _variant(group: Group, variant: VariantResult, other: Sequence[str]) -> Row:
-    base = group.variants[0]
-    return {
-        "name": variant.name,
-        "color": color(variant.name, other),
-        "aa": variant.name.endswith(AA),
-        "verdict": SHOWN[variant.verdict],
-        "valid": valid(variant),
-        "reason": variant.reason,
-        "time": table.time(variant),
-        "range": f"{table.seconds(variant.low)} to {table.seconds(variant.high)}"
-        if variant.low and variant.high
-        else "",
-        "base": table.seconds(base.seconds),
-        "base_valid": valid(base),
-        "ratio": table.ratio(variant),
-        "default": table.default_ratio(variant),
-        "error": table.error(variant.error),
-        "memory": table.memory(variant.memory),
-        "share": table.share(variant),
-        "rate": table.count(variant.flops_per_second, "FLOP/s"),
-        "precision_check": variant.precision_check,
-        "rounds": variant.rounds,
-        "processes": variant.processes,
-    }
-
-
-def _changed(change: SpeedChange) -> Row:
-    one, two = change.before, change.after
-    reason = (two and two.reason) or ""
-    return {
-        "change": change,
-        "before": SHOWN[one.verdict] if one else None,
-        "after": SHOWN[two.verdict] if two else None,
-        "times": (table.seconds(one.seconds if one else None), table.seconds(two.seconds if two else None)),
-        "ratios": (table.ratio(one) if one else table.NONE, table.ratio(two) if two else table.NONE),
-        "tested": _sentence(change),
-        "reason": reason if change.kind in ("lost", "new") else "",
-        "history_href": "history.html#" + urlencode({"q": change.key}),
-    }
-
-
 def _sentence(change: SpeedChange) -> str:
     """Put the test of two run groups in words, e.g. "slower: 0.91× [0.90, 0.92] of the speed before, p = 0.002"."""
-    if not change.words:
-        return ""
-    ratio = "" if change.ratio is None else f": {change.ratio:.3g}×"
-    if change.low is not None and change.high is not None:
-        ratio += f" [{change.low:.3g}, {change.high:.3g}]"
-    p = " (intervals compared)" if change.p is None else f", p = {change.p:.2g}"
-    return f"{change.words}{ratio} of the speed before{p}" if ratio else change.words
-
-
-def _choices(groups: Iterable[Group]) -> dict[str, object]:
-    """Return the choices of a page's filters."""
-    groups = list(groups)
-    return {
-        "device_names": sorted({group.device for group in groups}),
-        "compiler_names": sorted({group.compiler for group in groups}),
-        "families": sorted({group.family for group in groups}),
-    }
+    found = change.found
+    ratio = "" if found.ratio is None else f": {found.ratio:.3g}×"
+    if found.low is not None and found.high is not None:
+        ratio += f" [{found.low:.3g}, {found.high:.3g}]"
+    p = " (intervals compared)" if found.p is None else f", p = {found.p:.2g}"
+    return f"{found.verdict}{ratio} of the speed before{p}" if ratio else found.verdict
 
 
 def _plain(value: Any) -> str:
