@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip("jax")
 
+from bench.bench_jax_step import seconds
 from bench.conftest import measured
 
 # The first calls of 64 kinds of ops in a new process. PyTorch loads Dynamo at the first op of any, which is apart.
@@ -108,16 +109,6 @@ def _programs(elements: int) -> dict[str, tuple[Callable[..., Any], tuple[Any, .
     }
 
 
-def _seconds(call: Callable[..., Any], arrays: tuple[Any, ...], count: int) -> float:
-    import jax  # noqa: PLC0415  # no other bench makes the device
-
-    started = time.process_time()
-    for _ in range(count):
-        out = call(*arrays)
-    jax.block_until_ready(out)
-    return (time.process_time() - started) / count
-
-
 @pytest.mark.parametrize("elements", [1 << 8, 1 << 10, 1 << 12, 1 << 14, 1 << 16])
 def test_what_cheap_options_cost_later(elements: int, show: Callable[[str], None]) -> None:
     """A call of a program by the options of its size, beside one that is compiled without them."""
@@ -127,10 +118,13 @@ def test_what_cheap_options_cost_later(elements: int, show: Callable[[str], None
 
     ratios = {}
     for name, (function, arrays) in _programs(elements).items():
-        cheap, full = compiled(function, elements), jax.jit(function)
+        sides = [
+            lambda call=call, arrays=arrays: jax.block_until_ready(call(*arrays))
+            for call in (compiled(function, elements), jax.jit(function))
+        ]
         count = max(20, (1 << 20) // elements)
-        spent = [_seconds(call, arrays, 1) for call in (cheap, full)]
-        pairs = [(_seconds(cheap, arrays, count), _seconds(full, arrays, count)) for _ in range(15)]
+        spent = [seconds(side, 1, time.process_time) for side in sides]
+        pairs = [[seconds(side, count, time.process_time) for side in sides] for _ in range(15)]
         ratios[name] = statistics.median(a / b for a, b in pairs)
         more = statistics.median(a - b for a, b in pairs)
         show(

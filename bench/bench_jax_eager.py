@@ -21,18 +21,12 @@ OPS = ("add", "mm", "relu")
 PRELUDE = """
 import json, statistics, time
 import jax, jax.numpy as jnp, torch
+from bench.bench_jax_step import interleaved
 SIZE = 16
 
-def seconds(call, count=200):
-    started = time.perf_counter()
-    for _ in range(count):
-        call()
-    return (time.perf_counter() - started) / count
-
 def ratio(one, other, rounds=41):
-    seconds(one), seconds(other)
-    pairs = [(seconds(one), seconds(other)) for _ in range(rounds)]
-    return statistics.median(a / b for a, b in pairs), statistics.median(a for a, _ in pairs)
+    speed, absolute = interleaved(one, other, rounds, 200)
+    return 1 / speed, absolute
 
 def jax_ops():
     a = jnp.ones((SIZE, SIZE), jnp.float32)

@@ -43,10 +43,12 @@ assert str(low().dtype) == "bfloat16" and str(full().dtype) == "float32"
 """
 
 STEP = """
-from bench.jax_steps import layers, step_of
+from ampcheck.bench.workloads.steps import multilayer
+from bench.jax_steps import step_of
 
 def variant(enabled):
-    step = step_of(layers(), enabled=enabled)
+    torch.manual_seed(0)
+    step = step_of(multilayer(512, 4).to("jax"), enabled=enabled)
     return lambda: device.to_jax(step(x, y)).block_until_ready()
 
 low, full = variant(True), variant(False)

@@ -51,16 +51,19 @@ def step_of(model: nn.Module, *, enabled: bool = True) -> Callable[[torch.Tensor
 
 
 def _pair(
-    model: nn.Module, forward: Callable[..., tuple[jax.Array, Any]], x: torch.Tensor, y: torch.Tensor
+    model: Callable[[], nn.Module], forward: Callable[..., tuple[jax.Array, Any]], *shape: int
 ) -> tuple[Step, Step, Any]:
-    """Return a step in PyTorch, the same in JAX, and the lowered programs of both."""
+    """Return a step in PyTorch on random data of a shape, the same in JAX, and the lowered programs of both."""
+    torch.manual_seed(0)
+    made = model().to("jax")
+    x, y = torch.randn(shape, device="jax"), torch.randn(shape, device="jax")
 
     def copied(tensors: Any) -> dict[str, jax.Array]:
         return {name: jnp.array(device.to_jax(tensor.detach().clone())) for name, tensor in tensors}
 
-    parameters, buffers = copied(model.named_parameters()), copied(model.named_buffers())
+    parameters, buffers = copied(made.named_parameters()), copied(made.named_buffers())
     inputs, targets = device.to_jax(x), device.to_jax(y)
-    torch_step = step_of(model)
+    torch_step = step_of(made)
 
     def loss_of(parameters: Any, buffers: Any, x: jax.Array, y: jax.Array) -> Any:
         out, new = forward(parameters, buffers, x)
@@ -84,39 +87,9 @@ def _pair(
     return ours, jax_step, lowered
 
 
-def _data(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(shape, device="jax"), torch.randn(shape, device="jax")
-
-
-def layers(width: int = 512, depth: int = 4) -> nn.Module:
-    """Return a multilayer perceptron of `depth` layers of `width`, ReLU between them."""
-    torch.manual_seed(0)
-    return multilayer(width, depth).to("jax")
-
-
-def mlp(width: int = 512, depth: int = 4, batch: int = 256) -> tuple[Step, Step, Any]:
-    """Return steps of a multilayer perceptron."""
-    model = layers(width, depth)
-    return _pair(model, lambda p, b, x: reference.mlp(p, b, x, depth), *_data(batch, width))
-
-
-def block(width: int = 256, heads: int = 4, batch: int = 8, length: int = 64) -> tuple[Step, Step, Any]:
-    """Return steps of a transformer block."""
-    torch.manual_seed(0)
-    model = Block(width, heads).to("jax")
-    return _pair(model, lambda p, b, x: reference.block(p, b, x, heads), *_data(batch, length, width))
-
-
-def resnet(channels: int = 64, batch: int = 4, side: int = 28) -> tuple[Step, Step, Any]:
-    """Return steps of a ResNet block with batch norm."""
-    torch.manual_seed(0)
-    return _pair(ResidualBlock(channels).to("jax"), reference.resnet, *_data(batch, channels, side, side))
-
-
-def lstm(width: int = 256, hidden: int = 256, batch: int = 32, length: int = 32) -> tuple[Step, Step, Any]:
-    """Return steps of an LSTM over sequences."""
-    torch.manual_seed(0)
-    return _pair(Tagger(width, hidden).to("jax"), reference.lstm, *_data(length, batch, width))
-
-
-STEPS = {"mlp": mlp, "block": block, "resnet": resnet, "lstm": lstm}
+STEPS: dict[str, Callable[[], tuple[Step, Step, Any]]] = {
+    "mlp": lambda: _pair(lambda: multilayer(512, 4), lambda p, b, x: reference.mlp(p, b, x, 4), 256, 512),
+    "block": lambda: _pair(lambda: Block(256, 4), lambda p, b, x: reference.block(p, b, x, 4), 8, 64, 256),
+    "resnet": lambda: _pair(lambda: ResidualBlock(64), reference.resnet, 4, 64, 28, 28),
+    "lstm": lambda: _pair(lambda: Tagger(256, 256), reference.lstm, 32, 32, 256),
+}
