@@ -1,15 +1,17 @@
 """Choose the runs of a site: read run files newest first, merge those of one run group, keep no more than a cap."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import Run, read
 from ampcheck.runner.summarize import devices, merge, unfinished
+
+R = TypeVar("R")
 
 CAP = 20
 """A site holds this many runs at most; it says how many older ones are left out."""
@@ -56,24 +58,33 @@ def load(paths: Sequence[Path], cap: int = CAP) -> History:
 
     Raises UsageError for no files and for one that is not a run file of this schema.
     """
-    distinct = {path.resolve(): path for path in paths}
-    if not distinct:
+    if not paths:
         raise UsageError("there is no run file to make a site of: `pytest suites` writes one")
-    newest_first = sorted(
-        distinct.values(), key=lambda path: (str(header_of(path).get("started", "")), path.name), reverse=True
-    )
-    run_groups: list[list[Run]] = []
-    read_so_far = 0
-    for path in newest_first:
+    groups, left_out = grouped(paths, read, _same_run_group, cap)
+    return History(tuple(merge(parts) for parts in groups), left_out)
+
+
+def grouped(
+    paths: Sequence[Path], read: Callable[[Path], R], same: Callable[[Sequence[R], R], bool], cap: int
+) -> tuple[list[list[R]], int]:
+    """Read files, newest first, and put those of one occasion together. Returns the groups, and how many are left.
+
+    Args:
+        same: whether a run belongs to the runs of a group.
+        cap: the largest number of groups.
+    """
+    distinct = {path.resolve(): path for path in paths}.values()
+    newest_first = sorted(distinct, key=lambda path: (str(header_of(path).get("started", "")), path.name), reverse=True)
+    groups: list[list[R]] = []
+    for number, path in enumerate(newest_first):
         run = read(path)
-        if run_groups and _same_run_group(run_groups[-1], run):
-            run_groups[-1].append(run)
-        elif len(run_groups) == cap:
-            break
+        if groups and same(groups[-1], run):
+            groups[-1].append(run)
+        elif len(groups) == cap:
+            return groups, len(newest_first) - number
         else:
-            run_groups.append([run])
-        read_so_far += 1
-    return History(tuple(merge(parts) for parts in run_groups), len(newest_first) - read_so_far)
+            groups.append([run])
+    return groups, 0
 
 
 def expected(run: Run) -> int:

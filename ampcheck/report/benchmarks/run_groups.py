@@ -1,5 +1,6 @@
 """Choose the benchmark runs of a site: read and check files, put those of a run group together, keep the newest."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from ampcheck.bench.core.model import Group, VariantResult
 from ampcheck.bench.core.table import INVALID
 from ampcheck.bench.run import exports
 from ampcheck.bench.run.runfile import SCHEMA, BenchRun, read
-from ampcheck.report.history import header_of, together
+from ampcheck.report.history import grouped, header_of, together
 
 CAP = 400
 """A site holds this many run groups at most."""
@@ -106,24 +107,16 @@ def load(paths: Sequence[Path], cap: int = CAP) -> BenchHistory:
 
     Raises UsageError for a file that is not a benchmark file or holds what cannot have been measured.
     """
-    runs = [read(path) for path in {path.resolve(): path for path in paths}.values()]
-    runs.sort(key=lambda run: (str(run.header.get("started", "")), run.path.name), reverse=True)
-    run_groups: list[list[BenchRun]] = []
-    for run in runs:
-        if run_groups and _same_run_group(run_groups[-1], run):
-            run_groups[-1].append(run)
-        else:
-            run_groups.append([run])
-    kept, dropped = run_groups[:cap], run_groups[cap:]
-    names: dict[str, int] = {}
+    kept, left_out = grouped(paths, read, _same_run_group, cap)
+    names: Counter[str] = Counter()
     made = []
     for parts in reversed(kept):
         started = min(str(part.header.get("started", "")) for part in parts)
-        names[started] = names.get(started, 0) + 1
+        names[started] += 1
         name = started if names[started] == 1 else f"{started}~{names[started]}"
         source = {key: run for run in parts for key in run.groups}
         made.append(RunGroup(name, tuple(parts), {key: run.groups[key] for key, run in source.items()}, source))
-    return BenchHistory(tuple(reversed(made)), sum(map(len, dropped)))
+    return BenchHistory(tuple(reversed(made)), left_out)
 
 
 def valid(variant: VariantResult | None) -> bool:

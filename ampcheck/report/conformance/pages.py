@@ -68,6 +68,7 @@ FILTERS: Mapping[str, Callable[..., str]] = {
     "first_line": first_line,
     "shorten": lambda text: shorten(text, 400, placeholder=" …"),
     "capitalize_first": lambda text: text[:1].upper() + text[1:],
+    "shell": lambda words: shlex.join(map(str, words)),
 }
 
 
@@ -314,36 +315,11 @@ def about(history: History) -> dict[str, object]:
     """Versions, devices, machine and command of the newest run, file by file."""
     run = history.newest
     alone = {**run.header, "file": run.path.name, "note": run.note, "ran": ran(run)}
-    parts = []
-    for header in run.header.get("parts", [alone]):
-        machine = header.get("machine", {})
-        parts.append(
-            {
-                "file": header["file"],
-                "note": header["note"],
-                "ran": header["ran"],
-                "cases": header.get("cases", 0),
-                "started": header.get("started", ""),
-                "command": shlex.join(map(str, header.get("command", []))),
-                "manifest": header.get("manifest", ""),
-                "seed": header.get("seed", ""),
-                "nightly": header.get("nightly", False),
-                "schema": header.get("schema", ""),
-                "versions": header.get("versions", {}),
-                "machine": ", ".join(f"{name}: {value}" for name, value in machine.items()),
-            }
-        )
-    shown = [
-        {
-            "name": device["name"],
-            "type": device.get("type", ""),
-            "key": device.get("key", ""),
-            "has_values": device.get("has_values", True),
-            "text": ", ".join(f"{name}: {value}" for name, value in device.items() if name not in _DESCRIBED),
-        }
-        for device in run.header.get("devices", [])
-    ]
-    return {"parts": parts, "devices": shown}
+    return {
+        "parts": run.header.get("parts", [alone]),
+        "devices": run.header.get("devices", []),
+        "described": _DESCRIBED,
+    }
 
 
 def judged(run: Run) -> tuple[str, str]:
