@@ -11,7 +11,7 @@ starts with none, one that comes back goes on with its own.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, stdev
@@ -65,23 +65,23 @@ class Move:
 class Alert:
     """Something a reader has to know of the last run group.
 
-    `kind`: one of `KINDS`. `series`: "" where it is about several, which `members` lists. `ratio`: of speeds, now over
-    before; `direction` "slower", "faster" or "". `since`: the first run group of it. `new`: whether the run group
-    before did not have it yet. `changes`: what else changed about then, e.g. "torch 2.12.0 → 2.13.0 on 2026-05-03".
+    `kind`: one of `KINDS`. `sentence`: with what else changed about then, e.g. "torch 2.12.0 → 2.13.0 on 2026-05-03".
+    `since`: the first run group of it. `new`: whether the run group before did not have it yet. `series`: "" where it
+    is about several, which `members` lists. `ratio`: of speeds, now over before.
     """
 
     kind: str
     sentence: str
+    since: str
+    new: bool
     series: str = ""
     ratio: float | None = None
-    direction: str = ""
-    since: str = ""
-    new: bool = True
-    changes: tuple[str, ...] = ()
     members: tuple[str, ...] = ()
 
-
-Rule = Callable[[Sequence[float]], Move | None]
+    @property
+    def direction(self) -> str:
+        """Return "slower", "faster", or "" where nothing moved."""
+        return "" if self.ratio is None else _way(self.ratio)
 
 
 def moved(values: Sequence[float]) -> Move | None:
@@ -115,7 +115,7 @@ def marks(runs: Sequence[RunFigures]) -> list[tuple[str, str]]:
     return found
 
 
-def alerts(runs: Sequence[RunFigures], rule: Rule = moved) -> list[Alert]:
+def alerts(runs: Sequence[RunFigures]) -> list[Alert]:
     """Return the alerts of the last run group, in the order of `KINDS`, the largest moves first.
 
     Where more than `TOGETHER` of the judged series move the same way, that is one alert about the machine; a series is
@@ -127,14 +127,12 @@ def alerts(runs: Sequence[RunFigures], rule: Rule = moved) -> list[Alert]:
     _check(runs)
     last = runs[-1]
     history = [run for run in runs if run.machine == last.machine]
-    today = _movers(history, rule)
-    before = _movers(history[:-1], rule)
+    today, before = _movers(history), _movers(history[:-1])
     found: list[Alert] = []
     single = dict(today.moves)
     old = {(name, move.ratio > 1) for name, (move, _) in before.moves.items()}
     for faster in (False, True):
-        group = today.together(faster)
-        if group:
+        if group := today.together(faster):
             shift = median(math.log(move.ratio) for move, _ in group.values())
             found.append(_machine(group, math.exp(shift), len(today.judged), runs, bool(before.together(faster))))
             for name, (move, _) in group.items():
@@ -159,7 +157,7 @@ class _Movers:
         return group if len(group) >= FEWEST and len(group) > TOGETHER * len(self.judged) else {}
 
 
-def _movers(history: Sequence[RunFigures], rule: Rule) -> _Movers:
+def _movers(history: Sequence[RunFigures]) -> _Movers:
     """Judge the series that the last of these run groups measured."""
     found = _Movers([], [], {})
     for name in _measured(history[-1]) if history else []:
@@ -168,7 +166,7 @@ def _movers(history: Sequence[RunFigures], rule: Rule) -> _Movers:
             found.few.append(name)
             continue
         found.judged.append(name)
-        move = rule([value for _, value in figures])
+        move = moved([value for _, value in figures])
         if move is not None:
             found.moves[name] = (move, figures[-move.since][0])
     return found
@@ -188,15 +186,11 @@ def _check(runs: Sequence[RunFigures]) -> None:
                 raise UsageError(f"{name} is {value:g} s in the run group of {run.started}, which no call can take")
 
 
-def _changes(since: str, runs: Sequence[RunFigures]) -> tuple[str, ...]:
-    """Return what changed within a run group of that one; the split into levels can be off by one."""
+def _changes(since: str, runs: Sequence[RunFigures]) -> str:
+    """Say what changed within a run group of that one; the split into levels can be off by one."""
     place = next(index for index, run in enumerate(runs) if run.started == since)
     near = runs[max(place - 2, 0) : place + 2]
-    return tuple(f"{what} on {started}" for started, what in marks(near))
-
-
-def _tail(changes: tuple[str, ...]) -> str:
-    return "".join(f"; {change}" for change in changes)
+    return "".join(f"; {what} on {started}" for started, what in marks(near))
 
 
 def _some(names: Sequence[str]) -> str:
@@ -209,11 +203,10 @@ def _way(ratio: float) -> str:
 
 
 def _series(name: str, move: Move, since: str, runs: Sequence[RunFigures], old: bool) -> Alert:
-    changes = _changes(since, runs)
-    way = _way(move.ratio)
     noise = f"below {move.threshold:.2f}" if move.ratio > 1 else f"above {1 / move.threshold:.2f}"
-    sentence = f"{name} is {way} since {since}: {move.ratio:.2f} × its former speed, where noise stays {noise} ×"
-    return Alert("series", sentence + _tail(changes), name, move.ratio, way, since, not old, changes)
+    speed = f"{move.ratio:.2f} × its former speed, where noise stays {noise} ×"
+    sentence = f"{name} is {_way(move.ratio)} since {since}: {speed}{_changes(since, runs)}"
+    return Alert("series", sentence, since, not old, name, move.ratio)
 
 
 def _machine(
@@ -221,54 +214,39 @@ def _machine(
 ) -> Alert:
     starts = sorted(since for _, since in group.values())
     since = max(starts, key=starts.count)
-    changes = _changes(since, runs)
-    way = _way(ratio)
-    sentence = f"{len(group)} of {judged} series are {way} together since {since}, {ratio:.2f} × their former speed"
-    sentence += ": it is the machine, or something that all of them use"
-    return Alert(
-        "machine", sentence + _tail(changes), "", ratio, way, since, not old, changes, members=tuple(sorted(group))
+    moved = (
+        f"{len(group)} of {judged} series are {_way(ratio)} together since {since}, {ratio:.2f} × their former speed"
     )
+    sentence = f"{moved}: it is the machine, or something that all of them use{_changes(since, runs)}"
+    return Alert("machine", sentence, since, not old, ratio=ratio, members=tuple(sorted(group)))
 
 
 def _not_measured(runs: Sequence[RunFigures]) -> list[Alert]:
     """Series of the last month without a figure in the last run group, by the run group since when they have none."""
-    measured = set(_measured(runs[-1]))
     gone: dict[str, list[str]] = {}
     window = runs[-BASELINE - 1 :]
-    for name in sorted({name for run in window for name in run.values} - measured):
+    for name in sorted({name for run in window for name in run.values}.difference(_measured(runs[-1]))):
         had = [index for index, run in enumerate(window) if run.values.get(name) is not None]
         gone.setdefault(window[had[-1] + 1 if had else 0].started, []).append(name)
-    return [
-        Alert(
-            "not measured",
-            f"{len(names)} series {'was' if len(names) == 1 else 'were'} not measured since {since}: {_some(names)}",
-            since=since,
-            new=since == runs[-1].started,
-            members=tuple(names),
-        )
-        for since, names in sorted(gone.items(), reverse=True)
-    ]
+    found = []
+    for since, names in sorted(gone.items(), reverse=True):
+        verb = "was" if len(names) == 1 else "were"
+        sentence = f"{len(names)} series {verb} not measured since {since}: {_some(names)}"
+        found.append(Alert("not measured", sentence, since, since == runs[-1].started, members=tuple(names)))
+    return found
 
 
 def _not_judged(history: Sequence[RunFigures], today: _Movers, runs: Sequence[RunFigures]) -> list[Alert]:
-    if not today.few:
+    few = today.few
+    if not few:
         return []
-    since = next(run.started for run in history if not set(today.few).isdisjoint(_measured(run)))
-    changes = _changes(since, runs)
+    since = next(run.started for run in history if not set(few).isdisjoint(_measured(run)))
+    has, are = ("has", "is") if len(few) == 1 else ("have", "are")
     sentence = (
-        f"{len(today.few)} series {'has' if len(today.few) == 1 else 'have'} fewer than {RECENT + ENOUGH} run groups "
-        f"on {runs[-1].machine} and {'is' if len(today.few) == 1 else 'are'} not judged yet: {_some(today.few)}"
+        f"{len(few)} series {has} fewer than {RECENT + ENOUGH} run groups on {runs[-1].machine} and {are} not judged "
+        f"yet: {_some(few)}{_changes(since, runs)}"
     )
-    return [
-        Alert(
-            "not judged",
-            sentence + _tail(changes),
-            since=since,
-            new=since == runs[-1].started,
-            changes=changes,
-            members=tuple(today.few),
-        )
-    ]
+    return [Alert("not judged", sentence, since, since == runs[-1].started, members=tuple(few))]
 
 
 def _spread(logs: Sequence[float]) -> float:

@@ -159,7 +159,7 @@ def listed(history: BenchHistory) -> list[tuple[str, Alert]]:
     for device, own in by_device(history).items():
         if history.newest and own[-1].started != history.newest.name:
             sentence = f"{device} was not measured in the newest run group, the last time was {own[-1].started}"
-            out.append((device, Alert("not measured", sentence, since=own[-1].started, new=False)))
+            out.append((device, Alert("not measured", sentence, own[-1].started, new=False)))
         else:
             out += [(device, alert) for alert in alerts.alerts(own)]
     return sorted(out, key=lambda item: alerts.KINDS.index(item[1].kind))
