@@ -2,6 +2,7 @@
 
 import inspect
 import io
+import json
 import os
 import re
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -91,6 +92,36 @@ class Waits(TorchFunctionMode):
 
 DEVICES = (Dying(), Swapped(), Hanging())
 '''
+
+
+ENTRY = {
+    "id": "one",
+    "cases": ["downcast/*"],
+    "kind": "deviation",
+    "reason": "Because.",
+    "link": "unreported",
+    "raises": "x",
+    "torch": ">=2.11",
+    "added": "2026-11-20",
+}
+"""A known deviation."""
+
+
+def toml(*entries: dict[str, object]) -> str:
+    """A deviations file."""
+    return "\n".join(
+        "[[deviation]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in entry.items())
+        for entry in entries
+    )
+
+
+def write_suites(folder: Path, files: Mapping[str, str]) -> None:
+    """Write suite files of those texts, by their paths below `suites`."""
+    for name, text in files.items():
+        path = folder / "suites" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    (folder / "suites" / "__init__.py").touch()
 
 
 _PLUGINS_OFF = [

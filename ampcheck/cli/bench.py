@@ -102,9 +102,8 @@ def verify(args: argparse.Namespace) -> int:
     """Run `ampcheck.bench.run.verify` with one thread. Returns 0 where every promise holds, else 1."""
     from ampcheck.bench.run.group import environment  # noqa: PLC0415  # imports torch
 
-    return subprocess.run(
-        [sys.executable, "-m", "ampcheck.bench.run.verify"], env=environment(1), check=False
-    ).returncode
+    command = [sys.executable, "-m", "ampcheck.bench.run.verify"]
+    return subprocess.run(command, env=environment(1), check=False).returncode
 
 
 def export(args: argparse.Namespace) -> int:
@@ -112,14 +111,8 @@ def export(args: argparse.Namespace) -> int:
     from ampcheck.bench.run import exports  # noqa: PLC0415  # imports torch
     from ampcheck.bench.run.runfile import read  # noqa: PLC0415  # imports torch
 
-    writers = dict(
-        zip(
-            FORMATS,
-            (exports.as_markdown, exports.as_csv, exports.pytest_benchmark_json, exports.smaller_is_better),
-            strict=True,
-        )
-    )
-    print(writers[args.format](read(args.file)))
+    writers = (exports.as_markdown, exports.as_csv, exports.pytest_benchmark_json, exports.smaller_is_better)
+    print(writers[FORMATS.index(args.format)](read(args.file)))
     return 0
 
 

@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
-from ampcheck.errors import UsageError
 from ampcheck.runner.record import versions
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -36,17 +35,6 @@ def add_compiler(parser: argparse.ArgumentParser, what: str) -> None:
     add = parser.add_argument
     add("--compiler", action="append", default=[], metavar="NAME", help=what)
     add("--executor", action="append", dest="compiler", help=argparse.SUPPRESS)
-
-
-def print_or_write(text: str, out: Path | None, what: str) -> None:
-    """Write a text to a file, or print it where there is none. Raises UsageError where the file cannot be written."""
-    if out is None:
-        print(text, end="")
-        return
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"the {what} {out} cannot be written: {error.strerror}") from error
 
 
 _ANSWERS = 1000

@@ -4,9 +4,9 @@ import argparse
 import os
 from pathlib import Path
 
-from ampcheck.cli.common import Subparsers, print_or_write
+from ampcheck.cli.common import Subparsers
 from ampcheck.errors import UsageError
-from ampcheck.runner.record import output_file, read
+from ampcheck.runner.record import output_file, print_or_write, read
 from ampcheck.runner.summarize import compare, merge
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ampcheck.cli.common import Subparsers
 from ampcheck.errors import UsageError
+from ampcheck.runner.record import counted
 from ampcheck.tools.lint import NAMED, RULES, TRAINING, Read, Report, find, lint_files
 from ampcheck.tools.lint.fix import fix_files
 from ampcheck.tools.user_program import screen_width
@@ -23,11 +24,8 @@ def add(commands: Subparsers) -> None:
     parser.add_argument("--format", choices=tuple(_FORMATS), default="text", help="by default text")
     parser.add_argument("--select", metavar="RULES", help="look for these rules alone, e.g. AMP001,bound")
     parser.add_argument("--ignore", metavar="RULES", help="look for all rules but these")
-    parser.add_argument(
-        "--fix",
-        action="store_true",
-        help="first rewrite deprecated torch.cuda.amp (AMP033) and questions for the state",
-    )
+    what = "first rewrite deprecated torch.cuda.amp (AMP033) and questions for the state"
+    parser.add_argument("--fix", action="store_true", help=what)
     parser.add_argument("--rules", action="store_true", help="print the rules and end")
     parser.set_defaults(run=run)
 
@@ -52,14 +50,14 @@ def run(args: argparse.Namespace) -> int:
     read = Read(exclude=tuple(settings.get("exclude", ())))
     if args.fix:
         fixed = fix_files(paths, read)
-        print(f"{fixed} file{'' if fixed == 1 else 's'} rewritten", file=sys.stderr)
+        print(f"{counted(fixed, 'file')} rewritten", file=sys.stderr)
     found = lint_files(paths, [rule for rule in selected if rule not in (chosen["ignore"] or ())], read)
     for reason in read.unread:
         print(f"ampcheck: {reason}", file=sys.stderr)
     print(_FORMATS[args.format](found))
     if args.format == "text":
         counts = {"file": read.files, "region": read.regions, "scaler": read.scalers}
-        seen = ", ".join(_number(count, what) for what, count in counts.items())
+        seen = ", ".join(counted(count, what) for what, count in counts.items())
         for name in read.unfollowed:
             print(f"not followed, for it has too many paths: {name}")
         print(f"read {seen}; reading does not know values, dtypes of tensors, and what")
@@ -109,10 +107,6 @@ def _listed() -> str:
     return "\n".join(lines)
 
 
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
 def _text(found: list[Report]) -> str:
     width = screen_width()
     lines = []
@@ -123,11 +117,7 @@ def _text(found: list[Report]) -> str:
             kept + said, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
         )
         lines += [line.replace("\0", " ") for line in wrapped]
-    return "\n".join([*lines, _number(len(found), "report")])
-
-
-def _json(found: list[Report]) -> str:
-    return json.dumps([report.fields() for report in found], indent=2)
+    return "\n".join([*lines, counted(len(found), "report")])
 
 
 def _said(report: Report) -> str:
@@ -176,4 +166,9 @@ def _sarif(found: list[Report]) -> str:
     return json.dumps({"$schema": schema, "version": "2.1.0", "runs": runs}, indent=2)
 
 
-_FORMATS: dict[str, Callable[[list[Report]], str]] = {"text": _text, "json": _json, "sarif": _sarif, "github": _github}
+_FORMATS: dict[str, Callable[[list[Report]], str]] = {
+    "text": _text,
+    "json": lambda found: json.dumps([report.fields() for report in found], indent=2),
+    "sarif": _sarif,
+    "github": _github,
+}

@@ -4,9 +4,9 @@ import argparse
 import json
 from pathlib import Path
 
-from ampcheck.cli.common import Subparsers, add_device, print_or_write, tell
+from ampcheck.cli.common import Subparsers, add_device, tell
 from ampcheck.errors import UsageError
-from ampcheck.runner.record import output_file
+from ampcheck.runner.record import output_file, print_or_write
 
 
 def add_coverage(commands: Subparsers) -> None:
@@ -77,24 +77,12 @@ def add_power(commands: Subparsers) -> None:
     add("--rule", action="append", default=[], metavar="RULE", help="try the cases of this rule alone; again for more")
     add("--nightly", action="store_true", help="try mutants that no case of every run notices on nightly cases, too")
     add("--most", type=int, default=25, metavar="N", help="how many cases a mutant is tried on; default: 25")
-    add(
-        "--work",
-        type=Path,
-        default=Path("build") / "power",
-        metavar="FOLDER",
-        help="where results are kept as they come",
-    )
-    add(
-        "--json",
-        type=output_file,
-        metavar="FILE",
-        help="write the figures to a file; ampcheck report shows REPORTS/power.json",
-    )
-    add(
-        "--own",
-        action="store_true",
-        help="mutate what compares in ampcheck itself instead, each function, and run ampcheck's own tests",
-    )
+    what = "where results are kept as they come"
+    add("--work", type=Path, default=Path("build") / "power", metavar="FOLDER", help=what)
+    what = "write the figures to a file; ampcheck report shows REPORTS/power.json"
+    add("--json", type=output_file, metavar="FILE", help=what)
+    what = "mutate what compares in ampcheck itself instead, each function, and run ampcheck's own tests"
+    add("--own", action="store_true", help=what)
     parser.set_defaults(run=power)
 
 

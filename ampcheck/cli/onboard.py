@@ -20,13 +20,11 @@ def add(commands: Subparsers) -> None:
     """Declare the command."""
     parser = commands.add_parser("onboard", help="check step by step whether a device is ready for a run")
     parser.add_argument("device", metavar="DEVICE", nargs="?", help="the device; with --package it is found")
-    parser.add_argument(
-        "--package", metavar="PACKAGE", help="write the device module of the backend that this package makes"
-    )
+    what = "write the device module of the backend that this package makes"
+    parser.add_argument("--package", metavar="PACKAGE", help=what)
     add_device_module(parser)
-    parser.add_argument(
-        "--timeout", type=seconds, default=120.0, metavar="SECONDS", help="what a step may take; default: 120"
-    )
+    what = "what a step may take; default: 120"
+    parser.add_argument("--timeout", type=seconds, default=120.0, metavar="SECONDS", help=what)
     parser.set_defaults(run=run)
 
 

@@ -5,6 +5,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 
@@ -34,18 +35,14 @@ def earlier(folder: Path, cases: Collection[str]) -> Run | None:
     """Return the newest complete run in a folder that has nearly all of the cases; None where there is no such run."""
     dated = []
     for path in folder.glob("*.jsonl"):
-        try:
+        with suppress(OSError):  # it was removed since
             dated.append((path.stat().st_mtime, path))
-        except OSError:  # it was removed since
-            continue
     for _, path in sorted(dated, reverse=True)[:_LOOKED_AT]:
-        try:
+        with suppress(UsageError):  # a damaged file is for `ampcheck report` to tell
             run = read(path)
-        except UsageError:  # a damaged file is for `ampcheck report` to tell
-            continue
-        common = sum(1 for key in cases if key in run.results)
-        if run.footer is not None and common and common >= _ALIKE * len(cases):
-            return run
+            common = sum(1 for key in cases if key in run.results)
+            if run.footer is not None and common and common >= _ALIKE * len(cases):
+                return run
     return None
 
 
@@ -111,11 +108,6 @@ class Progress:
     def __init__(self) -> None:
         self._over = sys.stderr.isatty()
         self._begun = time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        """Return the time since the start."""
-        return time.monotonic() - self._begun
 
     def text(self, text: str) -> None:
         """Show a line."""

@@ -17,24 +17,19 @@ def interleave(workers: Sequence[Callable[[], Iterator[None]]], within: Within) 
     """
     errors: list[BaseException] = []
 
-    def run(steps: Callable[[], Iterator[None]]) -> Iterator[None]:
+    def run(steps: Callable[[], Iterator[None]]) -> Iterator[bool]:
         with within():
-            yield from steps()
-
-    def goes_on(steps: Iterator[None]) -> bool:
-        try:
-            next(steps)
-        except StopIteration:
-            return False
-        except BaseException as error:  # handed to the thread that waits for this one
-            errors.append(error)
-            return False
-        return True
+            for _ in steps():
+                yield True
 
     with ExitStack() as stack:
         waiting = [(stack.enter_context(ThreadPoolExecutor(1)), run(steps)) for steps in workers]
         while waiting:
-            waiting = [(thread, steps) for thread, steps in waiting if thread.submit(goes_on, steps).result()]
+            for turn in [*waiting]:
+                step = turn[0].submit(next, turn[1], False)
+                errors += [error] if (error := step.exception()) else []
+                if error or not step.result():
+                    waiting.remove(turn)
     if errors:
         raise errors[0]
 

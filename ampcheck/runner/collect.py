@@ -357,7 +357,7 @@ def notes(config: pytest.Config) -> list[str]:
 
 def header(config: pytest.Config, devices: Iterable[Device], cases: Iterable[str], now: datetime) -> dict[str, Any]:
     """Return the header of a run file for the cases of those keys on some devices."""
-    option = config.option
+    option, named = config.option, platform.uname()
     cases = list(cases)
     return {
         "started": f"{now:%Y-%m-%dT%H:%M:%SZ}",
@@ -377,9 +377,9 @@ def header(config: pytest.Config, devices: Iterable[Device], cases: Iterable[str
         "preflight": config.stash.get(NOTES, []),
         "drift": live_drift(),
         "machine": {
-            "system": platform.system(),
-            "release": platform.release(),
-            "machine": platform.machine(),
+            "system": named.system,
+            "release": named.release,
+            "machine": named.machine,
             "cores": os.cpu_count(),
         },
     }
@@ -406,14 +406,6 @@ def manifest(found: Found) -> str:
         case = {name: text for name, text in found[key].items() if name not in ("suite", "rule", "id", "node")}
         lines.append(f"{key}\t{json.dumps(case)}\n")
     return "".join(lines)
-
-
-def write_manifest(path: Path, found: Found) -> None:
-    """Write a manifest. Raises UsageError where that cannot be done."""
-    try:
-        path.write_text(manifest(found), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"the manifest {path} cannot be written: {error.strerror}") from error
 
 
 def expected(config: pytest.Config, found: Found, choice: Choice) -> Found:

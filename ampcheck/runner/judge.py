@@ -199,17 +199,11 @@ class Judge:
             node = f"{item.path}{node[node.index('::') :]}"
         line = pytest_line(node, device, self._modules, installed=away, further=self._further)
         try:
-            program = self._in_plain_torch(item, case, device, message if ran else "")
+            kind = check_of(case) or self._scenario(item)
+            program = kind.program(case, device, message if ran else "", self._modules, ran=ran and bool(message))
         except Exception as error:  # a result must not be lost because its reproduction cannot be written
             program = f"# This reproduction could not be written: {one_line(error)}"
         return {"node": item.nodeid, "message": message, "pytest": line, "torch": program}
-
-    def _in_plain_torch(self, function: pytest.Function, case: Case, device: Device, message: str) -> str:
-        """Return a case as a program that imports no ampcheck."""
-        modules, ran = self._modules, bool(message)
-        if (kind := check_of(case)) is not None:
-            return kind.program(case, device, message, modules, ran=ran)
-        return self._scenario(function).program(case, device, message, modules, ran=ran)
 
     @staticmethod
     def _scenario(item: pytest.Function) -> ScenarioCheck:

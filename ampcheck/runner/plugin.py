@@ -19,8 +19,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from ampcheck.errors import UsageError
-from ampcheck.runner.record import Result, cause_text, new_run_file, read, seed_of_programs, unmeasured
-from ampcheck.runner.run import JUDGING, SELECTION, RunPlan, suite_by_name, suites_folder
+from ampcheck.runner.record import (
+    Result,
+    cause_text,
+    new_run_file,
+    print_or_write,
+    read,
+    seed_of_programs,
+    unmeasured,
+)
+from ampcheck.runner.run import JUDGING, SELECTION, RunPlan, share_of, suite_by_name, suites_folder
 from ampcheck.runner.summarize import RunRecorder, choice_lines, stale_lines
 from ampcheck.runner.worker import Channel
 
@@ -198,9 +206,9 @@ class Plugin:
         collector, judge = self.collector, self.judge
         found = collector.found(self._selected)
         if path := self.config.option.write_manifest:
-            from ampcheck.runner.collect import write_manifest  # noqa: PLC0415  # imports torch
+            from ampcheck.runner.collect import manifest  # noqa: PLC0415  # imports torch
 
-            self._or_exit(lambda: write_manifest(path, found))
+            self._or_exit(lambda: print_or_write(manifest(found), path, "manifest"))
         if (child := self.child) is not None:
             self._preflight(found)
             self._or_exit(lambda: child.begin(collector, self.config, found, self._deselected))
@@ -253,7 +261,13 @@ class Plugin:
         """Examine the devices of the cases that a run begins with; its notes go to the header."""
         if self.config.option.collectonly or (self.child and not self.child.first):
             return
-        notes = self._or_exit(lambda: _examine(self.config, self._devices(), found, self.child))
+        from ampcheck.devices.preflight import before_run  # noqa: PLC0415  # imports torch
+        from ampcheck.runner.collect import NOTES  # noqa: PLC0415  # imports torch
+
+        names, child = {case["device"] for case in found.values()}, self.child
+        devices = [device for device in self._devices() if device.name in names]
+        tell = (lambda device, step: child.preflight(f"device {device.name!r}: {step}")) if child else lambda *_: None
+        notes = self._or_exit(lambda: self.config.stash.setdefault(NOTES, before_run(devices, tell)))
         if self.child is None and (reporter := self.config.pluginmanager.get_plugin("terminalreporter")):
             for note in notes:
                 reporter.write_line(note)
@@ -399,7 +413,8 @@ class SupervisedRun(Channel):
         def has(item: pytest.Item) -> bool:
             case = case_of(item)
             fields = (case.op, case.sample, case.inputs) if case is not None else ("", "", "")
-            return self._plan.has(item.nodeid, *fields, count) and (case is None or case.key not in done)
+            own = share_of(item.nodeid, *fields, count) == self._plan.share and item.nodeid not in self._plan.done
+            return own and (case is None or case.key not in done)
 
         return list(filter(has, items))
 
@@ -450,16 +465,3 @@ class SupervisedRun(Channel):
 def _marker(definition: Any) -> pytest.Mark | None:
     found: pytest.Mark | None = definition.get_closest_marker("op_cases") or definition.get_closest_marker("scenario")
     return found
-
-
-def _examine(config: pytest.Config, devices: Sequence[Device], found: Found, child: SupervisedRun | None) -> list[str]:
-    """Take the preflight of the devices of some cases, and keep its notes for the header."""
-    from ampcheck.devices.preflight import before_run  # noqa: PLC0415  # imports torch
-    from ampcheck.runner.collect import NOTES  # noqa: PLC0415  # imports torch
-
-    names = {case["device"] for case in found.values()}
-    notes = before_run(
-        [device for device in devices if device.name in names],
-        lambda device, step: child.preflight(f"device {device.name!r}: {step}") if child else None,
-    )
-    return config.stash.setdefault(NOTES, notes)

@@ -245,6 +245,17 @@ def output_file(path: str | Path, what: str = "file", *, folders: bool = False) 
     return path
 
 
+def print_or_write(text: str, out: Path | None, what: str) -> None:
+    """Write a text to a file, or print it where there is none. Raises UsageError where the file cannot be written."""
+    if out is None:
+        print(text, end="")
+        return
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"the {what} {out} cannot be written: {error.strerror}") from error
+
+
 @dataclass(slots=True)
 class Lines:
     """What a file holds: the header, the lines between with their numbers, the footer if it has one.

@@ -208,10 +208,6 @@ class RunPlan:
         """Return how many shares so many cases are divided into."""
         return max(1, min(self.shares, cases // self.least)) if self.least else self.shares
 
-    def has(self, node: str, op: str, sample: str, inputs: str, processes: int) -> bool:
-        """Return whether a case that is not done yet is of this child's share; its fields are those of `share_of`."""
-        return share_of(node, op, sample, inputs, processes) == self.share and node not in self.done
-
 
 def share_of(node: str, op: str, sample: str, inputs: str, processes: int) -> int:
     """Return the share of a case, from 0, by its fields alone, so that no child depends on another's order.
@@ -279,14 +275,9 @@ class Supervisor:
     ) -> None:
         # The child reads its plan from file 0, and what it says below Python as it dies stays in its log.
         self._command = [*arguments, "--capture=sys", "--supervised"]
-        self._env = env
-        self._recorder = recorder
-        self._processes = processes
-        self._least = least
-        self._timeout = timeout
-        self._max_red = max_red
-        self._resumed = resumed
-        self._tick = tick
+        self._env, self._recorder, self._tick = env, recorder, tick
+        self._processes, self._least = processes, least
+        self._timeout, self._max_red, self._resumed = timeout, max_red, resumed
         self._groups: list[Sequence[str]] = [()]
         """The names of the devices of each group; the first child says which there are."""
         self._heads: dict[int, dict[str, Any]] = {}
@@ -502,14 +493,8 @@ class Supervisor:
             seconds=round(time.monotonic() - share.since, 3),
         )
         share.child.stop()
-        plan = RunPlan(
-            share.number,
-            self._processes,
-            self._groups[share.group],
-            self._least,
-            sorted(share.done),
-            share.dead.filled(),
-        )
+        devices, done = self._groups[share.group], sorted(share.done)
+        plan = RunPlan(share.number, self._processes, devices, self._least, done, share.dead.filled())
         share.child = self._child(plan, leave=True)
         share.since, share.current, share.answered = time.monotonic(), "", False
         share.collected, share.ended = False, ""

@@ -34,11 +34,7 @@ def op_cases(rule: str, *, database: bool = False, compiled: bool = False) -> Ca
     `compiled`: instead, once for every op case of the rule that runs through a compiler; see `ampcheck.compilers`.
     """
 
-    def mark(function: F) -> F:
-        marked: F = pytest.mark.op_cases(rule, database=database, compiled=compiled)(function)
-        return marked
-
-    return mark
+    return pytest.mark.op_cases(rule, database=database, compiled=compiled)
 
 
 def check(case: Case, device: Device) -> None:

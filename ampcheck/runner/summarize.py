@@ -495,11 +495,6 @@ class RunRecorder:
             )
             yield f"JUnit: {self.junit_file}"
 
-    @property
-    def summary_file(self) -> Path | None:
-        """Return the Markdown summary, beside the run file."""
-        return beside(self.run_file) if self.run_file else None
-
     def red(self) -> int:
         """Return how many cases are red so far."""
         return len(self._red)
@@ -516,7 +511,8 @@ class RunRecorder:
         """Return what a terminal shows at the end: the verdict, causes, a table, and what the run itself met."""
         results = self.results.values()
         parts = [verdict(results, [*self.stale, *self.notes]), ""]
-        parts += [f"{causes(results, self.reproduced, str(self.summary_file or ''))}\n"] if self._red else []
+        more = str(beside(self.run_file)) if self.run_file else ""
+        parts += [f"{causes(results, self.reproduced, more)}\n"] if self._red else []
         parts += [table(results), *filter(None, [nothing_passed(results)]), *warned(results)]
         parts += [*(f"stale: {line}" for line in self.stale), *(f"note: {line}" for line in self.notes)]
         for file, keys in self.baselines.items():

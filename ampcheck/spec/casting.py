@@ -40,16 +40,12 @@ class Expectation:
     `leaves`: dtype of each tensor argument, in order. `overload`: the overload whose kernel runs (another one than was
     called only for `append`). `dtype_kwarg`: the value autocast fills in for `dtype=`, or None where it must leave the
     caller's choice alone. `error`: a part of the message where the call must be refused, else None.
-    `casts`: how many tensor arguments change dtype.
     """
 
     leaves: tuple[str, ...]
     overload: str
     dtype_kwarg: str | None = None
     error: str | None = None
-
-    def casts(self, given: Sequence[Leaf]) -> int:
-        return sum(1 for leaf, dtype in zip(given, self.leaves, strict=True) if leaf.dtype != dtype)
 
 
 # fp32_append_dtype sends a call to the overload that takes a dtype; its schema differs, so the name does too.

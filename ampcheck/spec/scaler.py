@@ -11,6 +11,7 @@ keeps the promise and the difference is a deviation.
 
 import struct
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
 
@@ -169,7 +170,8 @@ class Scaler:
         self.tracker += 1
         if self.tracker >= self.growth_interval:
             grown = self.current * self.growth_factor
-            self.current = float32(grown) if isfinite(grown) and fits_float32(grown) else self.current
+            with suppress(Refused):  # the scale stays where float32 ends
+                self.current = float32(grown) if isfinite(grown) else self.current
             self.tracker = 0
 
     def state(self) -> dict[str, float]:
@@ -211,12 +213,3 @@ class Scaler:
     def _needs_scale(self, call: str) -> None:
         if self.lazy:
             raise Refused(AssertionError, NO_SCALE.format(call))
-
-
-def fits_float32(value: float) -> bool:
-    """Return whether float32 holds a number, rounded."""
-    try:
-        float32(value)
-    except Refused:
-        return False
-    return True

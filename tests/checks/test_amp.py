@@ -4,12 +4,15 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import count
+from typing import Any
 
 import pytest
 import torch
 
 from ampcheck.checks.amp import Amp
 from ampcheck.checks.scenario import DeviceAmp
+from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.registry import known
 from ampcheck.errors import Broken, CheckFailure, HarnessError, Unsupported
@@ -98,80 +101,75 @@ def test_what_raises_everywhere_is_unsupported(blind: DeviceAmp) -> None:
         blind.finish()
 
 
-def warning(text: str = "", kind: type[Warning] = UserWarning) -> Callable[[], int]:
+def warning(text: str = "") -> Callable[[], int]:
     """A call that gives a warning, if it has a text, and returns 3."""
-    return lambda: (warnings.warn(text, kind, stacklevel=1) if text else None, 3)[1]
+    return lambda: (warnings.warn(text, stacklevel=1) if text else None, 3)[1]
 
 
-ONE, LOW = torch.ones(1), (True, torch.bfloat16, True)
-ASSERTED: dict[str, tuple[Callable[[Amp], object], str]] = {
-    "near": (lambda amp: amp.assert_close("it", ONE, ONE + 1e-6), ""),
-    "far": (lambda amp: amp.assert_close("it", ONE, ONE + 1e-3), "it: differs by 0.0005; at most 1e-05 is expected"),
-    "at the limit": (lambda amp: amp.assert_close("it", ONE, ONE * 3, 0.5), ""),
-    "absent": (lambda amp: amp.assert_close("it", None, ONE), "it: there is none"),
-    "other dtype": (lambda amp: amp.assert_close("it", ONE, ONE.double()), "it: got [1] torch.float32; expected [1]"),
-    "other shape": (lambda amp: amp.assert_close("it", ONE, ONE[None]), "it: got [1] torch.float32; expected [1, 1]"),
-    "identical": (lambda amp: amp.assert_identical("it", ONE, ONE.clone()), ""),
-    "none of both": (lambda amp: amp.assert_identical("it", None, None), ""),
-    "a little off": (lambda amp: amp.assert_identical("it", ONE, ONE + 1e-6), "it: differs by"),
-    "nan": (lambda amp: amp.assert_identical("it", ONE * torch.nan, ONE), "it: differs by nan"),
-    "in float64": (
-        lambda amp: amp.assert_identical("it", ONE, ONE.double()),
-        "it: got [1] torch.float32; expected [1]",
-    ),
-    "one more": (lambda amp: amp.assert_identical("it", ONE, ONE[None]), "it: got [1] torch.float32; expected [1, 1]"),
-    "none": (lambda amp: amp.assert_identical("it", None, ONE), "whether there is a it: got False"),
-    "wanted none": (lambda amp: amp.assert_identical("it", ONE, None), "whether there is a it: got True; expected Fal"),
-    "equal": (lambda amp: amp.assert_equal("it", "a", "a"), ""),
-    "unequal": (lambda amp: amp.assert_equal("it", "a", torch.half), "it: got 'a'; expected torch.float16"),
-    "state": (lambda amp: amp.assert_state("now", LOW, 1), ""),
-    "state outside": (lambda amp: amp.thread(lambda: amp.assert_state("now", (False, LOW[1], True), 0)), ""),
-    "other state": (lambda amp: amp.assert_state("now", (False, LOW[1], True)), "state now: got (True, "),
-    "other depth": (lambda amp: amp.assert_state("now", LOW, 0), "nesting depth now: got 1; expected 0"),
-    "raises": (lambda amp: amp.assert_raises("it", ValueError, "no", failing(outside=True)), ""),
+ONE, LOW, OFF = torch.ones(1), (True, torch.bfloat16, True), (False, torch.bfloat16, True)
+ASSERTED: dict[str, tuple[str, tuple[Any, ...], str]] = {
+    "near": ("assert_close", (ONE, ONE + 1e-6), ""),
+    "far": ("assert_close", (ONE, ONE + 1e-3), "it: differs by 0.0005; at most 1e-05 is expected"),
+    "at the limit": ("assert_close", (ONE, ONE * 3, 0.5), ""),
+    "absent": ("assert_close", (None, ONE), "it: there is none"),
+    "other dtype": ("assert_close", (ONE, ONE.double()), "it: got [1] torch.float32; expected [1]"),
+    "other shape": ("assert_close", (ONE, ONE[None]), "it: got [1] torch.float32; expected [1, 1]"),
+    "identical": ("assert_identical", (ONE, ONE.clone()), ""),
+    "none of both": ("assert_identical", (None, None), ""),
+    "a little off": ("assert_identical", (ONE, ONE + 1e-6), "it: differs by"),
+    "nan": ("assert_identical", (ONE * torch.nan, ONE), "it: differs by nan"),
+    "in float64": ("assert_identical", (ONE, ONE.double()), "it: got [1] torch.float32; expected [1]"),
+    "one more": ("assert_identical", (ONE, ONE[None]), "it: got [1] torch.float32; expected [1, 1]"),
+    "none": ("assert_identical", (None, ONE), "whether there is a it: got False"),
+    "wanted none": ("assert_identical", (ONE, None), "whether there is a it: got True; expected False"),
+    "equal": ("assert_equal", ("a", "a"), ""),
+    "unequal": ("assert_equal", ("a", torch.half), "it: got 'a'; expected torch.float16"),
+    "state": ("assert_state", (LOW, 1), ""),
+    "other state": ("assert_state", (OFF,), "state it: got (True, "),
+    "other depth": ("assert_state", (LOW, 0), "nesting depth it: got 1; expected 0"),
+    "raises": ("assert_raises", (ValueError, "no", failing(outside=True)), ""),
     "raises otherwise": (
-        lambda amp: amp.assert_raises("it", KeyError, "no", failing(outside=True)),
+        "assert_raises",
+        (KeyError, "no", failing(outside=True)),
         "it: raised ValueError 'no'; expected KeyError",
     ),
     "says otherwise": (
-        lambda amp: amp.assert_raises("it", ValueError, "yes", failing(outside=True)),
+        "assert_raises",
+        (ValueError, "yes", failing(outside=True)),
         "it: raised ValueError 'no'; expected it to say 'yes'",
     ),
-    "raises nothing": (
-        lambda amp: amp.assert_raises("it", ValueError, "no", lambda: 3),
-        "it: raised nothing; expected ValueError saying 'no'",
-    ),
-    "warns": (lambda amp: amp.assert_warns("it", UserWarning, "no", warning("so no")), ""),
+    "raises nothing": ("assert_raises", (ValueError, "no", int), "it: raised nothing; expected ValueError saying 'no'"),
+    "warns": ("assert_warns", (UserWarning, "no", warning("so no")), ""),
     "warns otherwise": (
-        lambda amp: amp.assert_warns("it", FutureWarning, "no", warning("no")),
+        "assert_warns",
+        (FutureWarning, "no", warning("no")),
         "it: warned of UserWarning 'no'; expected FutureWarning saying 'no'",
     ),
     "warns in other words": (
-        lambda amp: amp.assert_warns("it", UserWarning, "yes", warning("no")),
+        "assert_warns",
+        (UserWarning, "yes", warning("no")),
         "it: warned of UserWarning 'no'; expected UserWarning saying 'yes'",
     ),
     "warns of nothing": (
-        lambda amp: amp.assert_warns("it", UserWarning, "yes", warning()),
+        "assert_warns",
+        (UserWarning, "yes", warning()),
         "it: warned of nothing; expected UserWarning saying 'yes'",
     ),
-    "quiet": (lambda amp: amp.assert_no_warning("it", warning()), ""),
-    "not quiet": (
-        lambda amp: amp.assert_no_warning("it", warning("no")),
-        "it: warned of UserWarning 'no'; expected no warning",
-    ),
-    "noted": (lambda amp: amp.note("it", ["it is wrong", "so is this"]), "it is wrong"),
-    "nothing noted": (lambda amp: amp.note("it", []), ""),
+    "quiet": ("assert_no_warning", (warning(),), ""),
+    "not quiet": ("assert_no_warning", (warning("no"),), "it: warned of UserWarning 'no'; expected no warning"),
+    "noted": ("note", (["it is wrong", "so is this"],), "it is wrong"),
+    "nothing noted": ("note", ([],), ""),
 }
 """By name, a comparison in a region of bfloat16, and how what it notes starts; "" where all is right."""
 
 
 @pytest.mark.parametrize("name", ASSERTED)
 def test_what_a_comparison_notes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    compare, said = ASSERTED[name]
+    compare, given, said = ASSERTED[name]
     run, program = DeviceAmp(known()["cpu"], "bf16"), Amp("cpu", torch.bfloat16, torch.bfloat16)
     for amp in (run, program):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            compare(amp)
+            getattr(amp, compare)("it", *given)
     assert run.looked_at
     assert bool(run.differences) == bool(program.differences) == bool(said)
     assert not said or str(run.differences[0]).startswith(said)
@@ -182,10 +180,17 @@ def test_what_a_comparison_notes(name: str, capsys: pytest.CaptureFixture[str]) 
     assert "ok  " in "".join(lines) or said
 
 
+@pytest.mark.parametrize("amp", [DeviceAmp(known()["cpu"], "bf16"), Amp("cpu", torch.bfloat16, torch.bfloat16)])
+def test_a_thread_is_outside_of_a_region(amp: Amp) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        amp.thread(lambda: amp.assert_state("now", OFF, 0))
+    assert amp.differences == []
+
+
 @pytest.mark.parametrize("depth", [None, 0])
 def test_a_depth_is_compared_where_one_is_given(depth: int | None) -> None:
     amp = DeviceAmp(known()["cpu"], "bf16")
-    amp.assert_state("now", (False, torch.bfloat16, True), depth)
+    amp.assert_state("now", OFF, depth)
     assert (amp.looked_at, amp.differences) == (2 if depth is None else 3, [])
 
 
@@ -233,21 +238,21 @@ def test_a_call_in_a_region_is_compared_with_explicit_casts(name: str) -> None:
     assert bool(amp.differences) == bool(said)
 
 
-def test_a_call_is_made_once_more_as_a_user_makes_it_where_there_are_values() -> None:
-    for device, expected in (("cpu", 3), ("virtual:cuda", 2)):  # by explicit casts, watched, and as it is
-        amp, calls = DeviceAmp(known()[device], "bf16"), iter("123")
-        with amp.activate():
-            amp.assert_cast("it", lambda: torch.full((2,), 1.0 + (next(calls) == "3")))  # noqa: B023  # called here
-        assert (next(calls, "4"), len(amp.differences)) == (str(expected + 1), expected - 2)
+class Backend(Cpu):
+    """A backend that runs composite ops whole, and may round elsewhere than their parts."""
+
+    key = "AutocastPrivateUse1"
 
 
-def test_a_backend_may_round_elsewhere_where_it_runs_a_composite_op_whole() -> None:
-    class Backend(Cpu):
-        key = "AutocastPrivateUse1"
-
-    amp, calls = DeviceAmp(Backend(), "bf16"), iter("123")
-    amp.assert_cast("it", lambda: torch.full((2,), 1.0 + (next(calls) == "3")))
-    assert (next(calls, "4"), amp.differences) == ("4", [])
+@pytest.mark.parametrize(
+    ("device", "calls", "differences"), [(known()["cpu"], 3, 1), (known()["virtual:cuda"], 2, 0), (Backend(), 3, 0)]
+)
+def test_a_call_is_made_once_more_as_a_user_makes_it(device: Device, calls: int, differences: int) -> None:
+    """By explicit casts, watched, and, where there are values, as it is."""
+    amp, numbers = DeviceAmp(device, "bf16"), count(1)
+    with amp.activate():
+        amp.assert_cast("it", lambda: torch.full((2,), 1.0 + (next(numbers) == 3)))
+    assert (next(numbers) - 1, len(amp.differences)) == (calls, differences)
 
 
 def test_a_program_says_that_nothing_warned(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,11 +22,13 @@ from ampcheck.observe.closeness import identical, largest_distance
 from ampcheck.observe.recorder import Cast, KernelCall, Observation, SeenLeaf
 from ampcheck.spec.case import Case
 from ampcheck.spec.casting import Expectation
+from tests.checks.test_forward import Elsewhere
 
 MM = Expectation(("bf16", "bf16"), "mm")
 SUM = Expectation(("bf16",), "sum", dtype_kwarg="fp32")
 BOOM = RuntimeError("boom")
-RULE = "(rule downcast: eligible arguments are cast to the region's dtype)"
+DOWNCAST = because("downcast")
+MM_ONCE = "aten::mm; expected 1 (rule downcast: eligible arguments are cast to the region's dtype)"
 
 
 def seen(got: str, given: str = "fp32", source: int | None = 0, on_device: bool = True) -> SeenLeaf:
@@ -41,75 +43,11 @@ def ran(overload: str, *leaves: SeenLeaf, dtype: str | None = None, casts: Seque
 TWO = (seen("bf16"), seen("bf16", source=1))
 
 
-@pytest.mark.parametrize(
-    ("observation", "expected", "given", "says"),
-    [
-        (ran("mm", *TWO, casts=(0, 1)), MM, ("fp32", "fp32"), []),
-        (ran("mm", *TWO, casts=(0, 1, None)), MM, ("fp32", "fp32"), []),  # a cast of something else
-        (ran("mm", *TWO, casts=(0,)), MM, ("fp32", "bf16"), []),
-        (
-            ran("mm", *TWO, casts=(0, 1)),
-            MM,
-            ("bf16", "fp32"),
-            [f"autocast made 2 casts of the arguments of aten::mm; expected 1 {RULE}"],
-        ),
-        (ran("mm", TWO[0], seen("bf16", source=None), casts=(0,)), MM, ("fp32", "fp32"), []),  # not all are followed
-        (ran("mm", TWO[0], seen("fp16", source=None)), MM, ("bf16", "bf16"), []),
-        (ran("sum", seen("bf16", "bf16"), dtype="fp32"), SUM, ("bf16",), []),
-        (ran("mm", *TWO, dtype="fp64", casts=(0, 1)), MM, ("fp32", "fp32"), []),  # the caller's own
-        (Observation(), MM, ("fp32", "fp32"), ["the kernel of aten::mm never ran; what ran was: nothing (rule"]),
-        (Observation(error=BOOM), MM, ("fp32", "fp32"), ["aten::mm raised before its kernel ran: RuntimeError: boom"]),
-    ],
-)
-def test_received(observation: Observation, expected: Expectation, given: Sequence[str], says: list[str]) -> None:
-    found = comparisons.kernel(
-        observation, expected.overload, given, expected.leaves, expected.dtype_kwarg, because("downcast")
-    )
-    assert len(found) == len(says), found
-    assert all(text.startswith(start) for text, start in zip(found, says, strict=True)), found
-
-
 class Listing(Cpu):
     """A device that promises three overloads."""
 
     def policies(self) -> dict[str, str]:
         return {"mm": "downcast", "exp": "upcast", "binary_cross_entropy": "banned"}
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (KernelCall("mm", TWO, None), []),
-        (KernelCall("mm", (seen("fp32"), TWO[1]), None), ["argument 0 of aten::mm was given as fp32 and reached the"]),
-        (KernelCall("exp", (seen("fp32", "bf16"),), None), []),
-        (KernelCall("exp", (seen("bf16", "bf16"),), None), ["argument 0 of aten::exp was given as bf16 and reached"]),
-        (KernelCall("tanh", (seen("fp16"),), None), []),
-        (KernelCall("binary_cross_entropy", (seen("fp16", "fp16"),) * 2, None), []),
-        (KernelCall("mm", (seen("fp32", on_device=False), TWO[1]), None), []),
-    ],
-)
-def test_the_parts_of_a_composite_op_follow_their_policies(call: KernelCall, says: list[str]) -> None:
-    found = received_by_parts(Observation([call]), Listing(), "bf16")
-    assert len(found) == len(says), found
-    assert all(text.startswith(start) for text, start in zip(found, says, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("got", "reference", "says"),
-    [
-        (None, None, []),
-        (BOOM, RuntimeError("other words"), []),
-        (
-            BOOM,
-            TypeError("no"),
-            ["it raised RuntimeError: boom; the same call on explicitly cast inputs raised TypeError"],
-        ),
-        (None, BOOM, ["it succeeded; the same call on explicitly cast inputs raised RuntimeError: boom"]),
-    ],
-)
-def test_a_call_raises_as_the_reference(got: Exception | None, reference: Exception | None, says: list[str]) -> None:
-    found = comparisons.same_error(got, reference, "it")
-    assert [text[: len(start)] for text, start in zip(found, says, strict=True)] == says
 
 
 NAN, INF = float("nan"), float("inf")
@@ -118,8 +56,6 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize(
     ("a", "b", "same"),
     [
-        (torch.ones(2), torch.ones(2), True),
-        (torch.ones(2), torch.tensor([1.0, 2.0]), False),
         (torch.tensor([1.0, NAN]), torch.tensor([1.0, NAN]), True),
         (torch.tensor([1.0, NAN]), torch.tensor([NAN, 1.0]), False),
         (torch.tensor([1.0, NAN]), torch.tensor([2.0, NAN]), False),
@@ -145,19 +81,37 @@ def test_what_is_not_finite_is_far_from_anything_else(a: float, b: float) -> Non
     assert largest_distance(torch.tensor([1.0, b]), torch.tensor([1.5, b])) == 0.5
 
 
-def test_the_same_bits() -> None:
-    x = torch.tensor([1.0, 2.0])
-    assert comparisons.same_bits(x, x.clone(), "it") == []
-    assert comparisons.same_bits(x, x.double() + 1, "it") == []  # of another dtype, which another check tells
-    assert comparisons.same_bits(x, x[:1], "it") == ["it has shape (2,); expected (1,)"]
-    fewer = "it returned 2 tensors; the same call on explicitly cast inputs returned 1"
-    assert comparisons.bitwise([x, x], [x], "it") == [fewer]
-    assert comparisons.bitwise([x, x], [x, x + 0.5], "it") == [
-        "output 1 of it differs from the same op on explicitly cast inputs by up to 0.5; expected the same bits"
-    ]
-
-
 X, META = torch.arange(6.0).view(2, 3), torch.ones(2, 3, device="meta")
+NOT_CAST = "argument 0 of aten::{} was given as {} and reached the kernel as {}"
+KERNELS: list[tuple[Observation, Expectation, tuple[str, ...], str]] = [
+    (ran("mm", *TWO, casts=(0, 1)), MM, ("fp32", "fp32"), ""),
+    (ran("mm", *TWO, casts=(0, 1, None)), MM, ("fp32", "fp32"), ""),  # a cast of something else
+    (ran("mm", *TWO, casts=(0,)), MM, ("fp32", "bf16"), ""),
+    (ran("mm", *TWO, casts=(0, 1)), MM, ("bf16", "fp32"), f"autocast made 2 casts of the arguments of {MM_ONCE}"),
+    (ran("mm", TWO[0], seen("bf16", source=None), casts=(0,)), MM, ("fp32", "fp32"), ""),  # not all are followed
+    (ran("mm", TWO[0], seen("fp16", source=None)), MM, ("bf16", "bf16"), ""),
+    (ran("sum", seen("bf16", "bf16"), dtype="fp32"), SUM, ("bf16",), ""),
+    (ran("mm", *TWO, dtype="fp64", casts=(0, 1)), MM, ("fp32", "fp32"), ""),  # the caller's own
+    (Observation(), MM, ("fp32", "fp32"), "the kernel of aten::mm never ran; what ran was: nothing (rule"),
+    (Observation(error=BOOM), MM, ("fp32", "fp32"), "aten::mm raised before its kernel ran: RuntimeError: boom"),
+]
+PARTS: list[tuple[KernelCall, str]] = [
+    (KernelCall("mm", TWO, None), ""),
+    (KernelCall("mm", (seen("fp32"), TWO[1]), None), NOT_CAST.format("mm", "fp32", "fp32")),
+    (KernelCall("exp", (seen("fp32", "bf16"),), None), ""),
+    (KernelCall("exp", (seen("bf16", "bf16"),), None), NOT_CAST.format("exp", "bf16", "bf16")),
+    (KernelCall("tanh", (seen("fp16"),), None), ""),
+    (KernelCall("binary_cross_entropy", (seen("fp16", "fp16"),) * 2, None), ""),
+    (KernelCall("mm", (seen("fp32", on_device=False), TWO[1]), None), ""),
+]
+"""Parts of a composite op, which follow their policies."""
+BESIDE = "the same call on explicitly cast inputs"
+ERRORS: list[tuple[Exception | None, Exception | None, str]] = [
+    (None, None, ""),
+    (BOOM, RuntimeError("other words"), ""),
+    (BOOM, TypeError("no"), f"it raised RuntimeError: boom; {BESIDE} raised TypeError"),
+    (None, BOOM, f"it succeeded; {BESIDE} raised RuntimeError: boom"),
+]
 GRADIENT = "the gradient of argument 0 of it "
 GRADIENTS: list[tuple[str, tuple[Any, Any], str]] = [
     ("the same", ({0: X}, {0: X}), ""),
@@ -272,6 +226,23 @@ SAID: dict[str, tuple[Callable[[], list[str]], str]] = {
     "own memory": (lambda: comparisons.own_memory(X.clone(), [X], [], "it"), ""),
     "an alias": (lambda: comparisons.own_memory(X[0], [X], [0], "it"), ""),
     "shared": (lambda: comparisons.own_memory(X[0], [X.clone(), X], [0], "it"), "it shares memory with argument 1"),
+    "the same bits": (lambda: comparisons.same_bits(X, X.clone(), "it"), ""),
+    "another dtype, which is told apart": (lambda: comparisons.same_bits(X, X.double() + 1, "it"), ""),
+    "bits of another shape": (lambda: comparisons.same_bits(X, X[:1], "it"), "it has shape (2, 3); expected (1, 3)"),
+    "fewer outputs": (lambda: comparisons.bitwise([X, X], [X], "it"), f"it returned 2 tensors; {BESIDE} returned 1"),
+    "another output": (
+        lambda: comparisons.bitwise([X, X], [X, X + 0.5], "it"),
+        "output 1 of it differs from the same op on explicitly cast inputs by up to 0.5; expected the same bits",
+    ),
+    **{
+        f"kernel {n}": (partial(comparisons.kernel, run, e.overload, given, e.leaves, e.dtype_kwarg, DOWNCAST), s)
+        for n, (run, e, given, s) in enumerate(KERNELS)
+    },
+    **{
+        f"part {n}": (partial(received_by_parts, Observation([c]), Listing(), "bf16"), s)
+        for n, (c, s) in enumerate(PARTS)
+    },
+    **{f"errors {n}": (partial(comparisons.same_error, *given, "it"), s) for n, (*given, s) in enumerate(ERRORS)},
     **{f"gradients: {name}": (partial(backward.gradient_dtypes, {0: X}, *g, "it", "r"), s) for name, g, s in GRADIENTS},
     **{f"gradient bits: {name}": (partial(backward.gradient_bits, *g, "it"), s) for name, g, s in GRADIENT_BITS},
     **{f"outputs: {name}": (partial(backward.output_grads, *g, "it", "r"), s) for name, g, s in WITH_GRADIENTS},
@@ -326,6 +297,7 @@ def test_layouts_and_changes() -> None:
 
 
 ONES, COMPLEX = torch.ones(2), torch.tensor([3 + 4j])
+OFF = "is off by {} of the largest value of output {}; at most {} is expected"
 
 
 @pytest.mark.parametrize(
@@ -336,21 +308,16 @@ ONES, COMPLEX = torch.ones(2), torch.tensor([3 + 4j])
         ([X], BOOM, 0.0, "raised nothing; the other way raised RuntimeError: boom"),
         ([X], [X.half()], 0.0, "gave torch.float32[2, 3]; the other way gave torch.float16[2, 3]"),
         ([X], [X], 0.0, ""),
-        ([ONES], [ONES * 1.5], None, "is off by 0.33 of the largest value of output 0; at most 0 is expected"),
+        ([ONES], [ONES * 1.5], None, OFF.format(0.33, 0, 0)),
         ([ONES * 3], [ONES * 2], 0.5, ""),
-        ([ONES * 3], [ONES * 2], 0.4, "is off by 0.5 of the largest value of output 0; at most 0.4 is expected"),
+        ([ONES * 3], [ONES * 2], 0.4, OFF.format(0.5, 0, 0.4)),
         ([ONES * 0.3], [ONES * 0.2], 0.6, ""),
-        (
-            [X[:0], ONES],
-            [X[:0], ONES * 2],
-            0.0,
-            "is off by 0.5 of the largest value of output 1; at most 0 is expected",
-        ),
-        ([COMPLEX], [COMPLEX.conj()], 0.0, "is off by 1.6 of the largest value of output 0; at most 0 is expected"),
+        ([X[:0], ONES], [X[:0], ONES * 2], 0.0, OFF.format(0.5, 1, 0)),
+        ([COMPLEX], [COMPLEX.conj()], 0.0, OFF.format(1.6, 0, 0)),
         ([ONES / 0], [ONES], 0.0, "gave 0 finite values in output 0; the other way gave 2"),
         ([ONES / 0, ONES], [-ONES / 0, ONES], 0.0, ""),
         ([torch.tensor([INF, 1.0])], [torch.tensor([INF, 2.0])], 0.5, ""),
-        ([ONES], [ONES * 0], 0.5, "is off by inf of the largest value of output 0; at most 0.5 is expected"),
+        ([ONES], [ONES * 0], 0.5, OFF.format(INF, 0, 0.5)),
     ],
 )
 def test_how_ways_to_call_an_op_differ(got: Any, want: Any, tolerance: float | None, says: str) -> None:
@@ -393,13 +360,6 @@ def test_what_an_op_received(of: tuple[str, str, str], watched: Observation, say
     found = received(case, plan(case, Cpu()), watched)
     assert [text[: len(start)] for text, start in zip(found, says, strict=True)] == says
     assert {error_of(text) for text in found} <= {None if watched.kernels else watched.error}
-
-
-class Elsewhere(Cpu):
-    type = "elsewhere"
-
-    def host(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.clone()
 
 
 @pytest.mark.parametrize(

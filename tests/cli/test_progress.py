@@ -9,13 +9,14 @@ from statistics import fmean
 import pytest
 
 from ampcheck.cli.progress import RunProgress, earlier, forecast, remaining, usual_seconds, weights
-from ampcheck.runner.record import Result, Run, RunWriter
+from ampcheck.runner.record import Result, Run
 from ampcheck.runner.run import RunPlan
 from ampcheck.runner.summarize import RunRecorder
+from tests.report.made_runs import make, write
 
 
 def result(name: str, seconds: float, status: str = "pass") -> Result:
-    return Result(f"{name}-fp32-bf16-cpu", "eager", "downcast", status, seconds, name, "bf16", "cpu")
+    return make(name, status, rule="downcast", seconds=seconds)
 
 
 def key(name: str) -> str:
@@ -35,12 +36,7 @@ def made(seconds: dict[str, float], wall: float, processes: int = 1) -> Run:
 
 def written(path: Path, names: str, age: int, *, whole: bool = True) -> Path:
     """A run file with a case for each letter, last changed `age` seconds after another one of age 0."""
-    writer = RunWriter(path, {"processes": 1})
-    for name in names:
-        writer.add(result(name, 1.0))
-    writer.close({"seconds": 20.0})
-    if not whole:
-        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    write(path, [result(name, 1.0) for name in names], footer=whole, processes=1)
     os.utime(path, (1e9 + age, 1e9 + age))
     return path
 
@@ -101,20 +97,22 @@ def begun(names: Sequence[str], processes: int = 1) -> RunRecorder:
     return recorder
 
 
-def test_a_run_says_at_its_start_how_long_it_will_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    written(tmp_path / "before.jsonl", "ab", 0)
-    RunProgress(begun("ab", 2), tmp_path).show()
-    assert capsys.readouterr().out == "torch 1\n2 cases in 2 processes; about 10 s, going by before.jsonl\n"
-
-
-def test_a_run_that_cannot_know_says_nothing_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    RunProgress(begun("a"), tmp_path).show()
-    assert capsys.readouterr().out == "torch 1\n1 case in 1 process\n"
-
-
-def test_a_long_run_on_a_new_machine_says_what_is_usual(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    RunProgress(begun([f"case{n}" for n in range(100_000)], 2), tmp_path).show()
-    assert re.search(r"100000 cases in 2 processes; usually about \d+ (s|min)\n", capsys.readouterr().out)
+@pytest.mark.parametrize(
+    ("names", "processes", "before", "said"),
+    [
+        ("ab", 2, "ab", r"2 cases in 2 processes; about 1 s, going by before\.jsonl"),
+        ("a", 1, "", "1 case in 1 process"),  # too few for what is usual to matter
+        ([f"case{n}" for n in range(100_000)], 2, "", r"100000 cases in 2 processes; usually about \d+ (s|min)"),
+    ],
+    ids=["earlier", "short", "long"],
+)
+def test_a_run_says_at_its_start_how_long_it_will_take(
+    names: Sequence[str], processes: int, before: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if before:
+        written(tmp_path / "before.jsonl", before, 0)
+    RunProgress(begun(names, processes), tmp_path).show()
+    assert re.fullmatch(f"torch 1\n{said}\n", capsys.readouterr().out)
 
 
 def test_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

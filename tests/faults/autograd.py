@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_map
 from tests.faults.gradients import cache as another_cache
 from tests.faults.gradients import cast_again, computed, detached, doubled, one_dtype_for_all, passed
 from tests.faults.kernels import complex_too, in_low, kernel, low, low_doubles_too, wide
+from tests.faults.modules import function, outside
 from tests.faults.modules import low as in_regions_low
-from tests.faults.modules import outside
-from tests.faults.mutant import CPU, JAX, Change, Inject, both, fresh, giving, mutants, put, returns, within, wrap
+from tests.faults.mutant import Change, Inject, both, fresh, giving, mutants, put, returns, within, wrap
 from tests.faults.state import vaguely
 
 Tensor = torch.Tensor
@@ -49,49 +49,6 @@ def _leaves(node: Any) -> list[Tensor]:
         return []
     return [node.variable] if hasattr(node, "variable") else [x for n, _ in node.next_functions for x in _leaves(n)]
 
-
-_COMPUTED = parametrize.ParametrizationList
-AUTODIFF = {
-    "gradients-added-in-low-in-regions": wrap(Tensor, backward=adding_in_low(in_regions_alone=True)),
-    "product-gradient-doubled": kernel("mm", passed(doubled, 1)),
-    "product-gradient-in-other-dtype": kernel("mm", computed(low, lambda call: call.other)),
-    "layer-gradient-lost": kernel("linear", detached(1)),
-    "layer-weight-gradient-doubled": kernel("linear", passed(doubled, 1)),
-    "loss-gradient-doubled": kernel("mse_loss", passed(doubled, 0, wide)),
-    "power-saves-a-copy": kernel("pow.Tensor_Scalar", lambda call: call.run(lambda place, t: t.clone())),
-    "product-casts-double-leaves": kernel("mm", low_doubles_too),
-    "product-casts-complex-leaves": kernel("mm", complex_too),
-    "product-in-the-first-dtype": fresh(one_dtype_for_all),
-    "cache-ignores-requires-grad": another_cache(keeps=lambda t: t.is_leaf),
-    "weight-computed-outside": wrap(_COMPUTED, forward=outside),
-    "weight-computed-in-low": wrap(_COMPUTED, forward=giving(in_regions_low)),
-    "weight-computed-each-time": put(parametrize, cached=nullcontext),
-    "embedding-dense": wrap(torch.nn.functional, embedding=lambda own, index, table, *args, **more: own(index, table)),
-}
-AUTODIFF_ON_JAX_TOO = {
-    "gradients-added-in-low": wrap(Tensor, backward=adding_in_low(in_regions_alone=False)),
-    "product-casts-again": kernel("mm", cast_again),
-}
-
-# ---- checkpoints
-
-
-@contextmanager
-def _no_fork(*args: Any, **options: Any) -> Iterator[None]:
-    yield
-
-
-def other_of(dtype: torch.dtype) -> torch.dtype:
-    return torch.float16 if dtype == torch.bfloat16 else torch.bfloat16
-
-
-CHECKPOINT = {"replay-in-no-state": put(torch.amp, autocast=lambda device_type, **options: nullcontext())}
-CHECKPOINT_HERE = {
-    "replay-draws-anew": both(put(torch.random, fork_rng=_no_fork), put(torch, set_rng_state=lambda state: None)),
-    "replay-unchecked": lambda device: patch.dict(
-        checkpoint._allowed_determinism_checks_to_fns, {"default": lambda tensor: None}
-    ),
-}
 
 # ---- custom functions and ops
 
@@ -127,16 +84,6 @@ def registered_for_all(own: Any, self: Any, device_type: str, cast_inputs: torch
         own(self, name, cast_inputs)
 
 
-CUSTOM = {
-    "op-registered-for-all": wrap(custom_ops.CustomOpDef, register_autocast=registered_for_all),
-    "op-registered-once": fresh(registered_once),
-    "library-op-kept": registrations_kept,
-    "second-derivative-not-refused": put(
-        torch._C._functions,
-        DelayedError=lambda message, count: lambda *gradients: tuple(gradient.detach() for gradient in gradients),
-    ),
-}
-
 # ---- transforms
 
 
@@ -145,23 +92,14 @@ def transform(name: str, change: Change) -> Inject:
     return wrap(torch.func, **{name: lambda own, fn, *args, **options: own(partial(change, fn), *args, **options)})
 
 
-def transformed(name: str, done: Callable[[Any], Any]) -> Inject:
-    """Change what the transformed functions of torch.func give."""
-
-    def change(own: Any, function: Any, *args: Any, **options: Any) -> Any:
-        made = own(function, *args, **options)
-        return lambda *given: done(made(*given))
-
-    return wrap(torch.func, **{name: change})
-
-
 def another_dtype() -> AbstractContextManager[object]:
-    return torch.autocast("cpu", dtype=other_of(torch.get_autocast_dtype("cpu")))
+    """Enter a region of the lower precision that the region around does not have."""
+    low = torch.get_autocast_dtype("cpu")
+    return torch.autocast("cpu", dtype=torch.float16 if low == torch.bfloat16 else torch.bfloat16)
 
 
-def in_region(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Change a result in a region alone."""
-    return lambda found: change(found) if torch.is_autocast_enabled("cpu") else found
+def giving_low_in_regions(call: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *given: in_regions_low(call(*given))
 
 
 def pulled_in_low(own: Any, *args: Any, **options: Any) -> Any:
@@ -169,26 +107,8 @@ def pulled_in_low(own: Any, *args: Any, **options: Any) -> Any:
     return out, lambda *given: tree_map(lambda found: found.bfloat16(), pull(*given))
 
 
-FUNCTORCH = {
-    "grad-outside-of-regions": transform("grad", outside),
-    "functionalized-outside": transform("functionalize", outside),
-    "pulled-in-low": wrap(torch.func, vjp=pulled_in_low),
-    "loss-in-low": kernel("mse_loss", in_low),
-    "surrounding-product-doubled": kernel(
-        "mm", lambda call: call.run(lambda place, t: (t * 2 if place == 0 else t).to(call.low))
-    ),
-    "trace-keeps-casts": put(proxy_tensor, disable_autocast_cache=nullcontext),
-    "functional-jacobian-in-low": wrap(functional, jacobian=giving(Tensor.bfloat16)),
-}
-FUNCTORCH_ON_JAX_TOO = {
-    "vmap-swaps-slices": wrap(apis, vmap_impl=giving(lambda out: tree_map(lambda tensor: tensor.flip(0), out))),
-}
-TRANSFORMS = {
-    "jvp-in-another-dtype": transform("jvp", within(another_dtype)),
-    "jacobian-low": transformed("jacrev", in_region(Tensor.bfloat16)),
-}
-
 # ---- replicas and ranks
+
 
 _POWER_SGD = powerSGD_hook.powerSGD_hook
 
@@ -215,26 +135,82 @@ def joined_low(own: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
     return out.to(torch.get_autocast_dtype("cpu")) if spread else out
 
 
-REPLICAS = {"reduced-outside": wrap(Replicated, forward=outside), "shard-without-dtype": policy(param_dtype=None)}
-RANKS = {
-    "hook-refused-vaguely": wrap(Replicated, register_comm_hook=vaguely),
-    "hook-loses-infinity": put(powerSGD_hook, powerSGD_hook=finite_hook),
-    "local-models-not-averaged": wrap(PeriodicModelAverager, average_parameters=returns(None)),
-    "policy-leaves-inputs": policy(cast_forward_inputs=False),
-    "policy-reduces-in-float32": policy(reduce_dtype=torch.float32),
-    "policy-without-output": policy(output_dtype=None),
-    "dtensors-joined-low": wrap(torch, cat=joined_low),
-}
-
-MUTANTS = (
-    *mutants("autograd/autodiff", AUTODIFF),
-    *mutants("autograd/autodiff", AUTODIFF_ON_JAX_TOO, (CPU, JAX)),
-    *mutants("autograd/checkpoint", CHECKPOINT, (CPU, JAX)),
-    *mutants("autograd/checkpoint", CHECKPOINT_HERE),
-    *mutants("autograd/customfn", CUSTOM),
-    *mutants("autograd/functorch", FUNCTORCH),
-    *mutants("autograd/functorch", FUNCTORCH_ON_JAX_TOO, (CPU, JAX)),
-    *mutants("autograd/transforms", TRANSFORMS),
-    *mutants("autograd/dataparallel", REPLICAS),
-    *mutants("autograd/ranks", RANKS),
+_COMPUTED = parametrize.ParametrizationList
+MUTANTS = mutants(
+    {
+        "autograd/autodiff": {
+            "gradients-added-in-low-in-regions": wrap(Tensor, backward=adding_in_low(in_regions_alone=True)),
+            "product-gradient-doubled": kernel("mm", passed(doubled, 1)),
+            "product-gradient-in-other-dtype": kernel("mm", computed(low, lambda call: call.other)),
+            "layer-gradient-lost": kernel("linear", detached(1)),
+            "layer-weight-gradient-doubled": kernel("linear", passed(doubled, 1)),
+            "loss-gradient-doubled": kernel("mse_loss", passed(doubled, 0, wide)),
+            "power-saves-a-copy": kernel("pow.Tensor_Scalar", lambda call: call.run(lambda place, t: t.clone())),
+            "product-casts-double-leaves": kernel("mm", low_doubles_too),
+            "product-casts-complex-leaves": kernel("mm", complex_too),
+            "product-in-the-first-dtype": fresh(one_dtype_for_all),
+            "cache-ignores-requires-grad": another_cache(keeps=lambda t: t.is_leaf),
+            "weight-computed-outside": wrap(_COMPUTED, forward=outside),
+            "weight-computed-in-low": wrap(_COMPUTED, forward=giving(in_regions_low)),
+            "weight-computed-each-time": put(parametrize, cached=nullcontext),
+            "embedding-dense": function(
+                "nn.functional.embedding", lambda own, index, table, *args, **_: own(index, table)
+            ),
+        },
+        "autograd/autodiff cpu jax": {
+            "gradients-added-in-low": wrap(Tensor, backward=adding_in_low(in_regions_alone=False)),
+            "product-casts-again": kernel("mm", cast_again),
+        },
+        "autograd/checkpoint cpu jax": {
+            "replay-in-no-state": put(torch.amp, autocast=lambda device_type, **options: nullcontext()),
+        },
+        "autograd/checkpoint": {
+            "replay-draws-anew": both(
+                put(torch.random, fork_rng=lambda *_, **__: nullcontext()), put(torch, set_rng_state=lambda state: None)
+            ),
+            "replay-unchecked": lambda device: patch.dict(
+                checkpoint._allowed_determinism_checks_to_fns, {"default": lambda tensor: None}
+            ),
+        },
+        "autograd/customfn": {
+            "op-registered-for-all": wrap(custom_ops.CustomOpDef, register_autocast=registered_for_all),
+            "op-registered-once": fresh(registered_once),
+            "library-op-kept": registrations_kept,
+            "second-derivative-not-refused": put(
+                torch._C._functions,
+                DelayedError=lambda message, count: lambda *grads: tuple(gradient.detach() for gradient in grads),
+            ),
+        },
+        "autograd/functorch": {
+            "grad-outside-of-regions": transform("grad", outside),
+            "functionalized-outside": transform("functionalize", outside),
+            "pulled-in-low": wrap(torch.func, vjp=pulled_in_low),
+            "loss-in-low": kernel("mse_loss", in_low),
+            "surrounding-product-doubled": kernel(
+                "mm", lambda call: call.run(lambda place, t: (t * 2 if place == 0 else t).to(call.low))
+            ),
+            "trace-keeps-casts": put(proxy_tensor, disable_autocast_cache=nullcontext),
+            "functional-jacobian-in-low": wrap(functional, jacobian=giving(Tensor.bfloat16)),
+        },
+        "autograd/functorch cpu jax": {
+            "vmap-swaps-slices": wrap(apis, vmap_impl=giving(lambda out: tree_map(lambda tensor: tensor.flip(0), out))),
+        },
+        "autograd/transforms": {
+            "jvp-in-another-dtype": transform("jvp", within(another_dtype)),
+            "jacobian-low": wrap(torch.func, jacrev=giving(giving_low_in_regions)),
+        },
+        "autograd/dataparallel": {
+            "reduced-outside": wrap(Replicated, forward=outside),
+            "shard-without-dtype": policy(param_dtype=None),
+        },
+        "autograd/ranks": {
+            "hook-refused-vaguely": wrap(Replicated, register_comm_hook=vaguely),
+            "hook-loses-infinity": put(powerSGD_hook, powerSGD_hook=finite_hook),
+            "local-models-not-averaged": wrap(PeriodicModelAverager, average_parameters=returns(None)),
+            "policy-leaves-inputs": policy(cast_forward_inputs=False),
+            "policy-reduces-in-float32": policy(reduce_dtype=torch.float32),
+            "policy-without-output": policy(output_dtype=None),
+            "dtensors-joined-low": wrap(torch, cat=joined_low),
+        },
+    }
 )

@@ -4,7 +4,7 @@ Each is injected into two backends of tests/backends, one with opaque storages a
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 from torch.utils._pytree import tree_map
 
+from ampcheck.observe.recorder import tensors
 from tests.faults.gradients import without_a_graph
 from tests.faults.kernels import Body, Call, kernel
 from tests.faults.mutant import Inject, Mutant, both
@@ -24,16 +25,15 @@ When = Callable[..., bool]
 """Whether a call with these arguments is the one to break."""
 
 Tensor = torch.Tensor
-LOW = (torch.float16, torch.bfloat16)
 BACKENDS = ("opaque", "partial")
 
 
 # ---- ways to inject
 
 
-def kernels(overloads: str, change: Kernel) -> Inject:
-    """Compute kernels of the backend by `change`."""
-    return lambda name: patch.dict(import_module(name).BACKEND.mutants, dict.fromkeys(overloads.split(), change))
+def kernels(overload: str, change: Kernel) -> Inject:
+    """Compute the kernel of an overload by `change`."""
+    return lambda name: patch.dict(import_module(name).BACKEND.mutants, {overload: change})
 
 
 def copies(copy: Callable[[Tensor, Tensor], object]) -> Inject:
@@ -64,22 +64,9 @@ def autocast(op: str, body: Body) -> Inject:
 # ---- what is asked of a call
 
 
-def _tensors(*values: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    tree_map(lambda value: found.append(value) if isinstance(value, Tensor) else None, values)
-    return found
-
-
-def having(what: Callable[[Tensor], bool]) -> When:
-    return lambda *args, **kwargs: any(map(what, _tensors(args, kwargs)))
-
-
-low = having(lambda tensor: tensor.dtype in LOW)
-empty = having(lambda tensor: tensor.numel() == 0)
-
-
-def always(*args: Any, **kwargs: Any) -> bool:
-    return True
+def low(*args: Any, **kwargs: Any) -> bool:
+    """Return whether a tensor of a lower precision is among the arguments."""
+    return any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in tensors((args, kwargs)))
 
 
 def in_region(*args: Any, **kwargs: Any) -> bool:
@@ -91,7 +78,7 @@ def in_region(*args: Any, **kwargs: Any) -> bool:
 # ---- kernels
 
 
-def raising(error: BaseException, when: When = always) -> Kernel:
+def raising(error: BaseException, when: When) -> Kernel:
     def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         if when(*args, **kwargs):
             raise error
@@ -100,34 +87,28 @@ def raising(error: BaseException, when: When = always) -> Kernel:
     return run
 
 
-def giving(change: Callable[[Tensor], Any], when: When = always, which: int = 0) -> Kernel:
-    """Change the output, or the output number `which`, of the right kernel."""
+def giving(change: Callable[[Tensor], Any], when: When = lambda *args, **kwargs: True) -> Kernel:
+    """Change the output of the right kernel."""
 
     def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         out = op(*args, **kwargs)
-        if not when(*args, **kwargs):
-            return out
-        if isinstance(out, tuple):
-            return (*out[:which], change(out[which]), *out[which + 1 :])
-        return change(out)
+        return change(out) if when(*args, **kwargs) else out
 
     return run
 
 
-def before(corrupt: Callable[..., object], when: When = always) -> Kernel:
+def before(corrupt: Callable[..., object]) -> Kernel:
     """Do something to the arguments when the right kernel is done."""
 
     def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         out = op(*args, **kwargs)
-        if when(*args, **kwargs):
-            corrupt(*args)
+        corrupt(*args)
         return out
 
     return run
 
 
-def warning(category: type[Warning], when: When = always) -> Kernel:
-    return before(lambda *args: warnings.warn("injected: this kernel is slow", category, stacklevel=1), when)
+warning = before(lambda *args: warnings.warn("injected: this kernel is slow", UserWarning, stacklevel=1))
 
 
 def flat(tensor: Tensor) -> Tensor:
@@ -142,6 +123,10 @@ def on_flat(op: Any, *args: Any, **kwargs: Any) -> Any:
 def column_major(out: Tensor) -> Tensor:
     """Give the same values the strides of the transposed."""
     return out.mT.contiguous().mT
+
+
+def without_last_row(out: Tensor) -> Tensor:
+    return out.index_fill(0, torch.tensor([out.shape[0] - 1]), 0) if out.numel() else out
 
 
 def rounding_to(bits: int) -> Kernel:
@@ -177,71 +162,59 @@ def noisily(call: Call) -> Any:
 # ---- tables
 
 
-def of_kernel(overload: str, table: Mapping[str, Kernel]) -> dict[str, Inject]:
-    """Return the injections of wrong kernels of one overload."""
-    return {name: kernels(overload, change) for name, change in table.items()}
-
-
-MM = {
-    "raises-runtime-error-in-low": raising(RuntimeError("injected"), low),
-    "raises-in-regions-alone": raising(RuntimeError("injected"), in_region),
-    "mm-wrong": giving(lambda out: out * 1.25),
-    "one-element-wrong": giving(lambda o: o.index_fill(0, torch.tensor([o.shape[0] - 1]), 0) if o.numel() else o),
-    "reads-strides-as-contiguous": on_flat,
-    "wrong-in-regions-alone": giving(lambda out: out * 1.25, in_region),
-    "another-shape": giving(lambda out: out.unsqueeze(0)),
-    "zeroes-its-input": before(lambda a, b: a.zero_()),
-    "float32-factors-in-tf32": rounding_to(11),
-}
-MM_AUTOCAST = {
-    "mm-not-cast": policies(mm="fallthrough"),
-    "copies-refuse-bf16": copies(refusing_brain),
-}
-TANH = {
-    "float32-for-low": giving(Tensor.float),
-    "column-major": giving(column_major),
-}
-SUM = {
-    **of_kernel(
-        "sum.dim_IntList",
-        {"wrong-for-integers": giving(lambda out: out + 1, lambda x, *args, **kwargs: x.dtype == torch.int64)},
-    ),
-}
-
-
-def made(table: Iterable[tuple[str, str, Mapping[str, Inject]]]) -> tuple[Mutant, ...]:
-    """Return mutants of a rule that cases of an op, or of a scenario, must notice."""
+def made(tables: Mapping[str, Mapping[str, Inject]]) -> tuple[Mutant, ...]:
+    """Return the mutants of some tables, each of a rule and of the op or scenario whose cases must notice them."""
     return tuple(
         Mutant(name, rule, inject, BACKENDS, f"{op}[+-]*")
-        for rule, op, injects in table
-        for name, inject in injects.items()
+        for key, table in tables.items()
+        for rule, op in [key.split()]
+        for name, inject in table.items()
     )
 
 
 _SOFTMAX = "_softmax_backward_data"
 WARNINGS = made(
-    (
-        ("eager/downcast", "mm", of_kernel("mm", {"warns": warning(UserWarning)})),
-        ("eager/downcast", "mm", {"warns-when-casting": autocast("mm", noisily)}),
-        ("autograd/optdtype", "softmax.int", of_kernel(_SOFTMAX, {"warns-in-backward": warning(UserWarning)})),
-    )
+    {
+        "eager/downcast mm": {"warns": kernels("mm", warning), "warns-when-casting": autocast("mm", noisily)},
+        "autograd/optdtype softmax.int": {"warns-in-backward": kernels(_SOFTMAX, warning)},
+    }
 )
 """What a backend may do without a case being red."""
-_OFF = of_kernel("_softmax", {"gradient-off-in-regions-alone": giving(lambda out: out * 0.5, in_region)})
-_TRANSPOSED = {"gradient-of-another-shape": giving(lambda out: out.mT.contiguous())}
-_POWER = {"a-power-not-cast": policies(pow__Tensor_Scalar="fallthrough")}
 MUTANTS = made(
-    (
-        ("eager/downcast", "mm", {**of_kernel("mm", MM), **MM_AUTOCAST}),
-        ("eager/fallthrough", "tanh", of_kernel("tanh", TANH)),
-        ("eager/upcast", "log", of_kernel("log", {"positive-inputs-saturate": lambda op, x: op(x.clamp(max=4))})),
-        ("eager/optdtype", "sum.dim_IntList", SUM),
-        ("eager/promote", "addcmul", {"addcmul-not-promoted": policies(addcmul="fallthrough")}),
-        ("eager/banned", "binary_cross_entropy", {"banned-runs": policies(binary_cross_entropy="fallthrough")}),
-        ("autograd/optdtype", "softmax.int", of_kernel(_SOFTMAX, {"gradient-off": giving(lambda out: out * 1.1)})),
-        ("autograd/optdtype", "softmax.int", _OFF),
-        ("autograd/upcast", "mse_loss", of_kernel("mse_loss_backward", _TRANSPOSED)),
-        ("autograd/downcast", "mm", {"detached": autocast("mm", without_a_graph)}),
-        ("eager/eligibility", "every_spelling_of_powers", _POWER),
-    )
+    {
+        "eager/downcast mm": {
+            "raises-runtime-error-in-low": kernels("mm", raising(RuntimeError("injected"), low)),
+            "raises-in-regions-alone": kernels("mm", raising(RuntimeError("injected"), in_region)),
+            "mm-wrong": kernels("mm", giving(lambda out: out * 1.25)),
+            "one-element-wrong": kernels("mm", giving(without_last_row)),
+            "reads-strides-as-contiguous": kernels("mm", on_flat),
+            "wrong-in-regions-alone": kernels("mm", giving(lambda out: out * 1.25, in_region)),
+            "another-shape": kernels("mm", giving(lambda out: out.unsqueeze(0))),
+            "zeroes-its-input": kernels("mm", before(lambda a, b: a.zero_())),
+            "float32-factors-in-tf32": kernels("mm", rounding_to(11)),
+            "mm-not-cast": policies(mm="fallthrough"),
+            "copies-refuse-bf16": copies(refusing_brain),
+        },
+        "eager/fallthrough tanh": {
+            "float32-for-low": kernels("tanh", giving(Tensor.float)),
+            "column-major": kernels("tanh", giving(column_major)),
+        },
+        "eager/upcast log": {"positive-inputs-saturate": kernels("log", lambda op, x: op(x.clamp(max=4)))},
+        "eager/optdtype sum.dim_IntList": {
+            "wrong-for-integers": kernels(
+                "sum.dim_IntList", giving(lambda out: out + 1, lambda x, *args, **kwargs: x.dtype == torch.int64)
+            ),
+        },
+        "eager/promote addcmul": {"addcmul-not-promoted": policies(addcmul="fallthrough")},
+        "eager/banned binary_cross_entropy": {"banned-runs": policies(binary_cross_entropy="fallthrough")},
+        "autograd/optdtype softmax.int": {
+            "gradient-off": kernels(_SOFTMAX, giving(lambda out: out * 1.1)),
+            "gradient-off-in-regions-alone": kernels("_softmax", giving(lambda out: out * 0.5, in_region)),
+        },
+        "autograd/upcast mse_loss": {
+            "gradient-of-another-shape": kernels("mse_loss_backward", giving(lambda out: out.mT.contiguous())),
+        },
+        "autograd/downcast mm": {"detached": autocast("mm", without_a_graph)},
+        "eager/eligibility every_spelling_of_powers": {"a-power-not-cast": policies(pow__Tensor_Scalar="fallthrough")},
+    }
 )

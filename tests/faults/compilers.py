@@ -30,8 +30,8 @@ from ampcheck.observe.recorder import map_tensors, tensors
 from ampcheck.tools.lint import cases
 from ampcheck.tools.lint.rules import RULES
 from tests.faults.gradients import changed, doubled
-from tests.faults.kernels import Body, Call, in_low, kernel
-from tests.faults.mutant import CUDA, JAX, Inject, both, giving, mutants, on_error, put, wrap
+from tests.faults.kernels import Body, in_low, kernel
+from tests.faults.mutant import JAX, Inject, both, giving, mutants, on_error, put, wrap
 from tests.faults.state import DTYPE, IS, SET, SET_CACHE, SET_DTYPE, vaguely
 
 Function = Callable[..., Any]
@@ -81,10 +81,6 @@ def results(change: Callable[[torch.Tensor], torch.Tensor]) -> Make:
         return change(x) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
     return calling(lambda program, _, args: map_tensors(program(*args), of_one))
-
-
-def off() -> AbstractContextManager[object]:
-    return torch.autocast("cpu", enabled=False)
 
 
 def afterwards(act: Callable[[], object]) -> Make:
@@ -222,76 +218,6 @@ def without_metadata(own: Any, *args: Any, **options: Any) -> Any:
     return exported
 
 
-_LOW, _WIDE, _DOUBLE = (
-    results(partial(torch.Tensor.to, dtype=d)) for d in (torch.bfloat16, torch.float32, torch.float64)
-)
-PROGRAMS = {
-    "jit-region-dropped": entering(dropped),
-    "jit-region-dropped-by-script": no_script_pass,
-    "jit-trace-in-float32": handed_out(_WIDE, "trace"),
-    "jit-second-call-in-float32": handed_out(float32_where(lambda first, args: True)),
-    "jit-gradient-twice": handed_out(results(doubled_gradient)),
-    "jit-gradient-lost": handed_out(results(torch.Tensor.detach)),
-    "jit-state-left-on": handed_out(afterwards(leave_on)),
-}
-UPCAST = {"jit-upcast-lost": handed_out(_LOW), "jit-upcast-after-rounding": handed_out(results(rounded))}
-BANNED = {"jit-refusal-swallowed": handed_out(calling(swallowed))}
-PROMOTE = {"jit-mixed-refused-by-script": handed_out(calling(refusing_mixed), "script")}
-CONTEXT = {
-    "jit-kept-across-dtypes": handed_out(remembering(frozen_dtypes)),
-    "jit-result-widened": handed_out(_WIDE),
-    "jit-result-in-float64": handed_out(_DOUBLE),
-    "jit-result-in-float64-by-export": handed_out(_DOUBLE, "export"),
-    "jit-nothing-frozen": put(torch.jit, freeze=lambda module: module),
-    "jit-state-left-on-by-script": handed_out(afterwards(leave_on), "script"),
-    "jit-node-without-metadata": wrap(torch.export, export=without_metadata),
-}
-NESTING = {
-    "jit-script-runs-eagerly": handed_out(lambda _, function: function, "script"),
-    "jit-disabled-region-on": entering(always_on),
-}
-DECORATOR = {
-    "jit-decorator-lost": handed_out(lambda _, function: _COMPILE(inspect.unwrap(function), backend="eager")),
-    # Mends the known deviations.
-}
-EXCEPTIONS = {
-    "jit-state-left-by-exception": handed_out(failing(leave_on)),
-    "jit-exception-lost-in-capture": wrap(torch.export, export=vaguely),
-}
-RANDOM = {
-    "jit-draws-once-more": handed_out(calling(lambda program, _, args: (torch.rand(1), program(*args))[1])),
-    "jit-off-by-one": handed_out(results(lambda x: x + 1)),
-}
-
-
-# ---- compiled in one state, called in another
-
-
-AMBIENT = {
-    "state-of-another-thread": handed_out(eager_in_threads),
-    "trace-without-its-casts": handed_out(lambda _, function: function, "trace"),
-    "graph-without-its-casts": put(proxy_tensor, make_fx=lambda function, **_: lambda *_: function),
-}
-
-
-# ---- settings that change between calls
-
-
-GUARDS = {
-    "jit-no-guard-on-surroundings": handed_out(remembering(frozen)),
-    "runs-eagerly": put(torch, compile=lambda function, **_: function),
-}
-
-
-# ---- errors at run time
-
-
-FAILURES = {
-    "error-leaves-a-dtype": handed_out(failing(lambda: SET_DTYPE("cpu", torch.float16))),
-    "error-not-raised": handed_out(calling(swallowed)),
-    "backward-leaves-it-on": wrap(torch.Tensor, backward=on_error(leave_on)),
-}
-
 # ---- tensors without values
 
 
@@ -304,16 +230,8 @@ def fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
-def real(tensor: torch.Tensor) -> bool:
-    return type(tensor) is torch.Tensor
-
-
 def traced(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FunctionalTensor)
-
-
-def refused(call: Call) -> Any:
-    raise RuntimeError("real tensors are refused")
 
 
 class _Cast(TorchFunctionMode):
@@ -326,28 +244,6 @@ class _Cast(TorchFunctionMode):
                 args = tree_map(lambda x: x.to(DTYPE("cpu")) if any(x is meta for meta in metas) else x, args)
         return func(*args, **(kwargs or {}))
 
-
-FAKE_TENSOR = {
-    "fake-in-low": of_some("cat", fake, in_low),
-    "meta-is-cast": lambda device: _Cast(),
-    "compiled-result-doubled": of_some("mm", traced, lambda call: call.registered() * 2),
-}
-
-
-# ---- backward passes of compiled functions
-
-
-DERIVATIVES = {
-    "compiled-more-casts": handed_out(results(lambda x: x.double().to(x.dtype))),
-}
-
-# ---- the state
-
-STATE = {
-    "jit-cache-turned-off": handed_out(lambda program, _: (SET_CACHE(False), program)[1]),
-    "jit-region-on-while-compiling": put(torch._C, _DisableAutocast=nullcontext),
-    "jit-state-not-compared": put(collect_metadata_analysis, _get_autocast_states=list),
-}
 
 # ---- higher-order operators
 
@@ -369,26 +265,6 @@ def of_operator(op: Any, key: DispatchKey, wrong: Callable[..., Any]) -> Inject:
     return inject
 
 
-@contextmanager
-def refusing_regions(device: str) -> Iterator[None]:
-    """Let an operator not fall through on the CPU's autocast key."""
-    op = run_and_save_rng_state
-    keys = op.non_fallthrough_keys
-    op.non_fallthrough_keys = keys.add(DispatchKey.AutocastCPU)
-    try:
-        yield
-    finally:
-        op.non_fallthrough_keys = keys
-
-
-HOPS = {
-    "operator-refuses-regions": refusing_regions,
-    "dropped-anew": of_operator(
-        run_with_rng_state, DispatchKey.BackendSelect, lambda own, state, op, *args, **kwargs: op(*args, **kwargs)
-    ),
-}
-
-
 # ---- the linter for scripts, and compilers that a random program shows wrong
 
 
@@ -405,26 +281,13 @@ def without(rule: str) -> Callable[[list[Any]], list[Any]]:
     return lambda found: [one for one in found if one.rule != rule]
 
 
-LIMITS = {
-    **{f"lint-misses-{rule}": reports(without(rule)) for rule in RULES if rule not in WITHOUT_A_CASE},
-    "jit-trace-doubled": handed_out(results(lambda x: 2 * x), "trace"),
-    "another-program-runs": wrap(
-        subprocess, run=lambda own, command, **options: own([command[0], "-c", "print('True ' * 3)"], **options)
-    ),
-}
-
-
-JITTED = {JAX: "jaxjit"}
-"""The compiler that is replaced on a device where it is not `traced`."""
-
-
 def compiler(change: Callable[[Function], Function]) -> Inject:
-    """Make a compiler of a change of functions."""
+    """Make the compiler of a change of functions: `traced`, and on jax `jaxjit`."""
 
     def make(function: Function, inputs: Sequence[Any]) -> kinds.Compiled:
         return kinds.Compiled(change(function))
 
-    return lambda device: patch.dict(kinds.COMPILERS, {JITTED.get(device, "traced"): kinds.Compiler(make)})
+    return lambda device: patch.dict(kinds.COMPILERS, {"jaxjit" if device == JAX else "traced": kinds.Compiler(make)})
 
 
 def steeper(result: torch.Tensor) -> torch.Tensor:
@@ -434,31 +297,99 @@ def steeper(result: torch.Tensor) -> torch.Tensor:
     return result
 
 
-PARITY = {
-    "compiler-doubles-gradients": handed_out(lambda f, _: lambda *args: tuple(steeper(t) for t in f(*args))),
-    "compiler-widens-results": compiler(lambda f: lambda *args: tuple(t.float() for t in f(*args))),
-}
-
-MUTANTS = (
-    *mutants("jit/downcast", PROGRAMS),
-    *mutants("jit/upcast", UPCAST),
-    *mutants("jit/banned", BANNED, [CUDA]),
-    *mutants("jit/promote", PROMOTE),
-    *mutants("jit/context", CONTEXT),
-    *mutants("jit/nesting", NESTING),
-    *mutants("jit/defaults", {"jit-always-half": entering(in_half)}),
-    *mutants("jit/decorator", DECORATOR),
-    *mutants("jit/exceptions", EXCEPTIONS),
-    *mutants("jit/cache", {"jit-nothing-traced": put(torch.jit, trace=lambda function, *rest, **options: function)}),
-    *mutants("jit/cache", {"jit-result-kept": handed_out(remembering(frozen_result))}),
-    *mutants("jit/state", STATE),
-    *mutants("jit/programs", RANDOM),
-    *mutants("jit/ambient", AMBIENT),
-    *mutants("jit/guards", GUARDS),
-    *mutants("jit/failures", FAILURES),
-    *mutants("jit/faketensor", FAKE_TENSOR),
-    *mutants("jit/derivatives", DERIVATIVES),
-    *mutants("jit/hops", HOPS),
-    *mutants("jit/limits", LIMITS),
-    *mutants("jit/parity", PARITY),
+_LOW, _WIDE, _DOUBLE = (
+    results(partial(torch.Tensor.to, dtype=d)) for d in (torch.bfloat16, torch.float32, torch.float64)
+)
+MUTANTS = mutants(
+    {
+        "jit/downcast": {
+            "jit-region-dropped": entering(dropped),
+            "jit-region-dropped-by-script": no_script_pass,
+            "jit-trace-in-float32": handed_out(_WIDE, "trace"),
+            "jit-second-call-in-float32": handed_out(float32_where(lambda first, args: True)),
+            "jit-gradient-twice": handed_out(results(doubled_gradient)),
+            "jit-gradient-lost": handed_out(results(torch.Tensor.detach)),
+            "jit-state-left-on": handed_out(afterwards(leave_on)),
+        },
+        "jit/upcast": {
+            "jit-upcast-lost": handed_out(_LOW),
+            "jit-upcast-after-rounding": handed_out(results(rounded)),
+        },
+        "jit/banned virtual:cuda": {"jit-refusal-swallowed": handed_out(calling(swallowed))},
+        "jit/promote": {"jit-mixed-refused-by-script": handed_out(calling(refusing_mixed), "script")},
+        "jit/context": {
+            "jit-kept-across-dtypes": handed_out(remembering(frozen_dtypes)),
+            "jit-result-widened": handed_out(_WIDE),
+            "jit-result-in-float64": handed_out(_DOUBLE),
+            "jit-result-in-float64-by-export": handed_out(_DOUBLE, "export"),
+            "jit-nothing-frozen": put(torch.jit, freeze=lambda module: module),
+            "jit-state-left-on-by-script": handed_out(afterwards(leave_on), "script"),
+            "jit-node-without-metadata": wrap(torch.export, export=without_metadata),
+        },
+        "jit/nesting": {
+            "jit-script-runs-eagerly": handed_out(lambda _, function: function, "script"),
+            "jit-disabled-region-on": entering(always_on),
+        },
+        "jit/defaults": {"jit-always-half": entering(in_half)},
+        "jit/decorator": {  # mends the known deviations
+            "jit-decorator-lost": handed_out(lambda _, function: _COMPILE(inspect.unwrap(function), backend="eager")),
+        },
+        "jit/exceptions": {
+            "jit-state-left-by-exception": handed_out(failing(leave_on)),
+            "jit-exception-lost-in-capture": wrap(torch.export, export=vaguely),
+        },
+        "jit/cache": {
+            "jit-nothing-traced": put(torch.jit, trace=lambda function, *rest, **options: function),
+            "jit-result-kept": handed_out(remembering(frozen_result)),
+        },
+        "jit/state": {
+            "jit-cache-turned-off": handed_out(lambda program, _: (SET_CACHE(False), program)[1]),
+            "jit-region-on-while-compiling": put(torch._C, _DisableAutocast=nullcontext),
+            "jit-state-not-compared": put(collect_metadata_analysis, _get_autocast_states=list),
+        },
+        "jit/programs": {
+            "jit-draws-once-more": handed_out(calling(lambda program, _, args: (torch.rand(1), program(*args))[1])),
+            "jit-off-by-one": handed_out(results(lambda x: x + 1)),
+        },
+        "jit/ambient": {
+            "state-of-another-thread": handed_out(eager_in_threads),
+            "trace-without-its-casts": handed_out(lambda _, function: function, "trace"),
+            "graph-without-its-casts": put(proxy_tensor, make_fx=lambda function, **_: lambda *_: function),
+        },
+        "jit/guards": {
+            "jit-no-guard-on-surroundings": handed_out(remembering(frozen)),
+            "runs-eagerly": put(torch, compile=lambda function, **_: function),
+        },
+        "jit/failures": {
+            "error-leaves-a-dtype": handed_out(failing(lambda: SET_DTYPE("cpu", torch.float16))),
+            "error-not-raised": handed_out(calling(swallowed)),
+            "backward-leaves-it-on": wrap(torch.Tensor, backward=on_error(leave_on)),
+        },
+        "jit/faketensor": {
+            "fake-in-low": of_some("cat", fake, in_low),
+            "meta-is-cast": lambda device: _Cast(),
+            "compiled-result-doubled": of_some("mm", traced, lambda call: call.registered() * 2),
+        },
+        "jit/derivatives": {"compiled-more-casts": handed_out(results(lambda x: x.double().to(x.dtype)))},
+        "jit/hops": {
+            "operator-refuses-regions": put(  # it no longer falls through on the CPU's autocast key
+                run_and_save_rng_state,
+                non_fallthrough_keys=run_and_save_rng_state.non_fallthrough_keys.add(DispatchKey.AutocastCPU),
+            ),
+            "dropped-anew": of_operator(
+                run_with_rng_state, DispatchKey.BackendSelect, lambda own, state, op, *args, **kw: op(*args, **kw)
+            ),
+        },
+        "jit/limits": {
+            **{f"lint-misses-{rule}": reports(without(rule)) for rule in RULES if rule not in WITHOUT_A_CASE},
+            "jit-trace-doubled": handed_out(results(lambda x: 2 * x), "trace"),
+            "another-program-runs": wrap(
+                subprocess, run=lambda own, command, **options: own([command[0], "-c", "print('True ' * 3)"], **options)
+            ),
+        },
+        "jit/parity": {
+            "compiler-doubles-gradients": handed_out(lambda f, _: lambda *args: tuple(steeper(t) for t in f(*args))),
+            "compiler-widens-results": compiler(lambda f: lambda *args: tuple(t.float() for t in f(*args))),
+        },
+    }
 )

@@ -1,6 +1,6 @@
 """Mutants of the source of Python functions: `edits.toml` says which text of a function becomes which.
 
-The name of a table is a rule, followed by the devices unless that is the CPU alone, and a function, `module:function`.
+The name of a table is that of a table of `mutants`, and a function, `module:function`.
 A mutant of one text puts it before the first statement of the function. A mutant of several replaces the first, which
 must occur once, by the second, the third by the fourth and so on. One that is in several tables changes several
 functions.
@@ -21,7 +21,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from ampcheck.tools.power.source import codes
-from tests.faults.mutant import CPU, Inject, Mutant, both
+from tests.faults.mutant import Inject, both, mutants
 
 FILE = Path(__file__).with_name("edits.toml")
 
@@ -85,15 +85,12 @@ def _replaced(where: str, text: str, texts: tuple[str, ...]) -> str:
     return text
 
 
-def _mutants() -> Iterator[Mutant]:
-    for key, functions in tomllib.loads(FILE.read_text(encoding="utf-8")).items():
-        rule, *devices = key.split()
-        found = defaultdict(list)
-        for where, table in functions.items():
-            for name, texts in table.items():
-                found[name].append(edit(where, *([texts] if isinstance(texts, str) else texts)))
-        for name, injects in found.items():
-            yield Mutant(name, rule, both(*injects), tuple(devices) or (CPU,))
+def _injects(functions: dict[str, dict[str, Any]]) -> dict[str, Inject]:
+    found = defaultdict(list)
+    for where, table in functions.items():
+        for name, texts in table.items():
+            found[name].append(edit(where, *([texts] if isinstance(texts, str) else texts)))
+    return {name: both(*injects) for name, injects in found.items()}
 
 
-MUTANTS = tuple(_mutants())
+MUTANTS = mutants({key: _injects(made) for key, made in tomllib.loads(FILE.read_text(encoding="utf-8")).items()})

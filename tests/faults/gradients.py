@@ -21,7 +21,7 @@ from tests.faults.kernels import (
     of_ops,
     wide,
 )
-from tests.faults.mutant import CPU, CUDA, JAX, MPS, XPU, Inject, both, every, fresh, mutants, put
+from tests.faults.mutant import Inject, both, fresh, mutants, put
 
 # ---- casts that are kept
 
@@ -111,25 +111,6 @@ def kept_in_float32() -> Inject:
 
     return kernel("mse_loss", each(cast))
 
-
-CACHE = {
-    "casts-to-float32-kept": fresh(kept_in_float32),
-    "cache-never-used": cache(keeps=lambda t: False),
-    "cache-never-cleared": cache(clears=False),
-    "cache-ignores-setting": cache(keeps=promised_but("setting")),
-    "cache-of-low-leaves": cache(keeps=promised_but("dtype")),
-    "cache-of-results": cache(keeps=promised_but("leaf")),
-    "cache-without-grad": cache(keeps=promised_but("grad")),
-    "cache-of-views": cache(keeps=promised_but("view", "leaf")),
-    "cache-in-inference-mode": cache(keeps=promised_but("inference"), key=without_grad_mode),
-    "cache-grows-without-grad": cache(key=lambda c, t: by_identity(c, t) if torch.is_grad_enabled() else object()),
-    "cache-by-address": cache(key=lambda call, t: (t.data_ptr(), call.low, torch.is_grad_enabled()), strong=False),
-    "cast-at-each-use": kernel("mm", in_low),
-}
-CACHE_OF_GRADIENTS = {
-    "cache-ignores-grad-mode": cache(key=without_grad_mode),
-    "cast-loses-gradient": kernel("mm", detached_casts),
-}
 
 # ---- gradients: the forward pass is right, what the backward pass makes of it is not
 
@@ -261,33 +242,48 @@ def one_dtype_for_all() -> Inject:
     return kernel("mm", lambda call: call.cast((found.append(call.low), found[0])[1]))
 
 
-GRADIENTS = {
-    "downcast": {
-        CPU: {
-            "gradient-of-the-copy-only": ("mm", detached(None)),
-            "gradient-kept-in-low": ("addmm", kept_in_low),
-            "gradient-without-a-graph": ("matmul", without_a_graph),
-            "gradient-refused": ("conv3d", passed(no_gradient)),
-        }
-    },
-    "upcast": {
-        CPU: {"gradient-of-a-constant": ("hinge_embedding_loss", of_a_constant)},
-        CUDA: {"gradient-of-exp-in-low": ("exp", computed(wide, low))},
-        XPU: {"gradient-of-softplus-missing": ("softplus", detached(None, wide))},
-        MPS: {"gradient-of-layer-norm-weight-missing": ("layer_norm", detached(1, wide))},
-    },
-    "promote": {CPU: {"gradient-of-promoted-in-low": ("stack", rounded(promoted))}},
-}
-ON_JAX = ("gradient-of-the-copy-only", "gradient-of-layer-doubled", "gradient-of-exp-in-low")
-
 MUTANTS = (
-    *(
-        mutant
-        for rule, devices in GRADIENTS.items()
-        for device, table in devices.items()
-        for made in of_ops(f"autograd/{rule}", device, table)
-        for mutant in (every([made], JAX) if made.name in ON_JAX else [made])
+    *of_ops(
+        {
+            "autograd/downcast cpu jax": {"gradient-of-the-copy-only": ("mm", detached(None))},
+            "autograd/downcast": {
+                "gradient-kept-in-low": ("addmm", kept_in_low),
+                "gradient-without-a-graph": ("matmul", without_a_graph),
+                "gradient-refused": ("conv3d", passed(no_gradient)),
+            },
+            "autograd/upcast": {"gradient-of-a-constant": ("hinge_embedding_loss", of_a_constant)},
+            "autograd/upcast virtual:cuda jax": {"gradient-of-exp-in-low": ("exp", computed(wide, low))},
+            "autograd/upcast virtual:xpu": {"gradient-of-softplus-missing": ("softplus", detached(None, wide))},
+            "autograd/upcast virtual:mps": {
+                "gradient-of-layer-norm-weight-missing": ("layer_norm", detached(1, wide)),
+            },
+            "autograd/promote": {"gradient-of-promoted-in-low": ("stack", rounded(promoted))},
+        }
     ),
-    *mutants("eager/cache", CACHE),
-    *mutants("autograd/cache", CACHE_OF_GRADIENTS),
+    *mutants(
+        {
+            "eager/cache": {
+                "casts-to-float32-kept": fresh(kept_in_float32),
+                "cache-never-used": cache(keeps=lambda t: False),
+                "cache-never-cleared": cache(clears=False),
+                "cache-ignores-setting": cache(keeps=promised_but("setting")),
+                "cache-of-low-leaves": cache(keeps=promised_but("dtype")),
+                "cache-of-results": cache(keeps=promised_but("leaf")),
+                "cache-without-grad": cache(keeps=promised_but("grad")),
+                "cache-of-views": cache(keeps=promised_but("view", "leaf")),
+                "cache-in-inference-mode": cache(keeps=promised_but("inference"), key=without_grad_mode),
+                "cache-grows-without-grad": cache(
+                    key=lambda call, t: by_identity(call, t) if torch.is_grad_enabled() else object()
+                ),
+                "cache-by-address": cache(
+                    key=lambda call, t: (t.data_ptr(), call.low, torch.is_grad_enabled()), strong=False
+                ),
+                "cast-at-each-use": kernel("mm", in_low),
+            },
+            "autograd/cache": {
+                "cache-ignores-grad-mode": cache(key=without_grad_mode),
+                "cast-loses-gradient": kernel("mm", detached_casts),
+            },
+        }
+    ),
 )

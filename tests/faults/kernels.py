@@ -6,7 +6,7 @@ op), so the suite cannot tell it from a backend's own mistake.
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -95,9 +95,14 @@ def kernel(name: str, body: Body) -> Inject:
     return inject
 
 
-def of_ops(rule: str, device: str, table: Mapping[str, tuple[str, Body]], *more: str) -> tuple[Mutant, ...]:
-    """Return a mutant for each op and wrong kernel of a table; only cases of the op can notice it."""
-    return tuple(Mutant(n, rule, kernel(op, body), (device, *more), f"{op}[+-]*") for n, (op, body) in table.items())
+def of_ops(tables: Mapping[str, Mapping[str, tuple[str, Body]]]) -> tuple[Mutant, ...]:
+    """Return a mutant for each op and wrong kernel of some tables; of the cases of ops only the op's can notice it."""
+    return tuple(
+        replace(mutant, cases=f"{op}[+-]*")
+        for key, table in tables.items()
+        for name, (op, body) in table.items()
+        for mutant in mutants({key: {name: kernel(op, body)}})
+    )
 
 
 # ---- casts of arguments
@@ -195,47 +200,6 @@ def with_doubles(call: Call, found: list[torch.dtype]) -> torch.dtype:
     return torch.float64 if any(t.dtype == torch.float64 for t in call.tensors()) else widest(call, found)
 
 
-DOWNCAST = {
-    CPU: {
-        "mm-in-float32": ("mm", in_float32),
-        "linear-bias-forgotten": ("linear", low_but_last),
-        "addbmm-result-cast-back": ("addbmm", result(in_low, as_first)),
-        "mm-changes-its-arguments": ("mm", low_for_good),
-    },
-    CUDA: {
-        "einsum-as-given": ("einsum", as_given),
-        "gru-cell-as-given": ("gru_cell", as_given),
-        "fused-gru-cell-as-given": ("_thnn_fused_gru_cell", as_given),
-    },
-}
-
-
-UPCAST = {
-    CPU: {
-        "mse-loss-in-low": ("mse_loss", in_low),
-        "pinverse-result-rounded": (
-            "pinverse",
-            result(in_float32, lambda call, t: t.to(call.low).float() if t.dtype == FP32 else t),
-        ),
-        "polar-useless-cast": ("polar", first_cast_twice),
-    },
-    CUDA: {
-        "layer-norm-as-given": ("layer_norm", as_given),
-        "rms-norm-as-given": ("rms_norm", as_given),
-    },
-}
-PROMOTE = {
-    CPU: {
-        "stack-as-given": ("stack", as_given),
-    },
-    CUDA: {
-        "grid-sampler-as-given": ("grid_sampler", as_given),
-        "index-put-as-given": ("index_put", as_given),
-    },
-    XPU: {"cross-doubles-count": ("cross", promote(with_doubles))},
-    MPS: {"addcdiv-third-ignored": ("addcdiv", promote(widest, but=2))},
-}
-
 # ---- dtypes filled in, overloads exchanged, refusals
 
 
@@ -273,42 +237,12 @@ def refuses(error: Exception) -> Body:
     return body
 
 
-OPTDTYPE = {
-    CUDA: {
-        "softmax-overrides-the-caller": ("softmax.int", fills(wide, over=True)),
-        "cumsum-fills-low": ("cumsum", fills(low)),
-        "sum-fills-low": ("sum", fills(low)),
-    },
-    XPU: {"prod-fills-for-integers": ("prod", fills(wide, lambda call, t: t.dtype != torch.float64))},
-}
-APPEND = {
-    CUDA: {
-        "norm-not-redirected": ("norm.Scalar", as_given),
-        "norm-redirected-always-float32": ("norm.ScalarOpt_dim", appends(lambda call, t: FP32, lambda call, t: True)),
-    },
-    XPU: {"norm-redirected-to-low": ("norm.Scalar", appends(lambda call, t: call.low))},
-}
-_LOSS = "binary_cross_entropy"
-BANNED = {
-    CUDA: {
-        "cross-entropy-runs": (_LOSS, as_given),
-        "cross-entropy-refused-badly": (_LOSS, refuses(RuntimeError("this is not supported"))),
-    },
-    XPU: {"cross-entropy-type-error": (_LOSS, refuses(TypeError(f"{_LOSS} is unsafe; use {_LOSS}_with_logits")))},
-}
-FALLTHROUGH = {
-    CUDA: {"cat-downcast-on-cuda": ("cat", in_low)},
-    XPU: {"stack-downcast-on-xpu": ("stack", in_low)},
-    MPS: {"cross-entropy-policy-on-mps": (_LOSS, in_float32)},
-}
-
-
 # ---- which tensors are cast
 
 
-def low_but(kind: Callable[[Tensor], bool], dtype: Choice = low) -> Body:
+def low_but(kind: Callable[[Tensor], bool]) -> Body:
     """Cast all eligible tensors but those of a kind."""
-    return to(dtype, lambda call, place, t: kind(t))
+    return to(low, lambda call, place, t: kind(t))
 
 
 def in_place_low(call: Call) -> Any:
@@ -322,62 +256,110 @@ def out_low(call: Call) -> Any:
 
 other_devices_too = each(lambda call, t: t.to(call.low) if t.dtype in (FP32, torch.float16, torch.bfloat16) else t)
 complex_too = each(lambda call, t: t.real.to(call.low) if t.is_complex() or call.eligible(t) else t)
-ELIGIBILITY = {
-    CPU: {
-        "mm-casts-doubles": ("mm", low_doubles_too),
-        "mm-cast-twice-over": ("mm", low_by_way_of_other),
-        "mm-saturates": (
-            "mm",
-            result(in_low, lambda _, t: t.clamp(torch.finfo(t.dtype).min, torch.finfo(t.dtype).max)),
-        ),
-        "mm-leaves-what-needs-grad": ("mm", low_but(lambda t: t.requires_grad)),
-        "mm-leaves-strided": ("mm", to(low, strided)),
-        "mm-leaves-subclasses": ("mm", low_but(lambda t: type(t) not in (Tensor, torch.nn.Parameter))),
-        "mm-as-given": ("mm", as_given),
-        "conv-loses-layout": (
-            "conv2d",
-            each(lambda call, t: t.to(call.low, memory_format=torch.contiguous_format) if call.eligible(t) else t),
-        ),
-        "view-copies": ("view_as_complex", each(lambda call, t: t.to(FP32, copy=True) if call.eligible(t) else t)),
-        "addmm-in-place-cast": ("addmm_", in_place_low),
-        "mm-out-cast": ("mm.out", out_low),
-        "mm-leaves-sparse": ("mm", low_but(lambda t: t.layout is torch.sparse_coo)),
-        "relu-downcast": ("relu", in_low),
-        "add-downcast": ("add.Tensor", in_low),
-        "inverse-checks-nothing": ("linalg_inv_ex", lambda call: call.op(call.args[0].to(FP32))),
-        "loss-in-the-default-dtype": ("mse_loss", to(lambda call: torch.get_default_dtype())),
-    },
-    CUDA: {
-        "mm-casts-other-devices": ("mm", other_devices_too),
-        "host-numbers-are-cast": ("atan2", each(lambda call, t: t.to(FP32) if t.device.type == "cpu" else t)),
-        "softmax-ignores-dtype": ("softmax.int", lambda call: call.op(*call.args, **{**call.kwargs, "dtype": FP32})),
-    },
-}
-
-_OF_OPS = {
-    "eager/downcast": DOWNCAST,
-    "eager/upcast": UPCAST,
-    "eager/promote": PROMOTE,
-    "eager/optdtype": OPTDTYPE,
-    "eager/append": APPEND,
-    "eager/banned": BANNED,
-    "eager/fallthrough": FALLTHROUGH,
-}
-
+_LOSS = "binary_cross_entropy"
 MUTANTS = (
-    *(
-        mutant
-        for rule, devices in _OF_OPS.items()
-        for device, table in devices.items()
-        for mutant in of_ops(rule, device, table)
+    *of_ops(
+        {
+            "eager/downcast": {
+                "mm-in-float32": ("mm", in_float32),
+                "linear-bias-forgotten": ("linear", low_but_last),
+                "addbmm-result-cast-back": ("addbmm", result(in_low, as_first)),
+                "mm-changes-its-arguments": ("mm", low_for_good),
+            },
+            "eager/downcast virtual:cuda": {
+                "einsum-as-given": ("einsum", as_given),
+                "gru-cell-as-given": ("gru_cell", as_given),
+                "fused-gru-cell-as-given": ("_thnn_fused_gru_cell", as_given),
+            },
+            "eager/upcast": {
+                "mse-loss-in-low": ("mse_loss", in_low),
+                "pinverse-result-rounded": (
+                    "pinverse",
+                    result(in_float32, lambda call, t: t.to(call.low).float() if t.dtype == FP32 else t),
+                ),
+                "polar-useless-cast": ("polar", first_cast_twice),
+            },
+            "eager/upcast virtual:cuda": {
+                "layer-norm-as-given": ("layer_norm", as_given),
+                "rms-norm-as-given": ("rms_norm", as_given),
+            },
+            "eager/promote": {"stack-as-given": ("stack", as_given)},
+            "eager/promote virtual:cuda": {
+                "grid-sampler-as-given": ("grid_sampler", as_given),
+                "index-put-as-given": ("index_put", as_given),
+            },
+            "eager/promote virtual:xpu": {"cross-doubles-count": ("cross", promote(with_doubles))},
+            "eager/promote virtual:mps": {"addcdiv-third-ignored": ("addcdiv", promote(widest, but=2))},
+            "eager/optdtype virtual:cuda": {
+                "softmax-overrides-the-caller": ("softmax.int", fills(wide, over=True)),
+                "cumsum-fills-low": ("cumsum", fills(low)),
+                "sum-fills-low": ("sum", fills(low)),
+            },
+            "eager/optdtype virtual:xpu": {
+                "prod-fills-for-integers": ("prod", fills(wide, lambda call, t: t.dtype != torch.float64)),
+            },
+            "eager/append virtual:cuda": {
+                "norm-not-redirected": ("norm.Scalar", as_given),
+                "norm-redirected-always-float32": (
+                    "norm.ScalarOpt_dim",
+                    appends(lambda call, t: FP32, lambda call, t: True),
+                ),
+            },
+            "eager/append virtual:xpu": {"norm-redirected-to-low": ("norm.Scalar", appends(lambda call, t: call.low))},
+            "eager/banned virtual:cuda": {
+                "cross-entropy-runs": (_LOSS, as_given),
+                "cross-entropy-refused-badly": (_LOSS, refuses(RuntimeError("this is not supported"))),
+            },
+            "eager/banned virtual:xpu": {
+                "cross-entropy-type-error": (_LOSS, refuses(TypeError(f"{_LOSS} is unsafe; use {_LOSS}_with_logits"))),
+            },
+            "eager/fallthrough virtual:cuda": {"cat-downcast-on-cuda": ("cat", in_low)},
+            "eager/fallthrough virtual:xpu": {"stack-downcast-on-xpu": ("stack", in_low)},
+            "eager/fallthrough virtual:mps": {"cross-entropy-policy-on-mps": (_LOSS, in_float32)},
+            "eager/eligibility": {
+                "mm-casts-doubles": ("mm", low_doubles_too),
+                "mm-cast-twice-over": ("mm", low_by_way_of_other),
+                "mm-saturates": (
+                    "mm",
+                    result(in_low, lambda _, t: t.clamp(torch.finfo(t.dtype).min, torch.finfo(t.dtype).max)),
+                ),
+                "mm-leaves-what-needs-grad": ("mm", low_but(lambda t: t.requires_grad)),
+                "mm-leaves-strided": ("mm", to(low, strided)),
+                "mm-leaves-subclasses": ("mm", low_but(lambda t: type(t) not in (Tensor, torch.nn.Parameter))),
+                "mm-as-given": ("mm", as_given),
+                "conv-loses-layout": (
+                    "conv2d",
+                    each(lambda c, t: t.to(c.low, memory_format=torch.contiguous_format) if c.eligible(t) else t),
+                ),
+                "view-copies": (
+                    "view_as_complex",
+                    each(lambda call, t: t.to(FP32, copy=True) if call.eligible(t) else t),
+                ),
+                "addmm-in-place-cast": ("addmm_", in_place_low),
+                "mm-out-cast": ("mm.out", out_low),
+                "mm-leaves-sparse": ("mm", low_but(lambda t: t.layout is torch.sparse_coo)),
+                "relu-downcast": ("relu", in_low),
+                "add-downcast": ("add.Tensor", in_low),
+                "inverse-checks-nothing": ("linalg_inv_ex", lambda call: call.op(call.args[0].to(FP32))),
+                "loss-in-the-default-dtype": ("mse_loss", to(lambda call: torch.get_default_dtype())),
+            },
+            "eager/eligibility virtual:cuda": {
+                "mm-casts-other-devices": ("mm", other_devices_too),
+                "host-numbers-are-cast": (
+                    "atan2",
+                    each(lambda call, t: t.to(FP32) if t.device.type == "cpu" else t),
+                ),
+                "softmax-ignores-dtype": (
+                    "softmax.int",
+                    lambda call: call.op(*call.args, **{**call.kwargs, "dtype": FP32}),
+                ),
+            },
+        }
     ),
-    *(
-        mutant
-        for device, table in ELIGIBILITY.items()
-        for mutant in mutants(
-            "eager/eligibility", {name: kernel(op, body) for name, (op, body) in table.items()}, [device]
-        )
+    *mutants(
+        {
+            "eager/fallthrough": {"relu-downcast-on-cpu": kernel("relu", in_low)},
+            "eager/eligibility": {"widening-ops-as-given": both(kernel("cat", as_given), kernel("stack", as_given))},
+        }
     ),
-    *mutants("eager/fallthrough", {"relu-downcast-on-cpu": kernel("relu", in_low)}),
-    *mutants("eager/eligibility", {"widening-ops-as-given": both(kernel("cat", as_given), kernel("stack", as_given))}),
 )

@@ -8,7 +8,7 @@ import csv
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -73,11 +73,6 @@ def write(kills: Iterable[Kill], mutants: Sequence[str], file: Path = FILE) -> N
 
 
 # ---- measuring
-
-
-def is_kill(without: Mapping[str, str], under: Mapping[str, str] | None) -> bool:
-    """Return whether a case is red under a mutant, and green without it."""
-    return under is not None and under["status"] in RED and without["status"] not in RED
 
 
 @dataclass(frozen=True)
@@ -155,8 +150,8 @@ def _first(mutant: Mutant, device: str, cases: Iterable[str], runners: Runners) 
         began = time.perf_counter()
         under = runners.run(mutant, device, [case]).get(case)
         seconds = round(time.perf_counter() - began, 1)
-        if is_kill(without[case], under) and runners.again(device, [case])[case]["status"] not in RED:
-            assert under is not None
+        killed = under is not None and under["status"] in RED and without[case]["status"] not in RED
+        if under is not None and killed and runners.again(device, [case])[case]["status"] not in RED:
             when = "run" if case in runners.of(device).cases() or case.rsplit("/", 1)[0] in OTHERS else "night"
             return Kill(mutant.name, device, case, under["status"], when, seconds)
     return None

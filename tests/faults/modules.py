@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tests.faults.kernels import kernel, promote, to, widest
-from tests.faults.mutant import CUDA, JAX, Change, Inject, giving, mutants, put, within, wrap
+from tests.faults.mutant import Change, Inject, giving, mutants, put, within, wrap
 from tests.faults.state import IS
 
 
@@ -49,21 +49,6 @@ def linear_in_float32(call: Any) -> torch.Tensor:
     return a.float() @ b.float().T
 
 
-FUNCTIONS = {
-    "mm-in-low": function("mm", in_bfloat16),
-    "mm-without-autocast": function("mm", outside),
-    "method-addmm-in-low": function("Tensor.addmm_", in_bfloat16),
-    "method-mm-without-autocast": function("Tensor.mm", outside),
-    "add-in-low": function("add", in_bfloat16),
-    "cat-otherwise": function("cat", lambda own, x: own([t.bfloat16() for t in x])),
-    "cat-of-nothing-runs": function("cat", lambda own, x, *rest: own(x, *rest) if x else torch.empty(0)),
-}
-CACHE = {
-    "mm-detached": function("mm", giving(torch.Tensor.detach)),
-    "mm-doubled-in-regions": function("mm", doubled_in_regions),
-    "mm-twice": function("mm", lambda own, *args, **kwargs: (own(*args, **kwargs), own(*args, **kwargs) * 2)[1]),
-}
-
 # ---- modules
 
 
@@ -75,52 +60,56 @@ def narrowed(own: Any, self: nn.Module, x: torch.Tensor, *args: Any, **kwargs: A
     return own(self, low(x) if x.is_floating_point() else x, *args, **kwargs)
 
 
-MODULES = {
-    "lstm-without-autocast": function("_VF.lstm", outside),
-    "attention-without-autocast": function("nn.functional.scaled_dot_product_attention", outside),
-    "attention-leaves-the-mask": kernel(
-        "scaled_dot_product_attention", to(lambda call: call.low, lambda call, place, t: place == 3)
-    ),
-    "linear-doubled": function("nn.functional.linear", doubled_in_regions),
-    "linear-in-float32": kernel("linear", linear_in_float32),
-    "linear-outside": forward(nn.Linear, outside),
-    "layer-norm-narrowed": forward(nn.LayerNorm, narrowed),
-    "lstm-outside": forward(nn.LSTM, outside),
-    "gru-outside": forward(nn.GRU, outside),
-    "fast-encoder-layer-outside": function("_transformer_encoder_layer_fwd", outside),
-    "batch-norm-narrowed": forward(nn.BatchNorm2d, narrowed),
-    "loss-narrowed": forward(nn.MSELoss, narrowed),
-}
-
-
 def lowered_in_inference(own: Any, *args: Any, **options: Any) -> torch.Tensor:
     return low(own(*args, **options)) if torch.is_inference_mode_enabled() else own(*args)
 
 
-VARIANTS = {
-    "bag-lowered-in-inference": forward(nn.EmbeddingBag, lowered_in_inference),
-    "cross-entropy-outside": function("nn.functional.cross_entropy", outside),
-}
-
-# ---- conversions, copies and loading
-
-
-MOVES_ON_JAX = {"swaps-nothing": put(torch.utils, swap_tensors=lambda *_: None)}
-
-MUTANTS = (
-    *mutants("eager/eligibility", FUNCTIONS),
-    *mutants(
-        "eager/reports",
-        {"grouped-products-cast": function("_grouped_mm", in_bfloat16), "dot-promotes": kernel("dot", promote(widest))},
-    ),
-    *mutants("eager/context", {"mm-never-cast": function("mm", never_cast)}),
-    *mutants("autograd/cache", CACHE),
-    *mutants("eager/modules", MODULES),
-    *mutants(
-        "eager/modules",
-        {"logits-widened": function("nn.functional.cross_entropy", lambda own, x, *rest: own(x.float(), *rest))},
-        [CUDA],
-    ),
-    *mutants("eager/variants", VARIANTS),
-    *mutants("eager/moves", MOVES_ON_JAX, [JAX]),
+MUTANTS = mutants(
+    {
+        "eager/eligibility": {
+            "mm-in-low": function("mm", in_bfloat16),
+            "mm-without-autocast": function("mm", outside),
+            "method-addmm-in-low": function("Tensor.addmm_", in_bfloat16),
+            "method-mm-without-autocast": function("Tensor.mm", outside),
+            "add-in-low": function("add", in_bfloat16),
+            "cat-otherwise": function("cat", lambda own, x: own([t.bfloat16() for t in x])),
+            "cat-of-nothing-runs": function("cat", lambda own, x, *rest: own(x, *rest) if x else torch.empty(0)),
+        },
+        "eager/reports": {
+            "grouped-products-cast": function("_grouped_mm", in_bfloat16),
+            "dot-promotes": kernel("dot", promote(widest)),
+        },
+        "eager/context": {"mm-never-cast": function("mm", never_cast)},
+        "autograd/cache": {
+            "mm-detached": function("mm", giving(torch.Tensor.detach)),
+            "mm-doubled-in-regions": function("mm", doubled_in_regions),
+            "mm-twice": function(
+                "mm", lambda own, *args, **kwargs: (own(*args, **kwargs), own(*args, **kwargs) * 2)[1]
+            ),
+        },
+        "eager/modules": {
+            "lstm-without-autocast": function("_VF.lstm", outside),
+            "attention-without-autocast": function("nn.functional.scaled_dot_product_attention", outside),
+            "attention-leaves-the-mask": kernel(
+                "scaled_dot_product_attention", to(lambda call: call.low, lambda call, place, t: place == 3)
+            ),
+            "linear-doubled": function("nn.functional.linear", doubled_in_regions),
+            "linear-in-float32": kernel("linear", linear_in_float32),
+            "linear-outside": forward(nn.Linear, outside),
+            "layer-norm-narrowed": forward(nn.LayerNorm, narrowed),
+            "lstm-outside": forward(nn.LSTM, outside),
+            "gru-outside": forward(nn.GRU, outside),
+            "fast-encoder-layer-outside": function("_transformer_encoder_layer_fwd", outside),
+            "batch-norm-narrowed": forward(nn.BatchNorm2d, narrowed),
+            "loss-narrowed": forward(nn.MSELoss, narrowed),
+        },
+        "eager/modules virtual:cuda": {
+            "logits-widened": function("nn.functional.cross_entropy", lambda own, x, *rest: own(x.float(), *rest)),
+        },
+        "eager/variants": {
+            "bag-lowered-in-inference": forward(nn.EmbeddingBag, lowered_in_inference),
+            "cross-entropy-outside": function("nn.functional.cross_entropy", outside),
+        },
+        "eager/moves jax": {"swaps-nothing": put(torch.utils, swap_tensors=lambda *_: None)},
+    }
 )

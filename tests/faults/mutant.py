@@ -1,6 +1,6 @@
 """A mutant: one way in which torch, a backend or a compiler can break a promise, and how to put it there."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -32,16 +32,17 @@ class Mutant:
     cases: str = "*"
 
 
-def mutants(
-    rule: str, table: Mapping[str, Inject], devices: Iterable[str] = (CPU,), cases: str = "*"
-) -> tuple[Mutant, ...]:
-    """Return a mutant of a rule for each name and injection of a table."""
-    return tuple(Mutant(name, rule, inject, tuple(devices), cases) for name, inject in table.items())
+def mutants(tables: Mapping[str, Mapping[str, Inject]]) -> tuple[Mutant, ...]:
+    """Return a mutant for each name and injection of some tables.
 
-
-def every(table: Iterable[Mutant], *devices: str) -> tuple[Mutant, ...]:
-    """Return mutants that further devices must notice, too."""
-    return tuple(Mutant(m.name, m.rule, m.inject, (*m.devices, *devices), m.cases) for m in table)
+    The name of a table is a rule, followed by the devices unless that is the CPU alone.
+    """
+    return tuple(
+        Mutant(name, rule, inject, tuple(devices) or (CPU,))
+        for key, table in tables.items()
+        for rule, *devices in [key.split()]
+        for name, inject in table.items()
+    )
 
 
 # ---- ways to inject

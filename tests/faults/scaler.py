@@ -12,7 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from tests.faults.compilers import handed_out
-from tests.faults.mutant import CPU, JAX, Change, Inject, mutants, put, wrap
+from tests.faults.mutant import Change, Inject, mutants, put, wrap
 
 Tensor = torch.Tensor
 TOP = torch.finfo(torch.float32).max
@@ -63,17 +63,6 @@ def stops_at_an_empty_one(own: Any, grads: Any, *rest: Tensor) -> None:
     own(given[: next((n for n, grad in enumerate(given) if grad.numel() == 0), len(given))], *rest)
 
 
-def each(change: Callable[[Tensor], Tensor]) -> Change:
-    """Change gradients afterwards."""
-
-    def unscale(own: Any, grads: Any, *rest: Tensor) -> None:
-        own(grads, *rest)
-        for grad in grads:
-            grad.copy_(change(grad))
-
-    return unscale
-
-
 def forgets_what_was_found(own: Any, grads: Any, found: Tensor, inverse: Tensor) -> None:
     found.zero_()
     own(grads, found, inverse)
@@ -106,22 +95,6 @@ def sees_4096(own: Any, grads: Any, found: Tensor, inverse: Tensor) -> None:
         found.copy_(before)
 
 
-UNSCALE = {
-    "unscale-sees-4096": unscaling(sees_4096),
-    "unscale-skips-non-contiguous": without(lambda n, grad, _: not grad.is_contiguous()),
-    "unscale-stops-at-empty": unscaling(stops_at_an_empty_one),
-    "unscale-blind-to-last-element": blind_to(last_element),
-    "unscale-twice": unscaling(lambda own, *given: (own(*given), own(*given))[1]),
-    "unscale-takes-any-kind": unscaling(any_kind),
-    "unscale-without-bfloat16": unscaling(without_bfloat16),
-    "unscale-sums-unseen": put(Tensor, coalesce=lambda self: self),
-}
-UNSCALE_ON_JAX_TOO = {
-    "unscale-skips-last": without(lambda n, _, count: n == count - 1 > 0),
-    "unscale-blind-to-nan": blind_to(torch.isnan),
-    "unscale-forgets-found": unscaling(forgets_what_was_found),
-}
-
 # ---- the op that updates the scale
 
 
@@ -146,24 +119,12 @@ def grows_past_the_top(own: Any, scale: Any, tracker: Any, found: Any, grow: flo
     return out
 
 
-RESCALE = {
-    "two-found-are-none": given(lambda s, t, f, *rest: (s, t, (f == 1).float(), *rest)),
-    "scale-always-finite": rescaling(lambda own, scale, *rest: (own(scale, *rest), scale.clamp_(max=TOP))[1]),
-}
-RESCALE_ON_JAX_TOO = {
-    "grows-one-late": given(lambda s, t, f, grow, back, interval: (s, t, f, grow, back, interval + 1)),
-    "never-backs-off": given(lambda s, t, f, grow, back, interval: (s, t, f, grow, 1.0, interval)),
-    "backs-off-by-growth": given(lambda s, t, f, grow, back, interval: (s, t, f, grow, 1 / grow, interval)),
-    "tracker-not-reset": rescaling(keeps_the_tracker),
-    "grows-past-float32": rescaling(grows_past_the_top),
-}
-
 # ---- optimizers and loops
 
 
-def unaware(kernel: str, *names: str) -> Inject:
-    """Let a fused kernel ignore some of what the scaler tells it."""
-    return wrap(torch, **{kernel: lambda own, *args, **options: own(*args, **{**options, **dict.fromkeys(names)})})
+def fused_adam(**fixed: Any) -> Inject:
+    """Give the fused kernel of Adam some options in place of its own."""
+    return wrap(torch, _fused_adam_=lambda own, *args, **options: own(*args, **{**options, **fixed}))
 
 
 def one_factor(compiled: Callable[..., Any], _: Callable[..., Any]) -> Callable[..., Any]:
@@ -172,36 +133,55 @@ def one_factor(compiled: Callable[..., Any], _: Callable[..., Any]) -> Callable[
     return lambda x, y, factor: compiled(x, y, (factors.append(factor), factors[0])[1])
 
 
-OPTIMIZERS = {
-    "fused-adam-without-decay": wrap(
-        torch, _fused_adam_=lambda own, *args, **options: own(*args, **{**options, "weight_decay": 0.0})
-    ),
-    "sharded-steps-anyway": wrap(
-        ShardedGradScaler, _maybe_opt_step=lambda own, self, optimizer, state, *a, **k: optimizer.step(*a, **k)
-    ),
-    "deprecated-halves-the-scale": wrap(
-        torch.cpu.amp.GradScaler, __init__=lambda own, self, init_scale, **rest: own(self, init_scale / 2, **rest)
-    ),
-}
-OPTIMIZERS_ON_JAX_TOO = {
-    "fused-ignores-found-inf": unaware("_fused_adam_", "found_inf"),
-    "fused-ignores-grad-scale": unaware("_fused_adam_", "grad_scale"),
-}
-LOOPS = {
-    "factor-compiled-in": handed_out(one_factor),
-    "sharded-scales-as-the-plain": wrap(ShardedGradScaler, scale=lambda own, *given: GradScaler.scale(*given)),
-    "sharded-refuses-fp16": wrap(
-        ShardedGradScaler, _unscale_grads_=lambda own, *given: GradScaler._unscale_grads_(*given[:-1], False)
-    ),
-}
-
-MUTANTS = (
-    *mutants("scaler/unscale", UNSCALE),
-    *mutants("scaler/unscale", UNSCALE_ON_JAX_TOO, (CPU, JAX)),
-    *mutants("scaler/unscale", {"two-devices-taken": unscaling(each_alone)}, [JAX]),
-    *mutants("scaler/rescale", RESCALE),
-    *mutants("scaler/rescale", RESCALE_ON_JAX_TOO, (CPU, JAX)),
-    *mutants("scaler/optimizers", OPTIMIZERS),
-    *mutants("scaler/optimizers", OPTIMIZERS_ON_JAX_TOO, (CPU, JAX)),
-    *mutants("scaler/loops", LOOPS),
+MUTANTS = mutants(
+    {
+        "scaler/unscale": {
+            "unscale-sees-4096": unscaling(sees_4096),
+            "unscale-skips-non-contiguous": without(lambda n, grad, _: not grad.is_contiguous()),
+            "unscale-stops-at-empty": unscaling(stops_at_an_empty_one),
+            "unscale-blind-to-last-element": blind_to(last_element),
+            "unscale-twice": unscaling(lambda own, *given: (own(*given), own(*given))[1]),
+            "unscale-takes-any-kind": unscaling(any_kind),
+            "unscale-without-bfloat16": unscaling(without_bfloat16),
+            "unscale-sums-unseen": put(Tensor, coalesce=lambda self: self),
+        },
+        "scaler/unscale cpu jax": {
+            "unscale-skips-last": without(lambda n, _, count: n == count - 1 > 0),
+            "unscale-blind-to-nan": blind_to(torch.isnan),
+            "unscale-forgets-found": unscaling(forgets_what_was_found),
+        },
+        "scaler/unscale jax": {"two-devices-taken": unscaling(each_alone)},
+        "scaler/rescale": {
+            "two-found-are-none": given(lambda s, t, f, *rest: (s, t, (f == 1).float(), *rest)),
+            "scale-always-finite": rescaling(lambda own, scale, *rest: (own(scale, *rest), scale.clamp_(max=TOP))[1]),
+        },
+        "scaler/rescale cpu jax": {
+            "grows-one-late": given(lambda s, t, f, grow, back, interval: (s, t, f, grow, back, interval + 1)),
+            "never-backs-off": given(lambda s, t, f, grow, back, interval: (s, t, f, grow, 1.0, interval)),
+            "backs-off-by-growth": given(lambda s, t, f, grow, back, interval: (s, t, f, grow, 1 / grow, interval)),
+            "tracker-not-reset": rescaling(keeps_the_tracker),
+            "grows-past-float32": rescaling(grows_past_the_top),
+        },
+        "scaler/optimizers": {
+            "fused-adam-without-decay": fused_adam(weight_decay=0.0),
+            "sharded-steps-anyway": wrap(
+                ShardedGradScaler, _maybe_opt_step=lambda own, self, optimizer, state, *a, **k: optimizer.step(*a, **k)
+            ),
+            "deprecated-halves-the-scale": wrap(
+                torch.cpu.amp.GradScaler,
+                __init__=lambda own, self, init_scale, **rest: own(self, init_scale / 2, **rest),
+            ),
+        },
+        "scaler/optimizers cpu jax": {
+            "fused-ignores-found-inf": fused_adam(found_inf=None),
+            "fused-ignores-grad-scale": fused_adam(grad_scale=None),
+        },
+        "scaler/loops": {
+            "factor-compiled-in": handed_out(one_factor),
+            "sharded-scales-as-the-plain": wrap(ShardedGradScaler, scale=lambda own, *given: GradScaler.scale(*given)),
+            "sharded-refuses-fp16": wrap(
+                ShardedGradScaler, _unscale_grads_=lambda own, *given: GradScaler._unscale_grads_(*given[:-1], False)
+            ),
+        },
+    }
 )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tests.faults.kernels import Call, always_bfloat16, in_low, kernel
-from tests.faults.mutant import CUDA, Change, Inject, both, fresh, mutants, put, returns, then, wrap
+from tests.faults.mutant import Change, Inject, both, fresh, mutants, put, returns, then, wrap
 
 autocast = torch.amp.autocast_mode.autocast
 TYPES = ("cpu", "cuda", "xpu", "mps", "mtia")
@@ -23,8 +23,7 @@ IS, SET, DTYPE, SET_DTYPE = (
     torch.get_autocast_dtype,
     torch.set_autocast_dtype,
 )
-CACHE, SET_CACHE = torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled
-INCREMENT = torch.autocast_increment_nesting
+SET_CACHE = torch.set_autocast_cache_enabled
 
 
 def on_torch(**changes: Change) -> Inject:
@@ -70,17 +69,6 @@ def swapped(own: Any, self: Any, type_: Any, dtype: Any = None, cache_enabled: A
         self._cache_enabled = not self._cache_enabled
 
 
-HOLDERS = {
-    "exit-takes-the-last": fresh(last_entered_first),
-    "copy-is-the-object": put(autocast, __copy__=lambda self: self, __deepcopy__=lambda self, memo: self),
-    "loaded-region-disabled": put(autocast, __setstate__=lambda self, state: vars(self).update(state, _enabled=False)),
-}
-ERRORS = {
-    "refuses-in-vague-words": wrap(autocast, __init__=vaguely),
-    "silent": put(torch.amp.autocast_mode, warnings=SimpleNamespace(warn=lambda *args, **kwargs: None)),
-    "no-warning-at-all": put(warnings, warn=lambda *given, **options: None),
-}
-
 # ---- functions of the state
 
 
@@ -89,33 +77,6 @@ def set_dtype_low_only(own: Any, *args: Any) -> None:
         raise RuntimeError(f"{args[1]} is not supported")
     own(*args)
 
-
-STATE = {
-    "is-enabled-never": on_torch(is_autocast_enabled=lambda own, *args: own(*args) and False),
-    "is-enabled-if-any": on_torch(is_autocast_enabled=lambda own, *args: own(*args) or any(map(own, TYPES))),
-    "get-dtype-stale": on_torch(get_autocast_dtype=lambda own, n: torch.bfloat16 if n == "cpu" else torch.float16),
-    "set-enabled-takes-anything": on_torch(
-        set_autocast_enabled=lambda own, *a: own(*a) if len(a) == 2 and type(a[1]) is bool else None
-    ),
-    "set-dtype-low-only": on_torch(set_autocast_dtype=set_dtype_low_only),
-}
-CACHING = {
-    "set-cache-nothing": on_torch(set_autocast_cache_enabled=returns(None)),
-    "clear-does-nothing": on_torch(clear_autocast_cache=returns(None)),
-    "clear-in-the-main-thread-alone": on_torch(
-        clear_autocast_cache=lambda own: own() if threading.current_thread() is threading.main_thread() else None
-    ),
-    "always-outermost": on_torch(autocast_decrement_nesting=lambda own: own() * 0),
-    "never-kept": on_torch(set_autocast_cache_enabled=lambda own, enabled: own(False)),
-    "add-cached-tensor-does-nothing": wrap(torch._C, _add_cached_tensor=returns(None)),
-}
-DEPRECATED = {
-    "get-autocast-xla-dtype-is-bfloat16": on_torch(get_autocast_xla_dtype=returns(torch.bfloat16)),
-}
-DEPRECATED_ON_CUDA = {
-    "set-gpu-dtype-nothing": on_torch(set_autocast_gpu_dtype=lambda own, dtype: own(DTYPE("cuda"))),
-    "custom-fwd-does-not-warn": wrap(torch.cuda.amp, custom_fwd=quietly),
-}
 
 # ---- threads
 
@@ -129,37 +90,67 @@ def one_state_for_all() -> Inject:
     )
 
 
-THREADS = {
-    "threads-share-the-answer": fresh(one_state_for_all),
-    "to-thread-stays": put(asyncio, to_thread=lambda call: asyncio.sleep(0, call())),
-}
-
-# ---- unusual dtypes, precision and modes
-
-
-ANY_DTYPE = {
-    "legacy-sets-nothing": on_torch(set_autocast_cpu_dtype=returns(None)),
-    "product-in-bfloat16": kernel("mm", always_bfloat16),
-    "loss-in-what-is-set": kernel("huber_loss", in_low),
-}
-
-
 def where_short(body: Callable[[Call], Any]) -> Callable[[Call], Any]:
     """Do `body` where matrix products may be short, else what is right."""
     backends: Any = torch.backends
     return lambda call: body(call) if backends.mkldnn.matmul.fp32_precision == "bf16" else call.registered()
 
 
-MUTANTS = (
-    *mutants("eager/context", {"arguments-in-another-order": wrap(autocast, __init__=swapped)}),
-    *mutants("eager/state", STATE),
-    *mutants("eager/defaults", {"get-autocast-dtype-is-float16": on_torch(get_autocast_dtype=returns(torch.float16))}),
-    *mutants("eager/cache", CACHING),
-    *mutants("eager/deprecated", DEPRECATED),
-    *mutants("eager/deprecated", DEPRECATED_ON_CUDA, [CUDA]),
-    *mutants("eager/errors", ERRORS),
-    *mutants("eager/holders", HOLDERS),
-    *mutants("eager/threads", THREADS),
-    *mutants("eager/anydtype", ANY_DTYPE),
-    *mutants("eager/precision", {"short-products-lower-losses": kernel("mse_loss", where_short(in_low))}),
+MUTANTS = mutants(
+    {
+        "eager/context": {"arguments-in-another-order": wrap(autocast, __init__=swapped)},
+        "eager/state": {
+            "is-enabled-never": on_torch(is_autocast_enabled=lambda own, *args: own(*args) and False),
+            "is-enabled-if-any": on_torch(is_autocast_enabled=lambda own, *args: own(*args) or any(map(own, TYPES))),
+            "get-dtype-stale": on_torch(
+                get_autocast_dtype=lambda _, n: torch.bfloat16 if n == "cpu" else torch.float16
+            ),
+            "set-enabled-takes-anything": on_torch(
+                set_autocast_enabled=lambda own, *a: own(*a) if len(a) == 2 and type(a[1]) is bool else None
+            ),
+            "set-dtype-low-only": on_torch(set_autocast_dtype=set_dtype_low_only),
+        },
+        "eager/defaults": {"get-autocast-dtype-is-float16": on_torch(get_autocast_dtype=returns(torch.float16))},
+        "eager/cache": {
+            "set-cache-nothing": on_torch(set_autocast_cache_enabled=returns(None)),
+            "clear-does-nothing": on_torch(clear_autocast_cache=returns(None)),
+            "clear-in-the-main-thread-alone": on_torch(
+                clear_autocast_cache=lambda own: (
+                    own() if threading.current_thread() is threading.main_thread() else None
+                )
+            ),
+            "always-outermost": on_torch(autocast_decrement_nesting=lambda own: own() * 0),
+            "never-kept": on_torch(set_autocast_cache_enabled=lambda own, enabled: own(False)),
+            "add-cached-tensor-does-nothing": wrap(torch._C, _add_cached_tensor=returns(None)),
+        },
+        "eager/deprecated": {
+            "get-autocast-xla-dtype-is-bfloat16": on_torch(get_autocast_xla_dtype=returns(torch.bfloat16)),
+        },
+        "eager/deprecated virtual:cuda": {
+            "set-gpu-dtype-nothing": on_torch(set_autocast_gpu_dtype=lambda own, dtype: own(DTYPE("cuda"))),
+            "custom-fwd-does-not-warn": wrap(torch.cuda.amp, custom_fwd=quietly),
+        },
+        "eager/errors": {
+            "refuses-in-vague-words": wrap(autocast, __init__=vaguely),
+            "silent": put(torch.amp.autocast_mode, warnings=SimpleNamespace(warn=lambda *args, **kwargs: None)),
+            "no-warning-at-all": put(warnings, warn=lambda *given, **options: None),
+        },
+        "eager/holders": {
+            "exit-takes-the-last": fresh(last_entered_first),
+            "copy-is-the-object": put(autocast, __copy__=lambda self: self, __deepcopy__=lambda self, _: self),
+            "loaded-region-disabled": put(
+                autocast, __setstate__=lambda self, state: vars(self).update(state, _enabled=False)
+            ),
+        },
+        "eager/threads": {
+            "threads-share-the-answer": fresh(one_state_for_all),
+            "to-thread-stays": put(asyncio, to_thread=lambda call: asyncio.sleep(0, call())),
+        },
+        "eager/anydtype": {
+            "legacy-sets-nothing": on_torch(set_autocast_cpu_dtype=returns(None)),
+            "product-in-bfloat16": kernel("mm", always_bfloat16),
+            "loss-in-what-is-set": kernel("huber_loss", in_low),
+        },
+        "eager/precision": {"short-products-lower-losses": kernel("mse_loss", where_short(in_low))},
+    }
 )

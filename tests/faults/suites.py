@@ -1,12 +1,13 @@
 """Run cases of the suites with and without a mutant: collected once in a process, they run as often as asked."""
 
-import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext, suppress
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -14,15 +15,18 @@ import pytest
 import torch
 
 from ampcheck.observe.isolation import reset
-from ampcheck.runner.collect import CASE
+from ampcheck.tools.power import process
 from tests.cli_support import LIMIT, ROOT
 from tests.faults import BY_NAME
 from tests.faults.backends import WARNINGS
-from tests.faults.collecting import Result, collected
+from tests.faults.collecting import Result
 from tests.faults.mutant import HERE, Mutant
 from tests.register import mutants as registration
+from tests.reproduce.programs import outcome
 from tests.torchscript import mutants as torchscript
 
+Outcome = dict[str, str]
+"""What a program prints and what it raises."""
 MODULES = {"npy": "numpy_backend"}
 """The modules of devices that are called otherwise."""
 
@@ -32,7 +36,6 @@ OTHERS = {
     registration.REGISTRATION: registration.checks,
 }
 """What runs the cases of rules that no suite has."""
-_SUITES = ("-c", str(ROOT / "ampcheck/pytest.ini"), f"--rootdir={ROOT}", "-p", "ampcheck.runner.plugin")
 
 _builtins: list[object] = []
 _register = torch.jit._builtins._register_builtin
@@ -49,44 +52,22 @@ def _register_and_keep(op: object, name: str) -> None:
 torch.jit._builtins._register_builtin = _register_and_keep
 
 
-def chosen(devices: Iterable[str]) -> list[str]:
-    """Return the options that choose devices."""
-    modules = [MODULES.get(name, name) for name in devices if name not in (*HERE, "jax")]
-    return [*(f"--device={name}" for name in devices), *(f"--device-module={name}" for name in modules)]
-
-
-class Suites:
-    """The cases of the suites on some devices, collected in this process and run in it, in any order and again."""
+class Suites(process.Suites):
+    """The cases of the suites on some devices, all of which can be collected, until they are let go."""
 
     def __init__(self, devices: Sequence[str], *options: str) -> None:
-        self._results: list[Result] = []
-        arguments = [str(ROOT / "suites"), *_SUITES, "--no-run-file", *chosen(devices), *options]
-        self._config, items = collected(arguments, self)
-        self._items = {item.stash[CASE].key: item for item in items if CASE in item.stash}
+        modules = [MODULES.get(name, name) for name in devices if name not in (*HERE, "jax")]
+        super().__init__(devices, [*(f"--device-module={name}" for name in modules), *options])
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self._config = session.config
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        assert not report.failed, report.longreprtext
 
     def close(self) -> None:
         """Let the collected cases go."""
         self._config._ensure_unconfigure()
-
-    def cases(self) -> dict[str, tuple[str, str]]:
-        """Return the device of each case, and its row in the matrix: its scenario or its rule of ops."""
-        return {key: (item.stash[CASE].device, _row(item)) for key, item in self._items.items()}
-
-    def run(self, keys: Iterable[str]) -> list[Result]:
-        """Return the results of cases now."""
-        self._results = []
-        for item in [self._items[key] for key in keys]:
-            item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
-        return self._results
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        if hasattr(report, "ampcheck"):
-            self._results.append(report.ampcheck)
-
-
-def _row(item: pytest.Item) -> str:
-    case = item.stash[CASE]
-    return f"{case.suite}/{case.rule}" + ("" if item.get_closest_marker("op_cases") else f"/{case.op}")
 
 
 class Local:
@@ -113,11 +94,17 @@ class Local:
         if other := OTHERS.get(keys[0].rsplit("/", 1)[0]):
             return lambda: other(device, ids)
         suites = self._of(keys)
-        return lambda: suites.run(keys)
+        return lambda: [suites.run(key) for key in keys]
 
     def cases(self) -> dict[str, tuple[str, str]]:
-        """Return the device and the row of each case of every run."""
-        return self._every_run.cases()
+        """Return the device of each case of every run, and its row in the matrix: its scenario or its rule of ops."""
+        return {key: (device, row) for key, (row, _, device) in self._every_run.cases().items()}
+
+    def show(self, mutant: Mutant | None, device: str, program: str, file: Path) -> Outcome:
+        """Run a program as a file, under a mutant or without one, where ampcheck cannot be imported."""
+        absent = patch.dict(sys.modules, {"ampcheck": None, "tests": None})
+        with mutant.inject(device) if mutant else nullcontext(), absent:
+            return outcome(program, file)
 
     def _of(self, keys: Sequence[str]) -> Suites:
         """Return where cases are collected: those that only nightly runs have are so by rule, when they are needed."""
@@ -151,6 +138,10 @@ def _run(mutant: str, device: str, keys: Sequence[str]) -> list[Result]:
     return [dict(result) for result in _local.run(KNOWN[mutant] if mutant else None, device, keys)]
 
 
+def _show(mutant: str, *given: Any) -> Outcome:
+    return _local.show(KNOWN[mutant] if mutant else None, *given)
+
+
 def _cases() -> dict[str, tuple[str, str]]:
     return _local.cases()
 
@@ -168,13 +159,17 @@ class Remote:
         """Run cases as `Local.run` does."""
         return self._pool.submit(_run, mutant.name if mutant else "", device, list(keys)).result(LIMIT)
 
+    def show(self, mutant: Mutant | None, *given: Any) -> Outcome:
+        """Run a program as `Local.show` does."""
+        return self._pool.submit(_show, mutant.name if mutant else "", *given).result(LIMIT)
+
     def cases(self) -> dict[str, tuple[str, str]]:
         """Return the cases as `Local.cases` does."""
         return self._cases
 
     def close(self) -> None:
         """End the process at once: taking a device down takes long."""
-        with contextlib.suppress(BrokenProcessPool):
+        with suppress(BrokenProcessPool):
             self._pool.submit(os._exit, 0).result(LIMIT)
         self._pool.shutdown()
 

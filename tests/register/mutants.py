@@ -89,4 +89,4 @@ MISTAKES = {
     "gradients-stay-low": put(casts._Graph, forward=staticmethod(lambda ctx, weight, holder: holder[0])),
 }
 
-MUTANTS = mutants(REGISTRATION, MISTAKES, [DEVICE])
+MUTANTS = mutants({f"{REGISTRATION} {DEVICE}": MISTAKES})

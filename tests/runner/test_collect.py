@@ -12,9 +12,9 @@ from ampcheck.devices.cpu import Cpu
 from ampcheck.runner.collect import CASE, Collector
 from ampcheck.runner.run import suites_folder
 from ampcheck.samples import surface
-from tests.cli_support import pytest_here
+from tests.cli_support import pytest_here, write_suites
 
-MARK = 'pytestmark = pytest.mark.rule("promote")\n'
+PROMOTE, CACHE = (f'import pytest\n\npytestmark = pytest.mark.rule("{rule}")\n' for rule in ("promote", "cache"))
 SCENARIO = """
 from ampcheck.runner.suite import scenario
 
@@ -22,18 +22,6 @@ from ampcheck.runner.suite import scenario
 def test_one(amp):
     amp.assert_equal("it", 1, 1)
 """
-
-
-def collect(folder: Path, files: dict[str, str], *options: str) -> tuple[int, str]:
-    """Collect suite files of those texts, on the CPU."""
-    for name, text in files.items():
-        path = folder / "suites" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"import pytest\n{text}", encoding="utf-8")
-    (folder / "suites" / "__init__.py").touch()
-    return pytest_here(folder, "suites", "--device=cpu", "--collect-only", *options)
-
-
 NIGHTLY = """
 from ampcheck.runner.suite import scenario
 
@@ -43,48 +31,6 @@ AGAIN = pytest.param("x", id="again", marks=pytest.mark.nightly)
 def test_one(amp, call):
     amp.assert_equal("it", 1, 1)
 """
-
-
-@pytest.mark.parametrize(("options", "names"), [((), ["first"]), (("--nightly",), ["first", "again"])])
-def test_a_value_that_is_marked_nightly_has_cases_at_night(
-    options: tuple[str, ...], names: list[str], tmp_path: Path
-) -> None:
-    code, out = collect(tmp_path, {"eager/test_a.py": MARK + NIGHTLY}, *options)
-    assert code == 0, out
-    assert re.findall(r"test_one\[(\w+)-", out) == names
-
-
-def test_programs_that_names_share_run_under_the_first() -> None:
-    programs, repeated = surface.programs(), surface.repeated()
-    firsts = [text for name, text in programs.items() if name not in repeated]
-    assert len(set(firsts)) == len(firsts) < len(programs)
-    assert set(firsts) == set(programs.values())
-
-
-def test_a_rule_is_chosen_by_its_name_whatever_the_file_is_called(tmp_path: Path) -> None:
-    files = {"eager/test_a.py": MARK + SCENARIO, "eager/b/test_c.py": MARK.replace("promote", "cache") + SCENARIO}
-    manifest = tmp_path / "manifest"
-    code, out = collect(tmp_path, files, "-k", "promote", f"--write-manifest={manifest}")
-    assert code == 0, out
-    assert [line.split("\t")[0] for line in manifest.read_text().splitlines()] == ["eager/promote/one-bf16-cpu"]
-    code, out = collect(tmp_path, files, "--rule=cache", f"--write-manifest={manifest}")
-    assert code == 0, out
-    assert [line.split("\t")[0] for line in manifest.read_text().splitlines()] == ["eager/cache/one-bf16-cpu"]
-
-
-def test_a_scenario_without_a_rule_is_refused(tmp_path: Path) -> None:
-    code, out = collect(tmp_path, {"eager/test_a.py": SCENARIO})
-    assert code == 2, out
-    assert "test_a.py::test_one has no rule: its file needs pytestmark = pytest.mark.rule(NAME)" in out
-
-
-def test_two_files_with_one_case_are_refused(tmp_path: Path) -> None:
-    code, out = collect(tmp_path, {name: MARK + SCENARIO for name in ("eager/test_a.py", "eager/test_b.py")})
-    assert code == 2, out
-    one, other = ("suites/eager/test_b.py::test_one[bf16-cpu]", "suites/eager/test_a.py::test_one[bf16-cpu]")
-    assert f"{one} and {other} are both eager/promote/one-bf16-cpu" in out
-
-
 PRODUCT = """
 from ampcheck.runner.suite import Product, scenario
 
@@ -95,17 +41,65 @@ HOW = Product({"policy": ("a", "b"), "mode": ("c", "d"), "at": ("e", "f")}, {"no
 def test_one(amp, policy, mode, at):
     amp.assert_equal("it", 1, 1)
 """
+DATABASE = (
+    SCENARIO.replace('"default"', '"default", database=True')
+    + """
+from ampcheck.devices.cpu import Cpu
+
+Cpu.database = {}
+"""
+)
+ONE = "eager/promote/one{}-bf16-cpu"
+TWO_RULES = {"eager/test_a.py": PROMOTE + SCENARIO, "eager/b/test_c.py": CACHE + SCENARIO}
+TWICE = "suites/eager/test_b.py::test_one[bf16-cpu] and suites/eager/test_a.py::test_one[bf16-cpu] are both "
+COLLECTED: dict[str, tuple[str | dict[str, str], tuple[str, ...], list[str] | str]] = {
+    "a value that is marked nightly": (NIGHTLY, (), [ONE.format("-first")]),
+    "it at night": (NIGHTLY, ("--nightly",), [ONE.format("-again"), ONE.format("-first")]),
+    "a rule by -k, whatever its file is called": (TWO_RULES, ("-k", "promote"), [ONE.format("")]),
+    "a rule by its option": (TWO_RULES, ("--rule=cache",), ["eager/cache/one-bf16-cpu"]),
+    "no rule": (
+        {"eager/test_a.py": SCENARIO},
+        (),
+        "test_a.py::test_one has no rule: its file needs pytestmark = pytest.mark.rule(NAME)",
+    ),
+    "two files with one case": (
+        {f"eager/test_{name}.py": PROMOTE + SCENARIO for name in "ab"},
+        (),
+        f"{TWICE}{ONE.format('')}",
+    ),
+    "a case per cell of a product": (PRODUCT, (), [ONE.format(f"-{a}-{b}-e") for a in "ab" for b in "cd"]),
+    "a case per cell at night": (
+        PRODUCT.replace(', {"no": lambda cell: cell["at"] == "f"}', ""),
+        ("--nightly",),
+        [ONE.format(f"-{a}-{b}-{c}") for a in "ab" for b in "cd" for c in "ef"],
+    ),
+    "the database on a quick device": (DATABASE.format(True), (), [ONE.format("")]),
+    "the database on a slow device": (DATABASE.format(False), (), []),
+    "the database on a slow device at night": (DATABASE.format(False), ("--nightly",), [ONE.format("")]),
+}
+"""Suite files, or a scenario of rule promote; options; the cases that are collected, or the sentence of a refusal."""
 
 
-@pytest.mark.parametrize(("options", "cells"), [((), ["a-c-e", "a-d-e", "b-c-e", "b-d-e"]), (("--nightly",), None)])
-def test_a_product_makes_a_case_per_cell(tmp_path: Path, options: tuple[str, ...], cells: list[str] | None) -> None:
-    text = MARK + (PRODUCT if cells else PRODUCT.replace(', {"no": lambda cell: cell["at"] == "f"}', ""))
+@pytest.mark.parametrize("name", COLLECTED)
+def test_what_is_collected(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, options, expected = COLLECTED[name]
+    monkeypatch.setattr(Cpu, "database", Cpu.database)  # as some files set it
+    write_suites(tmp_path, {"eager/test_a.py": PROMOTE + files} if isinstance(files, str) else files)
     manifest = tmp_path / "manifest"
-    code, out = collect(tmp_path, {"eager/test_a.py": text}, f"--write-manifest={manifest}", *options)
-    assert code == 0, out
-    wanted = cells or [f"{a}-{b}-{c}" for a in "ab" for b in "cd" for c in "ef"]
-    names = [line.split("\t")[0] for line in manifest.read_text().splitlines()]
-    assert sorted(names) == [f"eager/promote/one-{cell}-bf16-cpu" for cell in wanted]
+    options = ("--device=cpu", "--collect-only", f"--write-manifest={manifest}", *options)
+    code, out = pytest_here(tmp_path, "suites", *options)
+    if isinstance(expected, str):
+        assert (code, expected in out) == (2, True), out
+    else:
+        keys = [line.split("\t")[0] for line in manifest.read_text().splitlines()]
+        assert (code, keys) == (0 if expected else 5, expected), out
+
+
+def test_programs_that_names_share_run_under_the_first() -> None:
+    programs, repeated = surface.programs(), surface.repeated()
+    firsts = [text for name, text in programs.items() if name not in repeated]
+    assert len(set(firsts)) == len(firsts) < len(programs)
+    assert set(firsts) == set(programs.values())
 
 
 NARROWED: dict[str, object] = {"keyword": "mm", "device": ["cpu"], "nightly": True, "red_in": "run.jsonl"}
@@ -133,14 +127,3 @@ def test_a_whole_run_has_one_region_dtype_of_a_device_that_says_so(
     )
     assert left == every
     assert {case.amp for case in cases if case not in out} == {"bf16", "fp16"}
-
-
-@pytest.mark.parametrize(("slow", "options", "runs"), [(0, [], True), (1, [], False), (1, ["--nightly"], True)])
-def test_a_slow_device_has_scenarios_of_the_database_at_night(
-    slow: int, options: list[str], runs: bool, tmp_path: Path
-) -> None:
-    text = MARK + SCENARIO.replace('"default"', '"default", database=True')
-    text += f"\nfrom ampcheck.devices.cpu import Cpu\n\nCpu.database = {not slow}\n"
-    code, out = collect(tmp_path, {"eager/test_a.py": text}, *options)
-    assert ("test_one[bf16-cpu]" in out) == runs, out
-    assert code == (0 if runs else 5)

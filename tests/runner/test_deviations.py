@@ -26,7 +26,7 @@ from ampcheck.runner.summarize import stale_lines
 from ampcheck.spec.case import deviation_name
 from scripts.findings import OUTSIDE, Finding
 from scripts.findings import load as load_findings
-from tests.cli_support import ended, pytest_here, python
+from tests.cli_support import ENTRY, ended, pytest_here, python, toml, write_suites
 
 SECTIONS = {one.id: one for one in load_findings() if one.area != OUTSIDE}
 FILES = list(dict.fromkeys([SHARED, JIT, KERNELS, *(d.deviations for d in known().values() if d.deviations)]))
@@ -123,6 +123,7 @@ def entry(name: str = "one", raises: str = "first", **fields: Any) -> Deviation:
     return Deviation(**{"id": name, "raises": raises, "torch": ">=2.11", "added": "2026-11-22", **about, **fields})
 
 
+STATE = {**ENTRY, "cases": ["state/*"]}
 FIRST, SECOND = entry(), entry("two", "second")
 INHERITED = replace(SECOND, inherited=True)
 LACKS = entry("lack", "no kernel", kind="unsupported")
@@ -244,11 +245,8 @@ NAMES = ["two", "noted_before_it_raised", "noted_before_it_was_unsupported", "ma
     ],
 )
 def test_a_run_holds_every_difference_against_the_entries(tmp_path: Path, raises: str, statuses: list[str]) -> None:
-    folder = tmp_path / "suites" / "eager"
-    folder.mkdir(parents=True)
-    (folder.parent / "__init__.py").touch()
-    (folder / "test_state.py").write_text(SUITE.replace("\\\\", "\\"), encoding="utf-8")
-    (tmp_path / "mine.toml").write_text(as_toml(entry(raises=raises)), encoding="utf-8")
+    write_suites(tmp_path, {"eager/test_state.py": SUITE})
+    (tmp_path / "mine.toml").write_text(toml({**STATE, "raises": raises}), encoding="utf-8")
     _, said = pytest_here(tmp_path, "suites", "--device=cpu", "--deviations=mine.toml", "--run-file=run.jsonl")
     found = {result.op: result for result in read(tmp_path / "run.jsonl").results.values()}
     assert [found[name].status for name in NAMES] == statuses, said
@@ -301,11 +299,9 @@ EXACT = r"^a value: differs by (?P<off>\S+);|^a dtype: got torch\.float64;|^Valu
     ids=["exact", "amount", "dtype", "class", "text"],
 )
 def test_an_entry_that_is_too_wide_is_named(raises: str, most: float, excused: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "suites" / "eager"
-    folder.mkdir(parents=True)
-    (folder / "test_off.py").write_text(OFF, encoding="utf-8")
-    (tmp_path / "mine.toml").write_text(as_toml(entry(raises=raises, most=(("off", most),))), encoding="utf-8")
-    code, said = changed("--device=cpu", f"--deviations={tmp_path / 'mine.toml'}", str(folder.parent))
+    write_suites(tmp_path, {"eager/test_off.py": OFF})
+    (tmp_path / "mine.toml").write_text(toml({**STATE, "raises": raises}) + f"most = {{ off = {most} }}\n")
+    code, said = changed("--device=cpu", f"--deviations={tmp_path / 'mine.toml'}", str(tmp_path / "suites"))
     assert re.findall(r"^    eager/state/off-bf16-cpu: (\w+, \w+):", said, re.MULTILINE) == excused, said
     assert code == (1 if excused else 0)
 
@@ -320,22 +316,6 @@ def test_no_entry_excuses_a_changed_result(device: str) -> None:
 # ---- the cases, devices and conditions of an entry
 
 
-def as_toml(*entries: Deviation) -> str:
-    """A deviations file."""
-    lines = []
-    for one in entries:
-        lines.append("[[deviation]]")
-        for key in ("id", "kind", "reason", "link", "raises", "torch", "added", "lacks"):
-            lines += [f"{key} = {json.dumps(getattr(one, key))}"] if getattr(one, key) else []
-        for key in ("cases", "but", "devices"):
-            lines += [f"{key} = {json.dumps(list(getattr(one, key)))}"] if getattr(one, key) else []
-        if one.most:
-            lines.append(f"most = {{ {', '.join(f'{name} = {limit}' for name, limit in one.most)} }}")
-        if one.libraries:
-            lines.append(f"libraries = {{ {', '.join(f'{name} = {json.dumps(v)}' for name, v in one.libraries)} }}")
-    return "\n".join(lines) + "\n"
-
-
 def ids(found: Iterable[Deviation]) -> list[str]:
     return [one.id for one in found]
 
@@ -348,7 +328,7 @@ def test_an_entry_speaks_of_its_cases_but_those_it_leaves_out() -> None:
 
 def test_an_entry_is_for_the_devices_it_names(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text(as_toml(entry(devices=("cpu", "jax")), entry("two")), encoding="utf-8")
+    path.write_text(toml({**STATE, "devices": ["cpu", "jax"]}, {**STATE, "id": "two"}), encoding="utf-8")
     deviations = KnownDeviations([known()["cpu"], known()["virtual:xpu"]], [path])
     assert ids(deviations.of("cpu", "state/x-bf16-cpu")) == ["one", "two"]
     assert ids(deviations.of("virtual:xpu", "state/x-fp16-vxp")) == ["two"]
@@ -370,25 +350,26 @@ def test_a_glob_of_a_device_that_is_absent_is_not_judged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "applies"),
+    ("condition", "applies"),
     [
-        ({}, True),
-        ({"torch": ">=99"}, False),
-        ({"libraries": (("packaging", ">=1"),)}, True),
-        ({"libraries": (("packaging", ">=1"), ("PyTest", ">=1"))}, True),
-        ({"libraries": (("packaging", "<1"),)}, False),
-        ({"libraries": (("packaging", ">=1"), ("pytest", "<1"))}, False),
-        ({"libraries": (("libtpu", ">=9999"),)}, False),  # of an extra of ampcheck, perhaps not installed
-        ({"lacks": "mm bf16"}, False),
-        ({"lacks": "mm fp32"}, True),
+        ("", True),
+        ('torch = ">=99"', False),
+        ('libraries = { packaging = ">=1" }', True),
+        ('libraries = { packaging = ">=1", PyTest = ">=1" }', True),
+        ('libraries = { packaging = "<1" }', False),
+        ('libraries = { packaging = ">=1", pytest = "<1" }', False),
+        ('libraries = { libtpu = ">=9999" }', False),  # of an extra of ampcheck, perhaps not installed
+        ('lacks = "mm bf16"', False),
+        ('lacks = "mm fp32"', True),
     ],
 )
 def test_an_entry_applies_where_its_conditions_hold(
-    fields: dict[str, Any], applies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    condition: str, applies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deviations, "lacks", lambda op, dtype: (op, dtype) == ("mm", "fp32"))
     path = tmp_path / "mine.toml"
-    path.write_text(as_toml(entry(**fields)), encoding="utf-8")
+    text = toml(STATE)
+    path.write_text((text.replace('torch = ">=2.11"', "") if "torch" in condition else text) + condition)
     assert ids(load(path)) == (["one"] if applies else [])
 
 
@@ -453,7 +434,7 @@ def test_on_this_packages_devices_pytorchs_entries_are_strict(monkeypatch: pytes
 
 def test_a_third_partys_own_entries_are_strict(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text(as_toml(entry(devices=("theirs",))), encoding="utf-8")
+    path.write_text(toml({**STATE, "devices": ["theirs"]}), encoding="utf-8")
     deviations = KnownDeviations([Theirs()], [path])
     assert [(one.id, one.inherited) for one in deviations.of("theirs", "state/x-fp16-theirs")] == [("one", False)]
 

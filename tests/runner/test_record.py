@@ -14,6 +14,7 @@ from ampcheck.observe import recorder as observe
 from ampcheck.runner.record import MISSING, Result, RunWriter, cause_of, cause_text, grouped, normalised, read
 from tests.cli_support import refused
 from tests.observe.test_blame import kernel, raised_from
+from tests.report import made_runs
 
 # ---- run files
 
@@ -21,13 +22,7 @@ from tests.observe.test_blame import kernel, raised_from
 @pytest.fixture
 def whole(tmp_path: Path) -> Path:
     """A small whole run file."""
-    path = tmp_path / "whole.jsonl"
-    writer = RunWriter(path, {"devices": [{"name": "cpu"}], "versions": {"torch": "2.13.0"}})
-    for op in ("mm", "bmm", "addmm"):
-        fields = {"suite": "eager", "rule": "downcast", "op": op, "inputs": "fp32", "amp": "bf16", "device": "cpu"}
-        writer.add(Result(id=f"{op}-fp32-bf16-cpu", status="pass", seconds=0.1, **fields))
-    writer.close({"seconds": 1.0, "stale": []})
-    return path
+    return made_runs.write(tmp_path / "whole.jsonl", list(map(made_runs.make, ("mm", "bmm", "addmm"))))
 
 
 def test_a_run_file_cut_anywhere_in_its_last_line_is_read(whole: Path, tmp_path: Path) -> None:
@@ -48,7 +43,7 @@ def test_a_run_file_cut_anywhere_in_its_last_line_is_read(whole: Path, tmp_path:
         (lambda lines: [*lines[:2], "[1]", *lines[3:]], "line 3: not an object"),
         (lambda lines: [*lines[:2], '{"kind":"case"}', *lines[3:]], "line 3: not a case"),
         (lambda lines: [*lines[:2], lines[2].replace('"pass"', '"good"'), *lines[3:]], "at `$.status`"),
-        (lambda lines: [*lines[:2], lines[2].replace("0.1", '"x"'), *lines[3:]], "at `$.seconds`"),
+        (lambda lines: [*lines[:2], lines[2].replace("0.001", '"x"'), *lines[3:]], "at `$.seconds`"),
         (lambda lines: [*lines[:2], '{"kind":"poem"}', *lines[3:]], "line 3: kind is 'poem'; expected case or footer"),
         (lambda lines: lines[1:], "is not a run file: its first line is not a header"),
         (lambda lines: ["hello", "world"], "line 1: not JSON"),
@@ -127,8 +122,7 @@ def test_what_raised_inside_of_a_compiled_program_is_on_the_last_line() -> None:
 
 
 def result(name: str, status: str = "fail", **fields: Any) -> Result:
-    values = {"suite": "eager", "rule": "downcast", "op": name, "amp": "bf16", "device": "mine", "seconds": 0.0}
-    return Result(id=f"{name}-fp32-bf16-mine", status=status, **{**values, **fields})
+    return made_runs.make(name, status, device="mine", rule="downcast", **fields)
 
 
 def test_groups_come_in_order_of_size_with_the_shortest_program_as_example() -> None:
@@ -152,7 +146,7 @@ def test_a_run_file_without_causes_has_them_from_its_messages() -> None:
 def test_after_a_full_disk_nothing_more_is_written(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     writer = RunWriter(path, {"devices": [{"name": "cpu"}], "versions": {"torch": "2.13.0"}})
-    case = Result("mm-fp32-bf16-cpu", "eager", "downcast", "pass", 0.1, message="m" * 1000)
+    case = made_runs.make("mm", message="m" * 1000)
     writer.add(case)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, hard))

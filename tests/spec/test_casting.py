@@ -32,9 +32,7 @@ def overload_for(policy: str) -> str:
     ],
 )
 def test_policies_cast_what_is_eligible(policy: str, given_leaves: list[Leaf], dtypes: tuple[str, ...]) -> None:
-    got = expect(policy, "op", given_leaves, "bf16")
-    assert got == Expectation(dtypes, "op")
-    assert got.casts(given_leaves) == sum(leaf.dtype != to for leaf, to in zip(given_leaves, dtypes, strict=True))
+    assert expect(policy, "op", given_leaves, "bf16") == Expectation(dtypes, "op")
 
 
 @pytest.mark.parametrize(

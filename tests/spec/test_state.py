@@ -14,8 +14,8 @@ def thread() -> Thread:
     return Process().thread()
 
 
-def _casts(thread: Thread, tensor: Tensor = WEIGHT, *, inference: bool = False, policy: str = "downcast") -> int:
-    return thread.op("cpu", policy, "mm", [tensor], inference=inference).casts
+def _casts(thread: Thread, tensor: Tensor, *, policy: str = "downcast") -> int:
+    return thread.op("cpu", policy, "mm", [tensor]).casts
 
 
 @pytest.mark.parametrize("name", [name for name in DEFAULTS if name != "privateuseone"])

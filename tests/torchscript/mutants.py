@@ -67,5 +67,5 @@ PASS = {
     "pass-forgets-what-may-be-none": forgetting("optional"),
     "pass-the-other-table": put(programs, TABLES={"cpu": "AutocastCUDA", "cuda": "AutocastCPU"}),
 }
-MUTANTS = mutants(AGREEMENT, PASS)
+MUTANTS = mutants({AGREEMENT: PASS})
 """Mutants of what the pass looks up; those of its source are in `tests/faults/edits.toml`."""

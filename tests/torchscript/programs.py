@@ -213,19 +213,5 @@ def leaves_torchscript(a: Tensor, b: Tensor) -> list[Tensor]:
     return [c, python_code(a, b)]
 
 
-PROGRAMS = (
-    *(
-        one_region,
-        nested,
-        flag,
-        dtype_at_run_time,
-        device_at_run_time,
-        several,
-        bound,
-        chosen_at_run_time,
-        loops,
-        early_return,
-    ),
-    *(left_in_a_loop, asks, composite, ineligible, upcasts, biases, calls, forks, no_region),
-)
+PROGRAMS = tuple(made for made in list(vars().values()) if "on" in getattr(made, "__annotations__", ()))
 """Every program."""
