@@ -129,20 +129,19 @@ def test_bits_are_not_asked_of_what_is_never_the_same() -> None:
     assert CHECK.run(the(Cpu(), "cdist-fp32-grad-bf16-cpu"), _Unsteady()) == []
 
 
-def test_what_no_device_differentiates_is_unsupported() -> None:
-    device = Cpu()
-    case = the(device, "linalg_cond.p_str-fp32-grad-bf16-cpu")
-    with pytest.raises(Unsupported, match=r"PyTorch has no gradient of \S+linalg_cond.p_str, on the CPU in float64"):
-        CHECK.run(case, device)
-
-
-def test_what_a_device_refuses_in_a_backward_pass_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = _Refusing()
-    monkeypatch.setattr(_Refusing, "refusals", ("no such unit",))
-    with pytest.raises(Unsupported, match="RuntimeError: no such unit"):
-        CHECK.run(the(device, "linalg_cond.p_str-fp32-grad-bf16-cpu"), device)
-    monkeypatch.undo()
-    with pytest.raises(Unsupported, match="PyTorch has no gradient"):
+@pytest.mark.parametrize(
+    ("device", "refusals", "words"),
+    [
+        (Cpu(), Cpu.refusals, r"PyTorch has no gradient of \S+linalg_cond.p_str, on the CPU in float64"),
+        (_Refusing(), Cpu.refusals, "PyTorch has no gradient"),
+        (_Refusing(), ("no such unit",), "RuntimeError: no such unit"),
+    ],
+)
+def test_what_cannot_be_differentiated_is_unsupported(
+    device: Cpu, refusals: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(device), "refusals", refusals)
+    with pytest.raises(Unsupported, match=words):
         CHECK.run(the(device, "linalg_cond.p_str-fp32-grad-bf16-cpu"), device)
 
 
@@ -150,15 +149,6 @@ def test_a_device_without_autograd_says_so() -> None:
     device = known()["torchax"]
     with pytest.raises(Unsupported, match="torchax takes gradients with JAX"):
         CHECK.run(cases(device, op="mm")[0], device)
-
-
-def test_the_reproduction_of_what_ended_its_process_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Cpu()
-    case = the(device, "nll_loss-fp32-grad-bf16-cpu")
-    monkeypatch.setattr("ampcheck.checks.backward.differentiable", None)
-    program = CHECK.program(case, device, ran=False)
-    assert program.endswith("print(got)")
-    assert "got = run_passes(call, inputs, [0, 2], torch.autocast('cpu', dtype=torch.bfloat16))" in program
 
 
 def test_a_gradient_that_is_missing_is_wrong_unless_it_is_zero() -> None:

@@ -56,6 +56,9 @@ def test_a_way_that_differs_is_named(way: str, monkeypatch: pytest.MonkeyPatch) 
     assert said in amp.differences
 
 
+OFF = torch.autocast("cpu", enabled=False)
+
+
 def _doubled(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x, *rest: function(x, *rest).mul_(2 if torch.is_autocast_enabled("cpu") else 1)
 
@@ -63,20 +66,8 @@ def _doubled(function: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("op", "given", "form", "wrong", "said"),
     [
-        (
-            "matmul",
-            "wide",
-            "operator",
-            torch.autocast("cpu", enabled=False),
-            "operator of sample 0: gave torch.float32",
-        ),
-        (
-            "matmul",
-            "low",
-            "operator",
-            torch.autocast("cpu", enabled=False),
-            "operator of sample 0: raised RuntimeError",
-        ),
+        ("matmul", "wide", "operator", OFF, "operator of sample 0: gave torch.float32"),
+        ("matmul", "low", "operator", OFF, "operator of sample 0: raised RuntimeError"),
         ("linalg.det", "wide", "det", _doubled, "det of sample 0: is off by 1"),
         ("mul", "wide", "Tensor.mul_", _doubled, "in_place Tensor.mul_ of sample 0: is off by 1"),
     ],

@@ -8,7 +8,7 @@ from ampcheck.devices.base import Device
 from ampcheck.errors import Broken, CheckFailure, Unsupported
 from ampcheck.runner import judge
 from ampcheck.runner.record import Result, read
-from tests.cli_support import run_pytest
+from tests.cli_support import run_pytest, write_suites
 
 BACKENDS = Path(__file__).parents[1] / "backends"
 NO_KERNEL = "Could not run 'aten::mm.out' with arguments from the '{}' backend"
@@ -169,10 +169,7 @@ DEVICE.autocast = lambda dtype=None, **options: Region(DEVICE.type, dtype=getatt
 def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, str], Result]:
     """The results of those scenarios, by suite, device, and name with parameter."""
     folder = tmp_path_factory.mktemp("scenarios")
-    for suite in ("eager", "scaler"):
-        (folder / "suites" / suite).mkdir(parents=True)
-        (folder / "suites" / suite / "test_state.py").write_text(SCENARIOS, encoding="utf-8")
-    (folder / "suites" / "__init__.py").touch()
+    write_suites(folder, {f"{suite}/test_state.py": SCENARIOS for suite in ("eager", "scaler")})
     options = ("--import-mode=importlib", f"--rootdir={folder}", "--device=cpu", "-p", "ampcheck.runner.plugin")
     (folder / "mine.py").write_text(FAULTY, encoding="utf-8")
     run_pytest(folder, "suites", *options, "--device=partial", "--device-module=mine", "--run-file=run.jsonl")

@@ -41,10 +41,13 @@ def test_the_version_names_what_decides_results(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize(
     "statement",
-    ["import ampcheck, ampcheck.spec.scaler", "from ampcheck.cli import main; main._parser().format_help()"],
+    [
+        "import ampcheck, ampcheck.spec.scaler, ampcheck.runner.plugin",
+        "from ampcheck.cli import main; main._parser().format_help()",
+    ],
 )
 def test_importing_imports_neither_torch_nor_jax(statement: str) -> None:
-    code = f"import sys; {statement}; print(sorted({{'torch', 'jax', 'numpy'}} & set(sys.modules)))"
+    code = f"import sys; {statement}; print(sorted({{'torch', 'jax', 'torchax', 'numpy'}} & set(sys.modules)))"
     assert python("-c", code) == "[]\n"
 
 

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import pytest
 import torch
 from packaging.specifiers import SpecifierSet
 
+from ampcheck.observe.isolation import reset
 from scripts import findings
 from tests.cli_support import LIMIT
 
@@ -26,16 +27,9 @@ FINDINGS = {one.id: one for one in findings.load()}
 @pytest.fixture(autouse=True)
 def untouched() -> Iterator[None]:
     """Autocast as a new process has it, before and after."""
-    _reset()
+    reset({})
     yield
-    _reset()
-
-
-def _reset() -> None:
-    torch.set_autocast_enabled("cpu", False)
-    torch.set_autocast_dtype("cpu", torch.bfloat16)
-    torch.set_autocast_cache_enabled(True)
-    torch.clear_autocast_cache()
+    reset({})
 
 
 def check(block: re.Match[str], name: str) -> None:
@@ -65,12 +59,8 @@ def test_it_happens_in_the_versions_it_names(name: str) -> None:
     assert blocks, f"{name} has no block to run"
     named = SpecifierSet(FINDINGS[name].torch).contains(torch.__version__, prereleases=True)
     with nullcontext() if named else pytest.raises(AssertionError, match="does not happen"):
-        _check_all(blocks, name)
-
-
-def _check_all(blocks: Iterable[re.Match[str]], name: str) -> None:
-    for block in blocks:
-        check(block, name)
+        for block in blocks:
+            check(block, name)
 
 
 WHOLE = """---

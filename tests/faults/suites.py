@@ -134,12 +134,8 @@ def _collect(device: str) -> None:
     _local = Local((device,))
 
 
-def _run(mutant: str, device: str, keys: Sequence[str]) -> list[Result]:
-    return [dict(result) for result in _local.run(KNOWN[mutant] if mutant else None, device, keys)]
-
-
-def _show(mutant: str, *given: Any) -> Outcome:
-    return _local.show(KNOWN[mutant] if mutant else None, *given)
+def _call(method: str, mutant: str, *given: Any) -> Any:
+    return getattr(_local, method)(KNOWN.get(mutant), *given)
 
 
 def _cases() -> dict[str, tuple[str, str]]:
@@ -157,11 +153,14 @@ class Remote:
 
     def run(self, mutant: Mutant | None, device: str, keys: Sequence[str]) -> list[Result]:
         """Run cases as `Local.run` does."""
-        return self._pool.submit(_run, mutant.name if mutant else "", device, list(keys)).result(LIMIT)
+        return self._asked("run", mutant, device, list(keys))
 
-    def show(self, mutant: Mutant | None, *given: Any) -> Outcome:
+    def show(self, mutant: Mutant | None, device: str, program: str, file: Path) -> Outcome:
         """Run a program as `Local.show` does."""
-        return self._pool.submit(_show, mutant.name if mutant else "", *given).result(LIMIT)
+        return self._asked("show", mutant, device, program, file)
+
+    def _asked(self, method: str, mutant: Mutant | None, *given: Any) -> Any:
+        return self._pool.submit(_call, method, mutant.name if mutant else "", *given).result(LIMIT)
 
     def cases(self) -> dict[str, tuple[str, str]]:
         """Return the cases as `Local.cases` does."""

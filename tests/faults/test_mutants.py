@@ -4,11 +4,9 @@ The pairs are those of `kills.csv`. Each run tries a part of them, one of every 
 """
 
 import re
-import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from unittest.mock import patch
 from zlib import crc32
 
 import pytest
@@ -22,7 +20,6 @@ from tests.faults.gradients import cache
 from tests.faults.matrix import Kill
 from tests.faults.mutant import CPU, JAX, Mutant
 from tests.faults.suites import Runners
-from tests.reproduce.programs import outcome
 
 KILLS = matrix.read()
 REPORTS = ROOT / "docs" / "coverage" / "upstream.md"
@@ -163,11 +160,10 @@ AT_NIGHT = (
 )
 
 
-def _shown(program: str, file: Path) -> bool:
-    """Return whether a program reports a difference or raises, in this process, without access to ampcheck."""
-    with patch.dict(sys.modules, {"ampcheck": None, "tests": None}):
-        got = outcome(program, file)
-    return "FAIL" in got["printed"] or bool(got["raised"])
+def _printed(program: str, kill: Kill, mutant: Mutant | None, file: Path, runners: Runners) -> tuple[list[str], bool]:
+    """Return the lines that a program prints, and whether it shows a difference or raises."""
+    got = runners.of(kill.device, [kill.case]).show(mutant, kill.device, program, file)
+    return got["printed"].splitlines(), "FAIL" in got["printed"] or bool(got["raised"])
 
 
 @pytest.mark.parametrize("name", [*EVERY_RUN, *(pytest.param(name, marks=pytest.mark.nightly) for name in AT_NIGHT)])
@@ -176,6 +172,27 @@ def test_program_shows_the_mutant(name: str, runners: Runners, tmp_path: Path) -
     kill = next(kill for kill in KILLS if kill.mutant == name and kill.rule == mutant.rule)
     program = runners.run(mutant, kill.device, [kill.case])[kill.case]["torch"]
     stem = f"program_{name.replace('-', '_')}"
-    with mutant.inject(kill.device):
-        assert _shown(program, tmp_path / f"{stem}.py"), program
-    assert not _shown(program, tmp_path / f"{stem}_alone.py")
+    assert _printed(program, kill, mutant, tmp_path / f"{stem}.py", runners)[1], program
+    assert not _printed(program, kill, None, tmp_path / f"{stem}_alone.py", runners)[1]
+
+
+OF_BACKEND = {
+    kill.mutant: kill for kill in KILLS if kill.device == BACKENDS[1] and kill.rule.split("/")[1] in matrix.OPS
+}
+SHORT = ("wrong-in-regions-alone", "raises-in-regions-alone", "mm-not-cast", "column-major")
+"""Mutants whose programs fit a screen; one line of each imports the backend."""
+
+
+@pytest.mark.parametrize("name", OF_BACKEND)
+def test_program_says_what_its_check_says(name: str, runners: Runners, tmp_path: Path) -> None:
+    """Under each mutant of a PrivateUse1 backend that a case of an op notices."""
+    kill = OF_BACKEND[name]
+    result = runners.run(BY_NAME[name], kill.device, [kill.case])[kill.case]
+    lines, _ = _printed(result["torch"], kill, BY_NAME[name], tmp_path / "program.py", runners)
+    failed = [line.removeprefix("FAIL ") for line in lines if line.startswith("FAIL ")]
+    assert (failed, result["status"]) == (result["message"].splitlines(), kill.status)
+    assert "ampcheck" not in result["torch"]
+    assert name not in SHORT or len(result["torch"].splitlines()) <= 41
+    lines, wrong = _printed(result["torch"], kill, None, tmp_path / "alone.py", runners)
+    assert lines[0].startswith("ok  ")
+    assert not wrong

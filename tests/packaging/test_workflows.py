@@ -314,12 +314,17 @@ def test_a_night_without_run_files_shows_the_nights_before(nightly: Runner) -> N
     assert [path.name for path in (nightly.folder / "history").iterdir()] == ["2.13"]
 
 
-def test_a_long_body_ends_with_where_the_rest_is(nightly: Runner) -> None:
-    site = nightly.folder / "site" / "2.1"
+def issue(runner: Runner, summary: str, **env: str) -> None:
+    """Report a regression of torch 2.1 whose summary is a text."""
+    site = runner.folder / "site" / "2.1"
     site.mkdir(parents=True)
     (site / "changes.json").write_text('{"regressed": [{}]}')
-    (site / "summary.md").write_text("".join(f"- regressed ü {number}\n" for number in range(9000)))
-    nightly.step(str(ROOT / "scripts" / "nightly_issue"))
+    (site / "summary.md").write_text(summary)
+    runner.step(str(ROOT / "scripts" / "nightly_issue"), **env)
+
+
+def test_a_long_body_ends_with_where_the_rest_is(nightly: Runner) -> None:
+    issue(nightly, "".join(f"- regressed ü {number}\n" for number in range(9000)))
     body = nightly.said("body")
     assert 60_000 < len(body) < 65_536
     assert body.startswith("- regressed ü 0\n")
@@ -328,10 +333,5 @@ def test_a_long_body_ends_with_where_the_rest_is(nightly: Runner) -> None:
 
 @pytest.mark.parametrize(("title", "says"), [("torch 2.1", "issue comment 5"), ("torch 2.13", "issue create")])
 def test_only_the_issue_of_the_same_title_is_commented_on(title: str, says: str, nightly: Runner) -> None:
-    site = nightly.folder / "site" / "2.1"
-    site.mkdir(parents=True)
-    (site / "changes.json").write_text('{"regressed": [{}]}')
-    (site / "summary.md").write_text("## ampcheck\n")
-    issues = json.dumps([{"number": 5, "title": f"Regressed at night: {title}"}])
-    nightly.step(str(ROOT / "scripts" / "nightly_issue"), ISSUES=issues)
+    issue(nightly, "## ampcheck\n", ISSUES=json.dumps([{"number": 5, "title": f"Regressed at night: {title}"}]))
     assert nightly.said("gh").splitlines()[-1].startswith(says)

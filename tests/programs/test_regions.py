@@ -110,12 +110,6 @@ def test_ops_of_each_policy_on_a_virtual_device() -> None:
     assert RegionExplorer(CUDA).difference(text) is None
 
 
-@pytest.mark.parametrize("device", ["cpu", "virtual:mps"])
-def test_random_programs_agree(device: str) -> None:
-    for draw in (programs, weight_programs):
-        assert RegionExplorer(known()[device]).explore(draw) is None
-
-
 @pytest.mark.parametrize(
     ("lines", "words"),
     [

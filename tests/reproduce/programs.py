@@ -44,24 +44,29 @@ def pytest_collection_finish(session: Any) -> None:
 
 
 def _scenario(item: Any, device: Any) -> dict[str, Any]:
-    """The program of a scenario, and what it finds: its differences, or else the name of what it raised."""
+    """The program of a scenario, and what it finds."""
     from ampcheck.checks.scenario import ScenarioCheck
-    from ampcheck.errors import Broken
     from ampcheck.runner.collect import CASE
 
-    case = item.stash[CASE]
     check = ScenarioCheck(item.function, {name: value for name, value in item.callspec.params.items() if name != "amp"})
-    differences, raised = [], ""
-    if set(item.fixturenames) <= set(item.callspec.params):  # others draw programs, by what pytest was told
+    # Others draw programs, by what pytest was told.
+    runs = set(item.fixturenames) <= set(item.callspec.params)
+    differences, raised = _found(check, item.stash[CASE], device) if runs else ([], "")
+    return {"program": check.program(item.stash[CASE], device), "differences": differences, "raised": raised}
+
+
+def _found(check: Any, case: Any, device: Any) -> tuple[list[str], str]:
+    """The differences of a case, or else the name of what it raised."""
+    from ampcheck.errors import Broken
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated ops; the suites leave these out by their text
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                differences = check.run(case, device)
+            return check.run(case, device), ""
         except Broken as broken:
-            differences = broken.differences
-        except Exception as error:  # a scenario may raise anything, and its program must raise the same
-            raised = type(error).__name__
-    return {"program": check.program(case, device), "differences": differences, "raised": raised}
+            return broken.differences, ""
+        except Exception as error:  # a case may raise anything, and its program must raise the same
+            return [], type(error).__name__
 
 
 def _sample(cases: list[Any]) -> list[Any]:
@@ -78,20 +83,12 @@ def _sample(cases: list[Any]) -> list[Any]:
 
 def _op(case: Any, device: Any) -> dict[str, Any]:
     from ampcheck.checks.kinds import check_of
-    from ampcheck.errors import Broken, Unsupported
 
     check = check_of(case)
     assert check is not None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated ops; the suites leave these out by their text
-        try:
-            differences = check.run(case, device)
-        except Broken as broken:
-            differences = broken.differences
-        except Unsupported:
-            differences = []
-        program = check.program(case, device, "\n".join(differences))
-        return {"program": program, "differences": differences, "raised": ""}
+    differences, raised = _found(check, case, device)
+    program = check.program(case, device, "\n".join(differences))
+    return {"program": program, "differences": differences, "raised": raised.removeprefix("Unsupported")}
 
 
 class _Absent(importlib.abc.MetaPathFinder):
@@ -127,6 +124,8 @@ def outcome(program: str, file: Path) -> dict[str, str]:
             _run(file)
     except BaseException:  # whatever it raises is what is to be seen
         raised = traceback.format_exc(limit=-2)
+    if mode := getattr(sys.modules[file.stem], "mode", None):  # a program may enter one for good
+        mode.__exit__(None, None, None)
     _reset(torch, defaults, there)
     return {"printed": printed.getvalue(), "raised": raised}
 

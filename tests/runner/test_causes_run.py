@@ -17,6 +17,7 @@ from ampcheck.runner.record import RED, Result, Run, grouped, read
 from ampcheck.runner.run import NO, YES, reproduce
 from ampcheck.runner.summarize import merge
 from tests.cli_support import ROOT, ended, environment, run_pytest
+from tests.report.made_runs import make
 from tests.report.made_runs import write as written
 
 BACKENDS = ROOT / "tests" / "backends"
@@ -156,8 +157,8 @@ def test_suggestions_are_one_a_cause_and_waive_each(found: Found, tmp_path: Path
 
 def test_the_policy_of_an_op_is_the_cause_of_what_depends_on_it() -> None:
     def red(op: str, rule: str, message: str, program: str = "", name: str = "") -> Result:
-        about = {"suite": "eager", "rule": rule, "op": op, "amp": "fp16", "device": "mine", "torch": program}
-        return Result(**about, id=f"{op or name}-fp16-mine", status="fail", message=message, seconds=0.0)
+        found = make(op, "fail", device="mine", rule=rule, amp="fp16", message=message, torch=program)
+        return replace(found, id=f"{op or name}-fp16-mine")
 
     wide = "argument 0 of aten::{} was given as fp32 and reached the kernel as fp32; expected fp16 (rule downcast: x)"
     scenario = "ops with a policy in {}, with the dtypes they received: got [('{}', ('fp32',))]; expected fp16"
@@ -190,9 +191,7 @@ def test_the_policy_of_an_op_is_the_cause_of_what_depends_on_it() -> None:
 def made(number: int, kind: int, **fields: str) -> Result:
     """A red case with a message that tells its kind by letters."""
     op, letters = f"op{number}", "".join("abcdefghij"[int(digit)] for digit in str(kind))
-    about = {"suite": "eager", "rule": "downcast", "op": op, "amp": "bf16", "device": "mine", "inputs": "fp32"}
-    about |= {"id": f"{op}-fp32-bf16-mine", "status": "fail", "message": f"{letters} is wrong with {op}"}
-    return Result(**{**about, **fields}, seconds=0.0)
+    return make(op, **{"status": "fail", "message": f"{letters} is wrong with {op}", "device": "mine", **fields})
 
 
 def test_a_screen_of_many_causes_is_bounded_and_says_how_many_more() -> None:

@@ -52,20 +52,14 @@ def same(got: Any, want: Any) -> None:
 @pytest.mark.parametrize("ambient", AMBIENT)
 @pytest.mark.parametrize("program", programs.PROGRAMS, ids=lambda program: program.__name__)
 def test_as_eager(program: Callable[..., list[torch.Tensor]], ambient: str) -> None:
+    """Also as it was saved and loaded."""
     rewritten = torchscript.autocast(scripted(program))
+    loaded = torch.jit.load(io.BytesIO(rewritten.save_to_buffer()))
     with around(AMBIENT[ambient]):
+        same(loaded(*given(), True), program(*given(), True))
         for on in (True, False):
             for _ in range(3):  # as it is compiled, profiled and optimized
                 same(rewritten(*given(), on), program(*given(), on))
-
-
-@pytest.mark.parametrize("program", programs.PROGRAMS, ids=lambda program: program.__name__)
-def test_saved_and_loaded(program: Callable[..., list[torch.Tensor]]) -> None:
-    rewritten = torchscript.autocast(scripted(program))
-    loaded = torch.jit.load(io.BytesIO(rewritten.save_to_buffer()))
-    for ambient in AMBIENT.values():
-        with around(ambient):
-            same(loaded(*given(), True), program(*given(), True))
 
 
 @pytest.mark.parametrize("ambient", AMBIENT)
