@@ -124,6 +124,13 @@ def test_samples_are_the_same_at_each_call(op: str) -> None:
 # ---- the check
 
 
+def test_right_behaviour_passes_without_values() -> None:
+    """Of an op that casts by itself before an op with a policy."""
+    device = known()["virtual:xpu"]
+    (chosen,) = (c for c in database_cases(device) if (c.op, c.inputs) == ("float_power", "fp16"))
+    assert CHECK.run(chosen, device) == []
+
+
 def _planted(op: str, wrong: object) -> object:
     """The op database with another function for one op."""
     return patch.object(op_database.database()[op], "op", wrong)
