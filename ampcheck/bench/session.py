@@ -16,7 +16,7 @@ from ampcheck.bench.core.peaks import Peaks
 from ampcheck.bench.estimates import estimate
 from ampcheck.bench.estimates.cuda import GPUS, PRICED
 from ampcheck.bench.run import ceilings
-from ampcheck.bench.run.group import FULL, LEFT_OUT, QUICK, RESERVE, Bench, Event, Mode, Task, expect
+from ampcheck.bench.run.group import FULL, LEFT_OUT, QUICK, RESERVE, Bench, Expected, Mode, Task, expect
 from ampcheck.bench.run.runfile import BenchWriter, rounds_of
 from ampcheck.bench.run.summary import invalid_variants, summarize
 from ampcheck.bench.run.variants import compilers, select
@@ -182,8 +182,9 @@ def measure(
             warn(f"{about['programs']} programs use the GPU of {name}, this one among them: expect wide intervals")
     header = {**_header(options, warn), "devices": described, "groups": chosen.keys, **ceilings.header(limits)}
     writer = BenchWriter(path, header)
-    expected = expect(chosen.measured, mode, starts, limits) if math.isfinite(mode.budget) else None
-    if expected is not None and chosen.measured:
+    expected = Expected({}, {})
+    if math.isfinite(mode.budget) and chosen.measured:
+        expected = expect(chosen.measured, mode, starts, limits)
         count = sum(map(len, chosen.measured.values()))
         tell(_forecast(expected.seconds(chosen.measured), count, mode, time.monotonic() - began))
     rounds: list[Rounds] = []
@@ -200,13 +201,13 @@ def measure(
     bench = Bench(
         chosen.measured,
         mode,
-        threads=options.threads,
-        modules=options.modules,
-        take=take,
-        tell=lambda event: _tell(event, tell),
-        expected=expected,
-        began=began,
-        before={(one.process, one.key) for one in earlier},
+        take,
+        options.threads,
+        options.modules,
+        tell,
+        expected,
+        began,
+        {(one.process, one.key) for one in earlier},
     )
     estimates: list[Group] = []
     try:
@@ -219,12 +220,6 @@ def measure(
     footer = {"interrupted": outcome.interrupted, "seconds": round(time.monotonic() - began, 1)}
     writer.close(outcome.groups, footer)
     return outcome
-
-
-def _tell(event: Event, tell: Callable[[str], None]) -> None:
-    if event.group:
-        rest = "" if event.left is None else f", about {event.left:.0f} s left"
-        tell(f"{event.done + 1} of {event.total}: {event.group}{rest}")
 
 
 def _forecast(seconds: float, groups: int, mode: Mode, passed: float) -> str:

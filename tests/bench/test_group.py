@@ -1,6 +1,7 @@
 """Workers: their plans, what becomes of one that dies or hangs, and that each measured group is kept at once."""
 
 import dataclasses
+import re
 import signal
 import sys
 from pathlib import Path
@@ -12,12 +13,13 @@ from ampcheck.bench.core.model import Rounds
 from ampcheck.bench.core.peaks import Peaks
 from ampcheck.bench.run import ceilings
 from ampcheck.bench.run import group as running
-from ampcheck.bench.run.group import QUICK, RESERVE, Bench, Event, Expected, Mode, expect
+from ampcheck.bench.run.group import QUICK, RESERVE, Bench, Expected, Mode, expect
 from ampcheck.bench.run.runfile import read
 from ampcheck.bench.run.summary import summarize
 from ampcheck.cli import main
 from tests.cli_support import LIMIT, interrupted
 
+NOTHING = Expected({}, {})
 TASKS = {"cpu": [("mm-16", "eager"), ("add", "eager"), ("mm-64", "eager")]}
 
 # A worker that does not measure: it says what it was told, and ends as the workload's name says.
@@ -36,25 +38,26 @@ for workload, compiler in plan["tasks"]:
 
 
 def measured(
-    monkeypatch: pytest.MonkeyPatch, action: str, mode: Mode, expected: Expected | None = None
-) -> tuple[list[Rounds], list[Event]]:
+    monkeypatch: pytest.MonkeyPatch, action: str, mode: Mode, expected: Expected = NOTHING
+) -> tuple[list[Rounds], list[str]]:
     monkeypatch.setattr(running, "COMMAND", (sys.executable, "-c", _WORKER.replace("ACTION", action)))
     found: list[Rounds] = []
-    events: list[Event] = []
-    bench = Bench(TASKS, mode, threads=1, take=found.append, tell=events.append, expected=expected)
+    said: list[str] = []
+    bench = Bench(TASKS, mode, found.append, tell=said.append, expected=expected)
     bench.run()
     reason = f"left out, as the run had to end within {mode.budget:.0f} s"
     without = {f"cpu/eager/{one.workload}" for one in found if reason in one.failed.values()}
     assert without == set(bench.left_out)
-    return found, events
+    return found, said
 
 
 def test_every_process_measures_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, events = measured(monkeypatch, "pass", Mode("test", 2, 3, 0.01))
+    found, said = measured(monkeypatch, "pass", Mode("test", 2, 3, 0.01))
     names = ("add", "mm-16", "mm-64")
     assert sorted((one.process, one.workload) for one in found) == [(n, name) for n in (0, 1) for name in names]
     assert {len(one.samples["fp32"]) for one in found} == {3}
-    assert [(event.done, event.total) for event in events if event.group] == [(n, 6) for n in range(6)]
+    assert [text.partition(":")[0] for text in said] == [f"{n} of 6" for n in range(1, 7)]
+    assert ["s left" in text for text in said] == [False] + [True] * 5
 
 
 @pytest.mark.parametrize(
@@ -139,9 +142,10 @@ def costs(**seconds: float) -> Expected:
 
 def test_what_does_not_fit_is_left_out_and_the_cheapest_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     mode = Mode("test", 1, 5, 0.01, budget=RESERVE + LIMIT)
-    found, events = measured(monkeypatch, "pass", mode, costs(mm_16=1e-9, add=1e9, mm_64=1e-6))
+    found, said = measured(monkeypatch, "pass", mode, costs(mm_16=1e-9, add=1e9, mm_64=1e-6))
     assert [(one.workload, bool(one.samples)) for one in found] == [("mm-16", True), ("mm-64", True), ("add", False)]
-    assert events[-1].done == 3
+    assert [text.partition(",")[0] for text in said] == ["1 of 3: cpu/eager/mm-16", "2 of 3: cpu/eager/mm-64"]
+    assert all(re.search(r", about \d+ s left$", text) for text in said)
     found, _ = measured(monkeypatch, "pass", mode, costs(mm_16=1e-6, add=1e-7, mm_64=1e-9))
     assert [(one.workload, bool(one.samples)) for one in found] == [("mm-64", True), ("add", True), ("mm-16", True)]
 

@@ -6,7 +6,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ampcheck.bench.core import counting
@@ -51,19 +51,6 @@ RESERVE = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """The progress of a run: groups measured and to measure over all processes, and the one that begins, "" at the end.
-
-    `left`: seconds until the end, by what the groups took until now; None before anything is known.
-    """
-
-    done: int
-    total: int
-    group: str
-    left: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Expected:
     """The expected time of a run in seconds: the start of a device's process, and each group by its key."""
 
@@ -77,60 +64,56 @@ class Expected:
         return groups + sum(seconds for device, seconds in self.starts.items() if f"{device}/" in own)
 
 
+@dataclass(slots=True)
 class Bench:
     """A run of some groups on some devices. `take` gets what each process measured of each group as it comes.
 
     With `expected`, the cheapest groups are measured first, those that do not fit into `mode.budget` are left out, and
-    each device has its part of it. `began`: when the run began, by `time.monotonic`. `before`: process and key of
-    groups that an earlier run measured. `left_out`: the keys of the groups that were left out, after `run`.
+    each device has its part of it. `tell` is told of each group as it begins: how many there are over all processes,
+    and the seconds until the end, once something is known of them. `began`: when the run began, by `time.monotonic`.
+    `before`: process and key of groups that an earlier run measured. `left_out`: the keys of the groups that were left
+    out, after `run`.
     """
 
-    def __init__(
-        self,
-        tasks: dict[str, list[Task]],
-        mode: Mode,
-        *,
-        threads: int,
-        modules: Sequence[str] = (),
-        take: Callable[[Rounds], None],
-        tell: Callable[[Event], None] = lambda event: None,
-        expected: Expected | None = None,
-        began: float | None = None,
-        before: Collection[tuple[int, str]] = (),
-    ) -> None:
-        self._tasks, self._mode, self._threads, self._modules = tasks, mode, threads, modules
-        self._take, self._tell, self._expected = take, tell, expected
-        self._before = before
-        self._done = 0
-        self._total = mode.processes * sum(map(len, tasks.values())) - len(before)
-        now = time.monotonic()
-        self._until = (now if began is None else began) + mode.budget - RESERVE
-        self._started, self._foreseen = now, 0.0
-        self.left_out: list[str] = []
+    tasks: Mapping[str, Sequence[Task]]
+    mode: Mode
+    take: Callable[[Rounds], None]
+    threads: int = 1
+    modules: Sequence[str] = ()
+    tell: Callable[[str], None] = lambda text: None
+    expected: Expected = field(default_factory=lambda: Expected({}, {}))
+    began: float = field(default_factory=time.monotonic)
+    before: Collection[tuple[int, str]] = ()
+    left_out: list[str] = field(default_factory=list, init=False)
+    _done: int = field(default=0, init=False)
+    _foreseen: float = field(default=0.0, init=False)
+    _started: float = field(default_factory=time.monotonic, init=False)
+
+    @property
+    def _until(self) -> float:
+        """The time when the run has to end."""
+        return self.began + self.mode.budget - RESERVE
 
     def run(self) -> None:
         """Measure everything. KeyboardInterrupt ends the worker and goes on to the caller."""
-        for process in range(self._mode.processes):
-            later = list(self._tasks)
-            for device, tasks in self._tasks.items():
-                order = [task for task in tasks if (process, _key(device, task)) not in self._before]
+        for process in range(self.mode.processes):
+            later = list(self.tasks)
+            for device, tasks in self.tasks.items():
+                order = [task for task in tasks if (process, _key(device, task)) not in self.before]
                 random.Random(process).shuffle(order)
                 # The compilers of a workload one after the other, as float64's result serves them all.
                 first = {workload: place for place, (workload, _) in reversed([*enumerate(order)])}
-                order.sort(key=lambda task: first[task[0]])
-                if self._expected is not None:
-                    cost = self._expected.groups
-                    order.sort(key=lambda task: cost[_key(device, task)])
+                order.sort(key=lambda task: (self._cost(device, task), first[task[0]]))
                 plan = BenchPlan(
                     device,
-                    list(self._modules),
+                    list(self.modules),
                     process,
-                    self._mode.rounds,
-                    self._mode.target,
+                    self.mode.rounds,
+                    self.mode.target,
                     process == 0,
-                    self._threads,
+                    self.threads,
                     order,
-                    self._mode.patience,
+                    self.mode.patience,
                 )
                 self._process(plan, self._end(later))
                 later.remove(device)
@@ -140,24 +123,22 @@ class Bench:
 
         It has as much time as each of the others, and what they are expected not to need of theirs.
         """
-        if self._expected is None:
-            return self._until
         now = time.monotonic()
         rest = max(self._until - now, 0.0)
-        return now + max(rest / len(devices), rest - self._expected.seconds(devices[1:]))
+        return now + max(rest / len(devices), rest - self.expected.seconds(devices[1:]))
 
     def _process(self, plan: BenchPlan, end: float) -> None:
         left, given_up = list(plan.tasks), dict[str, dict[str, Any]]()
-        self._foreseen += self._expected.starts.get(plan.device, 0.0) if self._expected else 0.0
+        self._foreseen += self.expected.starts.get(plan.device, 0.0)
         while left and not self._late(plan.device, left[0], end):
-            with _Worker(replace(plan, tasks=left, given_up=given_up), self._mode, end) as worker:
+            with _Worker(replace(plan, tasks=left, given_up=given_up), self.mode, end) as worker:
                 base, variant, doing, over = "", "", "", False
                 for kind, value in worker.lines():
                     if kind == "begin":
                         base, variant, doing = "", "", "begin"
                         if over := self._late(plan.device, left[0], end):
                             break
-                        self._tell(self._event(_key(plan.device, left[0])))
+                        self.tell(self._progress(_key(plan.device, left[0])))
                     elif kind == "variant":
                         variant, doing = value
                         base = base or variant
@@ -180,12 +161,11 @@ class Bench:
                 given_up = {}
         for task in left:
             self.left_out.append(_key(plan.device, task))
-            self._ended(failed(task, plan, f"{LEFT_OUT}, as the run had to end within {self._mode.budget:.0f} s"))
-        self._tell(self._event(""))
+            self._ended(failed(task, plan, f"{LEFT_OUT}, as the run had to end within {self.mode.budget:.0f} s"))
 
     def _given_up(self, doing: str) -> dict[str, Any]:
         """Return the reason why a variant was given up, and what its calls took at least."""
-        mode = self._mode
+        mode = self.mode
         if doing == "call":
             reason = (
                 f"a call had not ended after {mode.patience:.0f} s; its precision was not checked, so no ratio is given"
@@ -199,24 +179,24 @@ class Bench:
         return time.monotonic() + min(self._pace(), 2.0) * self._cost(device, task) >= end
 
     def _cost(self, device: str, task: Task) -> float:
-        return self._expected.groups[_key(device, task)] if self._expected is not None else 0.0
+        return self.expected.groups.get(_key(device, task), 0.0)
 
     def _pace(self) -> float:
         """Return the time that the groups took until now over the time that was expected."""
         return (time.monotonic() - self._started) / self._foreseen if self._foreseen else 1.0
 
-    def _event(self, group: str) -> Event:
-        now, left = time.monotonic(), None
-        if self._expected is not None:
-            left = self._pace() * (self._expected.seconds(self._tasks) - self._foreseen)
-            left = max(min(left, self._until - now), 0.0)
-        elif self._done:
-            left = (now - self._started) / self._done * (self._total - self._done)
-        return Event(self._done, self._total, group, left)
+    def _progress(self, group: str) -> str:
+        total = self.mode.processes * sum(map(len, self.tasks.values())) - len(self.before)
+        now, said = time.monotonic(), f"{self._done + 1} of {total}: {group}"
+        if self.expected.groups:
+            left = self._pace() * (self.expected.seconds(self.tasks) - self._foreseen)
+            return f"{said}, about {max(min(left, self._until - now), 0.0):.0f} s left"
+        left = (now - self._started) / max(self._done, 1) * (total - self._done)
+        return f"{said}, about {left:.0f} s left" if self._done else said
 
     def _ended(self, found: Rounds) -> None:
         self._done += 1
-        self._take(found)
+        self.take(found)
 
 
 def _key(device: str, task: Task) -> str:
