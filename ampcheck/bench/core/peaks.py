@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -76,13 +76,8 @@ def read() -> tuple[tuple[re.Pattern[str], Peaks], ...]:
     return tuple(rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Something that loads a device to its limit: `kind` is one of `KINDS` or "bandwidth", `amount` flops or bytes."""
-
-    kind: str
-    amount: float
-    call: Callable[[], object]
+Load = tuple[str, float, Callable[[], object]]
+"""Something that loads a device to its limit: one of `KINDS` or "bandwidth", the flops or bytes of a call, the call."""
 
 
 def measure(clock: Clock, loads: Iterable[Load], device: str, seconds: float = 2.0) -> Peaks:
@@ -99,16 +94,16 @@ def measure(clock: Clock, loads: Iterable[Load], device: str, seconds: float = 2
     """
     given = list(loads)
     best: dict[str, float] = {}
-    for load in given:
-        if seconds and (_LEAST + 1) * load.amount > seconds * best.get(load.kind, math.inf):
+    for kind, amount, call in given:
+        if seconds and (_LEAST + 1) * amount > seconds * best.get(kind, math.inf):
             continue
         until = time.perf_counter() + seconds / len(given)
         try:
-            clock.sample(load.call, 1)  # the first call compiles, and finds nothing in the caches
+            clock.sample(call, 1)  # the first call compiles, and finds nothing in the caches
             taken = 0
             while taken < _LEAST or time.perf_counter() < until:
-                rate = load.amount / max(clock.sample(load.call, 1)[0], 1e-9)
-                best[load.kind] = max(best.get(load.kind, 0.0), rate)
+                rate = amount / max(clock.sample(call, 1)[0], 1e-9)
+                best[kind] = max(best.get(kind, 0.0), rate)
                 taken += 1
         except (RuntimeError, TypeError, NotImplementedError):  # what PyTorch raises for what a device lacks
             continue
@@ -121,14 +116,13 @@ def torch_loads(device: str = "cpu") -> list[Load]:
     sizes = {"fp32": (256, 512, 1024), "bf16": (256, 512, 1024), "fp16": (64, 128) if device == "cpu" else (512, 1024)}
     if device != "cpu":
         sizes = {kind: (*some, 4096) for kind, some in sizes.items()}
-    loads = []
-    for kind, some in sizes.items():
-        for size in some:
-            a = torch.randn(size, size).to(DTYPES[kind]).to(device)
-            loads.append(Load(kind, 2.0 * size**3, lambda a=a: a @ a))  # type: ignore[misc]
+    squares = [
+        (kind, torch.randn(size, size).to(DTYPES[kind]).to(device)) for kind, some in sizes.items() for size in some
+    ]
+    loads: list[Load] = [(kind, 2.0 * len(a) ** 3, partial(torch.matmul, a, a)) for kind, a in squares]
     source = torch.zeros(16 * 2**20).to(device)
     target = torch.empty_like(source)
     # Read once and written once. Not a copy: where arrays cannot change, as in JAX, that moves nothing.
-    loads.append(Load("bandwidth", 2.0 * source.nbytes, lambda: torch.add(source, 1, out=target)))
-    loads.append(Load("bandwidth", 1.0 * source.nbytes, source.sum))  # where new memory for a result is slow
+    loads.append(("bandwidth", 2.0 * source.nbytes, lambda: torch.add(source, 1, out=target)))
+    loads.append(("bandwidth", 1.0 * source.nbytes, source.sum))  # where new memory for a result is slow
     return loads

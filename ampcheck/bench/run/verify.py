@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import torch.utils.benchmark
 
@@ -42,50 +42,44 @@ AGREE = 0.03
 """The distance that a ratio may have from that of `torch.utils.benchmark`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """The result of one check. `value` and `bound` are shares; `ok` whether the promise holds."""
-
-    what: str
-    value: float
-    bound: float
-    ok: bool
+Verification = tuple[str, float, float, bool]
+"""The result of one check: what it is, the share that was found, the share that is promised, whether that holds."""
 
 
-def _timed(workload: Workload, precision: str, device: Device, compiler: str, target: float) -> Timed:
-    """Return a variant ready to be timed: it is compiled, and a sample takes about `target` seconds."""
+def _timed(workload: Workload, precision: str, device: Device, compiler: str) -> Timed:
+    """Return a variant ready to be timed: it is compiled, and a sample takes about `_TARGET` seconds."""
     ready, timer = prepare(workload, PRECISIONS[precision], device.type, compiler), clock(device)
     warm_up(timer, ready.call)
-    return Timed(ready.call, ready.restore, calibrate(timer, ready.call, target), ready.calls)
+    return Timed(ready.call, ready.restore, calibrate(timer, ready.call, _TARGET), ready.calls)
 
 
 def _median_ratio(one: Sequence[float], other: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(one, other, strict=True))
 
 
-def same_variant(device: str, compiler: str, name: str, runs: int, rounds: int, target: float) -> Verification:
+def same_variant(device: str, compiler: str, name: str, runs: int) -> Verification:
     """Check that the ratio of a variant to itself stays within the bound of its kind in 95 % of some runs."""
     (chosen,) = select([device])
     workload = catalogue()[name]
     bound = BOUNDS[workload.kind]
     with chosen.activate():
-        variants = {side: _timed(workload, "fp32", chosen, compiler, target) for side in "ab"}
+        variants = {side: _timed(workload, "fp32", chosen, compiler) for side in "ab"}
         variants["b"].count = variants["a"].count
-        walls = [interleave(clock(chosen), variants, rounds, seed)[0] for seed in range(runs)]
+        walls = [interleave(clock(chosen), variants, _ROUNDS, seed)[0] for seed in range(runs)]
     share = sum(abs(_median_ratio(wall["a"], wall["b"]) - 1) <= bound for wall in walls) / runs
     what = f"{device}/{compiler}/{name} beside itself within ±{bound:.0%}, share of runs"
-    return Verification(what, share, 0.95, share >= 0.95)
+    return what, share, 0.95, share >= 0.95
 
 
-def other_tool(device: str, compiler: str, name: str, rounds: int, target: float) -> Verification:
+def other_tool(device: str, compiler: str, name: str) -> Verification:
     """Compare our ratio of float32 to bf16 with that of `torch.utils.benchmark`, measured in turns with it."""
     (chosen,) = select([device])
     workload, timer = catalogue()[name], clock(chosen)
     seconds: dict[tuple[str, str], list[float]] = {(t, p): [] for t in ("ours", "other") for p in ("fp32", "bf16")}
     with chosen.activate():
-        timed = {precision: _timed(workload, precision, chosen, compiler, target) for precision in ("fp32", "bf16")}
+        timed = {precision: _timed(workload, precision, chosen, compiler) for precision in ("fp32", "bf16")}
         order, shuffled = list(seconds), random.Random(0)
-        for _ in range(rounds):
+        for _ in range(_ROUNDS):
             # Else what runs before a variant, and how hot it leaves the core, is part of its time.
             shuffled.shuffle(order)
             for tool, precision in order:
@@ -102,7 +96,7 @@ def other_tool(device: str, compiler: str, name: str, rounds: int, target: float
     mine, other = (_median_ratio(seconds[tool, "fp32"], seconds[tool, "bf16"]) for tool in ("ours", "other"))
     far = abs(mine / other - 1)
     what = f"{device}/{compiler}/{name}: bf16 is {mine:.3f} times as fast, {other:.3f} by torch.utils.benchmark; apart"
-    return Verification(what, far, AGREE, far <= AGREE)
+    return what, far, AGREE, far <= AGREE
 
 
 def main(chosen: Sequence[str]) -> int:
@@ -120,14 +114,10 @@ def main(chosen: Sequence[str]) -> int:
     held = True
     device, compiler, name = chosen
     pin(1, 0, device)
-    for found in (
-        same_variant(device, compiler, name, 20, _ROUNDS, _TARGET),
-        other_tool(device, compiler, name, _ROUNDS, _TARGET),
-    ):
-        held &= found.ok
-        print(
-            f"{'ok  ' if found.ok else 'FAIL'} {found.what} {found.value:.3f} (promised {found.bound:.2f})", flush=True
-        )
+    for check in (partial(same_variant, runs=20), other_tool):
+        what, value, bound, ok = check(device, compiler, name)
+        held &= ok
+        print(f"{'ok  ' if ok else 'FAIL'} {what} {value:.3f} (promised {bound:.2f})", flush=True)
     return 0 if held else 1
 
 
