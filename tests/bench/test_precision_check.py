@@ -85,27 +85,22 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("compiler", ["eager", "compile"])
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("fp32", "mm in fp32"), ("bf16", "mm in bf16"), ("fp16", "mm in fp16"), ("bf16-native", "mm in bf16")],
-)
-def test_a_product_is_in_the_variant_s_precision(name: str, text: str, compiler: str) -> None:
-    assert checked(MM, name, compiler) == PrecisionCheck(text)
+PRODUCTS = {"fp32": "mm in fp32", "bf16": "mm in bf16", "fp16": "mm in fp16", "bf16-native": "mm in bf16"}
 
 
 @pytest.mark.parametrize(
-    ("workload", "text"),
+    ("workload", "name", "compiler", "text"),
     [
-        (op("upcast", F.mse_loss, HALF, HALF), "mse_loss in fp32"),
-        (op("promote", lambda a, b: torch.cat([a, b]), X, HALF), "cat in fp32"),
-        (op("fallthrough", torch.add, X, X), "add in fp32"),
-        (op("fallthrough", lambda x: x.view(-1), X), "view in fp32"),
-        (op("upcast", torch.exp, HALF), "exp in bf16; cpu's autocast has no policy for it"),
+        *((MM, name, compiler, text) for name, text in PRODUCTS.items() for compiler in ("eager", "compile")),
+        (op("upcast", F.mse_loss, HALF, HALF), "bf16", "eager", "mse_loss in fp32"),
+        (op("promote", lambda a, b: torch.cat([a, b]), X, HALF), "bf16", "eager", "cat in fp32"),
+        (op("fallthrough", torch.add, X, X), "bf16", "eager", "add in fp32"),
+        (op("fallthrough", lambda x: x.view(-1), X), "bf16", "eager", "view in fp32"),
+        (op("upcast", torch.exp, HALF), "bf16", "eager", "exp in bf16; cpu's autocast has no policy for it"),
     ],
 )
-def test_ops_without_products(workload: OpWorkload, text: str) -> None:
-    assert checked(workload, "bf16") == PrecisionCheck(text)
+def test_an_op_is_in_the_variant_s_precision(workload: OpWorkload, name: str, compiler: str, text: str) -> None:
+    assert checked(workload, name, compiler) == PrecisionCheck(text)
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp16", "bf16-native"])

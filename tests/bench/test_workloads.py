@@ -1,7 +1,7 @@
 """The workloads are what they say: names, operations, bytes, policies, overhead; which variants they have, and how."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.bench.core import counting
-from ampcheck.bench.core.model import PRECISIONS, OpWorkload, OverheadWorkload, Precision, Spec, StepWorkload, Workload
+from ampcheck.bench.core.model import PRECISIONS, OpWorkload, OverheadWorkload, Spec, StepWorkload, Workload
 from ampcheck.bench.core.prepare import make_inputs, make_module, prepare, reference
 from ampcheck.bench.run.variants import FP16_GRADIENTS, NO_PRODUCT, NOT_FLOAT32, SLOW_FP16, compilers, select, variants
 from ampcheck.bench.workloads import catalogue
@@ -26,24 +26,10 @@ STEPS = {name: w for name, w in ALL.items() if isinstance(w, StepWorkload)}
 BF16 = torch.bfloat16
 
 
-def op_of(name: str) -> OpWorkload:
-    return OPS[name]
-
-
-def arguments(w: OpWorkload, device: str, convert: torch.dtype | None = None) -> list[Any]:
-    module = make_module(w, device, convert)
-    tensors = make_inputs(w, device, convert)
+def arguments(w: OpWorkload, device: str) -> list[Any]:
+    module = make_module(w, device)
+    tensors = make_inputs(w, device)
     return tensors if module is None else [module, *tensors]
-
-
-def made_module(w: OpWorkload | StepWorkload, device: str, convert: torch.dtype | None = None) -> nn.Module:
-    model = make_module(w, device, convert)
-    assert model is not None
-    return model
-
-
-def loss_of(w: StepWorkload, model: nn.Module, inputs: list[torch.Tensor]) -> torch.Tensor:
-    return w.loss(model(*inputs[:-1]), inputs[-1])
 
 
 def light(workloads: Mapping[str, Workload]) -> list[str]:
@@ -64,9 +50,8 @@ def test_the_quick_mode_has_what_it_must() -> None:
 
 @pytest.mark.parametrize("name", light(OPS))
 def test_an_op_runs(name: str) -> None:
-    w = op_of(name)
     with torch.no_grad():
-        out = w.call(*arguments(w, "cpu"))
+        out = OPS[name].call(*arguments(OPS[name], "cpu"))
     assert out.is_floating_point()
     assert out.isfinite().all()
     assert "nhwc" not in name or out.is_contiguous(memory_format=torch.channels_last)
@@ -75,8 +60,9 @@ def test_an_op_runs(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in light(STEPS) if not STEPS[n].scaler])
 def test_a_step_runs_and_computes_every_gradient(name: str) -> None:
     w = STEPS[name]
-    model = made_module(w, "cpu")
-    loss = loss_of(w, model, make_inputs(w, "cpu"))
+    model = make_module(w, "cpu")
+    *inputs, target = make_inputs(w, "cpu")
+    loss = w.loss(model(*inputs), target)
     assert not loss.shape
     assert loss.isfinite()
     loss.backward()
@@ -139,11 +125,8 @@ def traced(w: OpWorkload, policies: Mapping[str, str]) -> str:
 
 @pytest.mark.parametrize("name", OPS)
 def test_a_policy_is_that_of_cudas_table_or_the_cpus_where_only_that_one_has_the_op(name: str) -> None:
-    cuda, cpu = (traced(op_of(name), device.policies()) for device in (Cuda(), Cpu()))
-    assert op_of(name).policy == (cpu if cuda == "fallthrough" else cuda)
-
-
-# Inputs
+    cuda, cpu = (traced(OPS[name], device.policies()) for device in (Cuda(), Cpu()))
+    assert OPS[name].policy == (cpu if cuda == "fallthrough" else cuda)
 
 
 # ---- overhead
@@ -242,17 +225,13 @@ COMMON = ["bf16", "fp16", "bf16-native", "fp16-native"]
 DEVICES = {("cpu", "cpu"): [], ("cuda", "cuda"): ["tf32"], ("jax", "cpu"): [], ("jax", "tpu"): ["fp32-default"]}
 
 
-def names(chosen: Sequence[Precision]) -> list[str]:
-    return [variant.name for variant in chosen]
-
-
 @pytest.mark.parametrize(("device", "platform"), DEVICES)
 def test_variants_are_whole_for_every_workload(device: str, platform: str) -> None:
     """float32 and its A/A baseline come first; each other variant is there once, or has a reason why it is not."""
     for w in WITH_VARIANTS:
         for compiler in compilers(w, device):
             chosen, without = variants(w, device, compiler, platform)
-            found = names(chosen)
+            found = [variant.name for variant in chosen]
             assert found[:2] == ["fp32", "fp32-aa"], w.name
             assert sorted([*found, *without]) == sorted(["fp32", "fp32-aa", *DEVICES[device, platform], *COMMON])
             assert all(without.values())
@@ -287,44 +266,33 @@ def test_compilers() -> None:
     assert all(compilers(overhead, device) == ["eager"] for device in ("cpu", "cuda", "jax"))
 
 
-def selected(*patterns: str, quick: bool = False, heavy: bool = False) -> list[str]:
-    return [w.name for w in select(patterns, quick, heavy)]
-
-
-def test_all_without_patterns() -> None:
-    assert selected(heavy=True) == list(ALL)
-    assert selected() == [name for name, w in ALL.items() if not w.heavy]
-    assert selected(quick=True) == [name for name, w in ALL.items() if w.quick and not w.heavy]
-    assert selected(quick=True, heavy=True) == [name for name, w in ALL.items() if w.quick]
-
-
 @pytest.mark.parametrize(
-    ("patterns", "names"),
+    ("patterns", "options", "names"),
     [
-        (["conv2d"], ["conv2d"]),
-        (["mlp-step", "conv2d", "mlp-step"], ["conv2d", "mlp-step"]),  # in the catalogue's order, once
-        (["conv2d*"], ["conv2d", "conv2d-nhwc"]),
-        (["mm-10??"], ["mm-1001", "mm-1024"]),
-        (["sdpa-[cm]*"], ["sdpa-causal", "sdpa-masked"]),
-        (["nhwc"], [name for name, w in ALL.items() if "nhwc" in name and not w.heavy]),
-        (["recurrent"], ["lstm-cell", "gru-cell"]),
+        ([], {"heavy": True}, list(ALL)),
+        ([], {}, light(ALL)),
+        ([], {"quick": True}, [name for name, w in ALL.items() if w.quick and not w.heavy]),
+        ([], {"quick": True, "heavy": True}, [name for name, w in ALL.items() if w.quick]),
+        (["conv2d"], {}, ["conv2d"]),
+        (["mlp-step", "conv2d", "mlp-step"], {}, ["conv2d", "mlp-step"]),  # in the catalogue's order, once
+        (["conv2d*"], {}, ["conv2d", "conv2d-nhwc"]),
+        (["mm-10??"], {}, ["mm-1001", "mm-1024"]),
+        (["sdpa-[cm]*"], {}, ["sdpa-causal", "sdpa-masked"]),
+        (["nhwc"], {}, [name for name in light(ALL) if "nhwc" in name]),
+        (["recurrent"], {}, ["lstm-cell", "gru-cell"]),
+        (["mm-256"], {"quick": True}, ["mm-256"]),  # who names a workload gets it in the quick mode too
+        (["mm-*"], {}, [name for name in light(ALL) if name.startswith("mm-")]),
+        (["mm-*"], {"heavy": True}, [name for name in ALL if name.startswith("mm-")]),
     ],
 )
-def test_names_globs_parts_and_families(patterns: list[str], names: list[str]) -> None:
-    assert selected(*patterns) == names
-
-
-def test_heavy_ones_are_left_out_of_a_pattern_and_cannot_be_all_of_it() -> None:
-    assert selected("mm-256", quick=True) == ["mm-256"], "who names a workload gets it in the quick mode too"
-    assert "mm-8192" not in selected("mm-*")
-    assert "mm-8192" in selected("mm-*", heavy=True)
-    with pytest.raises(UsageError, match="'mm-8192' names workloads for a GPU or TPU only: mm-8192"):
-        select(["mm-8192"])
+def test_names_globs_parts_and_families(patterns: list[str], options: dict[str, bool], names: list[str]) -> None:
+    assert [w.name for w in select(patterns, **options)] == names
 
 
 @pytest.mark.parametrize(
     ("pattern", "hint"),
     [
+        ("mm-8192", "'mm-8192' names workloads for a GPU or TPU only: mm-8192"),
         ("mm-1042", "did you mean .*mm-1024"),
         ("sofmax", "did you mean .*softmax"),
         ("qqq*", "families are matmul, conv"),
