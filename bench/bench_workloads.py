@@ -49,7 +49,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def measured(case: tuple[str, str, str, str]) -> Iterator[tuple[Measurer, Group, dict[str, Any]]]:
     """Return the group of a case: measured when its first variant asks, kept until another group's does."""
     device, compiler, workload, _ = case
-    plan = BenchPlan(device, [], 0, ROUNDS, SECONDS, True, 1, [])
+    plan = BenchPlan(device, [], 0, ROUNDS, SECONDS, 1, [])
     measurer = _measurers.setdefault(device, Measurer(plan))
     with measurer.device.activate(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a compiler's advice does not matter here

@@ -104,6 +104,8 @@ def choose(options: BenchOptions) -> Chosen:
     devices = [] if estimates and not names else registry.select(names, options.modules)
     if unreal := [device.name for device in devices if device.name in names and not device.has_values]:
         raise UsageError(f"device {unreal[0]!r} has no arithmetic, so that there is nothing to time")
+    slow = ("compile", "graph") if options.quick else ()  # compiling takes most of three minutes
+    wanted = options.compilers or [name for name in COMPILERS if name not in slow]
     measured: dict[str, list[Task]] = {}
     for device in devices:
         if not device.has_values:
@@ -112,7 +114,7 @@ def choose(options: BenchOptions) -> Chosen:
             (workload.name, compiler)
             for workload in select(options.filters, options.quick, _is_large(device))
             for compiler in compilers(workload, device.name)
-            if _is_wanted(compiler, options)
+            if compiler in wanted
         ]
         if chosen:
             measured[device.name] = chosen
@@ -142,12 +144,6 @@ def fitting(workloads: Sequence[str], name: str, modules: Sequence[str]) -> list
 def measured_before(path: Path) -> list[Rounds]:
     """Return what an earlier file measured, without groups that it left out or did not get to."""
     return [one for one in rounds_of(path) if not any(why.startswith(LEFT_OUT) for why in one.failed.values())]
-
-
-def _is_wanted(compiler: str, options: BenchOptions) -> bool:
-    if options.compilers:
-        return compiler in options.compilers
-    return not (options.quick and compiler in ("compile", "graph"))  # compiling takes most of three minutes
 
 
 def measure(

@@ -165,7 +165,7 @@ def worked(folder: Path, function: str, device: str = "cpu") -> AdviceFigures:
     (folder / "odd.py").write_text(ODD)
     (folder / "other_device.py").write_text(DEVICE)
     modules = [] if device == "cpu" else ["other_device"]
-    return worker.measure(BenchPlan(device, modules, 0, 5, 1e-4, True, 1, [(f"odd.py:{function}", "eager")]))
+    return worker.measure(BenchPlan(device, modules, 0, 5, 1e-4, 1, [(f"odd.py:{function}", "eager")]))
 
 
 def test_a_variant_that_fails_or_is_too_slow_costs_itself(scripts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_a_device_of_somebody_elses_has_the_variants_it_supports(scripts: Path) 
 
 def test_a_program_that_gives_float32s_bits_though_ops_are_lowered_is_invalid(scripts: Path) -> None:
     worked(scripts, "fixed")
-    plan = BenchPlan("cpu", [], 0, 5, 1e-4, True, 1, [("odd.py:fixed", "compile")])
+    plan = BenchPlan("cpu", [], 0, 5, 1e-4, 1, [("odd.py:fixed", "compile")])
     for seen, output, invalid in (
         ({"bf16": {"lowered": 3}}, torch.ones(3), True),
         ({"bf16": {"lowered": 0}}, torch.ones(3), False),

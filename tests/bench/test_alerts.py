@@ -17,10 +17,10 @@ WINDOW = module.RECENT + module.BASELINE
 VERSIONS = {"torch": "2.12.0"}
 
 
-def noisy(seed: int, levels: Sequence[float], noise: float = NOISE) -> list[float]:
+def noisy(seed: int, levels: Sequence[float]) -> list[float]:
     """A figure a run group, about 1 ms times that run group's level."""
     generator = random.Random(seed)
-    return [1e-3 * level * math.exp(generator.gauss(0, noise)) for level in levels]
+    return [1e-3 * level * math.exp(generator.gauss(0, NOISE)) for level in levels]
 
 
 def false_alarms(series: int = 60) -> float:
@@ -60,9 +60,9 @@ def day(run: int) -> str:
     return str(date(2026, 1, 1) + timedelta(run))
 
 
-def crowd(count: int, levels: Sequence[float], seed: int = 100) -> dict[str, Sequence[float | None]]:
+def crowd(count: int, levels: Sequence[float]) -> dict[str, Sequence[float | None]]:
     """Several series of the same level."""
-    return {f"s{i:02}": noisy(seed + i, levels) for i in range(count)}
+    return {f"s{i:02}": noisy(100 + i, levels) for i in range(count)}
 
 
 def only(found: Sequence[Alert], kind: str = "series") -> Alert:

@@ -25,10 +25,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:Depreca
 emulated = pytest.mark.skipif(DEVICE.unavailable() is not None, reason=str(DEVICE.unavailable()))
 
 
-def ready(name: str, compiler: str = "eager") -> prepare.Prepared:
-    return prepare.prepare(OP, PRECISIONS[name], "cuda", compiler)
-
-
 @pytest.fixture(autouse=True)
 def settings() -> Iterator[None]:
     """The settings of float32 products are put back behind a test."""
@@ -48,7 +44,7 @@ def cuda() -> Iterator[None]:
 
 @emulated
 def test_every_kind_of_workload_is_measured() -> None:
-    measurer = Measurer(BenchPlan(DEVICE.name, [], 0, 5, 1e-4, True, 1, []))
+    measurer = Measurer(BenchPlan(DEVICE.name, [], 0, 5, 1e-4, 1, []))
     with DEVICE.activate():
         found = [measurer.measure(name, "eager") for name in ("mm-64", "gru-cell", "tiny-mlp-step", "weight-cache")]
     for rounds, one in zip(found, summarize(found), strict=True):
@@ -65,7 +61,7 @@ def test_tf32_is_set_before_a_sample_and_never_by_the_older_names(cuda: None) ->
     """Reading an older name once the newer was set raises, and a context within the call is part of its time."""
     matmul = torch.backends.cuda.matmul
     matmul.fp32_precision = "tf32"
-    variants = {name: ready(name) for name in ("fp32", "tf32")}
+    variants = {name: prepare.prepare(OP, PRECISIONS[name], "cuda", "eager") for name in ("fp32", "tf32")}
     seen: list[tuple[str, str]] = []
     for name, one in variants.items():
         one.call = lambda name=name: seen.append((name, matmul.fp32_precision))  # type: ignore[misc]
@@ -84,7 +80,7 @@ def test_the_reference_is_computed_on_the_gpu_once_for_all_compilers(monkeypatch
         return prepare.reference(workload, device)
 
     monkeypatch.setattr(measure, "reference", reference)
-    measurer = Measurer(BenchPlan(DEVICE.name, [], 0, 5, 1e-5, True, 1, []))
+    measurer = Measurer(BenchPlan(DEVICE.name, [], 0, 5, 1e-5, 1, []))
     with DEVICE.activate():
         for name in ("mm-32", "mm-32", "mm-16"):
             measurer.measure(name, "eager")

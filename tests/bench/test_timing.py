@@ -62,18 +62,12 @@ class Telling(CpuClock):
         return self.seconds.get(self.variant, 1e-5), 0.0
 
 
-def timed(
-    seconds: dict[str, float],
-    monkeypatch: pytest.MonkeyPatch,
-    patience: float = 6.0,
-    given_up: dict[str, dict[str, Any]] | None = None,
-    warming: Callable[..., float] = lambda timer, call, times=3: timer.sample(call, 1)[0],
-) -> tuple[Rounds, Telling]:
+def timed(seconds: dict[str, float], monkeypatch: pytest.MonkeyPatch, patience: float = 6.0) -> tuple[Rounds, Telling]:
     """Measure a product of 64² on the CPU where the calls of some variants take some seconds."""
-    monkeypatch.setattr(measure, "warm_up", warming)
-    measurer = measure.Measurer(BenchPlan("cpu", [], 0, 5, 1e-4, True, 1, [], patience))
+    monkeypatch.setattr(measure, "warm_up", lambda timer, call, times=3: timer.sample(call, 1)[0])
+    measurer = measure.Measurer(BenchPlan("cpu", [], 0, 5, 1e-4, 1, [], patience))
     measurer.timer = timer = Telling(seconds)
-    return measurer.measure("mm-64", "eager", timer.say, given_up), timer
+    return measurer.measure("mm-64", "eager", timer.say), timer
 
 
 ALL = {"fp32", "fp32-aa", "bf16", "fp16", "bf16-native", "fp16-native"}

@@ -60,14 +60,12 @@ def made_group(
     return group
 
 
-def rounds_of(group: Group, seed: int = 0, processes: int = 5, count: int = 9) -> list[Rounds]:
-    """Return what processes would have measured for these medians, with 1 % of noise."""
-    chance = random.Random(f"{seed}{group.key}")
+def rounds_of(group: Group) -> list[Rounds]:
+    """Return what five processes would have measured for these medians, with 1 % of noise."""
+    chance = random.Random(f"0{group.key}")
     out = []
-    for process in range(processes):
-        samples = {
-            v.name: [v.seconds * chance.gauss(1, 0.01) for _ in range(count)] for v in group.variants if v.seconds
-        }
+    for process in range(5):
+        samples = {v.name: [v.seconds * chance.gauss(1, 0.01) for _ in range(9)] for v in group.variants if v.seconds}
         out.append(Rounds(group.workload, group.device, group.compiler, process, samples))
     return out
 
@@ -120,10 +118,10 @@ def two_run_groups(folder: Path) -> list[Path]:
     ]
 
 
-def many_run_groups(folder: Path, run_groups: int, groups: int, seed: int = 0) -> list[Path]:
+def many_run_groups(folder: Path, run_groups: int, groups: int) -> list[Path]:
     """Many run groups of groups with four variants each and 2 % of noise; one group in ten makes a step halfway."""
     folder.mkdir(parents=True, exist_ok=True)
-    chance = random.Random(seed)
+    chance = random.Random(0)
     paths = []
     for run_group in range(run_groups):
         found = []

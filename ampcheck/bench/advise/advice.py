@@ -149,7 +149,7 @@ def advise(
     pooled: list[AdviceFigures] = []
     for process in range(mode.processes):
         tasks = [(step, compiler) for compiler in chosen]
-        plan = BenchPlan(device, list(modules), process, mode.rounds, mode.target, process == 0, threads, tasks)
+        plan = BenchPlan(device, list(modules), process, mode.rounds, mode.target, threads, tasks)
         pooled.append(_measured(plan, FULL.limit * len(chosen)))
         if process + 1 < mode.processes:
             tell(f"process {process + 1} of {mode.processes} has measured it")

@@ -298,9 +298,9 @@ class Rounds:
 class BenchPlan:
     """A measuring process's task.
 
-    `tasks`: pairs of workload and compiler. `target`: seconds of a sample. `facts`: whether to find out, too, what is
-    found out once: precision, error, memory. `patience`: seconds that a variant may take. `given_up`: variants of
-    the first task that an earlier process did not get done, with `reason` and perhaps `at_least` as in `VariantResult`.
+    `tasks`: pairs of workload and compiler. `target`: seconds of a sample. `patience`: seconds that a variant may take.
+    `given_up`: variants of the first task that an earlier process did not get done, with `reason` and perhaps
+    `at_least` as in `VariantResult`.
     """
 
     device: str
@@ -308,8 +308,12 @@ class BenchPlan:
     process: int
     rounds: int
     target: float
-    facts: bool
     threads: int
     tasks: Sequence[tuple[str, str]]
     patience: float = math.inf
     given_up: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def facts(self) -> bool:
+        """Return whether to find out, too, what is found out once: precision, error, memory."""
+        return self.process == 0

@@ -335,11 +335,7 @@ Task = tuple[str, str]
 
 
 def groups(
-    workloads: Sequence[Workload],
-    device: str,
-    progress: Callable[[str], None],
-    limit: float = LIMIT,
-    until: float = math.inf,
+    workloads: Sequence[Workload], device: str, progress: Callable[[str], None], until: float = math.inf
 ) -> list[Group]:
     """Estimate each workload in each precision; the programs are compiled in a separate process, one by one.
 
@@ -350,7 +346,6 @@ def groups(
         workloads: of the catalogue, as the other process finds them by name.
         device: such as "cuda-h100" or "tpu-v5e"; see `CHIPS`.
         progress: gets a line as each program begins.
-        limit: seconds that one program may take.
         until: when the whole has to end, by `time.monotonic`; programs that are not compiled then are not measured.
 
     Raises UsageError for an unknown device, where `available` says why not, and for a workload of no catalogue.
@@ -376,7 +371,7 @@ def groups(
             elif precision in without:
                 group.variants.append(VariantResult(precision, "not measured", without[precision]))
         out.append(group)
-    found = dict(_results(device, left, progress, limit, until))
+    found = dict(_results(device, left, progress, LIMIT, until))
     for group in out:
         group.variants += [variant for (workload_name, _), variant in found.items() if workload_name == group.workload]
         group.variants.sort(key=lambda variant: VARIANTS.index(variant.name))

@@ -16,11 +16,8 @@ from ampcheck.bench.run import summary
 from ampcheck.bench.run.group import environment
 from ampcheck.runner.worker import Channel, Worker
 
-_LIMIT = 120.0
-"""Seconds after which a device is taken to have no ceiling."""
 
-
-def find(device: str, modules: Sequence[str], threads: int, seconds: float, limit: float = _LIMIT) -> Peaks | None:
+def find(device: str, modules: Sequence[str], threads: int, seconds: float, limit: float) -> Peaks | None:
     """Return the ceilings of a device, None where they cannot be found out.
 
     `seconds`: to spend where they must be measured. `threads`: of each library meanwhile, as in the run. `limit`:

@@ -104,17 +104,8 @@ class Bench:
                 # The compilers of a workload one after the other, as float64's result serves them all.
                 first = {workload: place for place, (workload, _) in reversed([*enumerate(order)])}
                 order.sort(key=lambda task: (self._cost(device, task), first[task[0]]))
-                plan = BenchPlan(
-                    device,
-                    list(self.modules),
-                    process,
-                    self.mode.rounds,
-                    self.mode.target,
-                    process == 0,
-                    self.threads,
-                    order,
-                    self.mode.patience,
-                )
+                mode, modules = self.mode, list(self.modules)
+                plan = BenchPlan(device, modules, process, mode.rounds, mode.target, self.threads, order, mode.patience)
                 self._process(plan, self._end(later))
                 later.remove(device)
 

@@ -48,9 +48,11 @@ VARIANT = "bf16"
 _COLOURS = ("#1b6ca8", "#c2571a", "#2a8a4a", "#7a4bb5", "#777777", "#b03060")
 
 
-def published(folder: Path = PUBLISHED) -> list[BenchRun]:
+def published() -> list[BenchRun]:
     """Return the published files, oldest first."""
-    return sorted((read(path) for path in folder.glob("*.jsonl")), key=lambda run: str(run.header.get("started", "")))
+    return sorted(
+        (read(path) for path in PUBLISHED.glob("*.jsonl")), key=lambda run: str(run.header.get("started", ""))
+    )
 
 
 def chosen(runs: Sequence[BenchRun]) -> dict[tuple[str, str], dict[str, Group]]:

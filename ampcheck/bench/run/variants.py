@@ -9,6 +9,7 @@ import torch
 
 from ampcheck.bench.core import counting
 from ampcheck.bench.core.model import AA, PRECISIONS, OpWorkload, OverheadWorkload, Precision, StepWorkload, Workload
+from ampcheck.bench.core.precision_check import given_low
 from ampcheck.bench.workloads import catalogue
 from ampcheck.errors import UsageError
 
@@ -53,15 +54,11 @@ def _left_out(workload: Workload, precision: Precision, device: str) -> str:
         return NO_PRODUCT
     if precision.low is torch.float16 and device == "cpu" and not workload.fp16_on_cpu:
         return SLOW_FP16
-    if precision.convert is not None and isinstance(workload, OpWorkload) and not _all_float32(workload):
+    if precision.convert is not None and isinstance(workload, OpWorkload) and given_low(workload):
         return NOT_FLOAT32
     if precision.convert is torch.float16 and isinstance(workload, StepWorkload):
         return FP16_GRADIENTS
     return ""
-
-
-def _all_float32(workload: OpWorkload) -> bool:
-    return all(spec.dtype == torch.float32 for spec in workload.inputs if spec.dtype.is_floating_point)
 
 
 def compilers(workload: Workload, device: str) -> list[str]:
