@@ -227,7 +227,6 @@ def _forecast(seconds: float, groups: int, mode: Mode, passed: float) -> str:
 
 
 def _header(options: BenchOptions, warn: Callable[[str], None]) -> dict[str, object]:
-    """Describe the run and the machine for the file."""
     found = machine.describe()
     if warning := machine.busy(found):
         warn(warning)

@@ -161,7 +161,6 @@ DEVICES = (Other(),)
 
 
 def worked(folder: Path, function: str, device: str = "cpu") -> AdviceFigures:
-    """Return what the worker's measuring finds, in this process."""
     (folder / "odd.py").write_text(ODD)
     (folder / "other_device.py").write_text(DEVICE)
     modules = [] if device == "cpu" else ["other_device"]

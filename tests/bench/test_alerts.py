@@ -61,12 +61,10 @@ def day(run: int) -> str:
 
 
 def crowd(count: int, levels: Sequence[float]) -> dict[str, Sequence[float | None]]:
-    """Several series of the same level."""
     return {f"s{i:02}": noisy(100 + i, levels) for i in range(count)}
 
 
 def only(found: Sequence[Alert], kind: str = "series") -> Alert:
-    """The only alert there is, which has to be of that kind."""
     assert [alert.kind for alert in found] == [kind], found
     return found[0]
 

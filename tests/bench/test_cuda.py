@@ -37,7 +37,6 @@ def settings() -> Iterator[None]:
 
 @pytest.fixture
 def cuda() -> Iterator[None]:
-    """The emulated device, entered."""
     with DEVICE.activate():
         yield
 
@@ -182,7 +181,6 @@ def test_an_event_that_has_not_come_makes_a_result_invalid_and_no_output_is_read
 
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine whose driver answers."""
     (tmp_path / "nvidia-smi").write_text(
         "#!/bin/sh\ncase $1 in *pid) echo 7; echo 8;; *) echo 580.1, 1980, 1980, 700.00; esac"
     )

@@ -33,7 +33,6 @@ NATIVE = replace(BF16, variant=replace(BF16.variant, name="bf16-native"))
 
 
 def seeing(case: StepCase = BF16, **values: object) -> StepCase:
-    """A case whose variant was seen otherwise."""
     return replace(case, seen=replace(case.seen, **values))  # type: ignore[arg-type]
 
 
@@ -46,7 +45,6 @@ Reason = Callable[[StepCase], str]
 
 
 def erring(error: float) -> StepCase:
-    """A case whose variant has another error."""
     return replace(BF16, variant=replace(BF16.variant, error=error))
 
 

@@ -145,7 +145,6 @@ def test_an_incomplete_run_is_said_so(tmp_path: Path) -> None:
 
 
 def estimates(folder: Path, present: Sequence[str], interrupted: bool = True, **header: Any) -> BenchRun:
-    """A file of estimates of some workloads."""
     made = [made_group(name, "tpu-v5e", estimate=True, compiler="jit") for name in present]
     run = read(written(folder / "estimates.jsonl", made, [], devices={"tpu-v5e": {}}))
     run.header |= header

@@ -25,7 +25,6 @@ def processes(speeds: dict[str, float], workload: str = "mm-512") -> list[Rounds
 
 
 def one(rounds: list[Rounds], **options: Any) -> Group:
-    """The only group of some rounds."""
     (group,) = summarize(rounds, **options)
     return group
 
@@ -59,7 +58,6 @@ def test_facts_are_pooled() -> None:
 
 
 def reread(folder: Path, group: Group) -> Group:
-    """A group as a file gives it back."""
     path = folder / f"{len(list(folder.iterdir()))}.jsonl"  # a file is never written over
     return read(written(path, [group], [])).groups[group.key]
 

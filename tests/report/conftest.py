@@ -59,7 +59,6 @@ class Browser:
             self.send(f"{domain}.enable")
 
     def close(self) -> None:
-        """End the browser."""
         self._out.close()
         self._in.close()
         try:
@@ -69,7 +68,6 @@ class Browser:
             self._process.wait()
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send a command and return its result."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -102,18 +100,15 @@ class Browser:
         return answer["result"].get("value")
 
     def text(self, selector: str = "main") -> str:
-        """The text that the first element shows."""
         return self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText")
 
     def show(self, width: int = 1280, height: int = 900, *, dark: bool = False) -> None:
-        """Set the size of the window and the preferred colours."""
         phone = width < 600
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
 
     def press(self, key: str) -> None:
-        """Press a key, as a keyboard does."""
         codes = {"Tab": 9, "Enter": 13, " ": 32, "ArrowLeft": 37}
         text = {"Enter": "\r", " ": " "}.get(key, "")
         for kind in ("keyDown", "keyUp"):
@@ -122,14 +117,12 @@ class Browser:
             )
 
     def fill(self, name: str, value: str) -> None:
-        """Set a field of the page's form, as a reader does."""
         self.evaluate(
             f"{{ const f = document.forms[0].elements[{json.dumps(name)}]; f.value = {json.dumps(value)};"
             " f.dispatchEvent(new Event('input', {bubbles: true})); }"
         )
 
     def texts(self, selector: str) -> list[str]:
-        """The texts that all such elements show."""
         return self.evaluate(f"[...document.querySelectorAll({json.dumps(selector)})].map(n => n.innerText)")
 
     def _receive(self) -> dict[str, Any]:
@@ -168,7 +161,6 @@ def chromium() -> str:
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """A Chromium for all page tests."""
     program = chromium()
     found = Browser(program, tmp_path_factory.mktemp("chromium"))
     try:

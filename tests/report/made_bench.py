@@ -24,7 +24,6 @@ PLAIN: dict[str, float] = {"fp32": 1.0, "fp32-aa": 1.0, "bf16": 3.0, "fp16": 0.5
 
 
 def day(number: int) -> str:
-    """Return the start of a run group, some days after the first."""
     return (START + timedelta(days=number)).isoformat() + "+00:00"
 
 

@@ -31,7 +31,6 @@ def make(op: str, status: str = "pass", *, device: str = "cpu", rule: str = "pro
 
 
 def write(path: Path, results: list[Result], *, footer: bool = True, **header: Any) -> Path:
-    """A run file of some results."""
     writer = RunWriter(path, {**HEADER, "cases": len(results), **header})
     for result in results:
         writer.add(result)

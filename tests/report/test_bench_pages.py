@@ -122,12 +122,10 @@ def long_site(long: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def place(name: str) -> str:
-    """The script that finds a series."""
     return f"ampbench.data.series.findIndex((_, s) => ampbench.name(s) === {json.dumps(name)})"
 
 
 def decoded(browser: Any, name: str, column: str) -> list[float | None]:
-    """A column of a series as the page decodes it."""
     return browser.evaluate(f"[...ampbench.columns({place(name)}).{column}].map(v => Number.isNaN(v) ? null : v)")
 
 

@@ -25,17 +25,14 @@ Made = tuple[str, Any]
 
 
 def valid(name: str, value: Any) -> bool:
-    """Whether a value is as a definition says."""
     return validator(name).is_valid(value)
 
 
 def validator(name: str) -> jsonschema.Draft202012Validator:
-    """The validator of a definition."""
     return jsonschema.Draft202012Validator({"$defs": DEFINITIONS, "$ref": f"#/$defs/{name}"})
 
 
 def lines(name: str, path: Path) -> Iterator[Made]:
-    """The lines of a file."""
     for line in path.read_text(encoding="utf-8").splitlines():
         yield name, json.loads(line)
 

@@ -458,7 +458,6 @@ CASES, RUN_GROUPS, SERIES = 43_000, 400, 75
 
 @pytest.fixture(scope="module")
 def big_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of such a site."""
     folder = tmp_path_factory.mktemp("big")
     devices = [{"name": f"device{number}", "has_values": number < 2} for number in range(8)]
     judged = [

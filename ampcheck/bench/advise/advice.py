@@ -236,7 +236,6 @@ def _told(findings: Sequence[AdviceFinding], said: dict[str, str]) -> list[str]:
 
 
 def _measured(plan: BenchPlan, limit: float) -> AdviceFigures:
-    """Run a worker and return what it found."""
     with Worker(COMMAND, environment(plan.threads), asdict(plan)) as worker:
         try:
             said = worker.answer(limit)

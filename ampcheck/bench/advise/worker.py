@@ -168,7 +168,6 @@ class _StepMeasurer(Measurer):
             facts["invalid"] = "its output is float32's bit for bit, so that nothing was computed in lower precision"
 
     def _look(self, rounds: Rounds) -> None:
-        """Look at the variants op by op."""
         found = self.advice
         first: list[evidence.ProfiledKernel] = []
         for name, step in self._steps.items():

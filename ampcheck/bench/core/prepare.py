@@ -211,7 +211,6 @@ def copies(arguments: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
 
 
 def _backend(device: str) -> Any:
-    """Return the `torch.compile` backend of a device type."""
     if device != "jax":
         return "inductor"
     # By its name torch finds it only where ampcheck is installed.

@@ -104,7 +104,6 @@ def lower(function: Any, structs: Sequence[Any], device: Any, platform: str) -> 
 
 @cache
 def _device(topology: str) -> Any:
-    """Return a described TPU device."""
     from jax.experimental import topologies  # noqa: PLC0415  # jax only where it is measured
 
     return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]

@@ -91,7 +91,6 @@ class Bench:
 
     @property
     def _until(self) -> float:
-        """The time when the run has to end."""
         return self.began + self.mode.budget - RESERVE
 
     def run(self) -> None:
@@ -166,7 +165,6 @@ class Bench:
         return {"reason": f"it took more than {mode.limit:.0f} s to {what.get(doing, 'have its precision checked')}"}
 
     def _late(self, device: str, task: Task, end: float) -> bool:
-        """Return whether the time left is shorter than a group is expected to take."""
         return time.monotonic() + min(self._pace(), 2.0) * self._cost(device, task) >= end
 
     def _cost(self, device: str, task: Task) -> float:

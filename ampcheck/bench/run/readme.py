@@ -82,7 +82,6 @@ def markdown(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
 
 
 def _shown(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> list[str]:
-    """Return the workloads that a column has."""
     return [name for name in WORKLOADS if any(name in groups for groups in columns.values())]
 
 

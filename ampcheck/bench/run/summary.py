@@ -191,7 +191,6 @@ def _compare(group: Group, samples: Mapping[str, statistics.Samples]) -> None:
 
 
 def _lower(variant: VariantResult) -> bool:
-    """Return whether a variant computes in a lower precision."""
     return variant.name in PRECISIONS and PRECISIONS[variant.name].low is not None
 
 

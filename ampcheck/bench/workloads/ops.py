@@ -128,7 +128,6 @@ def _op(name: str, policy: str, call: Call, *inputs: Spec) -> OpWorkload:
 
 
 def _both(name: str, call: Call, *inputs: Spec) -> tuple[OpWorkload, OpWorkload]:
-    """Make an op with float32 inputs, and with bfloat16 ones."""
     halves = tuple(replace(spec, dtype=torch.bfloat16) if spec.dtype == torch.float32 else spec for spec in inputs)
     return _op(name, "upcast", call, *inputs), _op(f"{name}-half", "upcast", call, *halves)
 
