@@ -18,10 +18,9 @@ import torch
 from torch import nn
 
 from ampcheck.bench.core.model import Precision
-from ampcheck.bench.core.prepare import FP64, Trained, region_of, training, vector
+from ampcheck.bench.core.prepare import FP64, Trained, region_of, training
 from ampcheck.devices.registry import told
 from ampcheck.errors import UsageError
-from ampcheck.observe.recorder import tensors
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools import user_program
 
@@ -119,10 +118,10 @@ class UserStep(Trained):
     ) -> None:
         super().__init__(device, precision)
         model, loss = deepcopy(spec.model).to(device, precision.convert), spec.loss
-        self._training = loss is not None
+        self.gradients = loss is not None
         self.arguments = tuple(_converted(tensor, device, precision.convert) for tensor in spec.inputs)
         if scaled is None:
-            scaled = precision.region is torch.float16 and self._training
+            scaled = precision.region is torch.float16 and self.gradients
         self.scaler = torch.amp.GradScaler(device, enabled=scaled)
         region = region_of(device, precision)
         if loss is None:
@@ -147,22 +146,6 @@ class UserStep(Trained):
         self.restore()
         return skipped
 
-    def output(self, seed: int = 0) -> torch.Tensor:
-        """Return the result of a call from the initial state, as one float64 vector on the CPU.
-
-        Of a training step its loss and every gradient (zeros where a parameter has none), unscaled; of inference its
-        floating point outputs. `seed`: for random numbers that it draws.
-        """
-        self.restore()
-        torch.manual_seed(seed)
-        found = list(tensors(self.call()))
-        if self._training:
-            learned = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-            found += [torch.zeros_like(p) if p.grad is None else p.grad for p in learned]
-        out = vector(found)
-        self.restore()
-        return out
-
     def try_out(self) -> None:
         """Run it once. Raises UsageError where it raises, e.g. for a loss that is not a scalar with a gradient."""
         try:
@@ -186,9 +169,7 @@ def _inference(region: Callable[[], AbstractContextManager[object]], forward: Ca
 
 
 def _converted(tensor: torch.Tensor, device: str, convert: torch.dtype | None) -> torch.Tensor:
-    whole = tensor.detach()
-    low = convert if convert is not None and whole.is_floating_point() else whole.dtype
-    return whole.to(device, low)
+    return tensor.detach().to(device, convert if tensor.is_floating_point() else None)
 
 
 def _takes(loss: Callable[..., Any]) -> int:

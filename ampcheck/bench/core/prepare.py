@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -113,7 +113,12 @@ class _Op(Prepared):
 
 
 class Trained(Prepared):
-    """A model in a variant, called by `stepping(forward)`, where `forward` is the model or what it was compiled to."""
+    """A model in a variant, called by `stepping(forward)`, where `forward` is the model or what it was compiled to.
+
+    `gradients`: whether they are part of its output.
+    """
+
+    gradients = True
 
     def _made(self, model: nn.Module, stepping: Callable[[Callable[..., Any]], Callable[..., Any]], to: str) -> None:
         self._model, self._stepping = model, stepping
@@ -123,6 +128,22 @@ class Trained(Prepared):
     def compiled_with(self, backend: Any) -> Callable[[], object]:
         run = self._stepping(torch.compile(self._model, backend=backend, dynamic=False))
         return lambda: run(*self.arguments)
+
+    def output(self, seed: int = 0) -> torch.Tensor:
+        """Return the result of a call from the initial state, as one float64 vector on the CPU.
+
+        Of a training step its loss and every gradient (zeros where a parameter has none), unscaled; of inference its
+        floating point outputs. `seed`: for random numbers that it draws.
+        """
+        self.restore()
+        torch.manual_seed(seed)
+        found = list(tensors(self.call()))
+        if self.gradients:
+            learned = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+            found += [torch.zeros_like(p) if p.grad is None else p.grad for p in learned]
+        out = vector(found)
+        self.restore()
+        return out
 
 
 def training(
@@ -156,7 +177,7 @@ class _StepCall(Trained):
         model = make_module(workload, device, precision.convert)
         assert model is not None  # a step has a model
         self.arguments = tuple(make_inputs(workload, device, precision.convert))
-        self._overflows = workload.overflows
+        self.gradients = not workload.overflows
         scaled = workload.scaler or workload.overflows or precision.region is torch.float16
         # A scale of infinity makes every gradient infinite, and half of it still does.
         start = float("inf") if workload.overflows else 2.0**10
@@ -167,14 +188,6 @@ class _StepCall(Trained):
             return loss(forward(*inputs[:-1]), inputs[-1])
 
         self._made(model, training(model, workload.rate, scaler, region_of(device, precision), loss_of), compiler)
-
-    def output(self) -> torch.Tensor:
-        self.restore()
-        loss = cast(torch.Tensor, self.call())
-        grads = [] if self._overflows else [p.grad for p in self._model.parameters() if p.grad is not None]
-        found = vector([loss, *grads])
-        self.restore()
-        return found
 
 
 def prepare(workload: Workload, precision: Precision, device: str, compiler: str) -> Prepared:
