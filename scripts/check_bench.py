@@ -13,12 +13,14 @@ import math
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 from ampcheck.bench.core import table
 from ampcheck.bench.core.model import AA
-from ampcheck.bench.core.statistics import BOUNDS, Samples, TimingComparison, beside_noise, compare_variants
+from ampcheck.bench.core.statistics import BOUNDS, TimingComparison, beside_noise, compare_variants
 from ampcheck.bench.run import exports, runfile
 from ampcheck.errors import UsageError
 
@@ -28,8 +30,7 @@ SIDES = ("base", "head", "base-again")
 SEE = "import ampcheck; print(ampcheck.__file__)"
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(NamedTuple):
     """A variant of a group in both checkouts. `found`: head beside base. `noise`: base beside itself."""
 
     name: str
@@ -110,7 +111,8 @@ def compare(files: dict[str, list[Path]]) -> list[Timing]:
         noise = compare_variants(base, again, bound)
         found = beside_noise(compare_variants(base, head, bound), noise, bound)
         if found.ratio is not None and noise.ratio is not None:
-            timings.append(Timing(f"{key}/{variant}", _middle(base), _middle(head), found, noise))
+            one, two = (median(chain.from_iterable(side)) for side in (base, head))
+            timings.append(Timing(f"{key}/{variant}", one, two, found, noise))
     return timings
 
 
@@ -131,37 +133,27 @@ def summary(timings: list[Timing], invalid: list[str], turns: int) -> str:
     changed.sort(key=lambda timing: -abs(math.log(timing.found.ratio or 1)))
     slower = sum(timing.found.verdict == "slower" for timing in changed)
     lines = [
-        "## Benchmarks of base and head",
-        "",
+        "## Benchmarks of base and head\n",
         f"{len(timings)} timings in {turns} turns: {slower} slower, {len(changed) - slower} faster beyond the noise "
         "of base beside itself.",
     ]
     if changed:
         lines += [
-            "",
-            "| timing | base | head | head's speed [95 %] | | base beside itself [95 %] |",
+            "\n| timing | base | head | head's speed [95 %] | | base beside itself [95 %] |",
             "| --- | ---: | ---: | ---: | --- | ---: |",
         ]
     for timing in changed[:SHOWN]:
-        cells = (timing.name, table.seconds(timing.base), table.seconds(timing.head), _interval(timing.found))
-        lines.append("| " + " | ".join((*cells, timing.found.verdict, _interval(timing.noise))) + " |")
+        found, noise = (table.interval(one.ratio or 1, one.low, one.high) for one in (timing.found, timing.noise))
+        times = f"{table.seconds(timing.base)} | {table.seconds(timing.head)}"
+        lines.append(f"| {timing.name} | {times} | {found} | {timing.found.verdict} | {noise} |")
     if len(changed) > SHOWN:
-        lines += ["", f"{len(changed) - SHOWN} smaller changes are in the run files."]
+        lines.append(f"\n{len(changed) - SHOWN} smaller changes are in the run files.")
     lines += [f"\n**Invalid in head only:** {one}" for one in invalid]
     return "\n".join(lines)
 
 
-def _middle(sides: Samples) -> float:
-    values = sorted(value for process in sides for value in process)
-    return values[len(values) // 2]
-
-
 def _edges(found: TimingComparison) -> tuple[float, float]:
     return math.log(found.low or 1), math.log(found.high or 1)
-
-
-def _interval(found: TimingComparison) -> str:
-    return f"{found.ratio:.3g}× [{found.low:.3g}, {found.high:.3g}]" if found.ratio else table.NONE
 
 
 if __name__ == "__main__":

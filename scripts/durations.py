@@ -5,7 +5,6 @@
 takes a whole run and writes `ampcheck/cli/durations.csv`: the mean seconds of a case by device, suite and rule.
 """
 
-import csv
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -13,6 +12,7 @@ from statistics import fmean
 
 from ampcheck.cli.progress import DURATIONS
 from ampcheck.runner.record import read
+from ampcheck.spec import versioned
 
 
 def main(path: Path) -> None:
@@ -20,10 +20,8 @@ def main(path: Path) -> None:
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for result in read(path).results.values():
         found[result.device, f"{result.suite}/{result.rule}"].append(result.seconds)
-    with DURATIONS.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("device", "rule", "seconds"))
-        writer.writerows((*place, f"{fmean(seconds):.4f}") for place, seconds in sorted(found.items()))
+    rows = ((*place, f"{fmean(seconds):.4f}") for place, seconds in found.items())
+    versioned.write(DURATIONS, ("device", "rule", "seconds"), rows)
 
 
 if __name__ == "__main__":

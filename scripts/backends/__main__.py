@@ -105,10 +105,8 @@ class Place:
         """Make the environment with torch, this ampcheck and the backend."""
         if not (self.scripts / "pip").exists():
             self.run(sys.executable, "-m", "venv", "venv")
-        self.run(self.scripts / "pip", "install", "--quiet", TORCH)
-        self.run(self.scripts / "pip", "install", "--quiet", TORCH, str(ROOT))
-        if self.recipe.install:
-            self.run(self.scripts / "pip", "install", "--quiet", TORCH, *self.recipe.install)
+        for packages in filter(None, ([TORCH], [str(ROOT)], self.recipe.install)):
+            self.run(self.scripts / "pip", "install", "--quiet", TORCH, *packages)
         if self.recipe.checkout and not self.source and not (self.folder / "source").exists():
             self.run("git", "clone", "--quiet", self.recipe.checkout, "source")
             self.run("git", "-C", "source", "checkout", "--quiet", self.recipe.commit)
@@ -159,10 +157,8 @@ class Place:
         counts = found.counts()
         facts.counts = {"cases": counts.total(), "red": sum(counts[status] for status in RED), **counts}
         facts.preflight = [re.sub(r" \(/\S+", " (", said) for said in found.header["preflight"]]
-        for cause in grouped(found.results.values()):
-            example = cause.example
-            text = f"{example.status}: {first_line(example.message)}"
-            facts.causes.append((len(cause.results), example.key, text))
+        for results, example in ((cause.results, cause.example) for cause in grouped(found.results.values())):
+            facts.causes.append((len(results), example.key, f"{example.status}: {first_line(example.message)}"))
         facts.seconds = round((found.footer or {"seconds": 0})["seconds"])
         return facts
 

@@ -48,14 +48,19 @@ def ratio(variant: VariantResult) -> str:
         return f"≤ {_three(variant.at_most)}×"
     if variant.speed is None or variant.verdict in (*INVALID, "first"):
         return NONE
-    return _interval(variant.speed, variant.speed_low, variant.speed_high)
+    return interval(variant.speed, variant.speed_low, variant.speed_high)
+
+
+def interval(value: float, low: float | None, high: float | None) -> str:
+    """Return a speed with its interval where it has one, e.g. "3.41× [3.38, 3.44]"."""
+    return f"{_three(value)}×" + ("" if low is None or high is None else f" [{_three(low)}, {_three(high)}]")
 
 
 def default_ratio(variant: VariantResult) -> str:
     """Return the speed beside `fp32-default` and its verdict, e.g. "0.832× slower"; "" without such a variant."""
     if variant.default_speed is None or not variant.default_verdict:
         return ""
-    return f"{_interval(variant.default_speed, variant.default_low, variant.default_high)} {variant.default_verdict}"
+    return f"{interval(variant.default_speed, variant.default_low, variant.default_high)} {variant.default_verdict}"
 
 
 def share(variant: VariantResult) -> str:
@@ -121,11 +126,6 @@ def cells(variant: VariantResult) -> tuple[str, str, str, str, str]:
     """Return a variant's name, time, speed, verdict and error."""
     verdict = "baseline" if variant.verdict == "first" else variant.verdict
     return variant.name, time(variant), ratio(variant), verdict, error(variant.error)
-
-
-def _interval(value: float, low: float | None, high: float | None) -> str:
-    interval = "" if low is None or high is None else f" [{_three(low)}, {_three(high)}]"
-    return f"{_three(value)}×{interval}"
 
 
 def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:

@@ -72,10 +72,7 @@ def estimate(workload: Workload, precision: Precision, device: str) -> Estimate:
     Raises UsageError for an unknown device or where `available` says why not, and whatever tracing or the compiler
     raises.
     """
-    made = chip(device)
-    why = available(device)
-    if why is not None:
-        raise UsageError(why)
+    made = _compiling_for(device)
     for name, value in made.environment.items():
         os.environ.setdefault(name, value)
     import jax  # noqa: PLC0415  # jax only where it is measured
@@ -229,6 +226,12 @@ def chip(device: str) -> Chip | Gpu:
     return CHIPS[device]
 
 
+def _compiling_for(device: str) -> Chip | Gpu:
+    if why := available(device):
+        raise UsageError(why)
+    return chip(device)
+
+
 def priced(workload: Workload, device: str) -> bool:
     """Return whether there is an estimate of a workload on a device: a program, and the compiler's figures for it."""
     if isinstance(workload, OverheadWorkload):
@@ -349,10 +352,7 @@ def groups(
 
     Raises UsageError for an unknown device, where `available` says why not, and for a workload of no catalogue.
     """
-    made = chip(device)
-    why = available(device)
-    if why is not None:
-        raise UsageError(why)
+    made = _compiling_for(device)
     out: list[Group] = []
     left: list[Task] = []
     for workload in workloads:

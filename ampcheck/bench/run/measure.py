@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ampcheck.bench.core import precision_check
-from ampcheck.bench.core.model import AA, BenchPlan, OverheadWorkload, Precision, Rounds, Workload
+from ampcheck.bench.core.model import AA, BenchPlan, OverheadWorkload, Rounds, Workload
+from ampcheck.bench.core.precision_check import check_precision
 from ampcheck.bench.core.prepare import Prepared, prepare, reference
 from ampcheck.bench.core.timing import Clock, Timed, calibrate, clock, interleave, warm_up
 from ampcheck.bench.run.variants import COMPILED_AHEAD, variants
@@ -126,7 +126,9 @@ class Measurer:
                 if exact is not None and not variant.aa:
                     output = ready.output()
                     base = output if base is None else base
-                    found.facts[variant.name] |= self._facts(workload, variant, compiler, ready, output, base, exact)
+                    shown = check_precision(ready, variant, workload, self.device, compiler, base, output, exact)
+                    facts = {"error": relative_error(output, exact), "precision_check": shown.text}
+                    found.facts[variant.name] |= facts | ({"invalid": shown.invalid} if shown.invalid else {})
                     if not hurried and (peak := peak_memory(ready, self.device, compiler)) is not None:
                         found.facts[variant.name]["memory"] = peak
             except Exception as error:  # a device may lack anything
@@ -158,22 +160,6 @@ class Measurer:
             f"enough for {rounds} rounds"
         )
         return True
-
-    def _facts(
-        self,
-        workload: Workload,
-        variant: Precision,
-        compiler: str,
-        ready: Prepared,
-        output: torch.Tensor,
-        base: torch.Tensor,
-        exact: torch.Tensor,
-    ) -> dict[str, Any]:
-        shown = precision_check.check_precision(ready, variant, workload, self.device, compiler, base, output, exact)
-        facts: dict[str, Any] = {"error": relative_error(output, exact), "precision_check": shown.text}
-        if shown.invalid:
-            facts["invalid"] = shown.invalid
-        return facts
 
 
 class Blocked:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -74,33 +74,17 @@ def _repeated(region: Callable[[], AbstractContextManager[Any]], op: Callable[[]
     return run
 
 
-def _around(device: str, op: Callable[[], object]) -> dict[str, Callable[[], object]]:
-    """`OPS` calls of an op outside of a region, and inside of one."""
-    return {"outside": _repeated(nullcontext, op), "inside": _repeated(lambda: _region(device), op)}
-
-
-def _square(device: str, dtype: torch.dtype) -> torch.Tensor:
-    return torch.ones(16, 16, dtype=dtype, device=device)
-
-
-def _op_without_cast(device: str) -> Variants:
-    """Make a product whose inputs have the region's dtype already."""
-    x = _square(device, LOW)
-    return _around(device, lambda: torch.mm(x, x))
-
-
-def _op_fallthrough(device: str) -> Variants:
-    """Make an op that autocast has no policy for."""
-    x = _square(device, torch.float32)
-    return _around(device, lambda: torch.add(x, x))
+def _around(device: str, op: Callable[..., object], dtype: torch.dtype) -> dict[str, Callable[[], object]]:
+    """Make `OPS` calls of an op of two tensors without gradient, outside of a region and inside of one."""
+    x, y = (torch.ones(16, 16, dtype=dtype, device=device) for _ in range(2))
+    call = lambda: op(x, y)  # noqa: E731
+    return {"outside": _repeated(nullcontext, call), "inside": _repeated(partial(_region, device), call)}
 
 
 def _op_with_cast(device: str) -> Variants:
-    """Make a product of two float32 tensors without gradient, so each is cast at each op; `by-hand` casts without a
-    region."""
-    x, y = _square(device, torch.float32), _square(device, torch.float32)
-    by_hand = _repeated(nullcontext, lambda: torch.mm(x.to(LOW), y.to(LOW)))
-    return {**_around(device, lambda: torch.mm(x, y)), "by-hand": by_hand}
+    """Make a product of two float32 tensors, each of which is cast at each op; `by-hand` casts without a region."""
+    by_hand = _around(device, lambda x, y: torch.mm(x.to(LOW), y.to(LOW)), torch.float32)["outside"]
+    return {**_around(device, torch.mm, torch.float32), "by-hand": by_hand}
 
 
 @cache
@@ -126,7 +110,7 @@ def _op_python_kernel(device: str) -> Variants:
     third = device == backend_name()
     key = "AutocastPrivateUse1" if third else f"Autocast{device.upper()}"
     _library(key)
-    x = _square(device, torch.float32)
+    x = torch.ones(16, 16, device=device)
 
     def calling(variant: str) -> Callable[[], object]:
         op = getattr(torch.ops.ampcheck_bench, f"{key}_{variant}").default
@@ -140,7 +124,7 @@ def _compile_toggle(device: str) -> Variants:
 
     Dynamo guards on autocast's state, so the second has two programs and looks for the right one at each call.
     """
-    x = _square(device, torch.float32)
+    x = torch.ones(16, 16, device=device)
 
     def steady() -> Any:
         with _region(device):
@@ -219,8 +203,8 @@ def _overhead(name: str, make: Callable[[str], Variants], samples: int) -> Overh
 
 WORKLOADS: tuple[Workload, ...] = (
     _overhead("region-enter", _enter, 1),
-    _overhead("op-without-cast", _op_without_cast, OPS),
-    _overhead("op-fallthrough", _op_fallthrough, OPS),
+    _overhead("op-without-cast", partial(_around, op=torch.mm, dtype=LOW), OPS),
+    _overhead("op-fallthrough", partial(_around, op=torch.add, dtype=torch.float32), OPS),
     _overhead("op-with-cast", _op_with_cast, OPS),
     _overhead("op-python-kernel", _op_python_kernel, OPS),
     _overhead("compile-toggle", _compile_toggle, 2),

@@ -236,11 +236,10 @@ def older(history: BenchHistory, shown: RunGroup, key: str) -> str:
 def _sentence(change: SpeedChange) -> str:
     """Put the test of two run groups in words, e.g. "slower: 0.91× [0.90, 0.92] of the speed before, p = 0.002"."""
     found = change.found
-    ratio = "" if found.ratio is None else f": {found.ratio:.3g}×"
-    if found.low is not None and found.high is not None:
-        ratio += f" [{found.low:.3g}, {found.high:.3g}]"
+    if found.ratio is None:
+        return found.verdict
     p = " (intervals compared)" if found.p is None else f", p = {found.p:.2g}"
-    return f"{found.verdict}{ratio} of the speed before{p}" if ratio else found.verdict
+    return f"{found.verdict}: {table.interval(found.ratio, found.low, found.high)} of the speed before{p}"
 
 
 def _plain(value: Any) -> str:
