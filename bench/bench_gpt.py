@@ -24,21 +24,15 @@ import torch
 from torch import nn
 
 from ampcheck.bench.core.table import seconds
+from ampcheck.bench.workloads.steps import TransformerBlock
 
 LAYERS, WIDTH, HEADS, LENGTH, BATCH, TOKENS = 4, 256, 4, 128, 4, 512
 RATE, DECAY, BETAS, EPSILON = 1e-3, 0.01, (0.9, 0.999), 1e-8
 ROUNDS, STEPS = 15, 5
 
 
-class Block(nn.Module):
-    """A transformer block, norm first, without dropout. `hidden`: the pairs of places that do not see each other."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+class Block(TransformerBlock):
+    """A transformer block written out, with ReLU. `hidden`: the pairs of places that do not see each other."""
 
     def forward(self, x: torch.Tensor, hidden: torch.Tensor | None = None) -> torch.Tensor:
         b, t, w = x.shape

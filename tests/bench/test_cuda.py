@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -98,55 +98,25 @@ def test_calls_in_turns_have_more_inputs_than_the_cache_holds(cuda: None) -> Non
     assert [len(prepare.copies([one])) for one in (large, large[: 2**17])] == [0, 3]
 
 
-class Event:
-    """Take the place of `torch.cuda.Event`: every one comes after 2 ms of the GPU, or never."""
-
-    made = 0
-    comes = True
-
-    def __init__(self, enable_timing: bool = False) -> None:
-        Event.made += 1
-
-    def record(self) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def elapsed_time(self, other: "Event") -> float:
-        return 2.0
-
-    def query(self) -> bool:
-        return Event.comes
-
-
-class Graph:
-    """Take the place of `torch.cuda.CUDAGraph`."""
-
-    replayed = 0
-
-    def replay(self) -> None:
-        Graph.replayed += 1
-
-
 @pytest.fixture
-def false_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without a GPU has none of these; what they do is CUDA's, in which order they are called is ours."""
-    Graph.replayed, Event.made, Event.comes = 0, 0, True
-    for name in ("Stream", "current_stream", "synchronize", "reset_peak_memory_stats"):
+def event(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """CUDA's event, which comes after 2 ms of the GPU, on a machine that has none of this.
+
+    What these do is CUDA's, in which order they are called is ours.
+    """
+    made = MagicMock(**{"elapsed_time.return_value": 2.0, "query.return_value": True})
+    for name in ("Stream", "current_stream", "synchronize", "reset_peak_memory_stats", "CUDAGraph"):
         monkeypatch.setattr(torch.cuda, name, MagicMock())
-    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "graph", lambda _: contextlib.nullcontext())
+    for name in ("stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing=False: made)
+    return made
 
 
-def counted(calls: list[int]) -> Callable[[], int]:
-    return lambda: calls.append(1) or len(calls)
-
-
-@pytest.mark.usefixtures("false_cuda")
+@pytest.mark.usefixtures("event")
 def test_a_graph_holds_many_calls_is_captured_once_and_gives_the_time_of_one() -> None:
     calls: list[int] = []
-    replay = prepare.graphed(counted(calls))
+    replay = prepare.graphed(lambda: calls.append(1) or len(calls))
     assert not calls, "nothing runs before the first call"
     first, captured = replay(), len(calls)
     assert [replay(), replay()] == [first, first]
@@ -155,7 +125,7 @@ def test_a_graph_holds_many_calls_is_captured_once_and_gives_the_time_of_one() -
     assert wall == {"graph": [2e-3 / 50]}
 
 
-@pytest.mark.usefixtures("false_cuda")
+@pytest.mark.usefixtures("event")
 def test_an_op_whose_kernels_are_not_short_has_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """2 ms of 50 calls are 40 us each; how long the host took to launch them does not matter."""
     monkeypatch.setattr(prepare, "LIMIT", 30e-6)
@@ -163,12 +133,11 @@ def test_an_op_whose_kernels_are_not_short_has_no_graph(monkeypatch: pytest.Monk
         prepare.graphed(int)()
 
 
-@pytest.mark.usefixtures("false_cuda")
 @pytest.mark.parametrize("comes", [True, False])
-def test_an_event_that_has_not_come_makes_a_result_invalid_and_no_output_is_read(comes: bool) -> None:
+def test_an_event_that_has_not_come_makes_a_result_invalid_and_no_output_is_read(comes: bool, event: MagicMock) -> None:
     timer, found = CudaClock(Cuda()), Rounds("w", "cuda", "eager", 0, facts={"a": {}})
     blocked = measure.Blocked(timer, found)
-    Event.comes = comes
+    event.query.return_value = comes
     large = MagicMock(spec=torch.Tensor, device=torch.device("cuda"))
     interleave(timer, {"a": Timed(lambda: large)}, 3, 0, blocked.check)
     blocked.conclude()
