@@ -7,7 +7,6 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ampcheck import samples
-from ampcheck.bench.run import exports
 from ampcheck.devices.registry import known
 from ampcheck.errors import UsageError
 from ampcheck.report.benchmarks import data as bench_data
@@ -177,8 +176,5 @@ def _bench_data(history: BenchHistory, changed: Sequence[SpeedChange]) -> dict[s
     marks = {name: {"mark": v.mark, "label": v.label, "style": v.style} for name, v in bench_pages.SHOWN.items()}
     return {
         "bench_data.js": data.script("AMPCHECK_BENCH", {**packed, "shown": marks, "kinds": KINDS}),
-        "bench.csv": exports.as_csv(run),
-        "bench.md": exports.as_markdown(run),
-        "bench_pytest.json": exports.pytest_benchmark_json(run),
-        "bench_smaller_is_better.json": exports.smaller_is_better(run),
+        **{name: made(run) for name, (_, made) in bench_pages.EXPORTS.items()},
     }

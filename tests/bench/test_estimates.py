@@ -184,15 +184,11 @@ def test_what_cannot_be_estimated_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_process_that_ends_or_hangs_costs_one_variant() -> None:
     lines: list[str] = []
     ended = dict(estimate._results("tpu-v5e", [("nonesuch", "fp32"), ("nonesuch", "bf16")], lines.append, 120.0))
-    assert [variant.name for variant in ended.values()] == ["fp32", "bf16"]
-    for variant in ended.values():
-        assert (variant.verdict, variant.reason) == (
-            "not measured",
-            "the process ended with exit code 1: KeyError: 'nonesuch'",
-        )
+    reason = "the process ended with exit code 1: KeyError: 'nonesuch'"
+    assert [*ended.values()] == [VariantResult(name, "not measured", reason) for name in ("fp32", "bf16")]
     assert lines == ["1 of 2: tpu-v5e/jit/nonesuch fp32", "2 of 2: tpu-v5e/jit/nonesuch bf16"]
     ((_, late),) = estimate._results("tpu-v5e", [("mm-16", "fp32")], lines.append, 0.001)
-    assert (late.verdict, late.reason) == ("not measured", "took more than 0 s to compile")
+    assert late == VariantResult("fp32", "not measured", "took more than 0 s to compile")
 
 
 def test_programs_for_which_no_time_is_left_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,10 +196,8 @@ def test_programs_for_which_no_time_is_left_are_not_begun(monkeypatch: pytest.Mo
     begun: list[str] = []
     (group,) = estimate.groups([catalogue()["mm-16"]], "tpu-v5e", begun.append, until=0.0)
     assert begun == []
-    assert [variant.name for variant in group.variants] == list(estimate.VARIANTS)
-    assert {(variant.verdict, variant.reason) for variant in group.variants} == {
-        ("not measured", "left out, as the run had to end")
-    }
+    reason = "left out, as the run had to end"
+    assert group.variants == [VariantResult(name, "not measured", reason) for name in estimate.VARIANTS]
 
 
 PRODUCT = (HERE / "product.hlo").read_text(encoding="utf-8")
@@ -254,7 +248,7 @@ def _needs(device: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(estimate.available(device) is not None, reason=str(estimate.available(device)))
 
 
-PRELUDE = """
+CPU = """
 import dataclasses, json
 import jax, torch
 import ampcheck.jax_device
@@ -262,11 +256,7 @@ from ampcheck.bench.core.model import PRECISIONS
 from ampcheck.bench.core.prepare import prepare
 from ampcheck.bench.estimates.estimate import TPUS, compiled, lower, variant_result
 from ampcheck.bench.workloads import catalogue
-from ampcheck.jax_device import jit
 mm = catalogue()["mm-64"]
-"""
-
-CPU = """
 ready = prepare(mm, PRECISIONS["fp32"], "jax", "jit")
 with jax.default_matmul_precision("highest"):
     function, structs = ready.jitted.program(*ready.arguments)
@@ -276,12 +266,8 @@ print(json.dumps([found.source, found.flops, found.memory, dataclasses.asdict(va
 """
 
 
-def run(script: str) -> Any:
-    return json.loads(python("-c", PRELUDE + script, JAX_PLATFORMS="cpu").splitlines()[-1])
-
-
 def test_a_compiler_that_says_no_cycles() -> None:
-    source, flops, memory, variant = run(CPU)
+    source, flops, memory, variant = json.loads(python("-c", CPU, JAX_PLATFORMS="cpu").splitlines()[-1])
     assert (source, flops, memory) == ("roofline", 2 * 64**3, 3 * 64 * 64 * 4)
     assert variant["seconds"] == pytest.approx(3 * 64 * 64 * 4 / estimate.TPUS["tpu-v5e"].bandwidth, rel=0.5)
     assert "products: 1 × fp32" in variant["precision_check"]

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from ampcheck.bench.core import table
 from ampcheck.bench.core.model import PRECISIONS, Group, VariantResult
-from ampcheck.bench.run.exports import incomplete
+from ampcheck.bench.run import exports
 from ampcheck.bench.run.runfile import BenchRun
 from ampcheck.report.benchmarks.changes import KINDS, SpeedChange, listed, machine
 from ampcheck.report.benchmarks.data import color, extra_names
@@ -19,12 +19,12 @@ from ampcheck.report.benchmarks.scaling import Curve, axes
 from ampcheck.report.conformance.data import Status
 
 EXPORTS = {
-    "bench.csv": "CSV",
-    "bench.md": "Markdown summary",
-    "bench_pytest.json": "pytest-benchmark",
-    "bench_smaller_is_better.json": "github-action-benchmark",
+    "bench.csv": ("CSV", exports.as_csv),
+    "bench.md": ("Markdown summary", exports.as_markdown),
+    "bench_pytest.json": ("pytest-benchmark", exports.pytest_benchmark_json),
+    "bench_smaller_is_better.json": ("github-action-benchmark", exports.smaller_is_better),
 }
-"""Files beside the pages; those of one run group that has several files are of its newest."""
+"""Files beside the pages, by name; those of one run group that has several files are of its newest."""
 
 
 _ALL = (
@@ -77,7 +77,7 @@ def results(history: BenchHistory, changed: Sequence[SpeedChange]) -> dict[str, 
         "alarm": any(alert.kind == "machine" or alert.direction == "slower" for _, alert in alerts),
         "compare_href": "compare.html#" + urlencode(named),
         "exports": EXPORTS,
-        "conditions": [(run.path.name, _said(run.header), incomplete(run)) for run in run_group.runs],
+        "conditions": [(run.path.name, _said(run.header), exports.incomplete(run)) for run in run_group.runs],
         "verdicts": SHOWN,
         "table": table,
         "valid": valid,
