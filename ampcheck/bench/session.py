@@ -194,17 +194,8 @@ def measure(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     outcome = BenchOutcome(writer.path)
     outcome.platforms = {name: about.get("platform", name) for name, about in described.items()}
-    bench = Bench(
-        chosen.measured,
-        mode,
-        take,
-        options.threads,
-        options.modules,
-        tell,
-        expected,
-        began,
-        {(one.process, one.key) for one in earlier},
-    )
+    before = {(one.process, one.key) for one in earlier}
+    bench = Bench(chosen.measured, mode, take, options.threads, options.modules, tell, expected, began, before)
     estimates: list[Group] = []
     try:
         bench.run()

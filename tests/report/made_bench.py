@@ -127,15 +127,8 @@ def many_run_groups(folder: Path, run_groups: int, groups: int) -> list[Path]:
         for number in range(groups):
             slow = 1.3 if number % 10 == 0 and run_group >= run_groups // 2 else 1.0
             device, base = ("cpu", "jax", "cuda")[number % 3], ("mm", "conv2d", "layer_norm", "sdpa")[number // 3 % 4]
-            found.append(
-                made_group(
-                    f"{base}-{16 << number // 12}",
-                    device,
-                    seconds=1e-6 * (number + 1) * slow,
-                    noise=lambda: chance.gauss(1, 0.02),
-                    family=base,
-                )
-            )
+            name, seconds = f"{base}-{16 << number // 12}", 1e-6 * (number + 1) * slow
+            found.append(made_group(name, device, seconds=seconds, noise=lambda: chance.gauss(1, 0.02), family=base))
         versions = {"torch": "2.12.0" if run_group < run_groups // 3 else "2.13.0", "jax": "0.10.2"}
         # Raw samples of the newest two run groups only: those of the others are not used.
         rounds = None if run_group >= run_groups - 2 else []

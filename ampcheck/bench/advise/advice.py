@@ -172,16 +172,8 @@ def findings(groups: Sequence[Group], found: AdviceFigures, isa: Sequence[str]) 
         for variant in group.variants[1:]:
             if variant.name.endswith(AA):
                 continue
-            case = StepCase(
-                group.device,
-                found.platform,
-                isa,
-                found.tiny,
-                first,
-                variant,
-                seen.get(first.name, Seen()),
-                seen.get(variant.name, Seen()),
-            )
+            looks = [seen.get(one.name, Seen()) for one in (first, variant)]
+            case = StepCase(group.device, found.platform, isa, found.tiny, first, variant, looks[0], looks[1])
             why = diagnosis.spoken(case, diagnosis.SPEED if group.compiler == "eager" else _COMPILED)
             cost = diagnosis.spoken(case, diagnosis.VALUES)
             unexplained = not why and group.compiler == "eager" and variant.verdict in ("same", "slower")

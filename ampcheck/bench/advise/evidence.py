@@ -77,18 +77,9 @@ class _Timer(Recorder):
         dtypes = dict.fromkeys(name_of(tensor.dtype) for tensor in tensors((args, kwargs)))
         cast = signature.is_cast and isinstance(out, torch.Tensor) and out.dtype != args[0].dtype
         op, policy = ("", "") if signature.is_view or signature.is_cast else self._whose()
-        self.kernels.append(
-            ProfiledKernel(
-                signature.overload,
-                tuple(name for name in dtypes if is_floating(name)),
-                0.0 if signature.is_view else seconds,
-                cast,
-                signature.is_view,
-                op,
-                policy,
-                _odd(signature.overload, args),
-            )
-        )
+        given, took = tuple(filter(is_floating, dtypes)), 0.0 if signature.is_view else seconds
+        name, odd = signature.overload, _odd(signature.overload, args)
+        self.kernels.append(ProfiledKernel(name, given, took, cast, signature.is_view, op, policy, odd))
         return out
 
     def _whose(self) -> tuple[str, str]:
@@ -175,16 +166,10 @@ def seen(kernels: Sequence[ProfiledKernel], first: Sequence[ProfiledKernel], ops
             kept[kernel.op] += _share(kernel.seconds, total)  # type: ignore[assignment]  # a Counter adds any numbers
     odd = [kernel for kernel in kernels if kernel.odd]
     casts = [cast for op in ops for cast in op.casts if cast.origin == "autocast"]
-    again = [
-        Recast(
-            "views of weight" if some[0].kind == "view" else some[0].kind,
-            some[0].source,
-            len(some),
-            sum(cast.bytes for cast in some),
-            why,
-        )
-        for some, why in recast(casts)
-    ]
+    again = []
+    for some, why in recast(casts):
+        kind = "views of weight" if some[0].kind == "view" else some[0].kind
+        again.append(Recast(kind, some[0].source, *_count(some), why))
     numbers = totals(list(ops))
     return Seen(
         ops=len(kernels),
@@ -214,13 +199,9 @@ def gradients(
     the variant's without its GradScaler. `scale`: the GradScaler's, None without one.
     """
     variant, base = output[1:], first[1:]
-    return Gradients(
-        base.numel(),
-        _lost(variant, base),
-        int((base.isfinite() & ~variant.isfinite()).sum()),
-        scale,
-        None if unscaled is None else _lost(unscaled[1:], base),
-    )
+    nonfinite = int((base.isfinite() & ~variant.isfinite()).sum())
+    bare = None if unscaled is None else _lost(unscaled[1:], base)
+    return Gradients(base.numel(), _lost(variant, base), nonfinite, scale, bare)
 
 
 def _lost(variant: torch.Tensor, base: torch.Tensor) -> int:

@@ -129,16 +129,10 @@ def _instruction(name: str, rest: str) -> Instruction | None:
         return None
     operands, attributes = _split(rest[opcode.end() - 1 :])
     called = [n for found in _CALLED.findall(attributes) for n in re.findall(r"[\w.\-]+", found.rstrip(","))]
-    cycles = _CYCLES.search(attributes)
-    return Instruction(
-        name,
-        opcode[1],
-        tuple(_array(*found) for found in _ARRAY.findall(shape)),
-        tuple(re.findall(r"%([\w.\-]+)", operands)),
-        tuple(called),
-        int(cycles[1]) if cycles else None,
-        attributes,
-    )
+    results = tuple(_array(*found) for found in _ARRAY.findall(shape))
+    given, found = tuple(re.findall(r"%([\w.\-]+)", operands)), _CYCLES.search(attributes)
+    cycles = int(found[1]) if found else None
+    return Instruction(name, opcode[1], results, given, tuple(called), cycles, attributes)
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -166,12 +160,9 @@ class DotProduct:
     def __str__(self) -> str:
         given = "×".join(sorted(set(map(name_of, self.operands))))
         gives = "" if {self.result} == set(self.operands) else f" to {name_of(self.result)}"
-        passes = (
-            f" in {self.passes} bf16 pass{'es' if self.passes > 1 else ''}"
-            if self.passes and "f32" in self.operands
-            else ""
-        )
-        return given + gives + passes
+        if not self.passes or "f32" not in self.operands:
+            return given + gives
+        return f"{given}{gives} in {self.passes} bf16 pass{'es' if self.passes > 1 else ''}"
 
 
 def products(program: HloProgram) -> Counter[DotProduct]:

@@ -89,17 +89,10 @@ def _sdpa(name: str, shape: Shape, kind: str = "", **more: Unpack[WorkloadOption
     """
     batch, _, length, _ = shape
     mask = (Spec((length, length), torch.bool, high=2),) if kind == "masked" else ()
-    call: Call = F.scaled_dot_product_attention
     needed = (length + 1) / (2 * length) if kind == "causal" else 1
-    return _low(
-        name=name,
-        family="attention",
-        inputs=(*(Spec(shape),) * 3, *mask),
-        call=partial(call, is_causal=True) if kind == "causal" else call,
-        needed=needed,
-        samples=batch,
-        **more,
-    )
+    call = partial(F.scaled_dot_product_attention, is_causal=kind == "causal")
+    inputs = (*(Spec(shape),) * 3, *mask)
+    return _low(name=name, family="attention", inputs=inputs, call=call, needed=needed, samples=batch, **more)
 
 
 _SMALL, _LONG = (4, 4, 256, 64), (4, 16, 4096, 64)

@@ -187,14 +187,9 @@ def _row(group: Group, scales: Mapping[str, Scale], other: Sequence[str]) -> Row
             scale = scales[name]
             start, end = scale.at(low or value), scale.at(high or value)
             beyond = (low or value) < scale.low or (high or value) > scale.high
-            dot = {
-                "at": scale.at(value),
-                "from": start,
-                "width": round(end - start, 2),
-                "beyond": beyond,
-                "place": place,
-            }
-            row[name].append({**dot, "color": color(variant.name, other), "text": f"{variant.name} {text}"})
+            dot = {"at": scale.at(value), "from": start, "width": round(end - start, 2), "beyond": beyond}
+            said = {"place": place, "color": color(variant.name, other), "text": f"{variant.name} {text}"}
+            row[name].append({**dot, **said})
     row["lines"] = max(1, len(row["speed"]))
     return row
 
