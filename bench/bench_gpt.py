@@ -199,10 +199,8 @@ def test_a_gpt_in_every_way(show: Callable[[str], None]) -> None:
     found: dict[str, dict[str, Any]] = {}
     children: dict[str, subprocess.Popen[str]] = {}
     with TemporaryDirectory() as empty:
-        env = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
-        }
+        paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        env = {**os.environ, "PYTHONPATH": paths}
         env |= {"XDG_CACHE_HOME": empty, "TORCHINDUCTOR_CACHE_DIR": f"{empty}/inductor", "JAX_PLATFORMS": "cpu"}
         try:
             for way in WAYS:

@@ -64,10 +64,8 @@ def programs() -> list[Program]:
     out = []
     for name, text in texts.items():
         rule = name.rpartition("-")[0]
-        told = {
-            kind: set(", ".join(re.findall(f"^# {kind}: (.*)", text, re.M)).split(", "))
-            for kind in ("mistakes", "also")
-        }
+        said = {kind: ", ".join(re.findall(f"^# {kind}: (.*)", text, re.M)) for kind in ("mistakes", "also")}
+        told = {kind: set(words.split(", ")) for kind, words in said.items()}
         mistakes = (told["mistakes"] | {rule}) - {"", "right"}
         out.append(Program(name, rule or "complete", text, frozenset(mistakes), frozenset(told["also"] - {""})))
         if mended(text) != text:
@@ -112,11 +110,8 @@ def index(figures: list[dict[str, str]]) -> str:
     with REPORTS.open(encoding="utf-8", newline="") as file:
         reports = list(csv.DictReader(file))
     verdicts = [row["verdict"] for row in reports if row["rule"]]
-    sums |= {
-        "packages": len({row["package"] for row in reports}),
-        "reports": len(verdicts),
-        "false": verdicts.count("false"),
-    }
+    packages = {row["package"] for row in reports}
+    sums |= {"packages": len(packages), "reports": len(verdicts), "false": verdicts.count("false")}
     parts = [_INDEX.format(generated=_GENERATED, **sums)]
     for cost in COSTS:
         parts.append(f"\n## {cost.capitalize()}\n\n{_COLUMNS}")

@@ -46,10 +46,8 @@ def page() -> str:
         names = sorted((n for n in table() if n.package == package), key=lambda name: name.path)
         (without,) = _WITHOUT.findall(file.read_text(encoding="utf-8"))
         parts.append(f"## `ampcheck.{package}`\n\nOf {len(names)} names: {without}.\n")
-        rows = [
-            f"| `{n.path}` | {f'`{ours[n.path]}`' if n.path in ours else ''} | {n.need} | {_WHEN[n.how]} |"
-            for n in names
-        ]
+        here = {n.path: f"`{ours[n.path]}`" if n.path in ours else "" for n in names}
+        rows = [f"| `{n.path}` | {here[n.path]} | {n.need} | {_WHEN[n.how]} |" for n in names]
         parts.append("\n".join(["| of torch | here | needed for | how |", "|---|---|---|---|", *rows]))
         parts.append("")
     return "\n".join(parts)

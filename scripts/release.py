@@ -192,11 +192,8 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError:
         parser.error("--policy takes OVERLOAD=POLICY, such as mm=downcast")
     try:
-        passed = {
-            pair
-            for path in args.run
-            for pair in passing(path.read_text(encoding="utf-8").splitlines(), torch.__version__, str(path))
-        }
+        texts = {str(path): path.read_text(encoding="utf-8").splitlines() for path in args.run}
+        passed = {pair for path, lines in texts.items() for pair in passing(lines, torch.__version__, path)}
         header = listed(HEADER.read_text(encoding="utf-8")) if HEADER.exists() else {}
         made = release(torch.__version__, {key: registered(key) for key in KEYS}, header, given, passed)
         path = write(made, args.output)

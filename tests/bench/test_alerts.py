@@ -50,10 +50,8 @@ def history_of(
 ) -> list[RunFigures]:
     """The run groups from 2026-01-01 on of some series of equal length."""
     length = len(next(iter(series.values())))
-    return [
-        RunFigures(day(i), {name: values[i] for name, values in series.items()}, machine(i), versions(i))
-        for i in range(length)
-    ]
+    found = [{name: values[i] for name, values in series.items()} for i in range(length)]
+    return [RunFigures(day(i), figures, machine(i), versions(i)) for i, figures in enumerate(found)]
 
 
 def day(run: int) -> str:

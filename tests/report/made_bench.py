@@ -111,10 +111,8 @@ def two_run_groups(folder: Path) -> list[Path]:
     flipped.seconds = (now[2].variants[0].seconds or 0) / 0.6
     flipped.low, flipped.high = flipped.seconds * 0.98, flipped.seconds * 1.03
     peaks = {"cpu": {"fp32": 6e11, "bf16": 2.4e12, "bandwidth": 2e10}}
-    return [
-        written(folder / "1.jsonl", old, started=day(0)),
-        written(folder / "2.jsonl", now, started=day(1), ceilings=peaks),
-    ]
+    first = written(folder / "1.jsonl", old, started=day(0))
+    return [first, written(folder / "2.jsonl", now, started=day(1), ceilings=peaks)]
 
 
 def many_run_groups(folder: Path, run_groups: int, groups: int) -> list[Path]:

@@ -145,10 +145,8 @@ def test_the_page_decodes_what_python_packed(long: list[Path], long_site: Path, 
 
 def test_the_band_is_what_an_alert_must_exceed(tmp_path: Path, browser: Any) -> None:
     times = [1e-3 * (1 + 0.04 * math.sin(37 * n)) for n in range(40)]
-    paths = [
-        written(tmp_path / f"{n}.jsonl", [made_group("mm-512", seconds=time)], [], started=day(n))
-        for n, time in enumerate(times)
-    ]
+    groups = [made_group("mm-512", seconds=time) for time in times]
+    paths = [written(tmp_path / f"{n}.jsonl", [one], [], started=day(n)) for n, one in enumerate(groups)]
     build(paths, tmp_path / "site")
     browser.open(tmp_path / "site/history.html")
     run_group, low, high = browser.evaluate(f"ampband({place('cpu/eager/mm-512/fp32')}, 0).at(-1)")

@@ -351,11 +351,10 @@ def test_what_is_wrong_with_no_case_comes_before_the_devices(tmp_path: Path, bro
 
 
 def test_a_cause_is_since_the_first_run_in_which_its_cases_are_red(tmp_path: Path) -> None:
-    cases = [("2026-11-18", "pass"), ("2026-11-19", "fail"), ("2026-11-20", "fail")]
-    runs = [
-        write(tmp_path / f"{day}.jsonl", [make("mm", status), make("dot")], started=f"{day}T02:00:00Z")
-        for day, status in cases
-    ]
+    runs = []
+    for day, status in (("2026-11-18", "pass"), ("2026-11-19", "fail"), ("2026-11-20", "fail")):
+        path = tmp_path / f"{day}.jsonl"
+        runs.append(write(path, [make("mm", status), make("dot")], started=f"{day}T02:00:00Z"))
 
     def since(*paths: Path) -> str:
         text = build(paths, tmp_path / "site").read_text(encoding="utf-8")
@@ -420,10 +419,8 @@ def test_an_op_is_found_by_any_of_its_names_with_what_explain_says_of_it(site: P
     told = browser.texts("#mm h2")
     assert told[0].split()[::2] == ["On", "downcast"]
     rows = [line.split("\t") for line in browser.texts("#mm .effects tbody tr")]
-    want = [
-        [", ".join(e.given), ", ".join(e.kernel), e.out]
-        for e in effects("mm", "downcast", known()["cpu"], "bf16", ("fp32",))
-    ]
+    said = effects("mm", "downcast", known()["cpu"], "bf16", ("fp32",))
+    want = [[", ".join(effect.given), ", ".join(effect.kernel), effect.out] for effect in said]
     assert rows[0] == want[0] == ["fp32, fp32", "bf16, bf16", "bf16"]
     assert "1 case of the newest run, 1 of them red" in browser.text("#mm")
     assert "prelu" in found("relu")
@@ -460,10 +457,8 @@ CASES, RUN_GROUPS, SERIES = 43_000, 400, 75
 def big_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("big")
     devices = [{"name": f"device{number}", "has_values": number < 2} for number in range(8)]
-    judged = [
-        write(folder / f"{day}.jsonl", many(CASES, 1), started=f"2026-11-{day}T02:00:00Z", devices=devices)
-        for day in (19, 20)
-    ]
+    starts = [f"2026-11-{day}T02:00:00Z" for day in (19, 20)]
+    judged = [write(folder / f"{at[:10]}.jsonl", many(CASES, 1), started=at, devices=devices) for at in starts]
     return build([*judged, *many_run_groups(folder / "bench", RUN_GROUPS, SERIES)], folder / "site").parent
 
 

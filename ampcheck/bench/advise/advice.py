@@ -188,11 +188,7 @@ def findings(groups: Sequence[Group], found: AdviceFigures, isa: Sequence[str]) 
 
 def _table(groups: Sequence[Group]) -> str:
     """Return the variants, a row each; the reason of a verdict is told below the table."""
-    rows = [
-        ("" if place else group.compiler, *table.cells(variant))
-        for group in groups
-        for place, variant in enumerate(group.variants)
-    ]
+    rows = [("" if n else group.compiler, *table.cells(v)) for group in groups for n, v in enumerate(group.variants)]
     return tabulate(rows, table.HEADINGS[2:], disable_numparse=True)
 
 

@@ -86,11 +86,7 @@ def label(group: Group) -> str:
 
 def reasons(group: Group) -> list[str]:
     """Return a sentence for each variant with a reason, the speeds beside the default, and the group's note."""
-    lines = [
-        f"{variant.name} {variant.verdict}: {variant.reason or 'no reason was given'}"
-        for variant in group.variants
-        if told(variant)
-    ]
+    lines = [f"{v.name} {v.verdict}: {v.reason or 'no reason was given'}" for v in group.variants if told(v)]
     beside = ", ".join(f"{variant.name} {ratio}" for variant in group.variants if (ratio := default_ratio(variant)))
     if beside:
         lines.append(f"beside {DEFAULT}, which is float32 as the device computes it unless told otherwise: {beside}")

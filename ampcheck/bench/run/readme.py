@@ -178,11 +178,8 @@ def picture(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
     names = _shown(columns)
     coloured = [(*column, _COLOURS[place % len(_COLOURS)]) for place, column in enumerate(columns.items())]
     series = [(f"{d} {e}{_estimated(groups)}", groups, colour, False) for (d, e), groups, colour in coloured]
-    series += [
-        (f"{d} {e}, beside its default", groups, colour, True)
-        for (d, e), groups, colour in coloured
-        if _shortened(groups)
-    ]
+    shortened = [one for one in coloured if _shortened(one[1])]
+    series += [(f"{d} {e}, beside its default", groups, colour, True) for (d, e), groups, colour in shortened]
     figure, axes = pyplot.subplots(figsize=(9, 0.42 * len(names) + 1.2))
     axes.axvline(1, color="#888888", linewidth=1)
     for place, (title, groups, colour, default) in enumerate(series):

@@ -59,14 +59,10 @@ class SpeedChange:
 def changes(before: RunGroup, after: RunGroup) -> list[SpeedChange]:
     """Return every series of either run group, by kind and how far its time moved; tested where both have samples."""
     raw = before.samples(), after.samples()
-    keys = {
-        (key, variant.name): group
-        for run_group in (before, after)
-        for key, group in run_group.groups.items()
-        for variant in group.variants
-    }
+    every = [group for run_group in (before, after) for group in run_group.groups.values()]
+    series = {(group.key, variant.name): group for group in every for variant in group.variants}
     found = []
-    for (key, variant), group in keys.items():
+    for (key, variant), group in series.items():
         one, two = before.result(key, variant), after.result(key, variant)
         sides = [side.get(key, {}).get(variant, []) for side in raw]
         found.append(_change(key, variant, group, one, two, sides))
@@ -189,22 +185,16 @@ def machine(header: Mapping[str, Any], device: str) -> str:
     model = about.get("model", "") if isinstance(about, dict) else str(about)
     threads = header.get("threads", found.get("threads", ""))
     parts = [str(found.get("model", "unnamed")), f"{found['cores']} cores" if "cores" in found else ""]
-    parts += [
-        f"{threads} thread{'' if threads == 1 else 's'}" if threads else "",
-        model if model != found.get("model") else "",
-    ]
+    parts += [f"{threads} thread{'' if threads == 1 else 's'}"] if threads else []
+    parts += [model] if model != found.get("model") else []
     return ", ".join(part for part in parts if part) + f" ({header.get('identity') or identity(found)})"
 
 
 def _run_group(run_group: RunGroup, device: str) -> RunFigures:
     groups = {key: group for key, group in run_group.groups.items() if group.device == device}
     header = run_group.source[next(iter(groups))].header
-    values = {
-        f"{key}/{variant.name}": variant.seconds if valid(variant) else None
-        for key, group in groups.items()
-        if not group.estimate
-        for variant in group.variants
-    }
+    measured = [(group.key, v) for group in groups.values() for v in group.variants if not group.estimate]
+    values = {f"{key}/{variant.name}": variant.seconds if valid(variant) else None for key, variant in measured}
     versions = {str(name): str(version) for name, version in header.get("versions", {}).items()}
     return RunFigures(run_group.name, values, machine(header, device), versions)
 

@@ -315,11 +315,8 @@ def about(history: History) -> dict[str, object]:
     """Versions, devices, machine and command of the newest run, file by file."""
     run = history.newest
     alone = {**run.header, "file": run.path.name, "note": run.note, "ran": ran(run)}
-    return {
-        "parts": run.header.get("parts", [alone]),
-        "devices": run.header.get("devices", []),
-        "described": _DESCRIBED,
-    }
+    parts, devices = run.header.get("parts", [alone]), run.header.get("devices", [])
+    return {"parts": parts, "devices": devices, "described": _DESCRIBED}
 
 
 def judged(run: Run) -> tuple[str, str]:
@@ -383,10 +380,8 @@ def _on(run: Run) -> str:
 
 
 def _hit(results: Sequence[Result]) -> dict[str, object]:
-    return {
-        "hits": sorted(result.key for result in results),
-        "devices": list(dict.fromkeys(result.device for result in results)),
-    }
+    found = dict.fromkeys(result.device for result in results)
+    return {"hits": sorted(result.key for result in results), "devices": list(found)}
 
 
 LABEL = "ampcheck"
