@@ -94,16 +94,8 @@ def _run(*arguments: str, path: str = "", red: bool = False) -> tuple[float, str
     """Run Python in a separate process; returns its processor time and output. `red`: it may end with 1."""
     environment = {**ENVIRONMENT, "PYTHONPATH": f"{path}{os.pathsep}{ROOT}"} if path else ENVIRONMENT
     before = os.times()
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    command, merged = [sys.executable, *arguments], {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, cwd=ROOT, env=environment, text=True, timeout=300, check=False, **merged)
     after = os.times()
     seconds = after.children_user + after.children_system - before.children_user - before.children_system
     assert done.returncode in ((0, 1) if red else (0,)), done.stdout[-3000:]

@@ -37,10 +37,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             if workload.heavy or not device.has_values:
                 continue
             for compiler in compilers(workload, device.name):
-                if isinstance(workload, OverheadWorkload):
-                    names = [""]
-                else:
-                    names = [variant.name for variant in variants(workload, device.name, compiler)[0] if not variant.aa]
+                overhead = isinstance(workload, OverheadWorkload)
+                chosen = [] if overhead else variants(workload, device.name, compiler)[0]
+                names = [""] if overhead else [variant.name for variant in chosen if not variant.aa]
                 found += [(device.name, compiler, workload.name, name) for name in names]
     metafunc.parametrize("case", found, ids=["-".join(filter(None, one)) for one in found])
 

@@ -92,15 +92,9 @@ def sentence(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
     """
     parts = []
     for (device, _), groups in columns.items():
-        variants = [
-            variant
-            for name in WORKLOADS
-            if device.startswith("tpu-")
-            and name in groups
-            and (variant := groups[name].variant(VARIANT))
-            and variant.default_speed
-        ]
-        slower = [variant for variant in variants if variant.default_speed and variant.default_speed < 1]
+        found = [group.variant(VARIANT) for group in groups.values() if device.startswith("tpu-")]
+        variants = [variant for variant in found if variant and variant.default_speed]
+        slower = [variant for variant in variants if (variant.default_speed or 1) < 1]
         clear = sum(variant.default_verdict == "slower" for variant in slower)
         if variants:
             inner = f" ({clear} of them by more than {BAND:.0%})" if clear < len(slower) else ""

@@ -88,20 +88,11 @@ def data(history: BenchHistory, tested: Sequence[SpeedChange]) -> dict[str, obje
         "verdicts": {letter: name for name, letter in LETTERS.items()},
         "bounds": statistics.BOUNDS,
         "runs": [_run_group(run_group, machines) for run_group in run_groups],
-        "alerts": {
-            "recent": alerts.RECENT,
-            "enough": alerts.ENOUGH,
-            "baseline": alerts.BASELINE,
-            "smallest": alerts.SMALLEST,
-        },
+        "alerts": {name.lower(): getattr(alerts, name) for name in ("RECENT", "ENOUGH", "BASELINE", "SMALLEST")},
         "groups": [_group(groups[key]) for key in keys],
         "series": [
-            {
-                "g": places[key],
-                "variant": variant,
-                "color": color(variant, other),
-                **_columns(run_groups, key, variant, reasons),
-            }
+            {"g": places[key], "variant": variant, "color": color(variant, other)}
+            | _columns(run_groups, key, variant, reasons)
             for key, variant in every
         ],
         "reasons": reasons.texts,
@@ -113,11 +104,11 @@ def data(history: BenchHistory, tested: Sequence[SpeedChange]) -> dict[str, obje
         "pair": [named[g.name] for g in (history.previous, history.newest) if g] if tested else [],
         "tested": {
             numbers[change.key, change.variant]: [
-                change.found.verdict,
-                *map(_short, (change.found.ratio, change.found.low, change.found.high, change.found.p)),
+                found.verdict,
+                *map(_short, (found.ratio, found.low, found.high, found.p)),
             ]
             for change in tested
-            if change.found.verdict
+            if (found := change.found).verdict
         },
     }
 

@@ -108,14 +108,8 @@ def cases(history: History, ops: Collection[str]) -> dict[str, Any]:
             for s in SHOWN.values()
         ],
         "rules": {
-            name: {
-                "sentence": RULES[name].sentence,
-                "source": RULES[name].source,
-                "href": source_link(RULES[name], run),
-            }
-            for run in [history.newest]
-            for name in words["rule"].texts
-            if name in RULES
+            rule.name: {"sentence": rule.sentence, "source": rule.source, "href": source_link(rule, history.newest)}
+            for rule in (RULES[name] for name in words["rule"].texts if name in RULES)
         },
         "virtual": sorted(unreal),
         "words": {name: interner.texts for name, interner in words.items()},
