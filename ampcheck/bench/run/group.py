@@ -209,12 +209,13 @@ def expect(
         peaks: by device, the operations a second that it does in each precision, where that is known.
     """
     known = catalogue()
+    begun = {device: starts.get(device, 0.0) for device in tasks}
     groups = {
-        _key(device, task): _seconds(known[task[0]], task[1], device, mode, starts.get(device, 0.0), peaks.get(device))
+        _key(device, task): _seconds(known[task[0]], task[1], device, mode, begun[device], peaks.get(device))
         for device, some in tasks.items()
         for task in some
     }
-    return Expected({device: starts.get(device, 0.0) for device in tasks}, groups)
+    return Expected(begun, groups)
 
 
 def _seconds(workload: Workload, compiler: str, device: str, mode: Mode, start: float, peaks: Peaks | None) -> float:
@@ -251,9 +252,9 @@ class _Worker(Worker):
 
     def end(self) -> str:
         """Say how it ended."""
-        return (
-            f"took more than {self._mode.limit:.0f} s" if self.timed_out else f"the process ended with {self.reason()}"
-        )
+        if self.timed_out:
+            return f"took more than {self._mode.limit:.0f} s"
+        return f"the process ended with {self.reason()}"
 
 
 def environment(threads: int) -> dict[str, str]:

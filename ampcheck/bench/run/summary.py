@@ -84,9 +84,8 @@ def _names(processes: list[Rounds]) -> list[str]:
     without one it is the first in the order of precisions, and where the variants are not precisions the first that was
     noted.
     """
-    names = list(
-        dict.fromkeys(name for one in processes for part in (one.samples, one.facts, one.failed) for name in part)
-    )
+    parts = [part for one in processes for part in (one.samples, one.facts, one.failed)]
+    names = list(dict.fromkeys(name for part in parts for name in part))
     first = next((name.removesuffix(AA) for name in names if name.endswith(AA)), None)
     if first is None and all(name in PRECISIONS for name in names):
         first = next((name for name in PRECISIONS if name in names), None)
@@ -139,10 +138,8 @@ def _rates(variant: VariantResult, seconds: float, group: Group, workload: Workl
     share(variant, variant.flops_per_second / peak, "published")
     if variant.flops_per_second <= TOO_FAST * peak * (WINOGRAD if "conv" in group.workload else 1):
         return ""
-    return (
-        f"{table.count(variant.flops_per_second, 'FLOP/s')} where the device can do "
-        f"{table.count(peak, 'FLOP/s')} at most: the clock stopped before the work was done"
-    )
+    rate, most = (table.count(value, "FLOP/s") for value in (variant.flops_per_second, peak))
+    return f"{rate} where the device can do {most} at most: the clock stopped before the work was done"
 
 
 def share(variant: VariantResult, value: float, kind: str) -> None:
@@ -153,11 +150,8 @@ def share(variant: VariantResult, value: float, kind: str) -> None:
 def _compare(group: Group, samples: Mapping[str, statistics.Samples]) -> None:
     """Give each variant its speed beside the first one, and its verdict."""
     first, others = group.variants[0], group.variants[1:]
-    why = ""
-    if first.verdict:
-        why = f"{first.name}, which it is compared with, is {first.verdict}: {first.reason}"
-    else:
-        first.verdict = "first"
+    why = f"{first.name}, which it is compared with, is {first.verdict}: {first.reason}" if first.verdict else ""
+    first.verdict = first.verdict or "first"
     bound = statistics.BOUNDS[group.kind]
     aa = next((variant for variant in others if variant.name == first.name + AA), None)
     noise = None
@@ -172,14 +166,13 @@ def _compare(group: Group, samples: Mapping[str, statistics.Samples]) -> None:
     for variant in others:
         if variant.verdict:
             _bound(variant, first)
-            continue
-        if why:
+        elif why:
             variant.verdict, variant.reason = "not measured", why
-            continue
-        found = beside(first.name, variant.name)
-        variant.speed, variant.speed_low, variant.speed_high = found.ratio, found.low, found.high
-        variant.verdict = found.verdict
-        variant.reason = "; ".join(part for part in (found.reason, variant.reason) if part)
+        else:
+            found = beside(first.name, variant.name)
+            variant.speed, variant.speed_low, variant.speed_high = found.ratio, found.low, found.high
+            variant.verdict, reasons = found.verdict, (found.reason, variant.reason)
+            variant.reason = "; ".join(filter(None, reasons))
     default = group.variant(DEFAULT)
     if default is None or default.verdict in table.INVALID:
         return
@@ -199,13 +192,8 @@ def _bound(variant: VariantResult, first: VariantResult) -> None:
 
     The first variant's slowest samples are taken, and the least that a call of this one took.
     """
-    if (
-        variant.at_least
-        and variant.precision_check
-        and variant.verdict == "not measured"
-        and first.verdict == "first"
-        and first.high
-    ):
+    checked = variant.precision_check and variant.verdict == "not measured" and first.verdict == "first"
+    if checked and variant.at_least and first.high:
         variant.at_most = first.high / variant.at_least
 
 
@@ -237,17 +225,10 @@ def judge_again(group: Group) -> None:
     bound = statistics.BOUNDS.get(group.kind, statistics.BOUNDS["op"])
     noise = statistics.TimingComparison("", "", aa.speed, aa.speed_low, aa.speed_high)
     for variant in group.variants:
-        if (
-            variant.speed is None
-            or variant.speed_low is None
-            or variant.speed_high is None
-            or variant.verdict in table.INVALID
-        ):
+        speed, low, high = variant.speed, variant.speed_low, variant.speed_high
+        if not (speed and low and high and low <= high) or variant.verdict in table.INVALID:
             continue
-        if not 0 < variant.speed_low <= variant.speed_high:  # no interval; who shows it says so
-            continue
-        found = statistics.judged(variant.speed, variant.speed_low, variant.speed_high, bound)
-        found = statistics.beside_noise(found, noise, bound)
+        found = statistics.beside_noise(statistics.judged(speed, low, high, bound), noise, bound)
         if found.verdict != variant.verdict:
             failed = [part for part in variant.reason.split("; ") if part.startswith("failed in ")]
             variant.verdict, variant.reason = found.verdict, "; ".join(filter(None, (found.reason, *failed)))
