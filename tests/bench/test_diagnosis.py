@@ -13,6 +13,7 @@ from ampcheck.bench.advise.diagnosis import Gradients, Recast, Seen, StepCase
 from ampcheck.bench.advise.user_step import StepSpec, UserStep
 from ampcheck.bench.core.model import PRECISIONS, VariantResult
 from ampcheck.devices.cpu import Cpu
+from tests.bench.test_advice import mean
 
 CPU = Cpu()
 
@@ -150,10 +151,6 @@ class Wide(nn.Module):
 def mlp(width: int, batch: int, depth: int = 2) -> StepSpec:
     layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
     return StepSpec(nn.Sequential(*layers), (torch.randn(batch, width), torch.randn(batch, width)), F.mse_loss)
-
-
-def mean(output: torch.Tensor) -> torch.Tensor:
-    return output.square().mean()
 
 
 def saw(spec: StepSpec, precision: str = "bf16") -> Seen:

@@ -119,7 +119,8 @@ class UserStep(Trained):
         super().__init__(device, precision)
         model, loss = deepcopy(spec.model).to(device, precision.convert), spec.loss
         self.gradients = loss is not None
-        self.arguments = tuple(_converted(tensor, device, precision.convert) for tensor in spec.inputs)
+        low = precision.convert
+        self.arguments = tuple(x.detach().to(device, low if x.is_floating_point() else None) for x in spec.inputs)
         if scaled is None:
             scaled = precision.region is torch.float16 and self.gradients
         self.scaler = torch.amp.GradScaler(device, enabled=scaled)
@@ -166,10 +167,6 @@ def _inference(region: Callable[[], AbstractContextManager[object]], forward: Ca
             return forward(*inputs)
 
     return inference
-
-
-def _converted(tensor: torch.Tensor, device: str, convert: torch.dtype | None) -> torch.Tensor:
-    return tensor.detach().to(device, convert if tensor.is_floating_point() else None)
 
 
 def _takes(loss: Callable[..., Any]) -> int:

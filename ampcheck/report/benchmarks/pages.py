@@ -132,7 +132,10 @@ def _lower(group: Group) -> list[VariantResult]:
 def boards(run_group: RunGroup, other: Sequence[str]) -> list[Row]:
     """Return for each device and compiler whose figures they are, a sentence a variant, and a row a workload."""
     members: dict[tuple[str, str], list[Group]] = {}
-    for group in sorted(run_group.groups.values(), key=_importance):
+    # Training steps first, then ops from large to small.
+    for group in sorted(
+        run_group.groups.values(), key=lambda group: (group.kind != "step", -group.size, *order(group))
+    ):
         if any(usable(variant) for variant in _lower(group)):
             members.setdefault((group.device, group.compiler), []).append(group)
     drawn = [(group, v) for found in members.values() for group in found for v in _lower(group) if usable(v)]
@@ -160,11 +163,6 @@ def boards(run_group: RunGroup, other: Sequence[str]) -> list[Row]:
             }
         )
     return out
-
-
-def _importance(group: Group) -> tuple[Any, ...]:
-    """Return a sort key that puts training steps first, then ops from large to small."""
-    return (group.kind != "step", -group.size if group.size else 0, *order(group))
 
 
 def _memory(group: Group, variant: VariantResult) -> float | None:
