@@ -161,8 +161,7 @@ def chromium() -> str:
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = chromium()
-    found = Browser(program, tmp_path_factory.mktemp("chromium"))
+    found = Browser(chromium(), tmp_path_factory.mktemp("chromium"))
     try:
         yield found
     finally:
