@@ -70,8 +70,15 @@ def check_precision(
         text, invalid = "", f"its dtypes could not be seen: {one_line(error)}"
     finally:
         prepared.restore()
-    kind, wrong = _values(variant, workload, device, output, None if reference is output else reference, exact)
-    return PrecisionCheck("; ".join(filter(None, (text, kind))), invalid or wrong)
+    if reference is not None and reference is not output:
+        invalid = invalid or differs(variant, workload, output, reference)
+    if exact is None or not device.has_values:
+        return PrecisionCheck(text, invalid)
+    found, platform = relative_error(output, exact), device.describe().get("platform", device.type)
+    if variant.low is None and variant.matmul != "highest" and not given_low(workload):
+        kind = float32_kind(found, workload, platform)
+        text = "; ".join(filter(None, (text, kind and f"error of {kind}")))
+    return PrecisionCheck(text, invalid or beyond(found, variant, workload, platform))
 
 
 def _dtypes(
@@ -110,26 +117,6 @@ def _dtypes(
     if region is not None and not step and not promised and workload.policy in ("upcast", "promote"):
         text += f"; {device.name}'s autocast has no policy for it"
     return text, wrong or judge(kernels, variant, workload, promised, read)
-
-
-def _values(
-    variant: Precision,
-    workload: Workload,
-    device: Device,
-    output: torch.Tensor,
-    reference: torch.Tensor | None,
-    exact: torch.Tensor | None,
-) -> tuple[str, str]:
-    """Return a name for the arithmetic by the output's values, and what is wrong."""
-    wrong = differs(variant, workload, output, reference) if reference is not None else ""
-    if exact is None or not device.has_values:
-        return "", wrong
-    found = relative_error(output, exact)
-    platform = device.describe().get("platform", device.type)
-    kind = ""
-    if variant.low is None and variant.matmul != "highest" and not given_low(workload):
-        kind = float32_kind(found, workload, platform)
-    return kind and f"error of {kind}", wrong or beyond(found, variant, workload, platform)
 
 
 def differs(variant: Precision, workload: Workload, output: torch.Tensor, reference: torch.Tensor) -> str:

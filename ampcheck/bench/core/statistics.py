@@ -65,12 +65,9 @@ def judged(ratio: float, low: float, high: float, bound: float) -> TimingCompari
     """
     edge = math.log1p(bound)
     bottom, top = math.log(low), math.log(high)
-    if bottom > edge:
-        return TimingComparison("faster", "", ratio, low, high)
-    if top < -edge:
-        return TimingComparison("slower", "", ratio, low, high)
-    if -edge <= bottom and top <= edge:
-        return TimingComparison("same", "", ratio, low, high)
+    within = -edge <= bottom and top <= edge
+    if verdict := "faster" if bottom > edge else "slower" if top < -edge else "same" if within else "":
+        return TimingComparison(verdict, "", ratio, low, high)
     unstable = (bottom < -edge and top > edge) or top - bottom > TOO_WIDE * 2 * edge
     reason = f"the interval is {low:.3g} to {high:.3g}, equal variants lie within ±{bound:.0%}"
     return TimingComparison("unstable" if unstable else "ambiguous", reason, ratio, low, high)

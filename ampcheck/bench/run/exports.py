@@ -155,13 +155,12 @@ def smaller_is_better(run: BenchRun) -> str:
     """
     entries: list[dict[str, Any]] = []
     for group in run.groups.values():
-        base = group.variants[0] if group.variants else None
         for variant in group.variants:
-            if variant.seconds is None or variant.verdict in table.INVALID or base is None:
+            base = group.variants[0]
+            if variant.seconds is None or variant.verdict in table.INVALID:
                 continue
-            entry: dict[str, Any] = {"name": f"{group.key}/{variant.name}", "unit": "s", "value": variant.seconds}
-            if group.estimate:
-                entry["name"] += " (estimate)"
+            name = f"{group.key}/{variant.name}{' (estimate)' if group.estimate else ''}"
+            entry: dict[str, Any] = {"name": name, "unit": "s", "value": variant.seconds}
             if variant.low is not None and variant.high is not None:
                 entry["range"] = f"± {(variant.high - variant.low) / 2:.3g}"
             extra = ["baseline" if variant.verdict == "first" else f"verdict: {variant.verdict}"]
