@@ -12,30 +12,13 @@ from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.torch_private import PromotionKind, elementwise_dtypes, pytree
 from ampcheck.register.torch_private import OpOverload
 
+_SHARED = (
+    "uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 complex128 "
+    "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu"
+)
 TO_JAX: dict[torch.dtype, np.dtype] = {
-    theirs: np.dtype(ours)
-    for theirs, ours in {
-        torch.bool: jnp.bool_,
-        torch.uint8: jnp.uint8,
-        torch.uint16: jnp.uint16,
-        torch.uint32: jnp.uint32,
-        torch.uint64: jnp.uint64,
-        torch.int8: jnp.int8,
-        torch.int16: jnp.int16,
-        torch.int32: jnp.int32,
-        torch.int64: jnp.int64,
-        torch.float16: jnp.float16,
-        torch.bfloat16: jnp.bfloat16,
-        torch.float32: jnp.float32,
-        torch.float64: jnp.float64,
-        torch.complex64: jnp.complex64,
-        torch.complex128: jnp.complex128,
-        torch.float8_e4m3fn: jnp.float8_e4m3fn,
-        torch.float8_e5m2: jnp.float8_e5m2,
-        torch.float8_e4m3fnuz: jnp.float8_e4m3fnuz,
-        torch.float8_e5m2fnuz: jnp.float8_e5m2fnuz,
-        torch.float8_e8m0fnu: jnp.float8_e8m0fnu,
-    }.items()
+    torch.bool: np.dtype(jnp.bool_),
+    **{getattr(torch, name): np.dtype(getattr(jnp, name)) for name in _SHARED.split()},
 }
 _LOW = frozenset({TO_JAX[torch.float16], TO_JAX[torch.bfloat16]})
 TO_TORCH: dict[np.dtype, torch.dtype] = {ours: theirs for theirs, ours in TO_JAX.items()}

@@ -1,5 +1,6 @@
 """The same computation on the CPU and on the jax device, eagerly and in `jit`, for the tests of this folder."""
 
+import io
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -17,6 +18,11 @@ NAN, INF = float("nan"), float("inf")
 
 def ones(*size: int, **options: Any) -> Tensor:
     return torch.ones(size, device="jax", **options)
+
+
+def grid() -> Tensor:
+    """The numbers from 0 to 5 in two rows."""
+    return torch.arange(6.0, device="jax").view(2, 3)
 
 
 def zeros(*size: int) -> Tensor:
@@ -43,6 +49,14 @@ def heard(call: Callable[[], Any]) -> list[str]:
         warnings.simplefilter("always")
         call()
     return [str(w.message) for w in found]
+
+
+def saved(value: Any, **options: Any) -> io.BytesIO:
+    """A file that torch.save wrote, at its beginning."""
+    file = io.BytesIO()
+    torch.save(value, file, **options)
+    file.seek(0)
+    return file
 
 
 class Seen(TorchDispatchMode):

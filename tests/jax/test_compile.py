@@ -203,11 +203,6 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     program.program_cache.clear()
 
 
-def made(count: int) -> None:
-    for n in range(1, count + 1):
-        torch.arange(float(n), device="jax").exp()
-
-
 def test_programs_in_memory_are_bounded_and_made_again(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program.program_cache, "limit", 8)
     x = torch.ones(3, device="jax")
@@ -263,7 +258,8 @@ def test_what_a_program_was_compiled_from_is_not_held(fresh: None) -> None:
     before = ir.Context._get_live_count()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made(64)
+        for n in range(1, 65):
+            torch.arange(float(n), device="jax").exp()
     assert ir.Context._get_live_count() - before <= 32
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,12 +16,7 @@ from ampcheck.jax_device import Bucket, jit, t2j
 from ampcheck.jax_device.jit.transform import Buckets
 from ampcheck.jax_device.storage.arrays import storage_of
 from bench.jax_steps import STEPS
-from tests.jax.agreement import Make, Trained, ones, train, zeros
-
-
-def x() -> Tensor:
-    return torch.arange(6.0, device="jax").view(2, 3)
-
+from tests.jax.agreement import Make, Trained, grid, ones, train, zeros
 
 _counter = torch.zeros(3, device="jax")
 
@@ -171,29 +167,29 @@ def test_a_program_of_jax_takes_in_a_jitted_function() -> None:
 
 def test_what_makes_a_new_program() -> None:
     by = jit(lambda a, n: a * n)
-    assert [by(x(), n)[0, 1].item() for n in (2, 3, 2.0, 2)] == [2.0, 3.0, 2.0, 2.0]
+    assert [by(grid(), n)[0, 1].item() for n in (2, 3, 2.0, 2)] == [2.0, 3.0, 2.0, 2.0]
     assert by.compiles == 3
-    for other in (x().double(), zeros(4), x().t()):
+    for other in (grid().double(), zeros(4), grid().t()):
         by(other, 2)
     assert by.compiles == 6
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout()).to("jax")
     run = jit(model)
     with torch.no_grad():
-        run(x())
-        run(x())
+        run(grid())
+        run(grid())
         model.eval()
-        assert torch.equal(run(x()), run(x()))
+        assert torch.equal(run(grid()), run(grid()))
         assert run.compiles == 2
         model[1].p = 0.25
-        run(x())
+        run(grid())
         model[0].weight.data = model[0].weight.data.clone()
         model[0].weight.requires_grad_(False)
-        run(x())
+        run(grid())
     assert run.compiles == 4
 
 
 def test_structures_and_keywords() -> None:
-    run, given = jit(lambda d, *, k: {"a": d["x"] + k, "b": (d["x"], 3)}), x()
+    run, given = jit(lambda d, *, k: {"a": d["x"] + k, "b": (d["x"], 3)}), grid()
     for _ in range(2):
         out = run({"x": given}, k=given)
     assert torch.equal(out["a"], given * 2)
@@ -238,11 +234,11 @@ def test_a_call_unlike_the_last_takes_no_short_way() -> None:
 def test_gradients_that_stay() -> None:
     weight = ones(3, requires_grad=True)
     run = jit(lambda a: (a * weight).sum().backward())
-    run(x())
+    run(grid())
     first = weight.grad
     assert first.tolist() == [3.0, 5.0, 7.0]
     for _ in range(2):
-        run(x())
+        run(grid())
     assert weight.grad.tolist() == [9.0, 15.0, 21.0]
     assert run.compiles == 2  # without a gradient, and with one to add to
 
@@ -287,7 +283,7 @@ def test_the_program_can_be_lowered_for_another_platform() -> None:
 
     jitted, before = jit(step), weight.detach().clone()
     state = torch.jax.get_rng_state()
-    function, structs = jitted.program(x())
+    function, structs = jitted.program(grid())
     assert [(s.shape, str(s.dtype), s.weak_type) for s in structs] == [
         ((6,), "float32", False),  # the argument's storage, which it sees as (2, 3)
         ((3, 3), "float32", False),
@@ -299,7 +295,7 @@ def test_the_program_can_be_lowered_for_another_platform() -> None:
         assert "stablehlo.dot_general" in text
     assert torch.equal(weight, before)
     assert torch.equal(torch.jax.get_rng_state(), state)
-    jitted(x())
+    jitted(grid())
     assert jitted.compiles == 1
     assert not torch.equal(weight, before)
 
@@ -365,18 +361,6 @@ def stepping(optimizer: torch.optim.Optimizer, weight: Tensor, loss: Any = torch
     return step
 
 
-def test_step_counts_are_exact() -> None:
-    """RAdam's bias corrections, powers of the step count, are Python's; those in float32 move weights."""
-    ends = []
-    for wrap in (lambda step: step, jit):
-        weight = torch.tensor([0.5], device="jax", requires_grad=True)
-        run = wrap(stepping(torch.optim.RAdam([weight], lr=1e-2), weight, lambda w: w.square().sum()))
-        for _ in range(10):
-            run()
-        ends.append(weight.item())
-    assert ends[0] == pytest.approx(ends[1], rel=0, abs=6e-8)
-
-
 class Looks(torch.optim.SGD):
     """An optimizer whose step Python decides by the learning rate."""
 
@@ -402,63 +386,63 @@ def test_a_changed_learning_rate_counts() -> None:
             assert run.compiles == 2
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda p: torch.optim.Adam(p),
-        lambda p: torch.optim.SGD(p, momentum=0.5, nesterov=True),
-        lambda p: torch.optim.RMSprop(p, momentum=0.5),
-    ],
-    ids=["Adam", "SGD", "RMSprop"],
-)
-def test_numbers_that_a_scheduler_changes_are_inputs(make: Make) -> None:
-    """Betas and momentum, once they were seen to change; whether one is 0 is part of the program."""
-    ends, compiles = [], []
-    for wrap in (lambda step: step, jit):
-        weight = ones(3, requires_grad=True)
-        optimizer = make([weight])
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
-        run = wrap(stepping(optimizer, weight, lambda w: w.square().sum()))
-        for _ in range(6):
-            run()
-            schedule.step()
-            compiles.append(getattr(run, "compiles", 0))
-        for group in optimizer.param_groups if "momentum" in optimizer.param_groups[0] else ():
+def one_cycle(optimizer: torch.optim.Optimizer) -> Callable[[int], None]:
+    """Move betas or momentum; whether the latter is 0, as in the last step, is part of the program."""
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+
+    def change(step: int) -> None:
+        schedule.step()
+        for group in optimizer.param_groups if step == 5 and "momentum" in optimizer.param_groups[0] else ():
             group["momentum"] = 0.0
-        run()
-        ends.append(weight.detach().cpu())
-    torch.testing.assert_close(*ends)
-    assert compiles[-1] == compiles[-5] == 2
+
+    return change
 
 
-@pytest.mark.parametrize(
-    ("kind", "moved"),
-    [
-        (torch.optim.Adam, {"betas": (0.8, 0.9), "eps": 1e-3}),
-        (torch.optim.SGD, {"momentum": 0.8, "dampening": 0.3}),
-        (torch.optim.Adagrad, {"lr_decay": 0.2, "eps": 1e-2}),
-    ],
-)
-def test_the_numbers_of_a_fused_step_are_inputs(kind: Any, moved: dict[str, Any]) -> None:
-    """The rate from the start, what else a scheduler moves once it was seen to; the step must move as eagerly."""
+def all_numbers(optimizer: torch.optim.Optimizer) -> Callable[[int], None]:
+    """Move the numbers in `moved` of an optimizer's group, and the rate."""
+    group, moved = optimizer.param_groups[0], {n: v for n, v in optimizer.defaults.items() if n in MOVED}
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    def change(step: int) -> None:
+        schedule.step()
+        factor = 1 - 0.1 * step
+        for name, value in moved.items():
+            group[name] = tuple(v * factor for v in value) if isinstance(value, tuple) else value * factor
+
+    return change
+
+
+MOVED = ("betas", "eps", "momentum", "dampening", "lr_decay")
+NUMBERS: dict[str, tuple[Make, Any]] = {
+    # bias corrections, powers of the step count, are Python's; those in float32 would move weights
+    "step counts of RAdam": (lambda p: torch.optim.RAdam(p, lr=1e-2), None),
+    "Adam": (lambda p: torch.optim.Adam(p), one_cycle),
+    "SGD": (lambda p: torch.optim.SGD(p, momentum=0.5, nesterov=True), one_cycle),
+    "RMSprop": (lambda p: torch.optim.RMSprop(p, momentum=0.5), one_cycle),
+    "fused Adam": (lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.9), eps=1e-3, fused=True), all_numbers),
+    "fused SGD": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8, dampening=0.3, fused=True), all_numbers),
+    "fused Adagrad": (lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.2, eps=1e-2, fused=True), all_numbers),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_the_numbers_of_a_step_are_inputs(name: str) -> None:
+    """The rate from the start, what else a scheduler moves once it was seen to; steps move weights as eager ones do."""
+    make, changes = NUMBERS[name]
     ends, compiles = [], []
     for wrap in (lambda step: step, jit):
-        weight = torch.tensor([1.0, 2.0, 3.0], device="jax", requires_grad=True)
-        optimizer = kind([weight], lr=0.1, fused=True, **moved)
-        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        weight = torch.tensor([0.5, 1.0, 3.0], device="jax", requires_grad=True)
+        optimizer = make([weight])
+        change = changes(optimizer) if changes else lambda _: None
         run = wrap(stepping(optimizer, weight, lambda w: w.square().sum()))
-        for i in range(6):
+        for i in range(7 if changes else 10):
             run()
-            schedule.step()
-            for name, value in moved.items():
-                factor = 1 - 0.1 * i
-                new = tuple(v * factor for v in value) if isinstance(value, tuple) else value * factor
-                optimizer.param_groups[0][name] = new
+            change(i)
             compiles.append(getattr(run, "compiles", 0))
         ends.append(weight.detach().cpu())
-    torch.testing.assert_close(*ends)
+    torch.testing.assert_close(*ends, **({} if changes else {"rtol": 1.2e-7, "atol": 0}))
     # Momentum is made in the first step, and that step's numbers are known as such from the second change on.
-    assert compiles[-1] == compiles[-4] <= 2 + (kind is torch.optim.SGD)
+    assert compiles[-4] == compiles[-2] <= 2 + (name == "fused SGD")
 
 
 def test_what_an_optimizer_cannot_do() -> None:

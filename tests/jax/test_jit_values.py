@@ -21,7 +21,7 @@ from torch.compiler import is_compiling
 
 from ampcheck.jax_device import jit, to_jax
 from ampcheck.jax_device.jit.watch import ValueNeededError
-from tests.jax.agreement import Seen, doubling, heard, library, ones
+from tests.jax.agreement import Seen, doubling, grid, heard, library, ones
 
 
 def x(*values: float) -> Tensor:
@@ -82,7 +82,7 @@ def test_nothing_is_taken_over_of_a_program_whose_outcome_is_another() -> None:
             scaler.update()
             return loss, loss.item()
 
-        a = torch.arange(6.0, device="jax").view(2, 3)
+        a = grid()
         found = [step(b) for b in (a, a + 1, a * math.inf, a - 1, a * math.inf, a)]
         kept = [p.detach().cpu() for p in (*model.parameters(), *model.buffers())]
         return [[loss.cpu() for loss, _ in found], [number for _, number in found], kept, scaler.state_dict()]
@@ -274,10 +274,6 @@ def test_drawn_programs(names: list[str], inputs: list[tuple[float, ...]]) -> No
         assert type(number) is float
         assert number == pytest.approx(total, nan_ok=True)
         assert (out is got) is (expected is want)
-
-
-def grid() -> Tensor:
-    return torch.arange(6.0, device="jax").view(2, 3)
 
 
 def branch(a: Tensor) -> Tensor:

@@ -125,17 +125,10 @@ def test_learning_rate_as_a_tensor(cls: Any) -> None:
     torch.testing.assert_close(trained("jax"), trained("cpu"), rtol=1e-4, atol=1e-6)
 
 
-def _lists(device: str) -> list[list[torch.Tensor]]:
-    torch.manual_seed(1)
-    shapes = [(2, 3), (), (0,), (4,)]
-    return [[(torch.rand(s, dtype=d) + 0.5).to(device) for s, d in zip(shapes, _DTYPES, strict=True)] for _ in range(3)]
-
-
-_DTYPES = (torch.float32, torch.float64, torch.float32, torch.float32)
-
-
 def test_foreach_is_one_program_and_scalars_are_no_part_of_it() -> None:
-    lists = [[t[None].to("jax") for t in tensors] for tensors in _lists("cpu")]  # shapes that no other test has
+    f32, f64 = torch.float32, torch.float64
+    kinds = [((1, 2, 3), f32), ((1,), f64), ((1, 0), f32), ((1, 4), f32)]  # sizes that no other test has
+    lists = [[torch.ones(size, dtype=dtype).to("jax") for size, dtype in kinds] for _ in range(3)]
     with compiled() as first:
         torch._foreach_addcdiv_(lists[0], lists[1], lists[2], [0.1, 0.2, 0.3, 0.4])
     with compiled() as later:

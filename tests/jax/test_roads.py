@@ -4,16 +4,16 @@ A way is a line of Python; what follows `=>` is what it must give, as text, or t
 """
 
 import copy
-import io
 import os
 import pickle
 import signal
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
+
+from tests.jax.agreement import saved
 
 pytestmark = pytest.mark.alone  # JAX must not have started where a process forks
 
@@ -107,14 +107,6 @@ def s() -> torch.UntypedStorage:
     return t().untyped_storage()
 
 
-def save(value: Any) -> io.BytesIO:
-    """A file that torch.save wrote, at its beginning."""
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return file
-
-
 def forked(run: Callable[[], str]) -> str:
     """What a call says in a process of its own, or how that process ended. JAX must not have started yet."""
     reader, writer = os.pipe()
@@ -134,7 +126,7 @@ def said(line: str) -> str:
     """What the expression gives, or the error's words."""
     warnings.simplefilter("ignore")
     try:
-        names = {"torch": torch, "copy": copy, "pickle": pickle, "t": t, "s": s, "save": save}
+        names = {"torch": torch, "copy": copy, "pickle": pickle, "t": t, "s": s, "save": saved}
         return str(eval(line, names))
     except Exception as error:
         return f"{type(error).__name__}: {error}"

@@ -14,15 +14,7 @@ from torch import Tensor, nn
 
 from ampcheck.jax_device.interop import checkpoints
 from ampcheck.jax_device.storage import moving
-from tests.jax.agreement import library
-
-
-def saved(value: Any, **options: Any) -> io.BytesIO:
-    """A file that torch.save wrote, at its beginning."""
-    file = io.BytesIO()
-    torch.save(value, file, **options)
-    file.seek(0)
-    return file
+from tests.jax.agreement import library, saved
 
 
 def shares(one: Tensor, other: Tensor) -> bool:

@@ -26,7 +26,7 @@ from ampcheck.jax_device import jax_private, random
 from ampcheck.jax_device.annotations import NAME, Args, Kernel, Kwargs, Tree
 from ampcheck.jax_device.dispatch import checks
 from ampcheck.jax_device.dispatch.schema import Argument, Kind, arguments
-from ampcheck.jax_device.dtypes import check_promotion, common_dtype, convert, jax_dtype
+from ampcheck.jax_device.dtypes import check_promotion, common_dtype, convert, jax_dtype, torch_dtype
 from ampcheck.jax_device.lowering import Lowering, compiled, short_name
 from ampcheck.jax_device.random import RawKey
 from ampcheck.jax_device.storage import transfer
@@ -147,7 +147,7 @@ class Call:
             if not isinstance(value, torch.Tensor):
                 self.arrays.append(value)
                 self._shapes.append(())
-                return Slot(len(self.arrays) - 1, None, transfer.dtype_of(value))
+                return Slot(len(self.arrays) - 1, None, torch_dtype(value.dtype))
         array = contents(value)
         self.arrays.append(array)
         self._shapes.append(array.shape)

@@ -32,7 +32,7 @@ def j2t_autograd(fn: Function | None = None, *, cast_inputs: torch.dtype | None 
     """
     if fn is None:
         return functools.partial(j2t_autograd, cast_inputs=cast_inputs)
-    border = _Border(fn)
+    forms: dict[object, Function] = {}  # by what is not a tensor among the arguments
 
     @functools.wraps(fn)
     def call(*args: Tree, **kwargs: Tree) -> Tree:
@@ -40,7 +40,7 @@ def j2t_autograd(fn: Function | None = None, *, cast_inputs: torch.dtype | None 
         if cast_inputs is not None and torch.is_autocast_enabled(NAME):
             with torch.autocast(NAME, enabled=False):
                 leaves = [_cast(leaf, cast_inputs) for leaf in leaves]
-        return guarded(border)(leaves, tree)
+        return guarded(_across)(fn, forms, leaves, tree)
 
     return call
 
@@ -55,51 +55,57 @@ def _cast(leaf: Tree, dtype: torch.dtype) -> Tree:
     return leaf.to(dtype) if eligible else leaf
 
 
-class _Border:
-    """One JAX function and its compiled forms, by what is not a tensor among the arguments."""
+def _across(fn: Function, forms: dict[object, Function], leaves: Sequence[Tree], tree: pytree.TreeSpec) -> Tree:
+    """Call a JAX function on the leaves of its arguments, by its compiled form."""
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    for position, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor) and leaf.device.type != NAME:
+            raise RuntimeError(f"j2t_autograd: leaf {position} of the arguments is on {leaf.device}, not on {NAME}")
+    static = tuple(None if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves)
+    key = (static, tree)
+    try:
+        form = forms.get(key)
+        if form is None:
+            form = forms[key] = _formed(fn, static, tree, compiled=True)
+    except TypeError:  # an argument that cannot be hashed
+        form = _formed(fn, static, tree, compiled=False)
+    return form(tensors)
 
-    def __init__(self, fn: Function) -> None:
-        self.fn = fn
-        self.forms: dict[object, _Form] = {}
 
-    def __call__(self, leaves: Sequence[Tree], tree: pytree.TreeSpec) -> Tree:
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        for position, leaf in enumerate(leaves):
-            if isinstance(leaf, Tensor) and leaf.device.type != NAME:
-                raise RuntimeError(f"j2t_autograd: leaf {position} of the arguments is on {leaf.device}, not on {NAME}")
-        static = tuple(None if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves)
-        key = (static, tree)
-        try:
-            form = self.forms.get(key)
-            if form is None:
-                form = self.forms[key] = _Form(self.fn, static, tree, compiled=True)
-        except TypeError:  # an argument that cannot be hashed
-            form = _Form(self.fn, static, tree, compiled=False)
-        return form(tensors)
+def _formed(fn: Function, static: Sequence[Tree], tree: Tree, *, compiled: bool) -> Function:
+    """Return a JAX function as one of the tensors among its arguments."""
+    out_tree: list[Tree] = []
+
+    def flat(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        rest = iter(arrays)
+        args, kwargs = pytree.tree_unflatten([next(rest) if s is None else s[1] for s in static], tree)
+        leaves, spec = jax.tree.flatten(fn(*args, **kwargs))
+        out_tree[:] = [spec]
+        return tuple(_array(leaf) for leaf in leaves)
+
+    form = _Form(flat, compiled=compiled)
+
+    def run(tensors: Sequence[Tensor]) -> Tree:
+        out = form(tensors)
+        return jax.tree.unflatten(out_tree[0], out)
+
+    return run
 
 
 class _Form:
     """A JAX function of arrays alone, flat in and out."""
 
-    def __init__(self, fn: Function, static: Sequence[Tree], tree: Tree, *, compiled: bool) -> None:
-        self.out_tree: pytree.TreeSpec | None = None
-
-        def flat(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-            rest = iter(arrays)
-            args, kwargs = pytree.tree_unflatten([next(rest) if s is None else s[1] for s in static], tree)
-            leaves, self.out_tree = jax.tree.flatten(fn(*args, **kwargs))
-            return tuple(_array(leaf) for leaf in leaves)
-
+    def __init__(self, flat: Function, *, compiled: bool = True) -> None:
         self.flat = flat
         self.jit = functools.partial(jax.jit, inline=True) if compiled else (lambda fn: fn)
         self.forward = self.jit(flat)
         self.with_vjp: dict[tuple[int, ...], Function] = {}
         self.backward: Function = self.jit(lambda vjp, cotangents: vjp(cotangents))
-        self.gradients: dict[tuple[tuple[int, ...], int], _Gradient] = {}
+        self.gradients: dict[tuple[tuple[int, ...], int], _Form] = {}
 
-    def __call__(self, tensors: Sequence[Tensor]) -> Tree:
-        out = _FormCall.apply(self, _Holder(), *tensors)
-        return jax.tree.unflatten(self.out_tree, out)
+    def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        out: Sequence[Tensor] = _FormCall.apply(self, _Holder(), *tensors)
+        return out
 
     def linearized(self, wanted: tuple[int, ...], arrays: Sequence[jax.Array]) -> tuple[Tree, Tree]:
         """Return the results, and the function from their cotangents to those of the arguments `wanted`."""
@@ -112,30 +118,18 @@ class _Form:
         out, vjp = self.with_vjp[wanted](*arrays)
         return out, vjp
 
-    def gradient(self, wanted: tuple[int, ...], count: int) -> "_Gradient":
-        """Return the gradient of `count` arguments as a function of its own, for double backward."""
-        key = (wanted, count)
-        if key not in self.gradients:
-            self.gradients[key] = _Gradient(self, wanted, count)
-        return self.gradients[key]
+    def gradient(self, wanted: tuple[int, ...], count: int) -> "_Form":
+        """Return the function from `count` arguments and cotangents to the cotangents of the arguments `wanted`."""
 
-
-class _Gradient(_Form):
-    """From arguments and cotangents to the cotangents of the arguments `wanted`, differentiable in turn."""
-
-    def __init__(self, form: _Form, wanted: tuple[int, ...], count: int) -> None:
         def gradient(*arrays: jax.Array) -> tuple[jax.Array, ...]:
             primals, cotangents = arrays[:count], arrays[count:]
-            out, vjp = jax.vjp(_only(form.flat, wanted, primals), *(primals[i] for i in wanted))
+            out, vjp = jax.vjp(_only(self.flat, wanted, primals), *(primals[i] for i in wanted))
             return tuple(_conjugated(vjp(_cotangents(out, cotangents))))
 
-        super().__init__(gradient, [None] * (count + 1), None, compiled=True)
-        self.flat = gradient
-        self.jit = form.jit
-        self.forward = self.jit(gradient)
-
-    def __call__(self, tensors: Sequence[Tensor]) -> Tree:
-        return _FormCall.apply(self, _Holder(), *tensors)
+        key = (wanted, count)
+        if key not in self.gradients:
+            self.gradients[key] = _Form(gradient)
+        return self.gradients[key]
 
 
 def _only(flat: Function, wanted: tuple[int, ...], arrays: Sequence[jax.Array]) -> Callable[..., tuple[jax.Array, ...]]:

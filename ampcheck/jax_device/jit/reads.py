@@ -72,7 +72,7 @@ class Measured:
 
 
 class Attributes:
-    """The attributes of an object with `__slots__` as a container."""
+    """The attributes of an object with `__slots__`, or of a cell of a closure, as a container."""
 
     def __init__(self, of: Tree) -> None:
         self.of = of
@@ -273,6 +273,3 @@ def put(holder: Tree, key: Tree, value: Tree, owner: type | None) -> None:
         holder[key] = value
     else:
         setattr(owner, key, value)
-
-
-__all__ = ["GENERATORS", "Attributes", "Measured", "Places", "Reads", "contents", "foreign", "names", "put"]

@@ -387,19 +387,6 @@ _BYTES = 1 << 16
 _SCALER_TENSORS = ("_scale", "_growth_tracker")
 
 
-class Cells:
-    """The cells of a closure as a container: `getitem` reads a cell's contents."""
-
-    def __init__(self, cells: tuple[types.CellType, ...]) -> None:
-        self.cells = cells
-
-    def __getitem__(self, index: int) -> Tree:
-        return self.cells[index].cell_contents
-
-    def __setitem__(self, index: int, value: Tree) -> None:
-        self.cells[index].cell_contents = value
-
-
 class Reached:
     """What was reached, each with its place, in the order of the walk; the same order for the same structure."""
 
@@ -716,18 +703,9 @@ def _function(found: Reached, fn: Tree, depth: int) -> None:
 
 
 def _closure(found: Reached, fn: types.FunctionType, depth: int) -> None:
-    if fn.__closure__:
-        cells = Cells(fn.__closure__)
-        filled = [i for i, cell in enumerate(fn.__closure__) if _filled(cell)]
-        _items(found, cells, [(i, cells[i]) for i in filled], depth)
+    for cell in fn.__closure__ or ():
+        if cell != types.CellType():  # an empty one
+            _items(found, Attributes(cell), [("cell_contents", cell.cell_contents)], depth)
     attributes = Attributes(fn)
     given = ("__defaults__", "__kwdefaults__", "__dict__")
     _items(found, attributes, [(name, value) for name in given if (value := attributes[name])], depth)
-
-
-def _filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True

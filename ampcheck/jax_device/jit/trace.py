@@ -94,12 +94,9 @@ class Effects:
     state: list[tuple[int, int, str, Tree]] = field(default_factory=list)  # optimizer, tensor, name
 
 
-def collect(attempt: "_Attempt", out: Tree, tracers: Sequence[jax.Array]) -> tuple[Results, Effects, list[jax.Array]]:
-    """Sort what the traced function returned and changed; the arrays are the program's outputs."""
-    return _Collector(attempt, tracers).collect(out)
-
-
 class _Collector:
+    """Sorts what the traced function returned and changed; the arrays are the program's outputs."""
+
     def __init__(self, attempt: "_Attempt", tracers: Sequence[jax.Array]) -> None:
         self.attempt, self.tracers = attempt, tracers
         self.outputs: list[jax.Array] = []
@@ -327,10 +324,6 @@ class StepCall(NamedTuple):
     arguments: list[Tensor]
     reached: Reached
 
-    def grad_leaves(self) -> list[Tensor]:
-        """Return the tensors whose `.grad` the function may use or set."""
-        return grad_leaves(self.arguments, self.reached)
-
 
 def trace(call: StepCall, assumed: tuple[Value, ...] | None = ()) -> StepTrace:
     """Trace the function without any effect that lasts: every storage, gradient and setting is as before afterwards.
@@ -375,9 +368,10 @@ class _Attempt:
         self, call: StepCall, extra: list[Tensor], reads_grads: bool, assumed: tuple[Value, ...] | None
     ) -> None:
         self.call, self.reached = call, call.reached
-        self.leaves = call.grad_leaves()
+        self.leaves = grad_leaves(call.arguments, call.reached)
         self.grads = [leaf.grad for leaf in self.leaves]
-        self.given_grads = self.grads if reads_grads else [_placeholder(leaf) for leaf in self.leaves]
+        # A gradient without values stands for whatever gradient there is before the call.
+        self.given_grads = self.grads if reads_grads else [create(leaf.shape, leaf.dtype) for leaf in self.leaves]
         given = [g for g in self.given_grads if g is not None]
         self.tensors = [*call.arguments, *call.reached.tensors, *(given if reads_grads else ()), *extra]
         self.extra = extra
@@ -473,7 +467,7 @@ class _Attempt:
                     f"a tensor of shape {list(tensor.shape)} from outside of a jitted function was given another "
                     "storage inside (x.data = ..., set_, resize_); write to it in place (copy_)"
                 )
-        self.results, self.effects, outputs = collect(self, out, arrays)
+        self.results, self.effects, outputs = _Collector(self, arrays).collect(out)
         outputs += self.watch.asked
         return [jax.lax.convert_element_type(o, o.dtype) for o in outputs]
 
@@ -493,7 +487,11 @@ class _Attempt:
         places = zip(self.reached.holders, self.reached.keys, self.reached.values, strict=True)
         for place, (holder, key, value) in enumerate(places):
             with contextlib.suppress(AttributeError, TypeError, KeyError, IndexError):  # a tuple cannot have changed
-                if _at(holder, key) is not value:
+                try:
+                    same = holder[key] is value
+                except (KeyError, IndexError, ValueError):
+                    same = False
+                if not same:
                     self.reached.put(place, value)
         self.rewind()
 
@@ -514,22 +512,6 @@ class _Attempt:
             "tensor, or lists, tuples and dicts of them, not inside of another object), or write it in place to a "
             "tensor made before (copy_)"
         )
-
-
-def _at(holder: Tree, key: Tree) -> Tree:
-    try:
-        return holder[key]
-    except (KeyError, IndexError, ValueError):
-        return _GONE
-
-
-_GONE = object()
-
-
-def _placeholder(leaf: Tensor) -> Tensor:
-    """Return a gradient without values, which stands for whatever gradient there is before the call."""
-    empty: Tensor = create(leaf.shape, leaf.dtype)
-    return empty
 
 
 @contextlib.contextmanager
@@ -593,6 +575,3 @@ def _alike(one: Tree, other: Tree) -> bool:
     if isinstance(one, dict):
         return [*map(id, one.keys()), *map(id, one.values())] == [*map(id, other.keys()), *map(id, other.values())]
     return [*map(id, one)] == [*map(id, other)]
-
-
-__all__ = ["StepTrace", "ValueNeededError", "grad_leaves", "lock", "trace", "tracing", "uncollected", "unique"]

@@ -28,7 +28,7 @@ from ampcheck.jax_device.jit.entry import (
 )
 from ampcheck.jax_device.jit.reads import Places
 from ampcheck.jax_device.jit.state import PLAIN, Concretize, make_static, reach
-from ampcheck.jax_device.jit.trace import Restart, StepCall, trace, tracing
+from ampcheck.jax_device.jit.trace import Restart, StepCall, grad_leaves, trace, tracing
 from ampcheck.jax_device.jit.watch import Value, ValueNeededError
 from ampcheck.jax_device.storage.arrays import copy_of_slice, is_slice, storage_of
 from ampcheck.jax_device.storage.memory import refuse
@@ -449,7 +449,9 @@ def _miss(*_: object) -> Tree:
 
 def _grads(call: StepCall) -> Tree:
     """Return which leaves have a gradient, and of what kind."""
-    return tuple(None if leaf.grad is None else described(leaf.grad) for leaf in call.grad_leaves())
+    return tuple(
+        None if leaf.grad is None else described(leaf.grad) for leaf in grad_leaves(call.arguments, call.reached)
+    )
 
 
 def difference(before: object, now: object) -> str:

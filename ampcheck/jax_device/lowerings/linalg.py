@@ -455,25 +455,12 @@ def ldl_solve(LD: Array, pivots: Array, B: Array, *, hermitian: bool = False) ->
     return out.reshape(*batch, *B.shape[-2:])
 
 
-NORMS = "backward", "ortho", "forward"
-"""JAX's names of ATen/native/SpectralOpsUtils.h's fft_norm_mode: not scaled, by the root of the size, by the size."""
-
-
-@lower("_fft_c2c")
-def fft_c2c(self: Array, dim: Sequence[int], normalization: int, forward: bool) -> Array:
-    if forward:
-        return jnp.fft.fftn(self, axes=dim, norm=NORMS[normalization])
-    return jnp.fft.ifftn(self, axes=dim, norm=NORMS[2 - normalization])
-
-
-@lower("_fft_r2c")
-def fft_r2c(self: Array, dim: Sequence[int], normalization: int, onesided: bool) -> Array:
-    """Transform real numbers; `onesided` gives the first half along the last of `dim`, which the rest mirrors."""
-    return (jnp.fft.rfftn if onesided else jnp.fft.fftn)(self, axes=dim, norm=NORMS[normalization])
+NORMS = "forward", "ortho", "backward"
+"""JAX's names of an inverse's fft_norm_mode (SpectralOpsUtils.h): not scaled, by the root of the size, by the size."""
 
 
 @lower("_fft_c2r")
 def fft_c2r(self: Array, dim: Sequence[int], normalization: int, last_dim_size: int) -> Array:
     """Return the inverse of the transform of real numbers, from its first half along the last of `dim`."""
     sizes = [*(self.shape[d] for d in dim[:-1]), last_dim_size]
-    return jnp.fft.irfftn(self, sizes, axes=dim, norm=NORMS[2 - normalization])
+    return jnp.fft.irfftn(self, sizes, axes=dim, norm=NORMS[normalization])

@@ -8,6 +8,7 @@ gradient scaler gives its scale, and a step in which it found a non-finite gradi
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -70,17 +71,8 @@ _UNARY = (
     "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt",
     "tan", "tanh", "trunc",
 )  # fmt: skip
-
-
-def _unary(name: str) -> Computation:
-    def compute(self: Arrays) -> list[Array]:
-        return [OWN[name].compute(x) for x in self]
-
-    return compute
-
-
 for _name in _UNARY:
-    lower(f"_foreach_{_name}")(_unary(_name))
+    lower(f"_foreach_{_name}")(partial(lambda compute, self: [compute(x) for x in self], OWN[_name].compute))
 lower("_foreach_zero")(lambda self: [jnp.zeros_like(x) for x in self])
 lower("_foreach_clone")(lambda self, memory_format=None: list(self))
 lower("_foreach_max")(lambda self: [jnp.max(x) for x in self])

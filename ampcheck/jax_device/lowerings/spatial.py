@@ -587,12 +587,5 @@ def convolution_backward(grad_output: Array, input: Array, weight: Array, *optio
 @lower("conv_tbc")
 def conv_tbc(self: Array, weight: Array, bias: Array, pad: int = 0) -> Array:
     """Convolve (time, batch, channels) with a weight of (kernel, in, out)."""
-    out = jax.lax.conv_general_dilated(
-        self,
-        weight,
-        (1,),
-        [(pad, pad)],
-        dimension_numbers=("WNC", "WIO", "WNC"),
-        preferred_element_type=asked(self.dtype),
-    )
-    return (out + bias).astype(self.dtype)
+    out = convolve(self.transpose(1, 2, 0), weight.transpose(2, 1, 0), bias, (1,), (pad,), (1,), False, (0,), 1)
+    return out.transpose(2, 0, 1)

@@ -10,6 +10,7 @@ kernels refuse, and not in a crash.
 import ctypes
 import functools
 import operator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ def _resize(self: DeviceStorage, size: int) -> Tree:
 
 def _to(self: DeviceStorage, *, device: torch.device | str | int, non_blocking: bool = False) -> Tree:
     if torch.device(device).type == NAME:
-        return self
+        return self if _ours(self) else device_copy(self)
     made = host(self)
     return made if torch.device(device).type == "cpu" else made.to(device=device)
 
@@ -180,6 +181,7 @@ _METHODS: dict[str, Function] = {
     "__getitem__": _getitem,
     "__setitem__": _setitem,
     "fill_": _fill,
+    "copy_": _copy,
     "new": lambda self: new_storage(jnp.zeros(0, jnp.uint8)),
     "resize_": _resize,
     "clone": lambda self: new_storage(self.array),
@@ -197,6 +199,11 @@ _METHODS: dict[str, Function] = {
     "byteswap": _byteswap,
     "_resize_with_addr_": _no_address,
 }
+_CROSSING: dict[str, Callable[..., bool]] = {
+    "copy_": lambda source, *_, **__: _ours(source),
+    "to": lambda *, device, **_: torch.device(device).type == NAME,
+}
+"""Methods of other storages that are diverted too, by their arguments."""
 _originals: dict[str, Function] = {}
 
 
@@ -205,11 +212,14 @@ def _ours(of: DeviceStorage) -> bool:
 
 
 def _diverted(name: str, ours: Function) -> Function:
-    original = _originals[name] = getattr(Storage, name)
+    """Return a method that is ours for storages of the device, and where one of the other argument is meant."""
+    original, crosses = getattr(Storage, name), _CROSSING.get(name)
+    _originals[name] = original
 
     @functools.wraps(original)
     def method(self: DeviceStorage, *args: Tree, **kwargs: Tree) -> Tree:
-        return (ours if "array" in self.__dict__ else original)(self, *args, **kwargs)
+        mine = "array" in self.__dict__ or (crosses is not None and crosses(*args, **kwargs))
+        return (ours if mine else original)(self, *args, **kwargs)
 
     return method
 
@@ -237,28 +247,8 @@ def install() -> bool:
     for name, ours in _METHODS.items():
         if hasattr(Storage, name):  # torch 2.12 brought _swap_data_ptr_, 2.13 _resize_with_addr_
             setattr(Storage, name, _diverted(name, guarded(ours)))
-    copy = _originals["copy_"] = Storage.copy_
-
-    @functools.wraps(copy)
-    def copy_(self: Tree, source: Tree, *args: Tree, **kwargs: Tree) -> Tree:
-        chosen: Function = guarded(_copy) if _ours(self) or _ours(source) else copy
-        return chosen(self, source, *args, **kwargs)
-
-    there = _originals["to"]
-
-    @functools.wraps(there)
-    def to(self: Tree, *, device: torch.device | str | int, non_blocking: bool = False) -> Tree:
-        if _ours(self):
-            return _to(self, device=device)
-        return (
-            guarded(device_copy)(self)
-            if torch.device(device).type == NAME
-            else there(self, device=device, non_blocking=non_blocking)
-        )
-
     _originals["_new_shared"] = Storage._new_shared
-    replaced = {"copy_": copy_, "to": to, "_new_shared": classmethod(_new_shared), "__new__": staticmethod(_new)}
-    for name, method in replaced.items():
+    for name, method in {"_new_shared": classmethod(_new_shared), "__new__": staticmethod(_new)}.items():
         setattr(Storage, name, method)
     for kind in (Storage, torch.TypedStorage):  # torch.Tensor has it from PyTorch
         setattr(kind, "is_jax", property(lambda self: self.device.type == NAME))  # noqa: B010

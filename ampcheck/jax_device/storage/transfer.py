@@ -70,7 +70,3 @@ def guest(tensor: Tensor, name: str) -> Tensor | np.ndarray:
         "Expected all tensors to be on the same device, "
         f"but aten::{name} was given tensors on jax:0 and {tensor.device}"
     )
-
-
-def dtype_of(array: np.ndarray) -> torch.dtype:
-    return torch_dtype(array.dtype)
