@@ -1,7 +1,6 @@
 """`torch.jax`: what PyTorch asks of a device's module, and the making of the device."""
 
 import functools
-import secrets
 import sys
 import types
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ import torch
 
 from ampcheck.jax_device import device as devices
 from ampcheck.jax_device import disk_cache, random
-from ampcheck.jax_device.annotations import NAME, Device, Tree
+from ampcheck.jax_device.annotations import NAME, Tree
 from ampcheck.jax_device.dispatch import checks
 from ampcheck.jax_device.interop import checkpoints, distributed, dlpack, trainers
 from ampcheck.jax_device.jit.watch import install_flex
@@ -21,51 +20,15 @@ from ampcheck.jax_device.torch_private import InductorBackend, setup_backend
 _begun = False
 
 
-def manual_seed(seed: int) -> None:
-    """Start the random numbers of that seed."""
-    random.manual_seed(int(seed))
-
-
-def seed() -> int:
-    """Start the random numbers of a seed from the operating system; returns it."""
-    started = secrets.randbits(63)
-    random.manual_seed(started)
-    return started
-
-
-def initial_seed() -> int:
-    """Return the seed that the random numbers started from."""
-    return random.default.seed
-
-
-def get_rng_state(device: Device = NAME) -> torch.Tensor:
-    """Return where the default random numbers are: a CPU uint8 tensor of 16 elements."""
-    return random.get_state()
-
-
-def set_rng_state(new_state: torch.Tensor, device: Device = NAME) -> None:
-    """Go on from where `get_rng_state` was called. Raises RuntimeError for what is no such state."""
-    random.set_state(new_state)
-
-
-def get_rng_state_all() -> list[torch.Tensor]:
-    """Return `get_rng_state` of each device: there is one."""
-    return [random.get_state()]
-
-
-def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
-    """Call `set_rng_state` for each device: there is one."""
-    for state in new_states:
-        random.set_state(state)
-
-
 _OF_DEVICES = (
     "is_available", "is_initialized", "init", "device_count", "current_device", "set_device", "device", "device_of",
     "get_device_name", "get_device_properties", "get_device_capability", "memory_stats", "memory_allocated",
     "max_memory_allocated", "memory_reserved", "max_memory_reserved", "mem_get_info", "empty_cache",
     "reset_peak_memory_stats", "Stream", "current_stream", "stream", "synchronize",
 )  # fmt: skip
-_OF_RANDOM = (manual_seed, seed, initial_seed, get_rng_state, set_rng_state, get_rng_state_all, set_rng_state_all)
+_OF_RANDOM = (
+    "manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state", "get_rng_state_all", "set_rng_state_all",
+)  # fmt: skip
 
 
 def _module() -> types.ModuleType:
@@ -73,12 +36,12 @@ def _module() -> types.ModuleType:
     module = types.ModuleType(f"torch.{NAME}", "What PyTorch asks of a device's module.")
     vars(module).update(
         {name: getattr(devices, name) for name in _OF_DEVICES},
-        **{function.__name__: function for function in _OF_RANDOM},
+        **{name: getattr(random, name) for name in _OF_RANDOM},
         Event=devices.DeviceEvent,
         Generator=random.DeviceGenerator,
         default_stream=devices.current_stream,
-        manual_seed_all=manual_seed,
-        seed_all=seed,
+        manual_seed_all=random.manual_seed,
+        seed_all=random.seed,
         set_checks=checks.set_checks,
         get_checks=checks.get_checks,
         fallback_allocator=overrides.install(),

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import torch
 
-from ampcheck.jax_device.annotations import Device
+from ampcheck.jax_device.annotations import NAME, Device
 from ampcheck.jax_device.device import index_of, replace
 from ampcheck.jax_device.torch_private import CGenerator
 
@@ -150,8 +150,8 @@ def kept() -> str:
     return "keeps the state of the random numbers"
 
 
-def get_state() -> torch.Tensor:
-    """Return where the default random numbers are; in a trace, those of the program."""
+def get_rng_state(device: Device = NAME) -> torch.Tensor:
+    """Return where the default random numbers are, in a trace those of the program: 16 elements of uint8 on the CPU."""
     if _traced.base is None:
         return default.get_state()
     inside = _traced.seeded or KeyStream(_traced.mark)
@@ -162,12 +162,15 @@ def get_state() -> torch.Tensor:
     return state
 
 
-def set_state(state: torch.Tensor) -> None:
-    """Go on from where `get_state` was called. A state from outside of a trace is a seed inside of it."""
+def set_rng_state(new_state: torch.Tensor, device: Device = NAME) -> None:
+    """Go on from where `get_rng_state` was called. A state from outside of a trace is a seed inside of it.
+
+    Raises RuntimeError for what is no such state.
+    """
     if _traced.base is None:
-        return default.set_state(state)
+        return default.set_state(new_state)
     inside = KeyStream()
-    inside.set_state(state)
+    inside.set_state(new_state)
     if inside.seed == _traced.mark:
         _traced.seeded, _traced.drawn = None, inside.drawn
     else:
@@ -180,7 +183,30 @@ def manual_seed(seed: int) -> None:
     stream = default
     if _traced.base is not None:
         stream = _traced.seeded = KeyStream()
-    stream.manual_seed(seed)
+    stream.manual_seed(int(seed))
+
+
+def seed() -> int:
+    """Start the random numbers of a seed from the operating system; returns it."""
+    started = secrets.randbits(63)
+    manual_seed(started)
+    return started
+
+
+def initial_seed() -> int:
+    """Return the seed that the random numbers started from."""
+    return default.seed
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    """Return `get_rng_state` of each device: there is one."""
+    return [get_rng_state()]
+
+
+def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
+    """Call `set_rng_state` for each device: there is one."""
+    for state in new_states:
+        set_rng_state(state)
 
 
 @contextlib.contextmanager

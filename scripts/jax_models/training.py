@@ -93,15 +93,21 @@ def train(model: TrainedModel, device: str, way: str, dtype: torch.dtype | None)
         from ampcheck.jax_device import jit  # noqa: PLC0415  # the device is not made where the CPU alone trains
 
         step = jit(step)
-    losses, seconds = [], []
     with _lstm_that_runs(device, dtype), warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", message="jit runs ")
-        for _ in range(STEPS):
-            began = time.perf_counter()
-            losses.append(step(batch).item())
-            seconds.append(time.perf_counter() - began)
+        seen = _steps(lambda: step(batch))
     note = next((_plain(str(one.message)) for one in caught if str(one.message).startswith("jit runs ")), "")
-    return Training(losses, seconds[0], statistics.median(seconds[STEPS // 2 :]), tied(module), note)
+    return Training(*seen, tied(module), note)
+
+
+def _steps(step: Callable[[], torch.Tensor]) -> tuple[list[float], float, float]:
+    """Return the loss of each step, and seconds of the first step and of a later one."""
+    losses, seconds = [], []
+    for _ in range(STEPS):
+        began = time.perf_counter()
+        losses.append(step().item())
+        seconds.append(time.perf_counter() - began)
+    return losses, seconds[0], statistics.median(seconds[STEPS // 2 :])
 
 
 def train_by_torchax(model: TrainedModel, way: str, dtype: torch.dtype | None) -> Training:
@@ -132,19 +138,19 @@ def train_by_torchax(model: TrainedModel, way: str, dtype: torch.dtype | None) -
         graded = interop.jax_value_and_grad(loss_of)
         if way == "torchax-jit":
             graded = interop.jax_jit(graded)
-        losses, seconds = [], []
-        for _ in range(STEPS):
-            began = time.perf_counter()
+
+        def step() -> torch.Tensor:
+            loss: torch.Tensor
             loss, gradients = graded(parameters, buffers, batch)
             for name, parameter in parameters.items():
                 parameter.grad = gradients[name]
             nn.utils.clip_grad_norm_(module.parameters(), 1.0)
             optimizer.step()
-            losses.append(loss.item())
-            seconds.append(time.perf_counter() - began)
+            return loss
+
+        return Training(*_steps(step), tied(module))
     finally:
         torchax.disable_globally()
-    return Training(losses, seconds[0], statistics.median(seconds[STEPS // 2 :]), tied(module))
 
 
 def tied(module: nn.Module) -> list[list[str]]:

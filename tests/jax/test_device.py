@@ -404,11 +404,6 @@ def test_the_profiler_shows_ops_of_the_device(capfd: pytest.CaptureFixture[str])
     assert "not enabled" not in capfd.readouterr().err
 
 
-def _cell() -> tuple[Callable[..., Any], list[torch.Tensor]]:
-    torch.manual_seed(0)
-    return torch.nn.GRUCell(3, 4).to("jax"), [torch.randn(2, 3, device="jax"), torch.randn(2, 4, device="jax")]
-
-
 HUGE = 1 << 22  # a square of it in float32 is 64 TiB
 
 
@@ -452,25 +447,27 @@ def test_out_of_memory_in_the_words_of_other_platforms() -> None:
     memory.refuse(jax.errors.JaxRuntimeError("INVALID_ARGUMENT: memory of another kind"))
 
 
-def _convolution(name: str, *rest: Any) -> tuple[Callable[..., Any], list[torch.Tensor]]:
-    tensors = [torch.randn(1, 2, 5, 5, device="jax"), torch.randn(2, 2, 3, 3, device="jax")]
-    return lambda x, w: getattr(torch, name)(x, w, *rest), tensors
-
-
-FAKED = {
-    "gru_cell": _cell,
-    "cudnn_convolution": lambda: _convolution("cudnn_convolution", (0, 0), (1, 1), (1, 1), 1, False, False, True),
-    "cudnn_convolution_transpose": lambda: _convolution(
-        "cudnn_convolution_transpose", (0, 0), (0, 0), (1, 1), (1, 1), 1, False, False, True
+PLAIN = ((1, 1), 1, False, False, True)  # dilation, groups, and what cuDNN asks besides
+IMAGE_AND_KERNEL = ((1, 2, 5, 5), (2, 2, 3, 3))
+FAKED: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
+    "gru_cell": (torch.nn.GRUCell(3, 4).to("jax"), ((2, 3), (2, 4))),
+    "cudnn_convolution": (lambda x, w: torch.cudnn_convolution(x, w, (0, 0), (1, 1), *PLAIN), IMAGE_AND_KERNEL),
+    "cudnn_convolution_transpose": (
+        lambda x, w: torch.cudnn_convolution_transpose(x, w, (0, 0), (0, 0), (1, 1), *PLAIN),
+        IMAGE_AND_KERNEL,
     ),
-    "cudnn_convolution_relu": lambda: _convolution("cudnn_convolution_relu", None, (1, 1), (0, 0), (1, 1), 1),
-    "histc": lambda: (lambda x: torch.histc(x, 4), [torch.randn(9, device="jax")]),
+    "cudnn_convolution_relu": (
+        lambda x, w: torch.cudnn_convolution_relu(x, w, None, (1, 1), (0, 0), (1, 1), 1),
+        IMAGE_AND_KERNEL,
+    ),
+    "histc": (lambda x: torch.histc(x, 4), ((9,),)),
 }
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.nightly] * n.startswith("cudnn")) for n in FAKED])
 def test_ops_that_pytorch_has_no_meta_kernel_for_can_be_compiled(name: str) -> None:
-    op, tensors = FAKED[name]()
+    op, shapes = FAKED[name]
+    tensors = [torch.randn(shape, device="jax") for shape in shapes]
     expected = op(*tensors)
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(op, fullgraph=True)(*tensors), expected)

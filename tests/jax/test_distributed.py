@@ -6,6 +6,7 @@ The file is also the program of each process: `python -m tests.jax.test_distribu
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -131,22 +132,14 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("distributed")
     results = [folder / f"{rank}.pt" for rank in range(WORLD)]
     command = [sys.executable, "-W", "error::UserWarning:torch.library", "-m", "tests.jax.test_distributed"]
-    started = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder / "store"), str(path)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank, path in enumerate(results)
-    ]
-    try:
-        said = [process.communicate(timeout=LIMIT)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0] * WORLD, "\n".join(said)
+
+    def run(rank: int) -> str:
+        arguments = [*command, str(rank), str(folder / "store"), str(results[rank])]
+        done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
+        return done.stderr if done.returncode else ""
+
+    with ThreadPoolExecutor(WORLD) as pool:
+        assert [*pool.map(run, range(WORLD))] == [""] * WORLD
     return [torch.load(path) for path in results]
 
 

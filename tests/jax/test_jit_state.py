@@ -15,7 +15,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,12 +30,8 @@ from torch.utils.checkpoint import checkpoint
 from ampcheck.jax_device import jit, to_jax
 from tests.jax.agreement import close, ones
 
-
-class Kept(NamedTuple):
-    """A step of one tensor, and what changes what it reads."""
-
-    step: Callable[[Tensor], Tensor]
-    change: Callable[[], object]
+Kept = tuple[Callable[[Tensor], Tensor], Callable[[], object]]
+"""A step of one tensor, and what changes what it reads."""
 
 
 class Slotted:
@@ -92,7 +88,7 @@ def _double(a: Tensor) -> Tensor:
 def _read(owner: Any, step: Callable[[Tensor], Tensor], name: str = "scale") -> Kept:
     """A step that reads an attribute, which is 2 and becomes 5."""
     setattr(owner, name, 2.0)
-    return Kept(step, _set(owner, name))
+    return (step, _set(owner, name))
 
 
 def _of(owner: Any, step: Callable[[Any, Tensor], Tensor]) -> Kept:
@@ -102,7 +98,7 @@ def _of(owner: Any, step: Callable[[Any, Tensor], Tensor]) -> Kept:
 
 def _held(held: Any, step: Callable[[Any, Tensor], Tensor], change: Callable[[Any], object]) -> Kept:
     """A step that reads an object, and what changes this in place."""
-    return Kept(lambda a: step(held, a), lambda: change(held))
+    return (lambda a: step(held, a), lambda: change(held))
 
 
 def _imported(a: Tensor) -> Tensor:
@@ -113,7 +109,7 @@ def _imported(a: Tensor) -> Tensor:
 
 def _replaced_method() -> Kept:
     before = Scaled.scaled
-    return Kept(Scaled(), _set(Scaled, "scaled", lambda self, a: before(self, a) * 2))
+    return (Scaled(), _set(Scaled, "scaled", lambda self, a: before(self, a) * 2))
 
 
 def _attribute_of_the_step() -> Kept:
@@ -126,7 +122,7 @@ def _attribute_of_the_step() -> Kept:
 def _weak_reference() -> Kept:
     owner = Owner()
     held, reference = [owner], weakref.ref(owner)
-    return Kept(lambda a: a * reference().scale, _set(held[0], "scale"))  # type: ignore[union-attr]
+    return (lambda a: a * reference().scale, _set(held[0], "scale"))  # type: ignore[union-attr]
 
 
 def _closure() -> Kept:
@@ -136,7 +132,7 @@ def _closure() -> Kept:
         nonlocal scale
         scale = 5.0
 
-    return Kept(lambda a: a * scale, change)
+    return (lambda a: a * scale, change)
 
 
 def _default(a: Tensor, scale: float = 2.0) -> Tensor:
@@ -148,7 +144,7 @@ def _hooked(register: str, hook: Callable[..., Any], inner: nn.Module | None = N
     for weight in inner.parameters():
         nn.init.ones_(weight)
     whole = nn.Sequential(nn.Identity(), inner) if inside else inner
-    return Kept(lambda a: whole(a).detach(), lambda: getattr(inner, register)(hook))
+    return (lambda a: whole(a).detach(), lambda: getattr(inner, register)(hook))
 
 
 def _add_before(_: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
@@ -160,8 +156,8 @@ def _add_after(_: nn.Module, given: object, out: Tensor) -> Tensor:
 
 
 STATE: dict[str, Callable[[], Kept]] = {
-    "global number": lambda: Kept(lambda a: a * SCALE, _global("SCALE", 5.0)),
-    "global function": lambda: Kept(lambda a: _double(a), _global("_double", lambda a: a * 5)),
+    "global number": lambda: (lambda a: a * SCALE, _global("SCALE", 5.0)),
+    "global function": lambda: (lambda a: _double(a), _global("_double", lambda a: a * 5)),
     "late key of a dictionary": lambda: _held({}, lambda d, a: a * d.get("scale", 2.0), lambda d: d.update(scale=5.0)),
     "module of Python": lambda: _read(helpers, lambda a: helpers.scaled(a), "SCALE"),
     "module imported inside": lambda: _read(helpers, _imported, "SCALE"),
@@ -176,22 +172,21 @@ STATE: dict[str, Callable[[], Kept]] = {
     "slots": lambda: _of(Slotted(), lambda slotted, a: a * slotted.scale),
     "weak reference": _weak_reference,
     "function's attribute": _attribute_of_the_step,
-    "defaults of a function": lambda: Kept(lambda a: _default(a), _set(_default, "__defaults__", (5.0,))),
+    "defaults of a function": lambda: (lambda a: _default(a), _set(_default, "__defaults__", (5.0,))),
     "closure": _closure,
     "list in place": lambda: _held([2.0], lambda scales, a: a * sum(scales), lambda scales: scales.append(3.0)),
     "array of NumPy": lambda: _held(np.array([2.0]), lambda s, a: a * float(s[0]), lambda s: s.fill(5.0)),
-    "environment": lambda: Kept(
-        lambda a: a * int(os.environ.get("A_SCALE", "2")), lambda: os.environ.update(A_SCALE="5")
-    ),
-    "context variable": lambda: Kept(lambda a: a * VARIABLE.get(), lambda: VARIABLE.set(5.0)),
+    "environment": lambda: (lambda a: a * int(os.environ.get("A_SCALE", "2")), lambda: os.environ.update(A_SCALE="5")),
+    "context variable": lambda: (lambda a: a * VARIABLE.get(), lambda: VARIABLE.set(5.0)),
     "thread's own": lambda: _of(LOCAL, lambda local, a: a * local.scale),
     "tensor's attribute": lambda: _of(ones(2), lambda held, a: a * held * held.scale),
     "distribution": lambda: _held(
         torch.distributions.Normal(ones(2) * 2, ones(2)), lambda n, a: a * n.mean, lambda n: setattr(n, "loc", ones(2))
     ),
     "CPU tensor": lambda: _held(torch.full((2,), 2.0), lambda host, a: a * host.to("jax"), lambda host: host.fill_(5)),
-    "default dtype": lambda: Kept(
-        lambda a: a * torch.full((2,), 0.1, device="jax"), lambda: torch.set_default_dtype(torch.float64)
+    "default dtype": lambda: (
+        lambda a: a * torch.full((2,), 0.1, device="jax"),
+        lambda: torch.set_default_dtype(torch.float64),
     ),
     "forward pre-hook": lambda: _hooked("register_forward_pre_hook", _add_before),
     "forward hook of a module without parameters": lambda: _hooked("register_forward_hook", _add_after, nn.ReLU()),
@@ -235,16 +230,12 @@ def _compile(step: Callable[..., Any]) -> Any:
     return torch.compile(step, backend="jax")
 
 
-def _eager(step: Callable[..., Any]) -> Any:
-    return step
-
-
 def _three(kept: Kept, compiler: Callable[..., Any]) -> list[Any]:
     """Return what the calls give: two, and two after the change."""
-    step = compiler(kept.step)
+    step = compiler(kept[0])
     given = torch.tensor([1.0, 3.0], device="jax")
     out = [step(given).tolist() for _ in range(2)]
-    kept.change()
+    kept[1]()
     return [*out, *(step(given).tolist() for _ in range(2))]
 
 
@@ -256,7 +247,7 @@ def test_state_that_changes_between_calls_is_never_old(name: str, restore: Calla
         restore()
         return out
 
-    eager = fresh(_eager)
+    eager = fresh(lambda step: step)
     assert eager[1] != eager[2], "the change must matter"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -289,15 +280,6 @@ def test_what_draws_is_drawn_at_each_call_and_the_line_is_named(name: str) -> No
         first = step(given)
     results = {tuple(out.tolist()) for out in (first, *(step(given) for _ in range(5)))}
     assert len(results) == 6 or (name == "layer drop" and len(results) > 2)
-
-
-def test_what_is_drawn_before_the_trace_ends_is_not_lost() -> None:
-    random.seed(0)
-    expected = [random.random() for _ in range(3)]
-    random.seed(0)
-    step = jit(DRAWS["random.random"])
-    with pytest.warns(UserWarning, match="eagerly"):
-        assert [step(ones(1).double()).item() for _ in range(3)] == expected
 
 
 @pytest.mark.parametrize("compiler", [jit, _compile])

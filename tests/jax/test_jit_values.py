@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -164,10 +165,7 @@ def test_what_python_does_by_a_value_runs_eagerly() -> None:
     last: dict[str, float] = {}
     seen: set[float] = set()
 
-    class Reader:
-        loss = 0.0
-
-    reader = Reader()
+    reader = SimpleNamespace()
     for fn in (
         lambda a: kept.append(a.sum().item()),
         lambda a: last.update(loss=a.sum().item()),
@@ -186,10 +184,7 @@ def test_what_python_does_by_a_value_runs_eagerly() -> None:
         lambda a: range(int(a.sum() * 1.5)) if math.floor(a.sum().item()) else 0,
     ):
         eagerly(fn, x(), x())
-    assert kept == [3.0, 3.0]
-    assert last == {"loss": 3.0}
-    assert seen == {3.0}
-    assert reader.loss == 3.0
+    assert (kept, last, seen, reader.loss) == ([3.0, 3.0], {"loss": 3.0}, {3.0}, 3.0)
     assert type(reader.loss) is type(kept[0]) is float
 
 
@@ -308,13 +303,6 @@ def test_with_fullgraph_a_value_that_python_needs_is_an_error(words: str) -> Non
         jit(NEEDS[words], fullgraph=True)(grid())
 
 
-class Meter:
-    """What a training loop counts on the host."""
-
-    def __init__(self) -> None:
-        self.calls, self.losses = 0, list[Any]()
-
-
 def three_steps(wrap: Callable[..., Any]) -> tuple[Any, ...]:
     """Everything that three steps leave behind, each of which asks for values at its end."""
     torch.manual_seed(0)
@@ -325,7 +313,8 @@ def three_steps(wrap: Callable[..., Any]) -> tuple[Any, ...]:
     scheduler = torch.optim.lr_scheduler.SequentialLR(
         optimizer, [torch.optim.lr_scheduler.StepLR(optimizer, 1), torch.optim.lr_scheduler.StepLR(optimizer, 1)], [2]
     )
-    scaler, meter, host, drawn = torch.amp.GradScaler("jax"), Meter(), torch.zeros(2), list[Any]()
+    meter = SimpleNamespace(calls=0, losses=[])
+    scaler, host, drawn = torch.amp.GradScaler("jax"), torch.zeros(2), list[Any]()
 
     def step(a: Tensor) -> Any:
         meter.calls += 1
@@ -406,22 +395,19 @@ def test_what_a_program_cannot_do() -> None:
     linear = torch.nn.Linear(3, 3).to("jax")
     kept: list[Any] = []
     host = torch.zeros(3)
-    refused: list[tuple[Callable[[Tensor], Any], type[Exception], str]] = [
-        (lambda a: kept.append(a * 2), RuntimeError, r"outlives the call: the result of aten::mul"),
-        (linear, RuntimeError, "returns a tensor that requires grad"),
-        (lambda a: host.add_(1), RuntimeError, r"a CPU tensor of shape \[3\] is written"),
-        (lambda a: setattr(a, "data", a * 2), RuntimeError, "another storage"),
+    refused: list[tuple[Callable[[Tensor], Any], Any, type[Exception], str]] = [
+        (lambda a: kept.append(a * 2), grid(), RuntimeError, r"outlives the call: the result of aten::mul"),
+        (linear, grid(), RuntimeError, "returns a tensor that requires grad"),
+        (lambda a: host.add_(1), grid(), RuntimeError, r"a CPU tensor of shape \[3\] is written"),
+        (lambda a: setattr(a, "data", a * 2), grid(), RuntimeError, "another storage"),
+        (lambda a: a * 2, linear(grid()), ValueError, "part of a graph from outside"),
+        (lambda a: a * 2, torch.zeros(10000), ValueError, "10000 elements on cpu"),
+        (lambda a: a, jnp.zeros(3), TypeError, "got a ArrayImpl"),
     ]
-    for fn, kind, words in refused:
+    for fn, given, kind, words in refused:
         with pytest.raises(kind, match=words):
-            jit(fn)(grid())
+            jit(fn)(given)
     assert (host == 0).all()
-    with pytest.raises(ValueError, match="part of a graph from outside"):
-        jit(lambda a: a * 2)(linear(grid()))
-    with pytest.raises(ValueError, match="10000 elements on cpu"):
-        jit(lambda a: a * 2)(torch.zeros(10000))
-    with pytest.raises(TypeError, match="got a ArrayImpl"):
-        jit(lambda a: a)(jnp.zeros(3))
 
 
 def test_an_error_in_the_middle_leaves_no_tracer() -> None:

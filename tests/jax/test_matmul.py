@@ -358,16 +358,9 @@ def flex_inputs(grad: bool = True) -> list[Tensor]:
     return [torch.randn(size, device="jax", requires_grad=grad) for size in sizes]
 
 
-def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
-    return q >= k
-
-
 def flexible(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Any:
-    def biased(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
-        return score + bias[q, k]
-
-    mask = create_block_mask(causal, None, None, LENGTH, LENGTH, device="jax")
-    return flex_attention(query, key, value, score_mod=biased, block_mask=mask)
+    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, LENGTH, LENGTH, device="jax")
+    return flex_attention(query, key, value, lambda score, b, h, q, k: score + bias[q, k], mask)
 
 
 def test_a_jitted_step_trains_what_the_score_reads() -> None:

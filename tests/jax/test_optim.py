@@ -76,7 +76,10 @@ def _options() -> dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], s
 
 ELSEWHERE = (torch.optim.LBFGS, torch.optim.Muon, torch.optim.SparseAdam)
 """The first two are below; the device has no sparse gradients."""
-_OPTIONS = _options()
+_OPTIONS = _options() | {
+    f"{cls.__name__}-lr as a tensor-fused": (cls, {"lr": torch.tensor(0.1)}, "fused")
+    for cls in (torch.optim.AdamW, torch.optim.SGD)
+}
 
 
 @pytest.mark.parametrize("name", some(_OPTIONS, 5))
@@ -115,14 +118,6 @@ def test_optimizers_of_their_own_kind(make: Any, bounds: tuple[float, float]) ->
         return w.detach().cpu()
 
     torch.testing.assert_close(trained("jax"), trained("cpu"), rtol=bounds[0], atol=bounds[1])
-
-
-@pytest.mark.parametrize("cls", [torch.optim.AdamW, torch.optim.SGD])
-def test_learning_rate_as_a_tensor(cls: Any) -> None:
-    def trained(device: str) -> list[Any]:
-        return _trained(device, lambda p: cls(p, lr=torch.tensor(0.1), fused=True), steps=3)[0]
-
-    torch.testing.assert_close(trained("jax"), trained("cpu"), rtol=1e-4, atol=1e-6)
 
 
 def test_foreach_is_one_program_and_scalars_are_no_part_of_it() -> None:

@@ -114,11 +114,7 @@ def _rows(targets: Array, lengths: Array, longest: int) -> Array:
         return jnp.pad(targets, [(0, 0), (0, max(0, longest - targets.shape[1]))])[:, :longest]
     ends = jnp.cumsum(lengths)
     places = (ends - lengths)[:, None] + jnp.arange(longest)[None]
-    return (
-        jnp.take(targets, jnp.clip(places, 0, max(targets.size - 1, 0)))
-        if targets.size
-        else jnp.zeros(places.shape, targets.dtype)
-    )
+    return jnp.take(jnp.pad(targets, (0, 1)), jnp.minimum(places, targets.size))
 
 
 def _alphas(log_probs: Array, rows: Array, blank: int) -> Array:
