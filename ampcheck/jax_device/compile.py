@@ -12,23 +12,16 @@ from operator import getitem
 import torch
 from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 
+from ampcheck.jax_device import torch_private
 from ampcheck.jax_device.annotations import Function, Tree
 from ampcheck.jax_device.jit.transform import jit
-from ampcheck.jax_device.torch_private import (
-    DisableAutocast,
-    aot_autograd,
-    default_partition,
-    disable_current_modes,
-    register_backend,
-    skip_package,
-)
 from ampcheck.register.torch_private import dispatch_modes
 
 __all__ = ["backend"]
 
 # Between two graphs the device's kernels run as they are: Dynamo would otherwise compile their Python code.
 for _name in ("ampcheck.jax_device", "ampcheck.register", "jax", "jaxlib"):
-    skip_package(_name)
+    torch_private.skip_package(_name)
 
 
 def _compiler(graph: torch.fx.GraphModule, _: Sequence[object]) -> Function:
@@ -42,8 +35,8 @@ def _compiler(graph: torch.fx.GraphModule, _: Sequence[object]) -> Function:
 
     def call(*inputs: Tree) -> Tree:
         # The graph has its casts, and its backward is another graph. AOTAutograd looks at the first run by a mode.
-        unseen = disable_current_modes() if dispatch_modes() else nullcontext()
-        with unseen, DisableAutocast(), torch.no_grad():
+        unseen = torch_private.disable_current_modes() if dispatch_modes() else nullcontext()
+        with unseen, torch_private.DisableAutocast(), torch.no_grad():
             return program(*inputs)
 
     call.program = program  # type: ignore[attr-defined]
@@ -60,10 +53,10 @@ def _partition(joint: torch.fx.GraphModule, inputs: Tree, **kwargs: Tree) -> Tre
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             for drawn in (node, *(user for user in node.users if user.target is getitem)):
                 drawn.meta.pop("recompute", None)
-    return default_partition(joint, inputs, **kwargs)
+    return torch_private.default_partition(joint, inputs, **kwargs)
 
 
-_aot = aot_autograd(fw_compiler=_compiler, bw_compiler=_compiler, partition_fn=_partition)
+_aot = torch_private.aot_autograd(fw_compiler=_compiler, bw_compiler=_compiler, partition_fn=_partition)
 
 
 def backend(graph: torch.fx.GraphModule, inputs: Sequence[object], **_: object) -> Function:
@@ -73,4 +66,4 @@ def backend(graph: torch.fx.GraphModule, inputs: Sequence[object], **_: object) 
 
 
 if not entry_points(group="torch_dynamo_backends", name="jax"):  # torch registers what it loads, and refuses a second
-    register_backend(backend, name="jax")
+    torch_private.register_backend(backend, name="jax")

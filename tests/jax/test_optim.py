@@ -5,6 +5,7 @@ The suite of the scaler holds its two ops to the rules; here is what these refus
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import jax
@@ -86,8 +87,8 @@ _OPTIONS = _options() | {
 def test_optimizer_trains_as_on_the_cpu(name: str) -> None:
     cls, options, way = _OPTIONS[name]
     options = {**options, **({"fused": True} if way == "fused" else {"foreach": way == "foreach"})}
-    expected, _ = _trained("cpu", lambda params: cls(params, **options))
-    got, late = _trained("jax", lambda params: cls(params, **options))
+    expected, _ = _trained("cpu", lambda params: cls(params, **deepcopy(options)))
+    got, late = _trained("jax", lambda params: cls(params, **deepcopy(options)))
     for mine, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=2e-6)
     assert late == 0 or cls is torch.optim.RAdam, f"{late} programs were compiled after the third step"

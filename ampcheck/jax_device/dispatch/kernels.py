@@ -25,26 +25,8 @@ from ampcheck.jax_device.dispatch.program import GENERATED, Functional, Key, qui
 from ampcheck.jax_device.dispatch.schema import Kind, arguments, overload, takes_lazy
 from ampcheck.jax_device.dtypes import TO_JAX, convert, jax_dtype
 from ampcheck.jax_device.lowering import compiled, find
-from ampcheck.jax_device.storage.arrays import (
-    META,
-    Bytes,
-    Layout,
-    Place,
-    begins_anywhere,
-    contents,
-    contiguous,
-    from_bytes,
-    meshes,
-    piece,
-    read,
-    settled,
-    spread,
-    storage_of,
-    store,
-    to_bytes,
-    with_piece,
-    write,
-)
+from ampcheck.jax_device.storage import arrays
+from ampcheck.jax_device.storage.arrays import META, Layout, Place, contents, contiguous, meshes, storage_of, store
 from ampcheck.jax_device.storage.memory import guarded, refuse
 from ampcheck.jax_device.torch_private import function_modes, pytree, set_storage
 from ampcheck.register.torch_private import OpOverload, dynamo_skip, has_kernel
@@ -80,7 +62,7 @@ def assign(target: Tree, values: Tree) -> Tree:
             and target.is_neg() is values.is_neg()
         ):
             # Arrays never change: the whole write is that the storage takes over the other one.
-            mine.array = spread(mine.array, theirs.array) if meshes else theirs.array
+            mine.array = arrays.spread(mine.array, theirs.array) if meshes else theirs.array
             return target
     else:
         check_cast(values.dtype, target.dtype)
@@ -103,7 +85,7 @@ def put(target: Tensor, values: Tensor) -> Tensor:
         )
     held, given = contents(target), contents(values)
     conj = target.is_conj() is not values.is_conj()
-    moves = begins_anywhere(held, target), begins_anywhere(given, values)
+    moves = arrays.begins_anywhere(held, target), arrays.begins_anywhere(given, values)
     shapes = (held.shape, given.shape)
     places = [
         Place.of(p, shape) if move else Place(p) for p, move, shape in zip((layout, source), moves, shapes, strict=True)
@@ -127,9 +109,11 @@ def _writer(
     """
 
     def program(held: jax.Array, values: jax.Array, *offsets: jax.Array) -> jax.Array:
-        array = piece(values, offsets[-1], source) if moves[1] else read(values, source.layout)
-        given = settled(convert(settled(array, False, was), dtype), conj, becomes)
-        return with_piece(held, offsets[0], target, given) if moves[0] else write(held, target.layout, given)
+        array = arrays.piece(values, offsets[-1], source) if moves[1] else arrays.read(values, source.layout)
+        given = arrays.settled(convert(arrays.settled(array, False, was), dtype), conj, becomes)
+        if moves[0]:
+            return arrays.with_piece(held, offsets[0], target, given)
+        return arrays.write(held, target.layout, given)
 
     return compiled(program, max(math.prod(target.layout.size), math.prod(source.layout.size)))
 
@@ -152,11 +136,11 @@ def place(tensor: Tensor, source: DeviceStorage, offset: int, size: tuple[int, .
 def _adopt(source: DeviceStorage, tensor: Tensor) -> None:
     """Keep the storage's values in the dtype and shape of a tensor that is all of it: reading is then free."""
     found, dtype = source.array, jax_dtype(tensor.dtype)
-    raw = isinstance(found, Bytes)
+    raw = isinstance(found, arrays.Bytes)
     if source.nbytes() != tensor.numel() * dtype.itemsize or tensor.storage_offset() or not tensor.is_contiguous():
         return
     if raw or found.dtype != dtype:
-        found = from_bytes(found.array if raw else to_bytes(found), dtype)
+        found = arrays.from_bytes(found.array if raw else arrays.to_bytes(found), dtype)
     source.array = found.reshape(tuple(tensor.shape))
 
 
@@ -324,7 +308,7 @@ def kernel({signature}):
 def _generated(op: Functional) -> Kernel:
     """Return the kernel of `op` as a Python function of the schema's arguments, made from its source."""
     signature: list[str] = []
-    arrays: list[str] = []
+    given: list[str] = []
     operands: list[str] = []
     key = ["default()"]
     checks: list[str] = []
@@ -344,19 +328,19 @@ def _generated(op: Functional) -> Kernel:
             key.append(f"{name}.__class__")
         elif a.kind is Kind.TENSOR and str(op.op._schema.arguments[i].type) == "Tensor":
             if i and op.lowering.promotes:  # the other operand may be a number: x + 2
-                arrays.append(f"*g{i}")
+                given.append(f"*g{i}")
                 operands.append(f"*n{i}")  # or the offset of a tensor
                 key.append(f"k{i}")
                 checks.append(f"if {name}.__class__ in NUMBERS: k{i} = {name}.__class__; g{i} = (); n{i} = ({name},)")
                 checks += ["else:", *("    " + line for line in _read(op, name, i))]
                 checks.append(f"    k{i} = ({name}.dtype, s{i}); g{i} = (b{i},); n{i} = o{i}")
             else:
-                arrays.append(f"b{i}")
+                given.append(f"b{i}")
                 operands.append(f"*o{i}")
                 key += [f"{name}.dtype", f"s{i}"]
                 checks += _read(op, name, i)
         elif a.kind is Kind.TENSOR:
-            arrays.append(f"*g{i}")
+            given.append(f"*g{i}")
             operands.append(f"*o{i}")
             key.append(f"k{i}")
             checks.append(f"if {name} is None or {name} is MISSING: k{i} = {name}; g{i} = o{i} = ()")
@@ -364,14 +348,14 @@ def _generated(op: Functional) -> Kernel:
             checks.append(f"    k{i} = ({name}.dtype, s{i}); g{i} = (b{i},)")
         else:
             key.append(f"tuple({name}) if {name}.__class__ is list else {name}")
-    given = ", ".join(arrays + operands)
+    tensors = ", ".join(given + operands)
     source = _TEMPLATE.format(
         signature=", ".join(signature),
         checks="\n        ".join(checks),
         key=", ".join(key),
         positional="".join(name + ", " for name in positional),
         named=", ".join(named),
-        given=given,
+        given=tensors,
     )
     space = _names(op)
     # The source is made from PyTorch's schema, of nothing a caller gives.

@@ -29,25 +29,8 @@ from ampcheck.jax_device.dispatch.schema import Argument, Kind, arguments
 from ampcheck.jax_device.dtypes import check_promotion, common_dtype, convert, jax_dtype, torch_dtype
 from ampcheck.jax_device.lowering import Lowering, compiled, short_name
 from ampcheck.jax_device.random import RawKey
-from ampcheck.jax_device.storage import transfer
-from ampcheck.jax_device.storage.arrays import (
-    Columns,
-    Layout,
-    Place,
-    alias,
-    begins_anywhere,
-    by_columns,
-    contents,
-    contiguous,
-    create,
-    order,
-    physical,
-    piece,
-    read,
-    settled,
-    storage_of,
-    wrap,
-)
+from ampcheck.jax_device.storage import arrays, transfer
+from ampcheck.jax_device.storage.arrays import Layout, Place, contents, contiguous, create, storage_of, wrap
 from ampcheck.jax_device.torch_private import DisableTorchFunction, conj, disable_current_modes, neg_view, pytree
 from ampcheck.register.torch_private import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard, OpOverload
 
@@ -154,7 +137,7 @@ class Call:
         # Most tensors are all of their storage: no layout is then part of the key, nor read in the program.
         natural = array.shape == value.shape and value.is_contiguous()
         layout, begins, sizes = None if natural else Layout.of(value), None, None
-        if layout is not None and begins_anywhere(array, value):
+        if layout is not None and arrays.begins_anywhere(array, value):
             begins = len(self.numbers)
             self.numbers.append(layout.offset)
             layout, sizes = Place.of(layout, array.shape)
@@ -179,7 +162,7 @@ def given_again(call: Call) -> tuple[list[Tree], Kwargs]:
         whole = wrap(jax.numpy.asarray(call.arrays[slot.place]))
         if slot.layout is not None:
             layout = slot.layout if slot.begins is None else slot.layout._replace(offset=call.numbers[slot.begins])
-            whole = alias(whole, *layout)
+            whole = arrays.alias(whole, *layout)
         whole = neg_view(whole) if slot.neg else whole
         return conj(whole) if slot.conj else whole
 
@@ -243,7 +226,7 @@ def _asked(op: OpOverload, args: Sequence[Tree], kwargs: Kwargs) -> Tree:
 def _result(out: torch.Tensor) -> PromisedResult:
     size = tuple(out.shape)
     # The device gives each result a storage of its own, so strides with holes or overlaps become contiguous ones.
-    dense = order(Layout(size, out.stride(), 0), math.prod(size)) is not None
+    dense = arrays.order(Layout(size, out.stride(), 0), math.prod(size)) is not None
     return PromisedResult(size, out.stride() if dense else contiguous(size), out.dtype)
 
 
@@ -272,7 +255,7 @@ def made(array: jax.Array, result: PromisedResult | None) -> torch.Tensor:
         return wrap(array)
     tensor: torch.Tensor = create(array.shape, result.dtype)
     storage_of(tensor).array = array
-    return tensor if plain(result) else alias(tensor, result.size, result.stride, 0)
+    return tensor if plain(result) else arrays.alias(tensor, result.size, result.stride, 0)
 
 
 def conform(name: str, flat: list[Tree], wanted: list[PromisedResult | None] | None) -> list[Tree]:
@@ -292,7 +275,7 @@ def conform(name: str, flat: list[Tree], wanted: list[PromisedResult | None] | N
                 f"the jax lowering of aten::{name} gave shape {list(array.shape)}; PyTorch promises {list(result.size)}"
             )
         array = convert(array, jax_dtype(result.dtype))
-        out.append(array if plain(result) else physical(array, result.stride))
+        out.append(array if plain(result) else arrays.physical(array, result.stride))
     return out
 
 
@@ -563,7 +546,7 @@ def build(op: Functional, call: Call) -> tuple[Kernel, Kernel]:
     if lowering.unpromised:
         results, alone = None, False
     common = common_dtype([*meta_args, *meta_kwargs.values()]) if lowering.promotes else None
-    template_args, template_kwargs, arrays = call.args, call.kwargs, len(call.arrays)
+    template_args, template_kwargs, count = call.args, call.kwargs, len(call.arrays)
 
     lengths: list[int] = []  # of the lists among the results, known once the program is traced
 
@@ -573,20 +556,20 @@ def build(op: Functional, call: Call) -> tuple[Kernel, Kernel]:
         if layout is None:
             value = held
         else:
-            rows = by_columns(layout) if lowering.columns else None
+            rows = arrays.by_columns(layout) if lowering.columns else None
             if slot.begins is None:
-                value = read(held, rows or layout)
+                value = arrays.read(held, rows or layout)
             else:
-                value = piece(held, values[arrays + slot.begins], Place(rows or layout, slot.sizes))
+                value = arrays.piece(held, values[count + slot.begins], Place(rows or layout, slot.sizes))
             if rows is not None:
-                return Columns(settled(value, slot.conj, slot.neg))
-        value = settled(value, slot.conj, slot.neg)
+                return arrays.Columns(arrays.settled(value, slot.conj, slot.neg))
+        value = arrays.settled(value, slot.conj, slot.neg)
         value = value if common is None else value.astype(common)
         return wrap(value) if lowering.torch_code else value
 
     def compute(*inputs: jax.Array) -> Tree:
         keys, values = inputs[: lowering.random], inputs[lowering.random :]
-        given = partial(read_taken, tensor=partial(tensor, values), number=lambda n: values[arrays + n.place])
+        given = partial(read_taken, tensor=partial(tensor, values), number=lambda n: values[count + n.place])
         with checks.apart() if lowering.torch_code else contextlib.nullcontext():
             out = lowering.compute(
                 *keys, *map(given, template_args), **{n: given(v) for n, v in template_kwargs.items()}

@@ -5,6 +5,7 @@ And cuDNN's own overloads of convolution, made of the general one, whose argumen
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from weakref import WeakValueDictionary
 
 import jax
@@ -321,23 +322,18 @@ def _as_strided_(self: Tensor, size: Sequence[int], stride: Sequence[int], stora
     return _set(self, storage_of(self), int(made.storage_offset()), made.shape, made.stride())
 
 
-def _filler(name: str) -> Kernel:
-    """Return the kernel of a fill in place, which may write to an expanded tensor, as in PyTorch."""
-
-    def fill(self: Tensor, *value: Tree) -> Tensor:
-        try:
-            assign(self, computed(name)(self, *value))
-        except Overlap:
-            distinct = alias(self, *expanded(Layout.of(self)))  # without what is repeated
-            assign(distinct, computed(name)(distinct, *value))
-        return self
-
-    return fill
+def _fill(name: str, self: Tensor, *value: Tree) -> Tensor:
+    """Fill in place; the tensor may be expanded, as in PyTorch."""
+    try:
+        assign(self, computed(name)(self, *value))
+    except Overlap:
+        distinct = alias(self, *expanded(Layout.of(self)))  # without what is repeated
+        assign(distinct, computed(name)(distinct, *value))
+    return self
 
 
-kernel("fill_.Scalar")(_filler("fill.Scalar"))
-kernel("fill_.Tensor")(_filler("fill.Tensor"))
-kernel("zero_")(_filler("zero"))
+for _name, _functional in (("fill_.Scalar", "fill.Scalar"), ("fill_.Tensor", "fill.Tensor"), ("zero_", "zero")):
+    kernel(_name)(partial(_fill, _functional))
 
 
 @kernel("is_set_to")

@@ -20,7 +20,7 @@ from ampcheck.jax_device import random
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
 from ampcheck.jax_device.dispatch import checks
 from ampcheck.jax_device.dispatch.program import trim
-from ampcheck.jax_device.jit.state import PLAIN, Reached, hyperparameters, number, sign
+from ampcheck.jax_device.jit.state import PLAIN, Reached, hyperparameters, number, numbers_of, sign
 from ampcheck.jax_device.jit.trace import Alias, Constant, NewTensor, Same, StepTrace, grad_leaves, rebuild, uncollected
 from ampcheck.jax_device.jit.watch import Value, ValueNeededError, value_of
 from ampcheck.jax_device.lowering import BARRIERS, known_options
@@ -147,7 +147,7 @@ class Entry:
                 given[k] = jax.device_put(raw(given[k]), may_alias=False)  # someone else has this array too
         given = [raw(g) for g in given]
         if self.numbered:
-            numbers = [number(place) for o in reached.optimizers for place in hyperparameters(o)]
+            numbers = numbers_of(reached)
             given += [numbers[i] for i in self.numbered]
         if self.random:
             given.append(random.default.key() if drawing else np.zeros(2, np.uint32))

@@ -465,6 +465,10 @@ def _sign(reached: Reached, value: Tree) -> Tree:
     return type(value) if isinstance(value, (dict, list, tuple)) else id(value)  # these are walked into
 
 
+def numbers_of(reached: Reached) -> list[float]:
+    return [number(place) for optimizer in reached.optimizers for place in hyperparameters(optimizer)]
+
+
 def reach(fn: Function, arguments: Args, read: Places) -> Reached:
     """Walk from a function, the arguments that are no tensors, and what the function was seen to read."""
     found = Reached(read)

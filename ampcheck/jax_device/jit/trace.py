@@ -20,16 +20,7 @@ from torch import Tensor
 from ampcheck.jax_device import random
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
 from ampcheck.jax_device.jit.reads import Measured, Reads
-from ampcheck.jax_device.jit.state import (
-    Concretize,
-    Reached,
-    TracedNumber,
-    extended,
-    hyperparameters,
-    number,
-    remembered,
-    traced_optimizers,
-)
+from ampcheck.jax_device.jit.state import Concretize, Reached, extended, numbers_of, remembered, traced_optimizers
 from ampcheck.jax_device.jit.watch import Asking, OpWatch, Poisoned, Value, ValueNeededError, deferred
 from ampcheck.jax_device.storage.arrays import Bytes, Layout, alias, create, raw, storage_of
 from ampcheck.jax_device.torch_private import conj, neg_view, pytree
@@ -120,7 +111,7 @@ class _Collector:
         self._states(effects)
         return results, effects, self.outputs
 
-    def _output(self, found: TracedNumber | Bytes) -> int:
+    def _output(self, found: Tree) -> int:
         self.outputs.append(raw(found))
         return len(self.outputs) - 1
 
@@ -309,10 +300,6 @@ def grad_leaves(arguments: list[Tensor], reached: Reached) -> list[Tensor]:
     """Return the tensors whose `.grad` the function may use or set."""
     found = [*(t for t in arguments if t.is_leaf), *reached.leaves]
     return [t for t in dict.fromkeys(found) if t.requires_grad and t.device.type == "jax"]
-
-
-def numbers_of(reached: Reached) -> list[float]:
-    return [number(place) for optimizer in reached.optimizers for place in hyperparameters(optimizer)]
 
 
 class StepCall(NamedTuple):

@@ -27,7 +27,7 @@ from torch.library import Library
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointFunction
 
-from ampcheck.jax_device import random
+from ampcheck.jax_device import random, torch_private
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
 from ampcheck.jax_device.dispatch import checks
 from ampcheck.jax_device.dispatch.program import VALUE_NEEDED
@@ -35,25 +35,9 @@ from ampcheck.jax_device.dispatch.schema import is_view, overloads
 from ampcheck.jax_device.jit.state import Traced, TracedNumber
 from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import Bytes, Layout, alias, raw, storage_of, wrap
-from ampcheck.jax_device.torch_private import (
-    DisableTorchFunction,
-    flex_attention_function,
-    include_key,
-    is_functorch_wrapped,
-    pytree,
-    recomputation_hook,
-    unwrapped,
-)
-from ampcheck.register.torch_private import (
-    DispatchKey,
-    DispatchKeySet,
-    ExcludeDispatchKeyGuard,
-    OpOverload,
-    exclude_key,
-    fallthrough_keys,
-    flex_attention,
-    higher_order_ops,
-)
+from ampcheck.jax_device.torch_private import DisableTorchFunction, include_key, is_functorch_wrapped, pytree, unwrapped
+from ampcheck.register import torch_private as dispatcher
+from ampcheck.register.torch_private import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard, OpOverload
 
 Value = tuple[str, tuple[int, ...], bytes]
 """What an array held, NaNs and all, for comparisons: dtype, shape, bytes."""
@@ -227,11 +211,11 @@ def _computed_again() -> contextlib.AbstractContextManager[None]:
 def _enter(self: Tree) -> None:
     self.again = _computed_again()
     self.again.__enter__()
-    super(recomputation_hook, self).__enter__()
+    super(torch_private.recomputation_hook, self).__enter__()
 
 
 def _exit(self: Tree, *error: Any) -> None:
-    super(recomputation_hook, self).__exit__(*error)
+    super(torch_private.recomputation_hook, self).__exit__(*error)
     self.again.__exit__(None, None, None)
 
 
@@ -263,12 +247,12 @@ def _register() -> None:
         raise watch.needed
 
     DistributedDataParallel.forward = forward  # type: ignore[method-assign]
-    recomputation_hook.__enter__, recomputation_hook.__exit__ = _enter, _exit
+    torch_private.recomputation_hook.__enter__, torch_private.recomputation_hook.__exit__ = _enter, _exit
     _library.fallback(_seen, KEY.name)
     for op in overloads():
         _aten.impl(op, partial(_seen, op), KEY.name)
-    fallthrough_keys.append(KEY)
-    for higher in higher_order_ops.values():  # the ops that they run are seen
+    dispatcher.fallthrough_keys.append(KEY)
+    for higher in dispatcher.higher_order_ops.values():  # the ops that they run are seen
         if KEY not in higher.py_kernels:
             higher.fallthrough(KEY)
 
@@ -369,7 +353,7 @@ class OpWatch:
         self._compiler.__enter__()
         _watching.watch = self
         include_key(KEY, True)
-        exclude_key(KEY, False)
+        dispatcher.exclude_key(KEY, False)
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, where: TracebackType | None) -> None:
@@ -377,7 +361,7 @@ class OpWatch:
         self._compiler.__exit__(None, None, None)
         on = self._before is not None
         include_key(KEY, on)
-        exclude_key(KEY, not on)
+        dispatcher.exclude_key(KEY, not on)
         if isinstance(error, VALUE_NEEDED):  # an array was asked, not a tensor
             raise value_needed("an array of JAX", caller(reversed([*walk_tb(where)]))) from error
 
@@ -610,11 +594,12 @@ def install_flex() -> None:
     Eagerly and in `torch.compile` PyTorch's own way serves: its operator, run by plain ops. `flex_attention` itself
     calls `torch.compile`, which cannot be done in the middle of a trace of `jit`; there the plain ops run without it.
     """
-    module = flex_attention_function
+    module = torch_private.flex_attention_function
     code = module._validate_device.__code__
     # The function stays PyTorch's own, which Dynamo follows; the names of devices are a constant in it.
     known = [c | {"jax"} if isinstance(c, frozenset) and "cuda" in c else c for c in code.co_consts]
     module._validate_device.__code__ = code.replace(co_consts=tuple(known))
     module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = _InATrace(module._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG)
     # In a trace autograd differentiates the ops, with respect to what score_mod reads as well.
+    flex_attention = dispatcher.flex_attention
     flex_attention.py_impl(KEY)(flex_attention.py_kernels[DispatchKey.CompositeExplicitAutograd])

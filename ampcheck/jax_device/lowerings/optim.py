@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import torch
 from jax import Array
 
+import ampcheck.jax_device.lowerings.pointwise  # noqa: F401  # whose formulas are in OWN
 from ampcheck.jax_device.dtypes import common_dtype_of, convert, jax_dtype, opmath_dtype
 from ampcheck.jax_device.lowering import OWN, Computation, Number, lower
 from ampcheck.jax_device.lowerings.accumulate import matmul, wide
-from ampcheck.jax_device.lowerings.pointwise import lerp
 from ampcheck.jax_device.lowerings.reduction import powersum, vector_norm
 
 Arrays = Sequence[Array]
@@ -50,21 +50,14 @@ def _pointwise(function: Computation) -> Computation:
 
 
 _SCALARS = ("List", "Scalar", "ScalarList")
-_BINARY: dict[str, tuple[Computation, tuple[str, ...]]] = {
-    "add": (lambda x, other, alpha=None: x + (other if alpha is None else other * alpha), (*_SCALARS, "Tensor")),
-    "sub": (lambda x, other, alpha=None: x - (other if alpha is None else other * alpha), _SCALARS),
-    "mul": (lambda x, other: x * other, (*_SCALARS, "Tensor")),
-    "div": (lambda x, other: jnp.true_divide(x, other), (*_SCALARS, "Tensor")),
-    "addcmul": (lambda x, first, second, value=1: x + value * first * second, _SCALARS[1:]),
-    "addcdiv": (lambda x, first, second, value=1: x + value * (first / second), _SCALARS[1:]),
-    "lerp": (lerp, _SCALARS),
-    "maximum": (jnp.maximum, _SCALARS),
-    "minimum": (jnp.minimum, _SCALARS),
-    "clamp_min": (jnp.maximum, _SCALARS),
-    "clamp_max": (jnp.minimum, _SCALARS),
-}
-for _name, (_function, _overloads) in _BINARY.items():
-    lower(*(f"_foreach_{_name}.{which}" for which in _overloads))(_pointwise(_function))
+for _names, _overloads in (
+    ("add mul div", (*_SCALARS, "Tensor")),
+    ("sub lerp maximum minimum clamp_min clamp_max", _SCALARS),
+    ("addcmul addcdiv", _SCALARS[1:]),
+):
+    for _name in _names.split():
+        _plain = OWN.get(f"{_name}.Tensor") or OWN[_name]
+        lower(*(f"_foreach_{_name}.{which}" for which in _overloads))(_pointwise(_plain.compute))
 
 _UNARY = (
     "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma",
@@ -96,15 +89,13 @@ def power_of(self: Number, exponent: Arrays) -> list[Array]:
     return [OWN["pow.Scalar"].compute(*unified(self, x)) for x in exponent]
 
 
-def _register_norm(name: str, norm: Computation) -> None:
-    @lower(name, static=True)
-    def compute(self: Arrays, ord: float = 2, dtype: torch.dtype | None = None) -> list[Array]:
-        given = [wide(x if dtype is None else convert(x, jax_dtype(dtype))) for x in self]
-        return [norm(x, ord, tuple(range(x.ndim))) for x in given]
+def _norms(norm: Computation, self: Arrays, ord: float = 2, dtype: torch.dtype | None = None) -> list[Array]:
+    given = [wide(x if dtype is None else convert(x, jax_dtype(dtype))) for x in self]
+    return [norm(x, ord, tuple(range(x.ndim))) for x in given]
 
 
-_register_norm("_foreach_norm.Scalar", vector_norm)
-_register_norm("_foreach_powsum.Scalar", powersum)
+lower("_foreach_norm.Scalar", static=True)(partial(_norms, vector_norm))
+lower("_foreach_powsum.Scalar", static=True)(partial(_norms, powersum))
 
 
 Rate = float | Array

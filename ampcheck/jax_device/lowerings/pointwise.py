@@ -6,6 +6,7 @@ give floating results. Polynomials follow their three-term recurrences: p(k + 1)
 """
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -136,8 +137,8 @@ _EXACT: dict[tuple[str, ...], Computation] = {
 }
 _WIDE: dict[tuple[str, ...], Computation] = {
     ("fmod.Tensor", "fmod.Scalar"): lambda x, other: jnp.fmod(x, other),
-    ("addcmul",): lambda x, first, second, *, value=1: x + value * first * second,
-    ("addcdiv",): lambda x, first, second, *, value=1: x + value * (first / second),
+    ("addcmul",): lambda x, first, second, value=1: x + value * first * second,
+    ("addcdiv",): lambda x, first, second, value=1: x + value * (first / second),
     ("logaddexp",): lambda x, other: jnp.logaddexp(x, other),
     ("logaddexp2",): lambda x, other: jnp.logaddexp2(x, other),
 }
@@ -268,39 +269,32 @@ def evaluate(family: Family, x: Array, n: Array) -> Array:
     return jnp.where(n < 0, 0, jnp.where(n == 0, 1, p)).astype(x.dtype)
 
 
-def _lowering(family: Family, shifted: bool) -> Computation:
-    def compute(x: Array, n: Array) -> Array:
-        x, n = jnp.broadcast_arrays(floating(jnp.asarray(x)), jnp.asarray(n))
-        degree = jnp.where(jnp.isfinite(n), n, -1).astype(jnp.int64)  # an infinite loop would be as long
-        return evaluate(family, 2 * x - 1 if shifted else x, degree)
-
-    return compute
+def _polynomial(family: Family, x: Array, n: Array, *, shifted: bool = False) -> Array:
+    x, n = jnp.broadcast_arrays(floating(jnp.asarray(x)), jnp.asarray(n))
+    degree = jnp.where(jnp.isfinite(n), n, -1).astype(jnp.int64)  # an infinite loop would be as long
+    return evaluate(family, 2 * x - 1 if shifted else x, degree)
 
 
 for _name, _family in FAMILIES.items():
-    lower(f"special_{_name}")(_lowering(_family, shifted=False))
+    lower(f"special_{_name}")(partial(_polynomial, _family))
     if _name.startswith("chebyshev"):
-        lower(f"special_shifted_{_name}")(_lowering(_family, shifted=True))
+        lower(f"special_shifted_{_name}")(partial(_polynomial, _family, shifted=True))
 
 
 _MANY = 2.0**16  # terms that are added one by one; PyTorch has no bound
 
 
-def _torchax(name: str) -> Computation:
-    """Return torchax's lowering, for floating arrays: it has none of PyTorch's promotion."""
+def _by_torchax(name: str, self: Array) -> Array:
+    """Compute as torchax does, of floating arrays: it has none of PyTorch's promotion."""
+    from torchax.ops import jaten  # noqa: PLC0415  # a second of start-up, for six rare functions
 
-    def compute(self: Array) -> Array:
-        from torchax.ops import jaten  # noqa: PLC0415  # a second of start-up, for six rare functions
-
-        out: Array = getattr(jaten, f"_aten_{name}")(floating(self))
-        return out
-
-    return compute
+    out: Array = getattr(jaten, f"_aten_{name}")(floating(self))
+    return out
 
 
 for _kind in ("bessel_j", "bessel_y", "modified_bessel_k"):
     for _name in (f"special_{_kind}0", f"special_{_kind}1"):
-        lower(_name)(_torchax(_name))
+        lower(_name)(partial(_by_torchax, _name))
 
 
 def _scaled_k(x: Array, order: float) -> Array:

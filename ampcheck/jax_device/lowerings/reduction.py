@@ -5,6 +5,7 @@ Lower precision is accumulated in float32. Distances are of differences, not of 
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from jax import Array
 
+from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.dtypes import convert, jax_dtype
 from ampcheck.jax_device.lowering import Computation, Number, lower
 from ampcheck.jax_device.lowerings.accumulate import rounded, wide
@@ -76,15 +78,14 @@ _MOMENTS: dict[str, Computation] = {
 }
 
 
-def _register_moment(name: str, chosen: Computation) -> None:
-    @lower(f"{name}.correction")
-    def moment(self: Array, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False) -> Array:
-        out: Array = chosen(*moments(self, dim, correction, keepdim))
-        return out
+def _moment(
+    chosen: Computation, self: Array, dim: Dims = None, *, correction: Number | None = None, keepdim: bool = False
+) -> Tree:
+    return chosen(*moments(self, dim, correction, keepdim))
 
 
 for _name, _chosen in _MOMENTS.items():
-    _register_moment(_name, _chosen)
+    lower(f"{_name}.correction")(partial(_moment, _chosen))
 
 
 def _register_extreme(kind: str, greatest: Callable[..., Array], first: Callable[..., Array]) -> None:
@@ -113,15 +114,13 @@ def _aminmax(self: Array, dim: int | None = None, keepdim: bool = False) -> tupl
     return jnp.min(self, reduced, keepdims=keepdim), jnp.max(self, reduced, keepdims=keepdim)
 
 
-def _register_truth(kind: str, reduce: Callable[..., Array]) -> None:
-    @lower(kind, f"{kind}.dim", f"{kind}.dims")
-    def truth(self: Array, dim: Dims = None, keepdim: bool = False) -> Array:
-        """Reduce whether elements are not zero, as nan is not; an empty list of dimensions reduces nothing."""
-        return self != 0 if dim == () else reduce(self != 0, axes(self, dim), keepdims=keepdim)
+def _truth(reduce: Callable[..., Array], self: Array, dim: Dims = None, keepdim: bool = False) -> Array:
+    """Reduce whether elements are not zero, as nan is not; an empty list of dimensions reduces nothing."""
+    return self != 0 if dim == () else reduce(self != 0, axes(self, dim), keepdims=keepdim)
 
 
-_register_truth("any", jnp.any)
-_register_truth("all", jnp.all)
+lower("any", "any.dim", "any.dims")(partial(_truth, jnp.any))
+lower("all", "all.dim", "all.dims")(partial(_truth, jnp.all))
 lower("count_nonzero", "count_nonzero.dim_IntList")(
     lambda self, dim=None: jnp.sum(self != 0, axes(self, dim), dtype=jnp.int64)
 )
@@ -146,15 +145,13 @@ def hash_tensor(self: Array, dim: Dims = None, *, keepdim: bool = False, mode: i
     return jnp.expand_dims(out, reduced) if keepdim else out
 
 
-def _register_running(name: str, running: Callable[[Array, int], Array]) -> None:
-    @lower(name)
-    def compute(self: Array, dim: int, *, dtype: torch.dtype | None = None) -> Array:
-        values = summand(self, dtype)  # of integers in int64
-        return running(values, dim) if self.ndim else values
+def _running_total(running: Computation, self: Array, dim: int, *, dtype: torch.dtype | None = None) -> Array:
+    values = summand(self, dtype)  # of integers in int64
+    return running(values, dim) if self.ndim else values
 
 
-_register_running("cumsum", jnp.cumsum)
-_register_running("cumprod", jnp.cumprod)
+lower("cumsum")(partial(_running_total, jnp.cumsum))
+lower("cumprod")(partial(_running_total, jnp.cumprod))
 
 
 @lower("logcumsumexp", "_logcumsumexp")
@@ -225,26 +222,19 @@ def powersum(values: Array, order: float, reduced: tuple[int, ...], keepdim: boo
     return jnp.sum(terms, reduced, keepdims=keepdim)
 
 
-def _register_norm(name: str, norm: Computation) -> Computation:
-    @lower(name, static=True)
-    def compute(
-        self: Array, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-    ) -> Array:
-        values = wide(self if dtype is None else convert(self, jax_dtype(dtype)))
-        out: Array = norm(values, ord, axes(self, dim), keepdim)
-        return out
-
-    return compute
+def _norm(
+    norm: Computation, self: Array, ord: float | None = 2, dim: Dims = None, keepdim: bool = False, **given: Tree
+) -> Array:
+    dtype = given.get("dtype")
+    values = wide(self if dtype is None else convert(self, jax_dtype(dtype)))
+    out: Array = norm(values, 2 if ord is None else ord, axes(self, dim), keepdim)
+    return out
 
 
-linalg_vector_norm = _register_norm("linalg_vector_norm", vector_norm)
-_register_norm("linalg__powsum", powersum)
-
-
+lower("linalg_vector_norm", static=True)(partial(_norm, vector_norm))
+lower("linalg__powsum", static=True)(partial(_norm, powersum))
 lower("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype", "norm.ScalarOpt_dtype", static=True)(
-    lambda self, p=2, dim=None, keepdim=False, *, dtype=None: linalg_vector_norm(
-        self, 2 if p is None else p, dim, keepdim, dtype=dtype
-    )
+    lambda self, p=2, *rest, **dtype: _norm(vector_norm, self, p, *rest, **dtype)
 )
 
 

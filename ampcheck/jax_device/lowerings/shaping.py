@@ -114,16 +114,12 @@ _register(_logspace, ("logspace",), ("logspace.out",))
 _register(_eye, ("eye", "eye.m"), ("eye.out", "eye.m_out"))
 
 
-def _register_indices(name: str, indices: Callable[..., Tensor]) -> None:
-    kernel(name)(
-        lambda *numbers, dtype=None, **_: transfer.to_device(
-            indices(*numbers, dtype=dtype or torch.int64, device="cpu")
-        )
-    )
+def _indices(make: Callable[..., Tensor], *numbers: int, dtype: torch.dtype | None = None, **_: object) -> Tensor:
+    return transfer.to_device(make(*numbers, dtype=dtype or torch.int64, device="cpu"))
 
 
-_register_indices("tril_indices", torch.tril_indices)
-_register_indices("triu_indices", torch.triu_indices)
+kernel("tril_indices")(partial(_indices, torch.tril_indices))
+kernel("triu_indices")(partial(_indices, torch.triu_indices))
 # the dtype and the strides are what PyTorch's Meta kernel says
 lower("_to_copy", "clone")(lambda self, **_: self)
 lower("fill.Scalar", "fill.Tensor")(

@@ -61,7 +61,7 @@ def kthvalue(self: Array, k: int, dim: int = -1, keepdim: bool = False) -> tuple
     return _at(self, jax.lax.slice_in_dim(places, k - 1, k, axis=dim), dim, keepdim)
 
 
-def _middle(self: Array, dim: int, keepdim: bool, ignore_nan: bool) -> tuple[Array, Array]:
+def _middle(self: Array, dim: int, keepdim: bool = False, *, ignore_nan: bool) -> tuple[Array, Array]:
     """Return the lower of the middle elements. A nan, the first, stands for its whole line unless nan is ignored."""
     if not self.ndim:
         return self, jnp.zeros((), jnp.int64)
@@ -82,21 +82,12 @@ def _middle_of_all(self: Array, ignore_nan: bool) -> Array:
         return jnp.asarray(
             jnp.nan if jnp.issubdtype(self.dtype, jnp.floating) else jnp.iinfo(self.dtype).min, self.dtype
         )
-    return _middle(self.reshape(-1), 0, False, ignore_nan)[0]
+    return _middle(self.reshape(-1), 0, ignore_nan=ignore_nan)[0]
 
 
-def _register_median(name: str, ignore_nan: bool) -> None:
-    @lower(name)
-    def of_all(self: Array) -> Array:
-        return _middle_of_all(self, ignore_nan)
-
-    @lower(f"{name}.dim")
-    def along(self: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-        return _middle(self, dim, keepdim, ignore_nan)
-
-
-_register_median("median", False)
-_register_median("nanmedian", True)
+for _name, _ignores in (("median", False), ("nanmedian", True)):
+    lower(_name)(partial(_middle_of_all, ignore_nan=_ignores))
+    lower(f"{_name}.dim")(partial(_middle, ignore_nan=_ignores))
 
 
 @lower("mode")
