@@ -93,21 +93,15 @@ def train(model: TrainedModel, device: str, way: str, dtype: torch.dtype | None)
         from ampcheck.jax_device import jit  # noqa: PLC0415  # the device is not made where the CPU alone trains
 
         step = jit(step)
+    losses, seconds = [], []
     with _lstm_that_runs(device, dtype), warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", message="jit runs ")
-        seen = _steps(lambda: step(batch))
+        for _ in range(STEPS):
+            began = time.perf_counter()
+            losses.append(step(batch).item())
+            seconds.append(time.perf_counter() - began)
     note = next((_plain(str(one.message)) for one in caught if str(one.message).startswith("jit runs ")), "")
-    return Training(*seen, tied(module), note)
-
-
-def _steps(step: Callable[[], torch.Tensor]) -> tuple[list[float], float, float]:
-    """Return the loss of each step, and seconds of the first step and of a later one."""
-    losses, seconds = [], []
-    for _ in range(STEPS):
-        began = time.perf_counter()
-        losses.append(step().item())
-        seconds.append(time.perf_counter() - began)
-    return losses, seconds[0], statistics.median(seconds[STEPS // 2 :])
+    return Training(losses, seconds[0], statistics.median(seconds[STEPS // 2 :]), tied(module), note)
 
 
 def train_by_torchax(model: TrainedModel, way: str, dtype: torch.dtype | None) -> Training:
@@ -138,19 +132,19 @@ def train_by_torchax(model: TrainedModel, way: str, dtype: torch.dtype | None) -
         graded = interop.jax_value_and_grad(loss_of)
         if way == "torchax-jit":
             graded = interop.jax_jit(graded)
-
-        def step() -> torch.Tensor:
-            loss: torch.Tensor
+        losses, seconds = [], []
+        for _ in range(STEPS):
+            began = time.perf_counter()
             loss, gradients = graded(parameters, buffers, batch)
             for name, parameter in parameters.items():
                 parameter.grad = gradients[name]
             nn.utils.clip_grad_norm_(module.parameters(), 1.0)
             optimizer.step()
-            return loss
-
-        return Training(*_steps(step), tied(module))
+            losses.append(loss.item())
+            seconds.append(time.perf_counter() - began)
     finally:
         torchax.disable_globally()
+    return Training(losses, seconds[0], statistics.median(seconds[STEPS // 2 :]), tied(module))
 
 
 def tied(module: nn.Module) -> list[list[str]]:
