@@ -448,20 +448,15 @@ def test_out_of_memory_in_the_words_of_other_platforms() -> None:
 
 
 PLAIN = ((1, 1), 1, False, False, True)  # dilation, groups, and what cuDNN asks besides
-IMAGE_AND_KERNEL = ((1, 2, 5, 5), (2, 2, 3, 3))
+SIZES = ((1, 2, 5, 5), (2, 2, 3, 3))
 FAKED: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
     "gru_cell": (torch.nn.GRUCell(3, 4).to("jax"), ((2, 3), (2, 4))),
-    "cudnn_convolution": (lambda x, w: torch.cudnn_convolution(x, w, (0, 0), (1, 1), *PLAIN), IMAGE_AND_KERNEL),
-    "cudnn_convolution_transpose": (
-        lambda x, w: torch.cudnn_convolution_transpose(x, w, (0, 0), (0, 0), (1, 1), *PLAIN),
-        IMAGE_AND_KERNEL,
-    ),
-    "cudnn_convolution_relu": (
-        lambda x, w: torch.cudnn_convolution_relu(x, w, None, (1, 1), (0, 0), (1, 1), 1),
-        IMAGE_AND_KERNEL,
-    ),
+    "cudnn_convolution": (lambda *t: torch.cudnn_convolution(*t, (0, 0), (1, 1), *PLAIN), SIZES),
+    "cudnn_convolution_transpose": (lambda *t: TRANSPOSED(*t, (0, 0), (0, 0), (1, 1), *PLAIN), SIZES),
+    "cudnn_convolution_relu": (lambda *t: torch.cudnn_convolution_relu(*t, None, (1, 1), (0, 0), (1, 1), 1), SIZES),
     "histc": (lambda x: torch.histc(x, 4), ((9,),)),
 }
+TRANSPOSED = torch.cudnn_convolution_transpose
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.nightly] * n.startswith("cudnn")) for n in FAKED])

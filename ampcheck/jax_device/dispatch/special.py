@@ -83,7 +83,7 @@ def zeros(size: tuple[int, ...], dtype: torch.dtype) -> jax.Array:
     return found
 
 
-@kernel("empty.memory_format", "zeros")
+@kernel("empty.memory_format", "zeros", "_efficientzerotensor")
 def _empty(
     size: Sequence[int], *, dtype: DType = None, layout: LayoutKind = None, memory_format: Format = None, **_: object
 ) -> Tensor:
@@ -125,11 +125,6 @@ def _empty_like(
     like = torch.empty_like(there, memory_format=memory_format or torch.preserve_format)
     made: Tensor = _empty_strided(like.shape, like.stride(), dtype=dtype)
     return made
-
-
-@kernel("_efficientzerotensor")
-def _zero_tensor(size: Sequence[int], *, dtype: DType = None, **_: object) -> Tensor:
-    return wrap(zeros(tuple(size), dtype or torch.get_default_dtype()))
 
 
 @kernel("_to_copy")
@@ -273,9 +268,8 @@ def _set(
     return place(self, source, storage_offset, size, stride)
 
 
-@kernel("set_.source_Storage")
-def _set_storage(self: Tensor, source: DeviceStorage) -> Tensor:
-    return _set(self, source, 0, (source.nbytes() // self.element_size(),))
+kernel("set_.source_Storage")(lambda self, source: _set(self, source, 0, (source.nbytes() // self.element_size(),)))
+kernel("set_")(lambda self: _set(self, storage_of(wrap(zeros((0,), self.dtype))), 0, (0,)))
 
 
 @kernel("set_.source_Tensor")
@@ -284,11 +278,6 @@ def _set_tensor(self: Tensor, source: Tensor) -> Tensor:
         raise RuntimeError(f"Could not set tensor of type {source.dtype} to a tensor of type {self.dtype}")
     size, stride, offset = Layout.of(source)
     return _set(self, storage_of(source), offset, size, stride)
-
-
-@kernel("set_")
-def _set_empty(self: Tensor) -> Tensor:
-    return _set(self, storage_of(wrap(zeros((0,), self.dtype))), 0, (0,))
 
 
 @kernel("as_strided")
@@ -336,12 +325,7 @@ for _name, _functional in (("fill_.Scalar", "fill.Scalar"), ("fill_.Tensor", "fi
     kernel(_name)(partial(_fill, _functional))
 
 
-@kernel("is_set_to")
-def _is_set_to(self: Tensor, tensor: Tensor) -> bool:
-    """Return whether both lie on one storage with the same sizes, strides and offset."""
-    return Layout.of(self) == Layout.of(tensor) and storage_of(self) is storage_of(tensor)
-
-
+kernel("is_set_to")(lambda a, b: Layout.of(a) == Layout.of(b) and storage_of(a) is storage_of(b))
 kernel("record_stream")(lambda self, stream: None)  # JAX frees no buffer that work still needs
 
 

@@ -70,18 +70,15 @@ def _capsule(
     return array.__dlpack__(stream=waited, max_version=max_version, dl_device=dl_device, copy=copy)
 
 
-def _to_dlpack(original: Function) -> Function:
-    @functools.wraps(original)
-    def to_dlpack(tensor: Tensor, *args: Tree, **kwargs: Tree) -> Tree:
-        return _capsule(tensor) if tensor.device.type == NAME else original(tensor, *args, **kwargs)
-
-    return to_dlpack
-
-
 def install() -> None:
     """Divert PyTorch's DLPack functions, which would export null pointers, for tensors of the device."""
     dlpack, dlpack_device = Tensor.__dlpack__, Tensor.__dlpack_device__
-    from_dlpack = torch.utils.dlpack.from_dlpack
+    from_dlpack: Function = torch.utils.dlpack.from_dlpack
+    to_dlpack: Function = torch.utils.dlpack.to_dlpack  # type: ignore[attr-defined]
+
+    @functools.wraps(to_dlpack)
+    def exported(tensor: Tensor, *args: Tree, **kwargs: Tree) -> Tree:
+        return _capsule(tensor) if tensor.device.type == NAME else to_dlpack(tensor, *args, **kwargs)
 
     @functools.wraps(dlpack)
     def __dlpack__(self: Tensor, **kwargs: Any) -> Tree:
@@ -106,6 +103,5 @@ def install() -> None:
     Tensor.__dlpack__ = __dlpack__  # type: ignore[method-assign]
     Tensor.__dlpack_device__ = __dlpack_device__  # type: ignore[method-assign]
     modules: Args = (torch, torch.utils.dlpack)
-    exported = _to_dlpack(modules[1].to_dlpack)
     for module in modules:
         module.from_dlpack, module.to_dlpack = imported, exported

@@ -58,10 +58,8 @@ def scaled_dot_product_attention(*args: Tree, **options: Tree) -> Tree:
     return fused(*args[:3], dropout_p, is_causal, attn_mask=attn_mask, scale=options.get("scale"))[0]
 
 
-@kernel("_nested_tensor_from_mask_left_aligned")
-def left_aligned(t: Tensor, mask: Tensor) -> bool:
-    """Return False: nn.TransformerEncoder asks this before it makes a nested tensor, and the device has none."""
-    return False
+# nn.TransformerEncoder asks this before it makes a nested tensor, and the device has none.
+kernel("_nested_tensor_from_mask_left_aligned")(lambda t, mask: False)
 
 
 def _factor(query: Array, scale: float | None = None, **_: Tree) -> float:

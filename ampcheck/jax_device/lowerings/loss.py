@@ -145,27 +145,21 @@ def _log_sum(*terms: Array) -> Array:
     return jnp.where(dead, -jnp.inf, jnp.log(jnp.sum(shifted, axis=0)) + jnp.where(dead, 0, peak))
 
 
-def _loss(
-    log_probs: Array, targets: Array, input_lengths: Sequence[int], target_lengths: Sequence[int], blank: int
-) -> tuple[Array, Array]:
-    longest = max(target_lengths, default=0)
-    inputs, lengths = jnp.asarray(input_lengths, jnp.int64), jnp.asarray(target_lengths, jnp.int64)
-    alphas = _alphas(log_probs, _rows(targets, lengths, longest), blank)
-    last = jnp.take_along_axis(alphas, jnp.maximum(inputs - 1, 0)[:, None, None], axis=1)[:, 0]
-    end = jnp.take_along_axis(last, 2 * lengths[:, None], axis=1)[:, 0]
-    before = jnp.take_along_axis(last, jnp.maximum(2 * lengths - 1, 0)[:, None], axis=1)[:, 0]
-    total = _log_sum(end, jnp.where(lengths > 0, before, -jnp.inf))
-    empty = jnp.where(lengths == 0, 0.0, jnp.inf).astype(total.dtype)  # no steps have only the empty target
-    return jnp.where(inputs == 0, empty, -total), alphas
-
-
 @lower("_ctc_loss")
 @widened
 def ctc_loss(
     log_probs: Array, targets: Array, lengths: Sequence[int], target_lengths: Sequence[int], blank: int = 0, *_: bool
 ) -> tuple[Array, Array]:
     """Compute -log of the targets' probability by (T, N, C) log probabilities: (N), and the table of beginnings."""
-    return _loss(log_probs, targets, lengths, target_lengths, blank)
+    longest = max(target_lengths, default=0)
+    inputs, sizes = jnp.asarray(lengths, jnp.int64), jnp.asarray(target_lengths, jnp.int64)
+    alphas = _alphas(log_probs, _rows(targets, sizes, longest), blank)
+    last = jnp.take_along_axis(alphas, jnp.maximum(inputs - 1, 0)[:, None, None], axis=1)[:, 0]
+    end = jnp.take_along_axis(last, 2 * sizes[:, None], axis=1)[:, 0]
+    before = jnp.take_along_axis(last, jnp.maximum(2 * sizes - 1, 0)[:, None], axis=1)[:, 0]
+    total = _log_sum(end, jnp.where(sizes > 0, before, -jnp.inf))
+    empty = jnp.where(sizes == 0, 0.0, jnp.inf).astype(total.dtype)  # no steps have only the empty target
+    return jnp.where(inputs == 0, empty, -total), alphas
 
 
 @lower("_ctc_loss_backward")
@@ -176,7 +170,7 @@ def ctc_loss_backward(grad: Array, log_probs: Array, targets: Array, *given: Tre
     It is that of the logits of which they are the log_softmax; after its own backward pass both agree.
     """
     input_lengths, target_lengths, neg_log_likelihood, _, blank, zero_infinity = (*given, False)[:6]
-    _, vjp = jax.vjp(lambda x: _loss(x, targets, input_lengths, target_lengths, blank)[0], log_probs)
+    _, vjp = jax.vjp(lambda x: ctc_loss(x, targets, input_lengths, target_lengths, blank)[0], log_probs)
     (by_likelihood,) = vjp(jnp.ones_like(neg_log_likelihood))
     steps = jnp.arange(log_probs.shape[0])[:, None] < jnp.asarray(input_lengths, jnp.int64)[None]
     expected = jnp.where(steps[..., None], jnp.exp(log_probs) + by_likelihood, 0) * grad[None, :, None]
