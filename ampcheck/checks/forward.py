@@ -710,24 +710,23 @@ now = [x.detach().cpu() for x in first]
             [*needed, comparisons.wrong_anyway], f"def wrong(got, given):\n{body}", f"{run}\n{self.say(what, both)}"
         )
 
+    def _placed(self, what: str, function: Needed, known: str) -> None:
+        """Write a comparison of where outputs lie. `known`: what is right, as an expression behind the output."""
+        found = f'{function.__name__}(x, {known}, f"output {{place}} of {self.todo.name}")'
+        self._wrong(f"the {what} of the outputs", [function], found)
+
     def _strides(self) -> None:
-        known = [set(layouts) for layouts in reference(self.todo).layouts]
-        found = f'strides(x, {known!r}[place], f"output {{place}} of {self.todo.name}")'
-        self._wrong("the strides of the outputs", [comparisons.strides], found)
+        self._placed("strides", comparisons.strides, f"{list(map(set, reference(self.todo).layouts))!r}[place]")
 
     def _pytorch_dtypes(self) -> None:
-        known = [set(dtypes) for dtypes in reference(self.todo).dtypes]
-        found = f'pytorch_dtype(x, {known!r}[place], f"output {{place}} of {self.todo.name}")'
-        self._wrong("the dtypes of the outputs", [comparisons.pytorch_dtype], found)
+        self._placed("dtypes", comparisons.pytorch_dtype, f"{list(map(set, reference(self.todo).dtypes))!r}[place]")
 
     def _device(self) -> None:
-        found = f'on_device(x, given, {self.device.type!r}, f"output {{place}} of {self.todo.name}")'
-        self._wrong("the devices of the outputs", [comparisons.on_device], found)
+        self._placed("devices", comparisons.on_device, f"given, {self.device.type!r}")
 
     def _memory(self) -> None:
         known = [[place for out, place in reference(self.todo).aliases if out == number] for number in range(9)]
-        found = f'own_memory(x, given, {known!r}[place], f"output {{place}} of {self.todo.name}")'
-        self._wrong("the memory of the outputs", [comparisons.own_memory], found)
+        self._placed("memory", comparisons.own_memory, f"given, {known!r}[place]")
 
     def _count(self) -> None:
         count = len(reference(self.todo).outputs)

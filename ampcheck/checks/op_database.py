@@ -103,7 +103,7 @@ class OpDatabaseCheck(OpCheck):
         given = "op(sample.input, *sample.args, **sample.kwargs)"
         needed: list[Needed] = [islice, report]
         if not device.has_values:
-            needed.append(unset_fake_temporarily)
+            needed += [unset_fake_temporarily, look_alike]
         imports = "from torch.testing._internal.common_methods_invocations import op_db"
         op = f"{imports}\n\nop = next(info for info in op_db if info.full_name == {case.op!r})"
         blocks = [op, _samples_block(case, device)]
@@ -161,12 +161,7 @@ def samples():
     torch.manual_seed(0)
     with unset_fake_temporarily():
         made = list(islice(op.sample_inputs("cpu", {dtype}), {SAMPLES}))
-    return [sample.transform(alike) for sample in made]
-
-def alike(x):  # a fake tensor that looks like a tensor of the CPU
-    if not isinstance(x, torch.Tensor) or x.layout != torch.strided or x.is_nested:
-        return x
-    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device={device.type!r})"""
+    return [sample.transform(lambda value: look_alike(value, {device.type!r})) for sample in made]"""
 
 
 def _rows(wanted: Sequence[Sequence[object]]) -> list[str]:
@@ -190,13 +185,14 @@ def samples_of(info: Any, case: Case, device: Device) -> list[Any]:
         return op_database.samples(info, case.inputs, device.type, SAMPLES)
     with unset_fake_temporarily():
         made = op_database.samples(info, case.inputs, "cpu", SAMPLES)
-    return [sample.transform(lambda value: _fake(value, device)) for sample in made]
+    return [sample.transform(lambda value: look_alike(value, device.type)) for sample in made]
 
 
-def _fake(value: Any, device: Device) -> Any:
+def look_alike(value: Any, device_type: str) -> Any:
+    """Return a tensor of a device type, without values, that looks like a tensor of the CPU."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_nested:
         return value
-    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=device.type)
+    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=device_type)
 
 
 class Calls:

@@ -4,7 +4,6 @@ This holds for enabled, dtype and cache, to any depth, also for regions of sever
 https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast ("Autocast-enabled regions can be nested").
 """
 
-from functools import partial
 from itertools import product
 
 import pytest
@@ -104,21 +103,6 @@ def test_one_object_around_another(amp: Amp) -> None:
 
 
 # ---- weights
-@scenario()
-def test_siblings_share_casts(amp: Amp) -> None:
-    """Two inner regions, one after the other, share the casts of the outermost one (autocast_mode.cpp, nesting)."""
-    weight, x = amp.rand(2, 2, requires_grad=True), amp.rand(2, 2)
-    use = partial(amp.casts, lambda: torch.mm(x, weight), weight)
-    with amp.region(enabled=False):
-        with amp.region():
-            amp.assert_equal("casts in the first inner region", use(), 1)
-        with amp.region():
-            amp.assert_equal("casts in the second inner region", use(), 0)
-        amp.assert_equal("casts in the disabled outer region", use(), 0)
-    with amp.region():
-        amp.assert_equal("casts in the next outermost region", use(), 1)
-
-
 # ---- several device types at once
 def _state_of(name: str) -> tuple[bool, torch.dtype]:
     return torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)

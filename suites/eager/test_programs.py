@@ -46,9 +46,10 @@ PROGRAMS = {
     "exception_through_regions": """
         try:
             with HERE:
-                with OTHER:
+                with amp.autocast(TYPE, dtype=DTYPE2, cache_enabled=False):
                     PRODUCT
-                    raise PlannedError
+                    with amp.autocast(TYPE, enabled=False):
+                        raise PlannedError
         except PlannedError:
             amp.caught()
         PRODUCT""",
@@ -61,6 +62,12 @@ PROGRAMS = {
             WEIGHT
             with amp.autocast(TYPE, enabled=False):
                 PRODUCT
+            WEIGHT
+        with amp.autocast(TYPE, enabled=False):
+            with HERE:
+                WEIGHT
+            with HERE:
+                WEIGHT
             WEIGHT
         with HERE:
             WEIGHT""",

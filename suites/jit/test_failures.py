@@ -83,19 +83,18 @@ def _in_regions(amp: Amp, error: str, regions: str, graph: str) -> Callable[...,
             torch._dynamo.graph_break()
         return y, _raising(error, x, i)
 
+    kept = None if regions != "unkept" else False
+    dtype = low if regions != "unkept" else other
+
     def one(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.autocast(kind, dtype=low):
+        with torch.autocast(kind, dtype=dtype, cache_enabled=kept):
             return body(x, i)
 
     def nested(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.autocast(kind, dtype=low), torch.autocast(kind, enabled=False), torch.autocast(kind, dtype=other):
             return body(x, i)
 
-    def unkept(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.autocast(kind, dtype=other, cache_enabled=False):
-            return body(x, i)
-
-    return {"one": one, "nested": nested, "around": one, "unkept": unkept}[regions]
+    return nested if regions == "nested" else one
 
 
 def _assert_raises(amp: Amp, what: str, call: Callable[[], object]) -> None:

@@ -245,13 +245,19 @@ NEW_SCALES = {
 }
 
 
+def _with_new_scale(amp: Amp, form: str) -> tuple[torch.amp.GradScaler, Any]:
+    """Return a scaler whose scale is on the device, and a new scale for it."""
+    scaler, given = torch.amp.GradScaler(amp.type, init_scale=4.0), NEW_SCALES[form]
+    scaler.scale(torch.ones((), device=amp.type))
+    if isinstance(given, torch.Tensor) and form != "elsewhere":
+        given = given.detach().to(amp.type).requires_grad_(form == "requires_grad")
+    return scaler, given
+
+
 @scenario(form=["float", "no_dimension", "one_element", "float64", "int"], values=True, dtypes="default")
 def test_new_scale(amp: Amp, form: str) -> None:
     """A new scale is a number, or a tensor of one element on the scaler's device (update: "float or 1-element")."""
-    scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
-    scaler.scale(torch.ones((), device=amp.type))
-    given: Any = NEW_SCALES[form]
-    given = given.to(amp.type) if isinstance(given, torch.Tensor) else given
+    scaler, given = _with_new_scale(amp, form)
     try:
         scaler.update(given)
     except (AttributeError, RuntimeError) as error:
@@ -263,11 +269,7 @@ def test_new_scale(amp: Amp, form: str) -> None:
 @scenario(form=["two_elements", "requires_grad", "elsewhere"], values=True, dtypes="default")
 def test_no_new_scale(amp: Amp, form: str) -> None:
     """Other tensors are refused by an error that names the requirement, and the scale is kept (update)."""
-    scaler = torch.amp.GradScaler(amp.type, init_scale=4.0)
-    scaler.scale(torch.ones((), device=amp.type))
-    given: Any = NEW_SCALES[form]
-    if form != "elsewhere":
-        given = given.detach().to(amp.type).requires_grad_(form == "requires_grad")
+    scaler, given = _with_new_scale(amp, form)
     text = "new_scale should be a float or a 1-element"
     amp.assert_raises(f"update by {form}", AssertionError, text, lambda: scaler.update(given))
     amp.assert_equal("scale after it", scaler.get_scale(), 4.0)
