@@ -21,22 +21,6 @@ pytestmark = pytest.mark.rule("decorator")
 
 # ---- what may be decorated
 @scenario()
-def test_function(amp: Amp) -> None:
-    """A decorated function runs in the region on each call (amp.html: context managers or decorators)."""
-
-    @amp.region()
-    def function() -> tuple[object, torch.dtype]:
-        return amp.state(), amp.probe()
-
-    before = amp.state()
-    for time in range(3):
-        want = ((True, amp.dtype, True), amp.dtype)
-        amp.assert_equal(f"state and dtype of a product inside, call {time}", function(), want)
-        amp.assert_equal(f"state after call {time}", amp.state(), before)
-    amp.assert_equal("nesting depth after the calls", amp.depth(), 0)
-
-
-@scenario()
 def test_other_callables(amp: Amp) -> None:
     """Any callable can be decorated: a lambda, a partial, a torch function (autocast_mode.py, __call__)."""
     a, b = amp.rand(2, 2), amp.rand(2, 2)
@@ -67,7 +51,9 @@ def test_options(amp: Amp, enabled: bool, cache_enabled: bool) -> None:
         return amp.state(), amp.probe()
 
     want = ((enabled, amp.dtype, cache_enabled), amp.dtype if enabled else torch.float32)
-    amp.assert_equal("state and dtype of a product inside", function(), want)
+    for time in range(3):
+        amp.assert_equal(f"state and dtype of a product inside, call {time}", function(), want)
+        amp.assert_state(f"after call {time}", (False, amp.default, True), 0)
     with amp.region(amp.other):
         amp.assert_equal("the same, called in a region", function(), want)
         amp.assert_equal("state of that region after the call", amp.state(), (True, amp.other, True))

@@ -119,7 +119,10 @@ def test_two_device_types(amp: Amp) -> None:
             amp.assert_equal(f"state of {name} in both regions", _state_of(name), (True, amp.other))
             amp.assert_equal("dtype a product on this device runs in, in both", amp.probe(), amp.dtype)
             amp.assert_equal("nesting depth in both regions", amp.depth(), 2)
-        amp.assert_equal(f"state of {name} after the inner region", _state_of(name), (True, amp.other))
+        with amp.region(enabled=False):
+            amp.assert_equal(f"state of {name}, this device disabled", _state_of(name), (True, amp.other))
+            amp.assert_equal("dtype a product on this device runs in, disabled", amp.probe(), torch.float32)
+        amp.assert_equal(f"state of {name} after the inner regions", _state_of(name), (True, amp.other))
     amp.assert_equal("state of this device after both", amp.state(), (False, amp.default, True))
 
 
@@ -133,20 +136,9 @@ def test_two_device_types_other_way_round(amp: Amp) -> None:
             amp.assert_equal("dtype a product on this device runs in", amp.probe(), amp.dtype)
         amp.assert_equal(f"state of {name} after its region", _state_of(name), before)
         with torch.autocast(name, enabled=False):
+            amp.assert_equal(f"whether {name} is enabled", torch.is_autocast_enabled(name), False)
             amp.assert_state("while the other type is disabled", (True, amp.dtype, True))
         amp.assert_equal("state after the other type's regions", amp.state(), (True, amp.dtype, True))
-
-
-@scenario()
-def test_disabled_beside_enabled(amp: Amp) -> None:
-    """Disabling one device type leaves the other's region in force (autocast_mode.cpp: one dispatch key for each)."""
-    name = amp.elsewhere
-    with torch.autocast(name, dtype=amp.other), amp.region(enabled=False):
-        amp.assert_equal(f"state of {name}", _state_of(name), (True, amp.other))
-        amp.assert_equal("dtype a product on this device runs in", amp.probe(), torch.float32)
-    with amp.region(), torch.autocast(name, enabled=False):
-        amp.assert_equal(f"whether {name} is enabled", torch.is_autocast_enabled(name), False)
-        amp.assert_equal("dtype a product on this device runs in, enabled", amp.probe(), amp.dtype)
 
 
 @scenario(types=("cuda", "xpu", "mps", "mtia"))

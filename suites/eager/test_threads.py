@@ -14,7 +14,6 @@ from threading import Barrier
 import pytest
 import torch
 
-from ampcheck.checks.gradients import plain_function
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("threads")
@@ -157,24 +156,6 @@ def test_backward_in_another_thread(amp: Amp) -> None:
         amp.assert_equal("state here after backward", amp.state(), (True, amp.dtype, True))
     amp.assert_equal("dtype of the product's gradient", dtypes, [amp.dtype])
     amp.assert_equal("dtype of the weight's gradient", getattr(weight.grad, "dtype", None), torch.float32)
-
-
-@scenario(values=True)
-def test_backward_sees_the_callers_region(amp: Amp) -> None:
-    """Python code in backward sees the dtype of the thread that called backward (pytorch#132715, autograd threads)."""
-    seen: list[tuple[object, ...]] = []
-
-    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
-        seen.append(amp.state())
-        return gradient * 2
-
-    x = amp.rand(2, 2, requires_grad=True)
-    with amp.region(amp.other):
-        out = plain_function(lambda ctx, x: x * 2, backward).apply(x).sum()
-    with amp.region():
-        out.backward()
-        amp.assert_equal("state here after backward", amp.state(), (True, amp.dtype, True))
-    amp.assert_equal("states in backward", seen, [(True, amp.dtype, True)])
 
 
 @scenario(values=True)
