@@ -5,6 +5,7 @@ from itertools import islice
 
 import torch
 
+from ampcheck.checks.backward import leaf
 from ampcheck.checks.call import plan
 from ampcheck.checks.cases import op_cases
 from ampcheck.checks.forward import ForwardProgram, received
@@ -38,11 +39,6 @@ def channels_last(x: torch.Tensor) -> torch.Tensor:
 def viewed(x: torch.Tensor) -> torch.Tensor:
     """Return a view of a tensor."""
     return x.view(x.shape)
-
-
-def leaf(x: torch.Tensor) -> torch.Tensor:
-    """Return a leaf that requires grad."""
-    return x.detach().requires_grad_()
 
 
 def computed(x: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ import torch
 from ampcheck.checks.amp import Amp
 from ampcheck.checks.relations import MOST, apart, difference, is_real, on_edges, size, unlike
 from ampcheck.compilers.kinds import quiet
+from ampcheck.observe.recorder import tensors
 from ampcheck.observe.torch_private import TorchDispatchMode, decompositions, inductor_graphs
 from ampcheck.samples.torch_private import pytree
 
@@ -56,18 +57,18 @@ def arguments(sample: Sample, given: str, low: torch.dtype) -> tuple[tuple[objec
     eps = torch.finfo(low).eps
     nudged = [x * (1 + eps / 3) if type(x) is float and given == "bounds" else x for x in leaves]
     scalars = [x for x in nudged if type(x) is float]
-    tensors = 0
+    seen = 0
     for place, x in enumerate(nudged):
         if not isinstance(x, torch.Tensor) or x.layout != torch.strided:
             continue
         x = x.detach().clone()
-        if given in ("low", "bounds") or given == ("others" if tensors else "first"):
-            if given == "bounds" and not tensors and is_real(x):
+        if given in ("low", "bounds") or given == ("others" if seen else "first"):
+            if given == "bounds" and not seen and is_real(x):
                 values = list(islice(cycle(_bounds(scalars, low)), x.numel()))
                 x = torch.tensor(values, dtype=x.dtype, device=x.device).reshape(x.shape)
             x = _low(x, low)
         nudged[place] = x
-        tensors += 1
+        seen += 1
     return pytree.tree_unflatten(nudged, spec)  # type: ignore[no-any-return]  # the pair that was taken apart
 
 
@@ -100,10 +101,6 @@ def _decompositions() -> dict[object, Callable[..., object]]:
 Result = list[torch.Tensor] | Exception
 
 
-def _leaves(found: object) -> list[torch.Tensor]:
-    return [x for x in pytree.tree_leaves(found) if isinstance(x, torch.Tensor)]
-
-
 class _Calls:
     """Calls of an op on a sample."""
 
@@ -115,7 +112,7 @@ class _Calls:
     ) -> tuple[Result, Result]:
         """Return the results and the gradients of a call, each as tensors on the host or as what was raised."""
         args, kwargs = pytree.tree_map(change, arguments(self.sample, self.given, self.amp.dtype))
-        leaves = [x for x in _leaves((args, kwargs)) if is_real(x)] if self.op.supports_autograd else []
+        leaves = [x for x in tensors((args, kwargs)) if is_real(x)] if self.op.supports_autograd else []
         for x in leaves:
             x.requires_grad_()
         self.amp.seed()
@@ -124,7 +121,7 @@ class _Calls:
         try:
             with mode or nullcontext():
                 with self.amp.region() if self.inside else nullcontext():
-                    out = _leaves(self.op.op(*args, **kwargs))
+                    out = list(tensors(self.op.op(*args, **kwargs)))
                 results = self._hosted(out)
                 roots = [x for x in out if x.requires_grad]
                 if roots and leaves:
@@ -265,7 +262,7 @@ class _Lowering:
             leaves[self.places[0]] = torch.ones(first.shape, dtype=first.dtype, device=self.kind)
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         with torch.autocast(self.kind, dtype=self.low, enabled=self.inside):
-            return [x.clone() for x in _leaves(self.op.op(*args, **kwargs))]  # an argument may be among them
+            return [x.clone() for x in tensors(self.op.op(*args, **kwargs))]  # an argument may be among them
 
 
 def _lowerings(
@@ -296,7 +293,7 @@ def _decided(amp: Amp, calls: Sequence[_Lowering]) -> list[torch.dtype] | Except
         stopping = patch.object(graphs.GraphLowering, "compile_to_module", _stop)
         with stopping, graphs.config.patch(fx_graph_cache=False), quiet():
             out = amp.compiled("inductor", program, dynamic=False)(*inputs)
-        return [x.dtype for x in _leaves(out)]
+        return [x.dtype for x in tensors(out)]
     except Lowered as stopped:
         return stopped.dtypes
     except Exception as error:  # Dynamo or Inductor may raise anything

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from ampcheck.checks.amp import Amp
-from ampcheck.observe.recorder import overload
+from ampcheck.observe.recorder import overload, tensors
 from ampcheck.samples import op_database
 from ampcheck.samples.surface import evaluate, inputs
 from ampcheck.samples.torch_private import backend_name, pytree
@@ -42,7 +42,7 @@ def _run(amp: Amp, call: Call, region: Region) -> Result:
     """Return the tensors of a call, or what it raises, with the same random numbers each time."""
     amp.seed()
     try:
-        made = [x for x in pytree.tree_leaves(call(region)) if isinstance(x, torch.Tensor)]
+        made = tensors(call(region))
         return [amp.host(x.to_dense() if x.layout != torch.strided else x).clone() for x in made]
     except Exception as error:  # an op may raise anything
         return error
@@ -262,16 +262,16 @@ class _Relations:
             dual = pytree.tree_map(lambda x: forward_ad.make_dual(x, torch.ones_like(x)) if is_real(x) else x, args)
             with region():
                 out = self.op.op(*dual, **kwargs)
-            made = [forward_ad.unpack_dual(x).tangent for x in pytree.tree_leaves(out) if isinstance(x, torch.Tensor)]
+            made = [forward_ad.unpack_dual(x).tangent for x in tensors(out)]
             return [x.clone() for x in made if x is not None]
 
     def gradient(self, region: Region, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
         """Return the results and the gradients of the arguments; the backward pass is outside of the region."""
         args, kwargs = self.fresh(grad=True, dtype=dtype)
         with region():
-            out = [x for x in pytree.tree_leaves(self.op.op(*args, **kwargs)) if isinstance(x, torch.Tensor)]
+            out = list(tensors(self.op.op(*args, **kwargs)))
         roots = [x for x in out if x.requires_grad]
-        leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad]
+        leaves = [x for x in tensors((args, kwargs)) if x.requires_grad]
         if not roots or not leaves:
             return out
         ones = [torch.ones_like(x) for x in roots]
@@ -350,7 +350,7 @@ class _Changed:
 
 
 def _strided(found: object) -> list[torch.Tensor]:
-    return [x for x in pytree.tree_leaves(found) if isinstance(x, torch.Tensor) and x.layout == torch.strided]
+    return [x for x in tensors(found) if x.layout == torch.strided]
 
 
 def is_real(x: object) -> bool:
@@ -404,8 +404,7 @@ def _samples(amp: Amp, op: Any, given: str) -> list[Any]:
 
 def size(sample: Any) -> int:
     """Return the number of elements of a sample of the op database."""
-    tensors = (x for x in pytree.tree_leaves((sample.input, sample.args, sample.kwargs)) if isinstance(x, torch.Tensor))
-    return sum(x.numel() for x in tensors)
+    return sum(x.numel() for x in tensors((sample.input, sample.args, sample.kwargs)))
 
 
 def assert_relations(amp: Amp, name: str, given: str) -> None:

@@ -6,7 +6,7 @@ kept out of the programs by construction, see `CompilerPrograms`; each of those 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,7 @@ from ampcheck.compilers.kinds import COMPILERS, quiet, source_of_making
 from ampcheck.devices.base import Device
 from ampcheck.observe.closeness import rounding_bound
 from ampcheck.observe.isolation import reset
+from ampcheck.programs.regions.draw import indented
 from ampcheck.programs.search import Search
 from ampcheck.spec.torch_dtypes import DTYPES
 from ampcheck.tools.lint import defined
@@ -227,10 +228,6 @@ class CompiledProgram:
 _Lines = tuple[str, ...]
 
 
-def _indented(lines: Sequence[str]) -> _Lines:
-    return tuple(f"    {line}" for line in lines)
-
-
 @st.composite
 def programs(draw: st.DrawFn, compiler: CompilerPrograms, device: Device) -> CompiledProgram:
     """Draw a program for a compiler: ops, regions that may nest, branches, loops and calls of a helper."""
@@ -249,7 +246,7 @@ def programs(draw: st.DrawFn, compiler: CompilerPrograms, device: Device) -> Com
         dtype = draw(st.sampled_from((only,) if compiler.one_dtype else ("", *device.amp_dtypes)))
         options = [repr(device.type), *([f"dtype={DTYPES[dtype]}"] if dtype else [])]
         options += ["enabled=False"] if draw(st.booleans()) else []
-        return f"with torch.autocast({', '.join(options)}):", *_indented(block(known, depth + 1))
+        return f"with torch.autocast({', '.join(options)}):", *indented(block(known, depth + 1))
 
     def pair(known: list[str], depth: int) -> _Lines:
         """Draw a region with a disabled one in it, and an op in each."""
@@ -281,7 +278,7 @@ def programs(draw: st.DrawFn, compiler: CompilerPrograms, device: Device) -> Com
         own = ["x", "y"]
         lines = block(own, depth + 2)
         title = f"helper{len(helpers)}"
-        helpers.append("\n".join((f"def {title}(x, y):", *_indented(lines), f"    return {own[-1]}", "")))
+        helpers.append("\n".join((f"def {title}(x, y):", *indented(lines), f"    return {own[-1]}", "")))
         name = f"v{next(count)}"
         given = (draw(st.sampled_from(known)), draw(st.sampled_from(known)))
         known.append(name)
@@ -307,5 +304,5 @@ def programs(draw: st.DrawFn, compiler: CompilerPrograms, device: Device) -> Com
     known = ["a", "b"]
     body = block(known, 0)
     returned = ", ".join(known[2:]) + ("," if len(known) == 3 else "")
-    text = "\n".join((*helpers, "def program(a, b):", *_indented(body), f"    return {returned}", ""))
+    text = "\n".join((*helpers, "def program(a, b):", *indented(body), f"    return {returned}", ""))
     return CompiledProgram(text, ambient)

@@ -18,6 +18,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
+from ampcheck.observe.recorder import tensors
 from ampcheck.runner.suite import Amp, named, scenario
 
 pytestmark = [
@@ -46,13 +47,9 @@ DERIVATIVES: dict[str, Derive] = {
 """Derivatives of a function from [3, 3] to [3, 3] at `x`, along `v` where they have a direction."""
 
 
-def _tensor_leaves(found: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(found) if isinstance(leaf, torch.Tensor)]
-
-
 def _expect_close(amp: Amp, what: str, got: Any, want: Any) -> None:
     """Both are of one structure; the dtypes are equal, and the values up to a rounding of the lower precision."""
-    gots, wants = _tensor_leaves(got), _tensor_leaves(want)
+    gots, wants = list(tensors(got)), list(tensors(want))
     amp.assert_equal(f"how many tensors {what} has", len(gots), len(wants))
     for place, (one, other) in enumerate(zip(gots, wants, strict=False)):
         amp.assert_close(f"tensor {place} of {what}", one, other, 2 * torch.finfo(amp.dtype).eps)
@@ -93,7 +90,7 @@ def test_derivative(amp: Amp, derivative: str, place: str) -> None:
     amp.assert_equal("state and depth afterwards", (amp.state(), amp.depth()), before)
     expected = ((True, amp.dtype, False), amp.dtype, amp.dtype)
     amp.assert_equal("states it ran in, and dtypes of its products", set(product.seen), {expected})
-    amp.assert_equal(f"dtypes of {derivative}", {tensor.dtype for tensor in _tensor_leaves(got)}, {torch.float32})
+    amp.assert_equal(f"dtypes of {derivative}", {tensor.dtype for tensor in tensors(got)}, {torch.float32})
     _expect_close(amp, derivative, got, derive(product.reference(amp.dtype), x, v))
 
 
@@ -107,10 +104,10 @@ def test_inner_region_off(amp: Amp, derivative: str) -> None:
             return product(x)
 
     with amp.region(amp.other):
-        got = _tensor_leaves(DERIVATIVES[derivative](off, x, v))
+        got = list(tensors(DERIVATIVES[derivative](off, x, v)))
         amp.assert_equal("state afterwards", amp.state(), (True, amp.other, True))
     amp.assert_equal("dtypes of products", {dtype for _, dtype, _ in product.seen}, {torch.float32})
-    for place, want in enumerate(_tensor_leaves(DERIVATIVES[derivative](product.reference(torch.float32), x, v))):
+    for place, want in enumerate(tensors(DERIVATIVES[derivative](product.reference(torch.float32), x, v))):
         amp.assert_close(f"tensor {place}", got[place], want)
 
 
@@ -121,7 +118,7 @@ def test_pulled_outside(amp: Amp, derivative: str) -> None:
     with amp.region():
         pull = torch.func.vjp(product, x)[1] if derivative == "vjp" else torch.func.linearize(product, x)[1]
     want = DERIVATIVES[derivative](product.reference(amp.dtype), x, v)
-    amp.assert_equal("dtypes of the result", {found.dtype for found in _tensor_leaves(pull(v))}, {torch.float32})
+    amp.assert_equal("dtypes of the result", {found.dtype for found in tensors(pull(v))}, {torch.float32})
     _expect_close(amp, "the result outside", pull(v), want)
     before = amp.state()
     with amp.region(enabled=False):

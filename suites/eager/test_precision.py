@@ -103,12 +103,6 @@ def _restore(before: dict[str, object]) -> None:
         torch.use_deterministic_algorithms(before["deterministic"][0], warn_only=before["deterministic"][1])
 
 
-def _wanted(amp: Amp, overload: str, given: torch.dtype) -> torch.dtype:
-    """Return the dtype that an op of tensors of one lower dtype or float32 runs in, by its policy."""
-    policy = amp.policies.get(overload, "")
-    return {"downcast": amp.dtype, "upcast": torch.float32, "optdtype": torch.float32}.get(policy, given)
-
-
 @scenario(PRECISION, dtypes="default")
 def test_setting(amp: Amp, setting: str, place: str, op: str, given: str) -> None:
     """A setting changes itself alone, and values within their bound (set_float32_matmul_precision, notes/mkldnn)."""
@@ -117,7 +111,8 @@ def test_setting(amp: Amp, setting: str, place: str, op: str, given: str) -> Non
     inputs = [amp.rand(*shape).to(dtype) for shape in shapes]
     change, own = SETTINGS[setting]
     before = _settings()
-    runs_in = dtype if place in ("disabled_region", "no_region") else _wanted(amp, overload, dtype)
+    casting = amp.casting(overload, [dtype] * len(shapes), enabled=place not in ("disabled_region", "no_region"))
+    runs_in = casting.dtype or casting.dtypes[0] or dtype
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the legacy names say that they are legacy

@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from ampcheck.observe.recorder import tensors
 from ampcheck.runner.suite import Amp, Product, other_than, scenario, where
 
 pytestmark = pytest.mark.rule("variants")
@@ -55,12 +56,6 @@ def _linear(amp: Amp, held: Tensors, name: str, x: torch.Tensor) -> torch.Tensor
     return _op(amp, "linear", functional.linear, x, held[f"{name}weight"], held.get(f"{name}bias"))
 
 
-def _flat(value: object) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [each for part in value for each in _flat(part)] if isinstance(value, (tuple, list)) else []
-
-
 def _assert_as_formula(
     amp: Amp,
     module: nn.Module,
@@ -86,7 +81,7 @@ def _assert_as_formula(
         warnings.simplefilter("ignore")  # a module's advice on how to run faster
         try:
             with amp.region():
-                outputs["a plain call"] = _flat(call(inputs))
+                outputs["a plain call"] = list(tensors(call(inputs)))
                 watched = amp.observe(lambda: call(inputs))
         except Exception as error:  # the formula raises nothing
             amp.note_error("a call in the region", error)
@@ -407,7 +402,7 @@ def test_recurrent(amp: Amp, kind: str, made: str, layout: str, start: str, mode
         if packed:
             out = pad_packed_sequence(out)[0]
         out = out[:, None] if layout == "single" else out.transpose(0, 1) if layout == "batch" else out
-        return out, [each[:, None] if layout == "single" else each for each in _flat(state)]
+        return out, [each[:, None] if layout == "single" else each for each in tensors(state)]
 
     def formula(held: Tensors, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         outs, lasts = [], []
