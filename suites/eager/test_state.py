@@ -4,18 +4,17 @@ These are torch.is_autocast_enabled, torch.set_autocast_enabled, the same for dt
 Source: torch/csrc/autograd/init.cpp.
 """
 
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from dataclasses import astuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 from packaging.version import Version
 
 from ampcheck.checks.sweep import TRANSITIONS
-from ampcheck.runner.suite import Amp, scenario
-from ampcheck.spec.state import Process, Region, Thread
-from ampcheck.spec.torch_dtypes import name_of
+from ampcheck.observe.isolation import reset
+from ampcheck.programs.regions.run import Model, OnDevices, compare
+from ampcheck.runner.suite import Amp, DeviceAmp, scenario
 
 pytestmark = pytest.mark.rule("state")
 
@@ -176,74 +175,46 @@ def test_wrong_argument(amp: Amp, wrong: str) -> None:
 FLAGS = {"": None, "on": True, "off": False}
 
 
-class _Both:
-    """Autocast's state in torch and in the model `ampcheck.spec.state`, changed together."""
+def _walk(side: Any, amp: DeviceAmp, cell: Sequence[str]) -> None:
+    """Bring a side to a state, make a step there, and leave all regions. It notes the state after each."""
+    enabled, dtype, cache, depth, step = cell
+    kind, dtypes = amp.type, {"": None, "low": amp.dtype, "other": amp.other}
+    inside: list[Any] = []
 
-    def __init__(self, amp: Amp) -> None:
-        self.amp = amp
-        self.dtypes = {"": None, "low": amp.dtype, "other": amp.other}
-        low = [name_of(dtype) for dtype in (amp.dtype, amp.other)]
-        self.model: Thread = Process({amp.type: name_of(torch.get_autocast_dtype(amp.type))}, {amp.type: low}).thread()
-        self.inside: list[tuple[ExitStack, Region]] = []
+    def enter(enabled: bool, dtype: torch.dtype | None, cache: bool | None) -> None:
+        inside.append(side.autocast(kind, dtype, enabled, cache))
+        inside[-1].__enter__()
 
-    def enter(self, enabled: bool, dtype: torch.dtype | None, cache: bool | None) -> None:
-        name = name_of(dtype) if dtype else None
-        region = self.model.construct(self.amp.type, name, enabled=enabled, cache_enabled=cache)
-        self.model.enter(region)
-        stack = ExitStack()
-        stack.enter_context(self.amp.autocast(dtype, enabled=enabled, cache_enabled=cache))
-        self.inside.append((stack, region))
+    def leave(error: Exception | None = None) -> None:
+        inside.pop().__exit__(type(error) if error else None, error, None)
 
-    def leave(self, error: Exception | None = None) -> None:
-        stack, region = self.inside.pop()
-        self.model.exit(region)
-        with suppress(ValueError):
-            stack.__exit__(type(error) if error else None, error, None)
-
-    def set(self, enabled: bool | None = None, dtype: torch.dtype | None = None, cache: bool | None = None) -> None:
-        if enabled is not None:
-            torch.set_autocast_enabled(self.amp.type, enabled)
-            self.model.set_enabled(self.amp.type, enabled)
-        if dtype is not None:
-            torch.set_autocast_dtype(self.amp.type, dtype)
-            self.model.set_dtype(self.amp.type, name_of(dtype))
-        if cache is not None:
-            torch.set_autocast_cache_enabled(cache)
-            self.model.set_cache_enabled(cache)
-
-    def step(self, step: str) -> None:
-        what, *options = step.split("_")
-        if what == "enter":
-            self.enter(options[0] == "on", self.dtypes[options[1]], FLAGS[options[2]])
-        elif what in ("exit", "raise"):
-            self.leave(ValueError("planned") if what == "raise" else None)
-        elif what == "clear":
-            torch.clear_autocast_cache()
-            self.model.clear_cache()
-        elif what in ("enable", "disable"):
-            self.set(enabled=what == "enable")
-        else:
-            self.set(dtype=self.dtypes[options[0]]) if what == "set" else self.set(cache=FLAGS[options[0]])
-
-    def check(self, when: str) -> None:
-        """Note where torch's state is not the model's."""
-        enabled, dtype, cache = self.amp.state()
-        got = enabled, name_of(dtype), cache, self.amp.depth()
-        self.amp.assert_equal(f"state after {when}", got, astuple(self.model.state(self.amp.type)))
+    for _ in range(int(depth)):
+        enter(True, amp.dtype, None)
+    side.set_enabled(kind, enabled == "on")
+    side.set_dtype(kind, dtypes[dtype])
+    side.set_cache_enabled(cache == "on")
+    what, *options = step.split("_")
+    if what == "enter":
+        enter(options[0] == "on", dtypes[options[1]], FLAGS[options[2]])
+    elif what in ("exit", "raise"):
+        leave(ValueError("planned") if what == "raise" else None)
+    elif what == "clear":
+        side.clear_cache()
+    elif what in ("enable", "disable"):
+        side.set_enabled(kind, what == "enable")
+    elif what == "set":
+        side.set_dtype(kind, dtypes[options[0]])
+    else:
+        side.set_cache_enabled(FLAGS[options[0]])
+    while inside:
+        leave()
 
 
 @scenario(dtypes="default")
-def test_every_transition(amp: Amp) -> None:
+def test_every_transition(amp: DeviceAmp) -> None:
     """Each step from each state leads to the state that the model says, and its end back (spec/state.py)."""
     for cell in TRANSITIONS.reachable:
-        enabled, dtype, cache, depth, step = cell
-        both = _Both(amp)
-        both.set(False, amp.default, True)
-        for _ in range(int(depth)):
-            both.enter(True, amp.dtype, None)
-        both.set(enabled == "on", both.dtypes[dtype], FLAGS[cache])
-        both.step(step)
-        both.check(" ".join(cell))
-        while both.inside:
-            both.leave()
-            both.check(f"{' '.join(cell)} and a region's end")
+        reset({amp.type: amp.device.default_amp})
+        sides = OnDevices([amp.device]), Model([amp.device])
+        found = compare(*(side.run(lambda side, cell=cell: _walk(side, amp, cell)) for side in sides))
+        amp.check(found is None, f"states of {' '.join(cell)}", found or "are the model's")
