@@ -21,7 +21,7 @@ from ampcheck.compilers.source import define
 from ampcheck.errors import one_line
 from ampcheck.observe.closeness import relative_distance
 from ampcheck.observe.isolation import depth
-from ampcheck.observe.recorder import Observation, Recorder, observe, tensors
+from ampcheck.observe.recorder import Observation, Recorder, attempt, observe, tensors
 from ampcheck.observe.replay import CALLERS, Casting, replay
 from ampcheck.observe.threads import in_thread, interleave
 from ampcheck.register.torch_private import OpOverload
@@ -250,12 +250,9 @@ class Amp:
             native, error = seen.outputs, seen.error
             if self.has_values:  # once more as a user runs it
                 self.seed()
-                native, error = [], None
-                try:
-                    with self.region():
-                        native = list(tensors(call()))
-                except Exception as raised:  # the call under test may raise anything
-                    error = raised
+                with self.region():
+                    out, error = attempt(call)
+                native = list(tensors(out))
         ran = [(k.overload, tuple(leaf.got for leaf in k.leaves)) for k in seen.kernels if k.overload in self.policies]
         if not any(k.overload in CALLERS for k in seen.kernels):  # autocast is off in those while they are watched
             self.assert_equal(f"ops with a policy in {name}, with the dtypes they received", ran, kernels)

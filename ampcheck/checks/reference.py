@@ -14,7 +14,7 @@ from ampcheck.checks.call import CallPlan
 from ampcheck.checks.comparisons import changed, layout
 from ampcheck.devices.cpu import Cpu
 from ampcheck.observe.closeness import dense, moved_by, mover
-from ampcheck.observe.recorder import is_composite, tensors
+from ampcheck.observe.recorder import attempt, is_composite, tensors
 from ampcheck.observe.torch_private import DisableTorchFunction, is_alias_of
 from ampcheck.samples.torch_private import disable_current_modes
 
@@ -112,18 +112,12 @@ def _called(call: Callable[..., object], inputs: list[torch.Tensor]) -> list[tor
 
 def _made_by_pytorch(todo: CallPlan, count: int, where: str) -> list[torch.Tensor]:
     """Return the `count` outputs that PyTorch makes in the dtypes of the kernel; none if it refuses the call."""
-    try:
-        made = _called(todo.reference(), [x.to(where) for x in todo.cast(todo.inputs(Cpu()))])
-    except Exception:  # the CPU may lack the dtype; a Meta kernel may be missing, or ask for values
-        return []
-    return made if len(made) == count else []
+    # The CPU may lack the dtype; a Meta kernel may be missing, or ask for values.
+    made, _ = attempt(lambda: _called(todo.reference(), [x.to(where) for x in todo.cast(todo.inputs(Cpu()))]))
+    return made if made and len(made) == count else []
 
 
 @disable_current_modes()  # a virtual device is entered with one
 def raised_by_cpu(todo: CallPlan) -> Exception | None:
     """Return what the CPU raises on the dtypes that the kernel is to receive; None where it runs the call."""
-    try:
-        _called(todo.reference(), todo.cast(todo.inputs(Cpu())))
-    except Exception as error:  # whatever it is, PyTorch itself does not run this call
-        return error
-    return None
+    return attempt(lambda: _called(todo.reference(), todo.cast(todo.inputs(Cpu()))))[1]

@@ -37,7 +37,7 @@ from ampcheck.errors import Broken, CheckFailure, Difference, HarnessError, Unsu
 from ampcheck.observe.dispatcher import lacks_kernel
 from ampcheck.observe.isolation import reset
 from ampcheck.observe.kernel_override import added
-from ampcheck.observe.recorder import Observation, tensors
+from ampcheck.observe.recorder import Observation, attempt, tensors
 from ampcheck.observe.replay import Casting, casting
 from ampcheck.samples import op_database
 from ampcheck.samples.describe import TensorArg
@@ -372,12 +372,8 @@ class ScenarioCheck(Check):
         reset({device.type: device.default_amp})
         # A device's region may be of another class than torch.autocast.
         region = patch.object(device, "autocast", lambda *_, **__: torch.autocast(device.type))
-        try:
-            with patch.multiple(torch.autocast, **off), region:
-                self.function(DeviceAmp(device, case.amp), **self.params, **self.fixtures)
-        except Exception as raised:  # it may raise anything
-            return raised
-        return None
+        with patch.multiple(torch.autocast, **off), region:
+            return attempt(lambda: self.function(DeviceAmp(device, case.amp), **self.params, **self.fixtures))[1]
 
     def describe(self, case: Case) -> str:
         return inspect.cleandoc(self.function.__doc__ or "").partition("\n\n")[0]

@@ -19,7 +19,7 @@ from ampcheck.checks.call import CallPlan, because, plan
 from ampcheck.checks.cases import op_cases
 from ampcheck.devices.base import Device
 from ampcheck.errors import HarnessError, one_line
-from ampcheck.observe.recorder import Observation, exists, overload, tensors
+from ampcheck.observe.recorder import Observation, attempt, exists, overload, tensors
 from ampcheck.observe.replay import by_policies, replay
 from ampcheck.samples.tensors import build
 from ampcheck.spec.case import Case
@@ -203,12 +203,8 @@ def _observed(device: Device, todo: CallPlan, run: Program, arguments: Arguments
 
 
 def _plain(run: Program, arguments: Arguments) -> Observation:
-    seen = Observation()
-    try:
-        seen.outputs = list(tensors([run(*_given(arguments))]))
-    except Exception as error:  # the op may refuse its arguments, eagerly too
-        seen.error = error
-    return seen
+    out, error = attempt(lambda: run(*_given(arguments)))
+    return Observation(outputs=list(tensors(out)), error=error)
 
 
 def _values(
@@ -220,11 +216,10 @@ def _values(
     """
     call, name = overload(case.op), f"aten::{case.op}"
     args, kwargs = arguments()
-    eager = Observation()
-    try:
-        with device.autocast(case.amp):
-            eager.outputs = list(tensors([call(*args, **kwargs)]))
-    except Exception as error:  # as above
+    with device.autocast(case.amp):
+        out, error = attempt(lambda: call(*args, **kwargs))
+    eager = Observation(outputs=list(tensors(out)), error=error)
+    if error is not None:
         args, kwargs = arguments()
         policies = device.policies()
         casts = by_policies(policies, DTYPES[case.amp])

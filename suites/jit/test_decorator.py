@@ -23,10 +23,7 @@ def test_recursion_compiled(amp: Amp) -> None:
         return torch.mm(x, x) if depth == 0 else walk(x, depth - 1)
 
     x = amp.rand(2, 2)
-    try:
-        found = str(walk(x, 2).dtype)
-    except AssertionError as error:
-        found = f"AssertionError: {error}"
+    found = str(amp.outcome(lambda: walk(x, 2).dtype, whole=True))
     amp.assert_equal("dtype of the compiled function's result", found, str(amp.dtype))
     amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
 
