@@ -40,11 +40,12 @@ def iterate(
 
 
 @contextmanager
-def one_process() -> Iterator[None]:
+def one_process(kind: str = "fake") -> Iterator[None]:
     """Make a process group of this process alone, which a scaler of shards asks, for any device."""
-    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # gloo reduces no tensors of a backend
+    if kind == "fake":
+        importlib.import_module("torch.testing._internal.distributed.fake_pg")  # gloo reduces no tensors of a backend
     store = distributed.HashStore()  # type: ignore[attr-defined]  # not in __all__
-    distributed.init_process_group("fake", store=store, rank=0, world_size=1)
+    distributed.init_process_group(kind, store=store, rank=0, world_size=1)
     try:
         yield
     finally:

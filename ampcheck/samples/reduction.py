@@ -18,7 +18,7 @@ from ampcheck.samples.describe import (
 )
 
 # torch.norm leads to linalg_vector_norm and linalg_matrix_norm except on these device types.
-_OLD_NORM = ("mps", "mtia")
+_NORM, _OLD_NORM = ("torch.norm", "torch.Tensor.norm"), ("mps", "mtia")
 _NORMS = ("torch.linalg.norm", "torch.linalg.matrix_norm")
 
 
@@ -71,8 +71,7 @@ OPS = {
         at("double", f(3, 4), "fro", dtype=torch.float64),
         at("batched", f(2, 3, 4), "fro", [0, 2], True),
         at("nuc", f(3, 4), "nuc"),
-        not_on(_OLD_NORM, via("torch.norm", f(3, 4), "nuc")),
-        not_on(_OLD_NORM, via("torch.Tensor.norm", f(3, 4), "nuc")),
+        *(not_on(_OLD_NORM, via(path, f(3, 4), "nuc")) for path in _NORM),
         also=_NORMS,
     ),
     "linalg_vector_norm": linalg(
@@ -81,10 +80,8 @@ OPS = {
         at("double", f(3, 4), dtype=torch.float64),
         at("dim", f(3, 4), 3, [1], True),
         at("empty", f(0, 3), 2, [0]),
-        not_on(_OLD_NORM, via("torch.norm", f(3, 4), 2, dim=1)),
-        not_on(_OLD_NORM, via("torch.Tensor.norm", f(3, 4), 2, dim=1)),
-        not_on(_OLD_NORM, via("torch.norm", f(3, 4))),
-        not_on(_OLD_NORM, via("torch.Tensor.norm", f(3, 4))),
+        *(not_on(_OLD_NORM, via(path, f(3, 4), 2, dim=1)) for path in _NORM),
+        *(not_on(_OLD_NORM, via(path, f(3, 4))) for path in _NORM),
         via("torch.linalg.norm", f(3, 4), dim=1),
         also=("torch.linalg.norm",),
     ),

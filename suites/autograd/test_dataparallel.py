@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel, parallel_apply, replicate
 
+from ampcheck.checks.scaling import one_process
 from ampcheck.runner.suite import Amp, named, scenario
 
 pytestmark = [pytest.mark.rule("dataparallel"), pytest.mark.filterwarnings("ignore:.*:UserWarning:torch.distributed")]
@@ -179,16 +180,14 @@ def _in_a_group(amp: Amp, run: Callable[[], T]) -> T:
     """
     if not dist.is_available():
         amp.unsupported("this PyTorch was built without torch.distributed")
-    store: Any = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        return run()
-    except BaseException as error:
-        traceback.clear_frames(error.__traceback__)
-        raise
-    finally:
-        gc.collect()
-        dist.destroy_process_group()
+    with one_process("gloo"):
+        try:
+            return run()
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)
+            raise
+        finally:
+            gc.collect()
 
 
 def _network(amp: Amp) -> torch.nn.Sequential:

@@ -122,10 +122,11 @@ def test_custom_functions(amp: Amp) -> None:
     """
     ctx = SimpleNamespace()
     said = "`torch.cuda.amp.{}(args...)` is deprecated. Please use `torch.amp.{}(args..., device_type='cuda')`"
+    decorated = []
     for name in ("custom_fwd", "custom_bwd"):
-        call = getattr(torch.cuda.amp, name)
-        amp.assert_warns(name, FutureWarning, said.format(name, name), lambda c=call: c(lambda ctx: None))
-    forward, backward = _deprecated_decorators(amp, lambda ctx: amp.probe())
+        make = partial(getattr(torch.cuda.amp, name), lambda ctx: amp.probe())
+        decorated.append(amp.assert_warns(name, FutureWarning, said.format(name, name), make))
+    forward, backward = decorated
     with amp.region():
         amp.assert_equal("dtype of a product in forward", forward(ctx), amp.dtype)
     with patch(_CUDA_IS_THERE, lambda: False), patch("torch.cuda.is_bf16_supported", lambda: True):
@@ -133,13 +134,6 @@ def test_custom_functions(amp: Amp) -> None:
         amp.assert_equal("dtype of a product in forward, outside", forward(ctx), torch.float32)
         with amp.region():
             amp.assert_equal("dtype of a product in backward, inside", backward(ctx), torch.float32)
-
-
-def _deprecated_decorators(amp: Amp, function: object) -> tuple[object, object]:
-    """Return a function under each of the deprecated decorators."""
-    forward = amp.assert_warns("custom_fwd", FutureWarning, "deprecated", lambda: torch.cuda.amp.custom_fwd(function))
-    backward = amp.assert_warns("custom_bwd", FutureWarning, "deprecated", lambda: torch.cuda.amp.custom_bwd(function))
-    return forward, backward
 
 
 @scenario(types=("cuda",))

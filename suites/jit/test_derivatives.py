@@ -52,12 +52,13 @@ BODIES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 def _program(amp: Amp, body: str, regions: str) -> Callable[..., tuple[torch.Tensor, ...]]:
     """Return a function with regions: results of each."""
     kind, low, other, call = amp.type, amp.dtype, amp.other, BODIES[body]
+    on, dtype = regions == "one", low if regions == "one" else None
 
     def none(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (call(x, w),)
 
-    def one(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with torch.autocast(kind, dtype=low):
+    def single(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.autocast(kind, dtype=dtype, enabled=on):
             return (call(x, w),)
 
     def nested(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -67,10 +68,6 @@ def _program(amp: Amp, body: str, regions: str) -> Callable[..., tuple[torch.Ten
             with torch.autocast(kind, dtype=other):
                 return first, call(x, w)
 
-    def disabled(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        with torch.autocast(kind, enabled=False):
-            return (call(x, w),)
-
     def reentered(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
         region = torch.autocast(kind, dtype=low)
         with region:
@@ -78,7 +75,7 @@ def _program(amp: Amp, body: str, regions: str) -> Callable[..., tuple[torch.Ten
         with region:
             return first, call(x, w)
 
-    return next(function for function in (none, one, nested, disabled, reentered) if function.__name__ == regions)
+    return {"none": none, "nested": nested, "reentered": reentered}.get(regions, single)
 
 
 _PRODUCTS = ("mm", "addmm", "bmm")
