@@ -196,6 +196,14 @@ def python(*arguments: object, folder: Path = ROOT, **env: str) -> str:
     return done.stdout
 
 
+def collected(folder: Path, *options: str) -> dict[str, dict[str, str]]:
+    """The fields of every case that a run of all devices of this machine collects, by key."""
+    path = folder / "manifest"
+    python("-m", "pytest", "suites", "--collect-only", "-q", "--no-run-file", f"--write-manifest={path}", *options)
+    cases = (line.split("\t") for line in path.read_text(encoding="utf-8").splitlines())
+    return {key: json.loads(fields) for key, fields in cases}
+
+
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`ampcheck` in a process of its own, in a folder outside of the repository."""
     return ended([sys.executable, "-m", "ampcheck", *arguments], folder)

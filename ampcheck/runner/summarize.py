@@ -258,11 +258,6 @@ def beside(run_file: Path) -> Path:
     return run_file.with_suffix(".summary.md")
 
 
-def write_summary(path: Path, text: str) -> None:
-    """Write a summary. Raises UsageError where the file cannot be written."""
-    _write(path, text.encode(), "summary")
-
-
 WARNED = 3
 """How many warnings are shown at the end of a run."""
 _FOLDED = re.compile(r"(Pending)?(Deprecation|Future)Warning: |UserWarning: .* in beta state\b")
@@ -328,10 +323,10 @@ def write_junit(
         xml.SubElement(case, "failure", message="stale deviation").text = _clean(sentence)
     root = xml.Element("testsuites")
     root.append(suite)
-    _write(path, xml.tostring(root, encoding="utf-8", xml_declaration=True), "JUnit file")
+    write_whole(path, xml.tostring(root, encoding="utf-8", xml_declaration=True), "JUnit file")
 
 
-def _write(path: Path, data: bytes, what: str) -> None:
+def write_whole(path: Path, data: bytes, what: str) -> None:
     """Write a file whole or not at all, or to a device or a pipe. Raises UsageError where it cannot be written."""
     part = path.with_name(f"{path.name}.part") if path.is_file() or not path.exists() else path
     try:
@@ -486,7 +481,8 @@ class RunRecorder:
         results, about = list(self.results.values()), [*self.stale, *self.notes]
         path = beside(self.run_file)
         ended = f"{self.ran()}.{'' if self.complete else ' The run was interrupted.'}"
-        write_summary(path, as_markdown(results, verdict(results, about), ended, about, self.reproduced))
+        text = as_markdown(results, verdict(results, about), ended, about, self.reproduced)
+        write_whole(path, text.encode(), "summary")
         yield f"summary: {path}"
         if self.junit_file is not None:
             started, seconds = str(self._header["started"]), self.seconds

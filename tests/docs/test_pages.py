@@ -12,7 +12,7 @@ from ampcheck.spec.compilers import COMPILERS
 from ampcheck.spec.dtypes import FLOATING
 from ampcheck.spec.rules import RULES
 from scripts import api_page
-from tests.cli_support import ROOT, python
+from tests.cli_support import ROOT, collected
 
 _FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -132,10 +132,7 @@ def unknown(text: str, names: set[str]) -> list[str]:
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Every case that a run of all devices collects, as `rule/id`."""
-    manifest: Path = tmp_path_factory.mktemp("manifest") / "cases"
-    python("-m", "pytest", "suites", "--collect-only", "-q", "--no-run-file", f"--write-manifest={manifest}")
-    keys = [line.partition("\t")[0] for line in manifest.read_text().splitlines()]
-    return {key.partition("/")[2] for key in keys}
+    return {key.partition("/")[2] for key in collected(tmp_path_factory.mktemp("manifest"))}
 
 
 def test_every_case_named_exists(names: set[str]) -> None:

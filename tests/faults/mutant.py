@@ -9,6 +9,9 @@ from unittest.mock import patch
 Inject = Callable[[str], AbstractContextManager[object]]
 """Breaks a promise on a device, which it is given by name, while what it returns is entered."""
 
+Result = Mapping[str, str]
+"""What became of a case: `id`, `suite`, `rule`, `status`, `message` and so on, as in a run file."""
+
 Change = Callable[..., Any]
 """`change(own, *args, **kwargs)`: what is called in place of the function `own`."""
 

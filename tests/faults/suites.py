@@ -19,8 +19,7 @@ from ampcheck.tools.power import process
 from tests.cli_support import LIMIT, ROOT
 from tests.faults import BY_NAME
 from tests.faults.backends import WARNINGS
-from tests.faults.collecting import Result
-from tests.faults.mutant import HERE, Mutant
+from tests.faults.mutant import HERE, Mutant, Result
 from tests.register import mutants as registration
 from tests.reproduce.programs import outcome
 from tests.torchscript import mutants as torchscript

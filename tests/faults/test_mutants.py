@@ -15,10 +15,9 @@ from ampcheck.runner.record import RED
 from tests.cli_support import ROOT
 from tests.faults import BY_NAME, MUTANTS, matrix
 from tests.faults.backends import BACKENDS, WARNINGS
-from tests.faults.collecting import Result
 from tests.faults.gradients import cache
 from tests.faults.matrix import Kill
-from tests.faults.mutant import CPU, JAX, Mutant
+from tests.faults.mutant import CPU, JAX, Mutant, Result
 from tests.faults.suites import Runners
 
 KILLS = matrix.read()

@@ -15,9 +15,9 @@ from _pytest.runner import runtestprotocol
 from torch._C import DispatchKey
 
 from ampcheck.register import casts, hops, kernels, plan, registration
+from ampcheck.tools.power import process
 from tests.cli_support import ROOT
-from tests.faults.collecting import Result, collected
-from tests.faults.mutant import Inject, both, mutants, put, wrap
+from tests.faults.mutant import Inject, Result, both, mutants, put, wrap
 
 DEVICE = "npy"
 REGISTRATION = "registration/checks"
@@ -30,10 +30,20 @@ def checks(device: str, ids: Sequence[str]) -> list[Result]:
     return [_in_a_copy(item) for item in items]
 
 
+class _Checks(process.Suites):
+    """Those checks, collected in this process."""
+
+    def __init__(self) -> None:
+        options = ["-o", "python_files=checks_*.py", "-o", "python_functions=check_*", "-p", "register_support"]
+        self.items = self._collected([str(ROOT / "tests/backends/register"), "--noconftest", *options])
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        assert not report.failed, report.longreprtext
+
+
 @cache
-def _checks() -> list[pytest.Item]:
-    options = ["-o", "python_files=checks_*.py", "-o", "python_functions=check_*", "-p", "register_support"]
-    items = collected([str(ROOT / "tests/backends/register"), "--noconftest", *options])[1]
+def _checks() -> Sequence[pytest.Item]:
+    items = _Checks().items
     backend().register()  # the plugin takes the registration back
     return items
 

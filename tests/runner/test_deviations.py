@@ -3,7 +3,6 @@
 Malformed files are in test_bad_input.py.
 """
 
-import json
 import re
 import sys
 import tomllib
@@ -26,7 +25,7 @@ from ampcheck.runner.summarize import stale_lines
 from ampcheck.spec.case import deviation_name
 from scripts.findings import OUTSIDE, Finding
 from scripts.findings import load as load_findings
-from tests.cli_support import ENTRY, ended, pytest_here, python, toml, write_suites
+from tests.cli_support import ENTRY, collected, ended, pytest_here, toml, write_suites
 
 SECTIONS = {one.id: one for one in load_findings() if one.area != OUTSIDE}
 FILES = list(dict.fromkeys([SHARED, JIT, KERNELS, *(d.deviations for d in known().values() if d.deviations)]))
@@ -73,10 +72,8 @@ def wrong_cases(deviations: Iterable[Deviation], sections: Mapping[str, Finding]
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What deviations call every case of this machine's devices, those of nightly runs among them."""
-    manifest = tmp_path_factory.mktemp("manifest") / "manifest"
-    python("-m", "pytest", "suites", "--collect-only", "-q", "--nightly", f"--write-manifest={manifest}")
-    cases = [line.split("\t") for line in manifest.read_text(encoding="utf-8").splitlines()]
-    return [deviation_name(*key.split("/"), json.loads(fields).get("compiler", "")) for key, fields in cases]
+    cases = collected(tmp_path_factory.mktemp("manifest"), "--nightly")
+    return [deviation_name(*key.split("/"), fields.get("compiler", "")) for key, fields in cases.items()]
 
 
 def test_every_file_loads() -> None:

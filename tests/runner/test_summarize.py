@@ -20,7 +20,7 @@ from ampcheck.runner.summarize import (
     table,
     unfinished,
     verdict,
-    write_summary,
+    write_whole,
 )
 from ampcheck.spec.rules import RULES
 from tests.report.made_runs import make as made
@@ -209,6 +209,6 @@ def test_a_device_on_which_nothing_passed_is_named(status: str) -> None:
 def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as reader:
-        write_summary(pipe, "green")
+        write_whole(pipe, b"green", "summary")
         assert reader.read() == "green"
     assert pipe.is_fifo()

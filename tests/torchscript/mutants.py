@@ -13,8 +13,7 @@ from ampcheck.devices.registry import select
 from ampcheck.torchscript import programs, rewrite
 from ampcheck.torchscript.agreement import OURS, measure
 from ampcheck.torchscript.regions import scripted
-from tests.faults.collecting import Result
-from tests.faults.mutant import Inject, mutants, put
+from tests.faults.mutant import Inject, Result, mutants, put
 from tests.torchscript import programs as known_programs
 from tests.torchscript.test_regions import AMBIENT, around, given
 
