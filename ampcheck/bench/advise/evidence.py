@@ -93,19 +93,15 @@ def _label(place: int) -> str:
     return f"ampcheck kernel {place}"
 
 
-def once(ready: Prepared, device: Device, profiled: bool | None = None) -> tuple[list[ProfiledKernel], Trace]:
+def once(ready: Prepared, device: Device) -> tuple[list[ProfiledKernel], Trace]:
     """Run a step once, op by op: its kernels with the seconds of each, and its trace.
 
-    `profiled`: whether the profiler times them, as it does on CUDA by default: kernels run there when the call has
-    long returned, and waiting for each would time the waiting.
+    On CUDA the profiler times them: kernels run there when the call has long returned, and waiting for each would time
+    the waiting.
     """
-    profiled = device.type == "cuda" if profiled is None else profiled
-    trace = Trace()
-    timer = _Timer(device, trace, profiled)
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    profiler = torch.profiler.profile(activities=activities) if profiled else None
+    trace, kinds = Trace(), torch.profiler.ProfilerActivity
+    profiler = torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA]) if device.type == "cuda" else None
+    timer = _Timer(device, trace, profiler is not None)
     with profiler or nullcontext():
         with timer, trace:
             ready.eager()
@@ -116,12 +112,8 @@ def once(ready: Prepared, device: Device, profiled: bool | None = None) -> tuple
             op.location = ""
     kernels = timer.kernels
     if profiler is not None:
-        host = DeviceType.CPU
-        found = {
-            event.name: event.device_time_total if device.type == "cuda" else event.cpu_time_total
-            for event in profiler.events() or ()
-            if event.device_type == host
-        }
+        events = [event for event in profiler.events() or () if event.device_type == DeviceType.CPU]
+        found = {event.name: event.device_time_total for event in events}
         kernels = [
             k if k.view else replace(k, seconds=found.get(_label(place), 0.0) / 1e6) for place, k in enumerate(kernels)
         ]

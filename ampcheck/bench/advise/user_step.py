@@ -12,7 +12,7 @@ from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from ampcheck.devices.registry import told
 from ampcheck.errors import UsageError
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools import user_program
+from ampcheck.tools.user_program import a_type
 
 _MARK = "__ampcheck_step__"
 _MODULE = "__ampcheck_step_file__"
@@ -78,31 +79,31 @@ def load(target: str) -> StepSpec:
 
 def checked(made: object, where: str) -> StepSpec:
     """Return a function's result as a step. Raises UsageError where it is not one, naming `where` it came from."""
+
+    def refuse(what: str) -> NoReturn:
+        raise UsageError(f"{where} returned {what}")
+
     if not isinstance(made, tuple):
-        raise UsageError(f"{where} returned {user_program.a_type(made)}; {_WANTED}")
+        refuse(f"{a_type(made)}; {_WANTED}")
     if len(made) != 3:
-        raise UsageError(f"{where} returned a tuple of {len(made)}; {_WANTED}")
+        refuse(f"a tuple of {len(made)}; {_WANTED}")
     model, inputs, loss = made
     if not isinstance(model, nn.Module):
-        raise UsageError(f"{where} returned {user_program.a_type(model)} as the model; a torch.nn.Module is wanted")
+        refuse(f"{a_type(model)} as the model; a torch.nn.Module is wanted")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_floating_point() and tensor.dtype is not torch.float32:
-            raise UsageError(
-                f"{where} returned a model whose {name} is {name_of(tensor.dtype)}; it is wanted in fp32, and each "
-                "variant converts it as it needs"
-            )
+            wanted = "it is wanted in fp32, and each variant converts it as it needs"
+            refuse(f"a model whose {name} is {name_of(tensor.dtype)}; {wanted}")
     if not isinstance(inputs, (tuple, list)):
-        raise UsageError(f"{where} returned {user_program.a_type(inputs)} as the inputs; a tuple of tensors is wanted")
-    if wrong := next((one for one in inputs if not isinstance(one, torch.Tensor)), None):
-        raise UsageError(
-            f"{where} returned {user_program.a_type(wrong)} among the inputs; a tuple of tensors is wanted"
-        )
+        refuse(f"{a_type(inputs)} as the inputs; a tuple of tensors is wanted")
+    if wrong := [one for one in inputs if not isinstance(one, torch.Tensor)]:
+        refuse(f"{a_type(wrong[0])} among the inputs; a tuple of tensors is wanted")
     if loss is not None and not callable(loss):
-        raise UsageError(f"{where} returned {user_program.a_type(loss)} as the loss; a callable or None is wanted")
+        refuse(f"{a_type(loss)} as the loss; a callable or None is wanted")
     if loss is not None and not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UsageError(f"{where} returned a loss, but no parameter of the model requires grad; give None as the loss")
+        refuse("a loss, but no parameter of the model requires grad; give None as the loss")
     if loss is not None and _takes(loss) == 2 and not inputs:
-        raise UsageError(f"{where} returned a loss of two arguments, but no input to give it as the second")
+        refuse("a loss of two arguments, but no input to give it as the second")
     return StepSpec(model, tuple(inputs), loss)
 
 
