@@ -32,6 +32,8 @@ _COMPILED = (diagnosis.nothing_lowered, diagnosis.no_native_kernel)
 _MEANS = {"faster": "", "same": "as fast as float32: ", "slower": "slower than float32: "}
 _UNSURE = ("ambiguous", "unstable", *table.INVALID)
 
+Tell = Callable[[str], None]
+
 
 @dataclass(frozen=True, slots=True)
 class AdviceFinding:
@@ -113,14 +115,7 @@ class Advice:
 
 
 def advise(
-    step: str,
-    device: str = "cpu",
-    *,
-    compilers: Sequence[str] = (),
-    modules: Sequence[str] = (),
-    quick: bool = False,
-    threads: int = 1,
-    tell: Callable[[str], None] = lambda text: None,
+    step: str, device: str, *, compilers: Sequence[str], modules: Sequence[str], quick: bool, threads: int, tell: Tell
 ) -> Advice:
     """Measure a step in fresh processes, and say what follows.
 
