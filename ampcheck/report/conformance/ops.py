@@ -99,7 +99,6 @@ def _op(
         "deviations": dict(Counter(id_ for result in results for id_ in result.deviation.split(", ") if id_)),
         "red": sum(1 for result in results if SHOWN[result.status].red),
         "cases": len(results),
-        "differs": len(set(policies.values())) > 1,
     }
 
 

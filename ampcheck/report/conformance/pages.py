@@ -96,7 +96,7 @@ def devices_page(history: History) -> dict[str, object]:
     state, verdict = judged(newest)
     results = list(newest.results.values())
     names = [*dict.fromkeys([*devices(newest), *(result.device for result in results)])]
-    cards = sorted((_card(name, newest, causes) for name in names), key=lambda card: _ORDER.index(card["state"]))
+    cards = sorted((_card(name, newest) for name in names), key=lambda card: _ORDER.index(card["state"]))
     shown = [str(card["name"]) for card in cards]
     return {
         "state": state,
@@ -138,7 +138,7 @@ _ORDER = ("red", "grey", "amber", "green")
 """The states of cards, in the order in which they are shown."""
 
 
-def _card(name: str, run: Run, causes: Sequence[Cause]) -> dict[str, Any]:
+def _card(name: str, run: Run) -> dict[str, Any]:
     """Return a device's answer: whether it keeps its promises, in a sentence, with the rules that it does not keep."""
     results = [result for result in run.results.values() if result.device == name]
     counts = Counter(result.status for result in results)
@@ -147,29 +147,21 @@ def _card(name: str, run: Run, causes: Sequence[Cause]) -> dict[str, Any]:
     broken = list(dict.fromkeys(result.rule for result in wrong))
     tested = {result.rule for result in results if result.status != "missing"}
     if wrong:
-        sentence = f"Does not keep {len(broken)} of {_counted(len(tested), 'rule')}"
+        state, sentence = "red", f"Does not keep {len(broken)} of {_counted(len(tested), 'rule')}"
     elif red:
         kinds = ", ".join(f"{number(counts[status.name])} {status.label}" for status in used(counts) if status.red)
-        sentence = f"Keeps the rules that were measured, but needs a person: {kinds}"
+        state, sentence = "red", f"Keeps the rules that were measured, but needs a person: {kinds}"
     elif unfinished(run):
-        sentence = "Nothing is wrong so far"
+        state, sentence = "grey", "Nothing is wrong so far"
     elif not counts["pass"]:
-        sentence = "Nothing is known: no case passed"
+        state, sentence = "grey", "Nothing is known: no case passed"
     elif counts["deviation"] > counts["pass"]:
-        sentence = "Differs from PyTorch in most cases, in ways that are known"
+        state, sentence = "amber", "Differs from PyTorch in most cases, in ways that are known"
     else:
-        sentence = "Keeps its promises" + (", but for known deviations" if counts["deviation"] else "")
-    unknown, mostly = unfinished(run) or not counts["pass"], counts["deviation"] > counts["pass"]
-    state = "red" if red else "grey" if unknown else "amber" if mostly else "green"
-    return {
-        "name": name,
-        "state": state,
-        "sentence": sentence,
-        "broken": broken,
-        "counts": [(status, counts[status.name]) for status in used(counts)],
-        "causes": [cause.text for cause in causes if any(result.device == name for result in cause.results)],
-        "total": len(results),
-    }
+        but = ", but for known deviations" if counts["deviation"] else ""
+        state, sentence = "green", f"Keeps its promises{but}"
+    shown = [(status, counts[status.name]) for status in used(counts)]
+    return {"name": name, "state": state, "sentence": sentence, "broken": broken, "counts": shown}
 
 
 def _grid(results: Sequence[Result], names: Sequence[str], *, areas: bool) -> list[dict[str, Any]]:
