@@ -38,7 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 continue
             for compiler in compilers(workload, device.name):
                 overhead = isinstance(workload, OverheadWorkload)
-                chosen = [] if overhead else variants(workload, device.name, compiler)[0]
+                chosen = [] if overhead else variants(workload, device.name)[0]
                 names = [""] if overhead else [variant.name for variant in chosen if not variant.aa]
                 found += [(device.name, compiler, workload.name, name) for name in names]
     metafunc.parametrize("case", found, ids=["-".join(filter(None, one)) for one in found])

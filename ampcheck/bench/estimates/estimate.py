@@ -360,7 +360,7 @@ def groups(
             continue
         if catalogue().get(workload.name) is not workload:
             raise UsageError(f"workload {workload.name!r} is not in the catalogue, so another process cannot find it")
-        chosen, without = variants(workload, "jax", "jit", made.platform)
+        chosen, without = variants(workload, "jax", made.platform)
         there = {variant.name for variant in chosen if not variant.aa}
         group = summary.group_of(workload, device, "jit")
         group.estimate, group.note = True, made.claim + (f"; of {made.note}" if made.note else "")

@@ -220,7 +220,7 @@ def expect(
 
 def _seconds(workload: Workload, compiler: str, device: str, mode: Mode, start: float, peaks: Peaks | None) -> float:
     overhead = isinstance(workload, OverheadWorkload)
-    names = ["variant"] * 6 if overhead else [variant.name for variant in variants(workload, device, compiler)[0]]
+    names = ["variant"] * 6 if overhead else [variant.name for variant in variants(workload, device)[0]]
     compiled = compiler != "eager" or device not in COMPILED_AHEAD
     total = 0.0
     for name in names:

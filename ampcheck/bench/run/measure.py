@@ -96,7 +96,7 @@ class Measurer:
             first_name = next(iter(made))  # which has an A/A baseline
             return {name: Timed(call) for name, call in {**made, first_name + AA: made[first_name]}.items()}
         compiles = compiler != "eager" or self.device.type not in COMPILED_AHEAD
-        chosen, without = variants(workload, self.device.name, compiler, self.platform)
+        chosen, without = variants(workload, self.device.name, self.platform)
         found.failed |= without
         exact = self._reference(workload) if self.plan.facts else None
         base: torch.Tensor | None = None

@@ -22,14 +22,11 @@ COMPILED_AHEAD = ("cpu",)
 FP16_GRADIENTS = "GradScaler refuses float16 gradients, and without it they underflow"
 
 
-def variants(
-    workload: Workload, device: str, compiler: str, platform: str = ""
-) -> tuple[list[Precision], dict[str, str]]:
+def variants(workload: Workload, device: str, platform: str = "") -> tuple[list[Precision], dict[str, str]]:
     """Return the variants of a workload, first the one for comparison and its A/A baseline; and those left out.
 
     `device`: its name, e.g. "cpu". `platform`: JAX's, e.g. "tpu", where the device is jax. What is left out comes by
-    name with the reason. A precision that only other devices have is neither: a CPU has no TF32 to leave out. The
-    compiler has no say by now; it is asked for so that a precision that one cannot do has a place to be left out.
+    name with the reason. A precision that only other devices have is neither: a CPU has no TF32 to leave out.
     A workload of overhead makes its variants itself: raises TypeError.
     """
     if isinstance(workload, OverheadWorkload):
