@@ -49,8 +49,8 @@ class Limit:
     def source(self, device: Device, dtype: torch.dtype, other: torch.dtype) -> str:
         """Return the program and its compilation, without imports."""
         text = textwrap.dedent(self.text).strip("\n")
-        for name, value in (("device", repr(device.type)), ("dtype", str(dtype)), ("other", str(other))):
-            text = text.replace("{" + name + "}", value)
+        for name, value in {"{device}": repr(device.type), "{dtype}": str(dtype), "{other}": str(other)}.items():
+            text = text.replace(name, value)
         return f"{text}\n\n{_COMPILED[self.compiler]}\n"
 
 
@@ -187,11 +187,8 @@ def check_found(amp: DeviceAmp, limit: Limit, name: str) -> None:
         if limit.compiler == "strict":
             return
         seen = check_scripted(made.program, *made.inputs, compilers=(limit.compiler,))
-        amp.assert_equal(
-            "whether check_scripted finds a difference",
-            bool(seen),
-            bool(limit.finds) if limit.dynamic is None else limit.dynamic,
-        )
+        wanted = bool(limit.finds) if limit.dynamic is None else limit.dynamic
+        amp.assert_equal("whether check_scripted finds a difference", bool(seen), wanted)
         lost = [str(report) for report in seen if report.file != made.file or report.line < 1]
         amp.assert_equal("differences without a line of the program", lost, [])
 

@@ -20,10 +20,10 @@ from ampcheck.errors import UsageError
 from ampcheck.observe.recorder import tensors
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.lint.names import Function, LintedRegion, Names, With, region
-from ampcheck.tools.lint.program import LintedProgram, decorators, every_compiler
+from ampcheck.tools.lint.program import LintedProgram, decorators
 from ampcheck.tools.lint.record import Place, Program, RecordedKernel, RecordedRun, as_python, record, same_values
-from ampcheck.tools.lint.rules import LINTED, RULES, Diagnostic
-from ampcheck.tools.lint.static import VISITS
+from ampcheck.tools.lint.rules import LINTED, RULES, Diagnostic, broken, place
+from ampcheck.tools.lint.static import visited
 
 _LOW = (torch.bfloat16, torch.float16)
 _UNKNOWN = "look at the region around this line; `ampcheck lint --rules` lists what compilers do to regions"
@@ -118,9 +118,8 @@ def _compiler_of(compiled: object) -> str:
 def _by_compiler(eager: Program, compiler: str, inputs: Sequence[object], device: str) -> Iterator[Diagnostic]:
     try:
         with torch.autocast(device, enabled=False):
-            compiled: object = (
-                torch.fx.symbolic_trace(eager) if compiler == "fx" else COMPILERS[compiler].make(eager, inputs).call
-            )
+            fx = compiler == "fx"
+            compiled = torch.fx.symbolic_trace(eager) if fx else COMPILERS[compiler].make(eager, inputs).call
     except Exception as error:  # a compiler may raise anything
         yield _report(_lines(of_error(error), eager), compiler, "refused", "when it is compiled", "runs", _said(error))
         return
@@ -137,22 +136,16 @@ def _compare(
     yield from lost(call)
     fatal = next((one for op in _FATAL for one in stands.get(op, [])), None)
     if fatal is not None and compiler == "script":
-        lines = fatal.lines or _lines(None, eager)
-        yield _report(
-            lines, compiler, "result", "the state is asked for", "answers", "may end the process, so it was not run"
-        )
+        said = ("the state is asked for", "answers", "may end the process, so it was not run")
+        yield _report(fatal.lines or _lines(None, eager), compiler, "result", *said)
         return
-    for what, ambient in (
-        ("outside of regions", None),
-        (f"in a region of {name_of(default)}", default),
-        (f"in a region of {name_of(other)}", other),
-    ):
+    for ambient in (None, default, other):
+        what = f"in a region of {name_of(ambient)}" if ambient else "outside of regions"
         with as_python():
             want = record(eager, inputs, device, ambient, lines_now)
         for _ in range(2):  # TorchScript optimizes after the first call, and forgets what the first one raised
-            yield from _differences(
-                eager, compiler, what, record(call, inputs, device, ambient, lines_now), want, stands
-            )
+            got = record(call, inputs, device, ambient, lines_now)
+            yield from _differences(eager, compiler, what, got, want, stands)
 
 
 def _differences(
@@ -314,15 +307,12 @@ def parsed(file: str) -> LintedProgram | None:
     return _program(text) if text else None
 
 
-def function_at(program: LintedProgram, line: int) -> Function | None:
-    """Return the innermost function around a line."""
-    around = [
-        node
-        for node in ast.walk(program.names.tree)
-        if isinstance(node, Function)
-        and min(part.lineno for part in (node, *node.decorator_list)) <= line <= _last(node)
-    ]
-    return max(around, key=lambda node: node.lineno, default=None)
+def function_at(file: str, line: int) -> tuple[LintedProgram, Function] | None:
+    """Return a source file as the static linter sees it, and its innermost function around a line; None for none."""
+    program = parsed(file)
+    functions = (node for node in ast.walk(program.names.tree) if isinstance(node, Function)) if program else ()
+    around = [one for one in functions if min(x.lineno for x in (one, *one.decorator_list)) <= line <= _last(one)]
+    return (program, max(around, key=lambda node: node.lineno)) if program and around else None
 
 
 def _last(node: ast.stmt) -> int:
@@ -331,20 +321,16 @@ def _last(node: ast.stmt) -> int:
 
 def _around(function: Function, line: int) -> list[ast.expr]:
     """Return the expressions that with statements around a line enter, the innermost first."""
-    found = [
-        item.context_expr
-        for node in ast.walk(function)
-        if isinstance(node, With) and node.body[0].lineno <= line <= _last(node)
-        for item in node.items
-    ]
-    return sorted(found, key=lambda expression: -expression.lineno)
+    blocks = (node for node in ast.walk(function) if isinstance(node, With))
+    inside = (node for node in blocks if node.body[0].lineno <= line <= _last(node))
+    return sorted((item.context_expr for node in inside for item in node.items), key=lambda entered: -entered.lineno)
 
 
-def regions_at(program: LintedProgram, line: int) -> list[LintedRegion]:
+def regions_at(file: str, line: int) -> list[LintedRegion]:
     """Return the regions around a line within its function, the decorators among them, the innermost first."""
-    function = function_at(program, line)
-    if function is None:
+    if (found := function_at(file, line)) is None:
         return []
+    program, function = found
     made = (region(program.names, entered) for entered in _around(function, line))
     return [one for one in made if one is not None] + decorators(program, function)
 
@@ -356,19 +342,11 @@ def lost(program: object) -> list[Diagnostic]:
     too, as long as the source is there.
     """
     found = set()
-    rule = RULES["lost-in-trace"]
     for node in _nodes(getattr(program, "inlined_graph", None)):
         for file, line in _matches(_TRACED, node.sourceRange()):
-            source = parsed(file)
-            for made in regions_at(source, line) if source is not None else ():
-                if made.disabled:
-                    where = made.call.lineno, made.call.col_offset + 1
-                    what = f"tracing dropped the disabled region around line {line}"
-                    found.add(
-                        Diagnostic(
-                            file, *where, rule.id, "traced", what, rule.eager, rule.compiled, rule.instead, rule.silent
-                        )
-                    )
+            what = f"tracing dropped the disabled region around line {line}"
+            dropped = (made.call for made in regions_at(file, line) if made.disabled)
+            found |= {broken("lost-in-trace", file, call, "traced", what) for call in dropped}
     return sorted(found)
 
 
@@ -387,17 +365,15 @@ def cause(lines: tuple[Place, ...], compiler: str, kind: str) -> tuple[str, int,
     `kind`: of the difference that is to be explained.
     """
     for file, line in lines:
-        source = parsed(file)
-        function = function_at(source, line) if source is not None else None
-        if source is None or function is None:
+        if (known := function_at(file, line)) is None:
             continue
-        found = [(node, rule) for node, rule, _ in VISITS[compiler](source, function)]
-        found += [(node, rule) for node, rule, _ in every_compiler(source, function, compiler)]
+        _, function = known
+        found = [(node, rule) for node, rule, _ in visited(*known, compiler)]
         around = {id(node) for node in (*_around(function, line), *function.decorator_list)}
         # The line itself explains it best, then what is around it, then what the function does anywhere.
-        near = [one for one in found if getattr(one[0], "lineno", 0) == line]
+        near = [one for one in found if place(one[0])[0] == line]
         near += [one for one in found if id(one[0]) in around]
         near += [one for one in found if one[1] in _OF_WHOLE.get(kind, ())]
         for node, rule in near:
-            return file, getattr(node, "lineno", line), getattr(node, "col_offset", 0) + 1, rule
+            return file, *place(node), rule
     return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
-from ampcheck.tools.lint.names import Function, LintedRegion, Names, Option, With, region
+from ampcheck.tools.lint.names import LOW, Function, LintedRegion, Names, Option, With, region
 from ampcheck.tools.lint.values import SAME, Values, last_name
 
 Thing: TypeAlias = tuple[ast.AST, str]
@@ -104,6 +104,11 @@ class Walk:
         known = all(isinstance(word.value, ast.Constant) and word.value.value is True for word in words)
         return known and bool(self.scalers())
 
+    @cached_property
+    def mentions_scale(self) -> bool:
+        """Return whether the file says anything of a scale of losses."""
+        return bool(re.search(r"scaler|\.scale\(|loss_scale", ast.unparse(self.names.tree), re.IGNORECASE))
+
     def paths(self, root: ast.Module | Function) -> list[Path]:
         """Return the paths through a function, or through a file's own statements; none where there are too many.
 
@@ -156,22 +161,25 @@ class Walk:
         for decorator in getattr(function, "decorator_list", []):
             made = self.values.region(decorator)
             if made is not None:
-                frame = replace(frame, regions=(*frame.regions, made))
-                event = LoopEvent("region", made.call, frame.regions, (function, ""))
-                paths = self._emit(paths, event) if frame.gradients and not made.disabled else paths
+                frame, paths = self._enter(made, function, frame, paths)
             if self.no_grad(decorator):
                 frame = replace(frame, gradients=False)
         found = self._body(getattr(function, "body", []), frame, paths)
         return [replace(path, ended="") for path in found]
+
+    def _enter(self, made: LintedRegion, block: ast.AST, frame: _Frame, paths: list[Path]) -> tuple[_Frame, list[Path]]:
+        """Enter a region for a block."""
+        frame = replace(frame, regions=(*frame.regions, made))
+        if frame.gradients and not made.disabled:
+            paths = self._emit(paths, LoopEvent("region", made.call, frame.regions, (block, "")))
+        return frame, paths
 
     def _body(self, statements: Iterable[ast.stmt], frame: _Frame, paths: list[Path]) -> list[Path]:
         for statement in statements:
             if self._left(statement):
                 frame = replace(frame, regions=frame.regions[:-1])
             for made in self._entered(statement):
-                frame = replace(frame, regions=(*frame.regions, made))
-                block = next(self.names.parents(statement), statement)
-                paths = self._emit(paths, LoopEvent("region", made.call, frame.regions, (block, "")))
+                frame, paths = self._enter(made, next(self.names.parents(statement), statement), frame, paths)
             done = [path for path in paths if path.ended]
             open_ = [path for path in paths if not path.ended]
             if not open_:
@@ -184,10 +192,10 @@ class Walk:
 
     def _left(self, statement: ast.stmt) -> bool:
         """Return whether a statement is `region.__exit__(...)`."""
-        call = getattr(statement, "value", None)
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "__exit__":
+        left = getattr(getattr(statement, "value", None), "func", None)
+        if not isinstance(left, ast.Attribute) or left.attr != "__exit__":
             return False
-        return self.values.region(call.func.value) is not None
+        return self.values.region(left.value) is not None
 
     def _entered(self, statement: ast.stmt) -> Iterator[LintedRegion]:
         """Yield the regions that `stack.enter_context(...)` or `region.__enter__()` opens for what follows."""
@@ -197,8 +205,7 @@ class Walk:
                 yield from self._entered(inner)
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
             entered = {"enter_context": call.args[0] if call.args else None, "__enter__": call.func.value}
-            made = self.values.region(one) if (one := entered.get(call.func.attr)) is not None else None
-            if made is not None:
+            if (one := entered.get(call.func.attr)) is not None and (made := self.values.region(one)) is not None:
                 yield made
         function = self.values.definition(call) if isinstance(call, ast.Call) else None
         if function is not None and "enter_context(" in ast.unparse(function):  # on the stack that it is given
@@ -255,9 +262,7 @@ class Walk:
         for item in statement.items:
             made = self.values.region(item.context_expr)
             if made is not None:
-                frame = replace(frame, regions=(*frame.regions, made))
-                if frame.gradients and not made.disabled:
-                    paths = self._emit(paths, LoopEvent("region", made.call, frame.regions, (statement, "")))
+                frame, paths = self._enter(made, statement, frame, paths)
             elif self.no_grad(item.context_expr):
                 frame = replace(frame, gradients=False)
             else:
@@ -306,12 +311,13 @@ class Walk:
             return not self._is_dull(function)
         if self._clips(call) or self.names.dotted(call.func) == "torch.autograd.backward":
             return True
-        if self.lossy(call) or self.starts(call):
-            return True
-        base = call.func.value if isinstance(call.func, ast.Attribute) else call.func
-        attribute = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        base, attribute = _method(call)
         if attribute == "backward" or self.scaler(base) or (attribute == "step" and self.optimizer(base)):
             return True
+        return self.lossy(call) or self.starts(call) or self._given_scaler(call)
+
+    def _given_scaler(self, call: ast.Call) -> bool:
+        """Return whether a call is given a scaler: what is called may unscale, step and update."""
         return any(self.scaler(argument) for argument in (*call.args, *(word.value for word in call.keywords)))
 
     def _is_dull(self, node: ast.AST) -> bool:
@@ -363,8 +369,7 @@ class Walk:
             paths = event("loss") if frame.gradients else paths
         if self.names.dotted(call.func) == "torch.autograd.backward" and call.args:
             return self._backward(call, call.args[0], frame, paths)
-        attribute = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-        base = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+        base, attribute = _method(call)
         if attribute == "backward" and not call.args and ast.unparse(base) not in ("self", "super()"):
             return self._backward(call, base, frame, paths)
         if self.scaler(base):
@@ -376,9 +381,7 @@ class Walk:
             return paths if attribute in ("scale", "get_scale", "is_enabled", "state_dict") else event("unknown")
         if attribute == "step" and self.optimizer(base):
             return event("alone", known(base))
-        if any(self.scaler(argument) for argument in (*call.args, *(word.value for word in call.keywords))):
-            return event("unknown")  # what is called may unscale, step and update
-        return paths
+        return event("unknown") if self._given_scaler(call) else paths
 
     def _clips(self, call: ast.Call) -> bool:
         """Return whether a call clips gradients, by PyTorch's functions, a method of a model, or by hand."""
@@ -395,9 +398,8 @@ class Walk:
     def _iterated(self, node: ast.AST) -> list[ast.expr]:
         """Return what the lists are made of that a name goes through in a loop."""
         loops = [one for one in self.values.bound(node) if isinstance(one, ast.For)]
-        return [
-            origin.elt for one in loops for origin in self.values.origins(one.iter) if isinstance(origin, ast.ListComp)
-        ]
+        made = (origin for one in loops for origin in self.values.origins(one.iter))
+        return [one.elt for one in made if isinstance(one, ast.ListComp)]
 
     def _after_norm(self, call: ast.Call) -> bool:
         """Return whether the function around a product takes a norm, and multiplies by no scale."""
@@ -445,6 +447,11 @@ class Walk:
         return out
 
 
+def _method(call: ast.Call) -> tuple[ast.expr, str]:
+    """Return the object whose method a call calls, and the method's name; the function and "" for other calls."""
+    return (call.func.value, call.func.attr) if isinstance(call.func, ast.Attribute) else (call.func, "")
+
+
 def _again(path: Path, before: list[Path], loop: ast.For | ast.AsyncFor | ast.While) -> bool:
     """Return whether a second iteration shows more: one that unscales and never updates, or updates for each step."""
     new = path.events[min(len(other.events) for other in before) :]
@@ -453,17 +460,11 @@ def _again(path: Path, before: list[Path], loop: ast.For | ast.AsyncFor | ast.Wh
         return False
     if {"step", "update"} <= kinds and "scaled-backward" not in kinds:
         return True
-    targets = {
-        part.id
-        for part in ast.walk(loop.test if isinstance(loop, ast.While) else loop.target)
-        if isinstance(part, ast.Name)
-    }
-    fixed = (
-        event.what is None or event.what[1].partition(".")[0] not in targets
-        for event in new
-        if event.kind == "unscale_"
-    )
-    return "update" not in kinds and "step" not in kinds and "unscale_" in kinds and all(fixed)
+    target = loop.test if isinstance(loop, ast.While) else loop.target
+    targets = {part.id for part in ast.walk(target) if isinstance(part, ast.Name)}
+    unscaled = [event.what for event in new if event.kind == "unscale_"]
+    fixed = all(what is None or what[1].partition(".")[0] not in targets for what in unscaled)
+    return bool(unscaled) and fixed and not {"update", "step"} & kinds
 
 
 def _decided(
@@ -506,7 +507,6 @@ def _atom(test: ast.expr) -> tuple[str, bool]:
     return ("mixed precision" if _AMP.search(text) and not isinstance(test, ast.Compare) else text), positive
 
 
-LOW = ("torch.float16", "torch.half", "torch.bfloat16")
 _PARTS = ("modules", "children", "named_modules", "named_children")
 _WIDE = ("torch.float32", "torch.float", "torch.float64", "torch.double")
 

@@ -4,13 +4,13 @@ import ast
 import re
 import tokenize
 from collections.abc import Collection
+from itertools import accumulate
 from pathlib import Path
 
-from ampcheck.tools.lint.names import Names, region
+from ampcheck.tools.lint.names import OLD_OPTIONS, Names, region
 from ampcheck.tools.lint.static import Read, texts
 from ampcheck.tools.lint.training import CUDA, DEPRECATED, VERSION, guarded
 
-_REGION = ("enabled", "dtype", "cache_enabled")
 _QUESTIONS = {
     "torch.get_autocast_cpu_dtype": ("get_autocast_dtype", "cpu"),
     "torch.get_autocast_gpu_dtype": ("get_autocast_dtype", "cuda"),
@@ -44,18 +44,12 @@ def fix_source(text: str) -> str:
     except (SyntaxError, ValueError):
         return text
     names = Names(tree)
-    lines = text.encode().splitlines(keepends=True)
-    starts = [0]
-    for line in lines:
-        starts.append(starts[-1] + len(line))
+    starts = [0, *accumulate(map(len, text.encode().splitlines(keepends=True)))]
     edits: list[tuple[int, int, str]] = []  # in bytes, as ast counts columns
 
-    def at(line: int, column: int) -> int:
-        return starts[line - 1] + column
-
-    def replace(node: ast.expr, new: str) -> None:
-        end = at(node.end_lineno or node.lineno, node.end_col_offset or 0)
-        edits.append((at(node.lineno, node.col_offset), end, new))
+    def span(node: ast.expr | ast.stmt) -> tuple[int, int]:
+        end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+        return starts[node.lineno - 1] + node.col_offset, end
 
     def insert(position: int, new: str) -> None:
         edits.append((position, position, new))
@@ -69,23 +63,22 @@ def fix_source(text: str) -> str:
         if (node not in called and node not in decorators) or guarded(names, node, VERSION):
             return text
         if ast.unparse(node).startswith("torch."):
-            replace(node, f"torch.amp.{dotted.rpartition('.')[2]}")
+            edits.append((*span(node), f"torch.amp.{dotted.rpartition('.')[2]}"))
         if node in decorators and node not in called:
-            insert(at(node.end_lineno or 0, node.end_col_offset or 0), f'(device_type="{dotted.split(".")[1]}")')
+            insert(span(node)[1], f'(device_type="{dotted.split(".")[1]}")')
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and names.dotted(node.func) in DEPRECATED:
             _, device, _, name = names.dotted(node.func).split(".")
             if name == "autocast":
-                for option, argument in zip(_REGION, node.args, strict=False):
-                    insert(at(argument.lineno, argument.col_offset), f"{option}=")
-            opening = at(node.func.end_lineno or 0, node.func.end_col_offset or 0)
-            opening += text.encode()[opening:].index(b"(") + 1
+                for option, argument in zip(OLD_OPTIONS, node.args, strict=False):
+                    insert(span(argument)[0], f"{option}=")
+            opening = text.encode().index(b"(", span(node.func)[1]) + 1
             first = f'"{device}"' if name in ("autocast", "GradScaler") else f'device_type="{device}"'
             if name.startswith("custom") and node.args:
                 return text
             insert(opening, first + (", " if node.args or node.keywords else ""))
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            start, end = at(node.lineno, node.col_offset), at(node.end_lineno or 0, node.end_col_offset or 0)
+            start, end = span(node)
             old = text.encode()[start:end].decode()
             new = re.sub(r"\btorch\.(cuda|cpu)\.amp\b", "torch.amp", old)
             new = re.sub(r"^from torch\.(cuda|cpu) import amp\b", "from torch import amp", new)
@@ -96,7 +89,7 @@ def fix_source(text: str) -> str:
         if isinstance(node, ast.Call) and _asks_rightly(names, node):
             assert isinstance(node.func, ast.Attribute)
             named, device = _QUESTIONS[names.dotted(node.func)]
-            end = at(node.func.end_lineno or 0, node.func.end_col_offset or 0)
+            end = span(node.func)[1]
             if (empty := re.match(rb"\(\s*\)", text.encode()[end:])) is not None:
                 edits.append((end - len(node.func.attr), end + len(empty[0]), f'{named}("{device}")'))
     out = text.encode()

@@ -109,6 +109,14 @@ class Names:
         found = next((parent for parent in self.parents(node) if isinstance(parent, ast.ClassDef)), None)
         return found and self.acting.get(found, found)
 
+    def around(self, node: ast.AST) -> Iterator[With]:
+        """Yield the with statements around a node within its function, from the inside out."""
+        for parent in self.parents(node):
+            if isinstance(parent, Function | ast.Lambda):
+                return
+            if isinstance(parent, With):
+                yield parent
+
     def method(self, function: ast.AST) -> str:
         """Return the name of the instance, or the class, that a method is given first; "" for other functions."""
         inside = isinstance(self._parents.get(function), ast.ClassDef)
@@ -127,18 +135,21 @@ class Names:
 
     def lookup(self, name: str, at: ast.AST) -> tuple[Scope, list[ast.AST]] | None:
         """Return the scope that binds a name seen from a node, and what it binds it to; None where none does."""
-        first = True
-        scope = at if isinstance(at, Function | ast.Lambda) else self.scope(at)
-        while True:
-            if first or not isinstance(scope, ast.ClassDef):
-                bound = self._bound.get(scope, {}).get(name)
-                if bound:
-                    return scope, bound
-                if name in self._imported.get(scope, {}):
-                    return None
-            if isinstance(scope, ast.Module):
+        for scope in self._scopes(at):
+            if bound := self._bound.get(scope, {}).get(name):
+                return scope, bound
+            if name in self._imported.get(scope, {}):
                 return None
-            first, scope = False, self.scope(scope)
+        return None
+
+    def _scopes(self, at: ast.AST) -> Iterator[Scope]:
+        """Yield the scopes whose names are seen from a node, from the inside out."""
+        scope = at if isinstance(at, Function | ast.Lambda) else self.scope(at)
+        yield scope
+        while not isinstance(scope, ast.Module):
+            scope = self.scope(scope)
+            if not isinstance(scope, ast.ClassDef):
+                yield scope
 
     def attribute(self, owner: ast.ClassDef, name: str, seen: tuple[ast.ClassDef, ...] = ()) -> list[ast.AST]:
         """Return the nodes that a class, or a base class in the file, binds an attribute of its instances to."""
@@ -155,11 +166,8 @@ class Names:
 
     def kept(self, owner: ast.AST) -> list[ast.AST]:
         """Return what a class of the file binds the attributes of its instances to."""
-        return (
-            [one for made in self._bound.get(owner, {}).values() for one in made]
-            if isinstance(owner, ast.ClassDef)
-            else []
-        )
+        bound = self._bound.get(owner, {}) if isinstance(owner, ast.ClassDef) else {}
+        return [one for made in bound.values() for one in made]
 
     def definitions(self, expression: ast.expr) -> list[ast.AST]:
         """Return what a name is bound to."""
@@ -179,14 +187,8 @@ class Names:
         if found is not None:
             values = found[1]
             return self.dotted(values[0], depth + 1) if len(values) == 1 else ""
-        scope: Scope = self.scope(expression)
-        while True:
-            known = self._imported.get(scope, {})
-            if expression.id in known:
-                return known[expression.id]
-            if isinstance(scope, ast.Module):
-                return ""
-            scope = self.scope(scope)
+        imported = (self._imported.get(scope, {}).get(expression.id) for scope in self._scopes(expression))
+        return next(filter(None, imported), "")
 
 
 def own(function: Function) -> Iterator[ast.AST]:
@@ -204,9 +206,11 @@ _OF_DEVICE = {
     f"torch.{device}.amp.{middle}autocast": device for device in ("cuda", "cpu") for middle in ("", "autocast_mode.")
 }
 _OPTIONS = ("device_type", "dtype", "enabled", "cache_enabled")
-_OLD_OPTIONS = ("enabled", "dtype", "cache_enabled")
+OLD_OPTIONS = ("enabled", "dtype", "cache_enabled")
+"""The arguments of the regions that torch.amp replaced, which name no device type."""
 
-_LOW = ("torch.bfloat16", "torch.float16", "torch.half")
+CUSTOM_FWD = tuple(f"torch.{module}custom_fwd" for module in ("amp.", "cuda.amp.", "amp.autocast_mode."))
+LOW = ("torch.bfloat16", "torch.float16", "torch.half")
 _DTYPE = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 
@@ -252,7 +256,7 @@ class LintedRegion:
     def unsupported(self) -> bool:
         """Return whether eager mode warns of its dtype and disables it. CUDA takes any dtype."""
         named = self.dtype.constant and self.dtype.value is not None
-        return named and self.dtype.value not in _LOW and self.device.value != "cuda"
+        return named and self.dtype.value not in LOW and self.device.value != "cuda"
 
     def varying(self) -> tuple[str, ...]:
         """Return the options that are not constant."""
@@ -267,7 +271,7 @@ def region(names: Names, expression: ast.AST) -> LintedRegion | None:
     name = names.dotted(expression.func)
     if name not in _GENERIC and name not in _OF_DEVICE:
         return None
-    order = _OPTIONS if name in _GENERIC else _OLD_OPTIONS
+    order = _OPTIONS if name in _GENERIC else OLD_OPTIONS
     given: dict[str, Option] = {}
     for option, argument in zip(order, expression.args, strict=False):
         given[option] = _option(names, argument)
@@ -276,13 +280,8 @@ def region(names: Names, expression: ast.AST) -> LintedRegion | None:
         for option in (keyword.arg,) if keyword.arg else set(order) - set(given):
             given[option] = _option(names, keyword.value)
     device = Option(_OF_DEVICE[name]) if name in _OF_DEVICE else given.get("device_type", Option())
-    return LintedRegion(
-        expression,
-        device,
-        given.get("dtype", Option()),
-        given.get("enabled", Option(True)),
-        given.get("cache_enabled", Option()),
-    )
+    enabled, cached = given.get("enabled", Option(True)), given.get("cache_enabled", Option())
+    return LintedRegion(expression, device, given.get("dtype", Option()), enabled, cached)
 
 
 def _option(names: Names, expression: ast.expr, depth: int = 0) -> Option:

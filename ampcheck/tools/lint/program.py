@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Callable, Iterator
 
-from ampcheck.tools.lint.names import Function, LintedRegion, Names, With, own, region
+from ampcheck.tools.lint.names import CUSTOM_FWD, Function, LintedRegion, Names, With, own, region
 from ampcheck.tools.lint.values import Values
 
 _COMPILERS = {
@@ -125,11 +125,9 @@ class LintedProgram:
             return []
         found = self.names.attribute(node, "forward") or self.names.attribute(node, "__call__")
         if compiler == "script":
+            methods = [method for method in node.body if isinstance(method, ast.FunctionDef)]
             found = found + [
-                method
-                for method in node.body
-                if isinstance(method, ast.FunctionDef)
-                and any(self.names.dotted(decorator) == "torch.jit.export" for decorator in method.decorator_list)
+                method for method in methods if "torch.jit.export" in map(self.names.dotted, method.decorator_list)
             ]
         return [method for method in found if isinstance(method, Function)]
 
@@ -146,7 +144,6 @@ _STATE = tuple(
 QUERIES = {f"torch.{verb}_{name}" for name in _STATE for verb in ("is", "get")}
 _CHANGE = {f"torch.set_{name}" for name in _STATE} | {"torch.clear_autocast_cache"}
 _CHANGE |= {"torch.autocast_increment_nesting", "torch.autocast_decrement_nesting"}
-_CUSTOM_FWD = ("torch.amp.custom_fwd", "torch.cuda.amp.custom_fwd", "torch.amp.autocast_mode.custom_fwd")
 
 
 def entered(program: LintedProgram, function: Function) -> Iterator[tuple[ast.withitem, LintedRegion | None]]:
@@ -179,17 +176,15 @@ def decorators(program: LintedProgram, function: Function) -> list[LintedRegion]
 
 def around(program: LintedProgram, node: ast.AST) -> list[LintedRegion]:
     """Return the enabled regions around a node lexically, within its function."""
-    found = (region(program.names, item.context_expr) for one in _withs(program, node) for item in one.items)
+    found = (region(program.names, item.context_expr) for one in program.names.around(node) for item in one.items)
     return [made for made in found if made is not None and not made.disabled]
 
 
 def fx(program: LintedProgram, function: Function) -> Iterator[Found]:
     """Find places in a function that symbolic tracing runs otherwise than eager mode."""
-    for node, _ in regions_of(program, function):
-        yield node, "lost-in-fx", ""
+    yield from ((made.call, "lost-in-fx", "") for made in decorators(program, function))
     for item, made in entered(program, function):
-        if made is None:
-            yield item.context_expr, "lost-in-fx", ""
+        yield item.context_expr if made is None else made.call, "lost-in-fx", ""
     yield from _custom(program, function)
 
 
@@ -223,19 +218,11 @@ def regions_of(program: LintedProgram, function: Function) -> Iterator[tuple[ast
 
 
 def _reentered(program: LintedProgram, statement: With) -> Iterator[Found]:
-    outer = {_name(item) for parent in _withs(program, statement) for item in parent.items} - {""}
+    outer = {_name(item) for parent in program.names.around(statement) for item in parent.items} - {""}
     for item in statement.items:
         entered = item.context_expr
         if isinstance(entered, ast.Name) and entered.id in outer and _makers(program, entered):
             yield entered, "entered-twice", f"`{entered.id}` is entered inside itself"
-
-
-def _withs(program: LintedProgram, node: ast.AST) -> Iterator[With]:
-    for parent in program.names.parents(node):
-        if isinstance(parent, Function | ast.Lambda):
-            return
-        if isinstance(parent, With):
-            yield parent
 
 
 def _name(item: ast.withitem) -> str:
@@ -248,7 +235,7 @@ def _name(item: ast.withitem) -> str:
 def _custom(program: LintedProgram, function: Function) -> Iterator[Found]:
     for decorator in function.decorator_list:
         made = decorator.func if isinstance(decorator, ast.Call) else decorator
-        if program.names.dotted(made) in _CUSTOM_FWD:
+        if program.names.dotted(made) in CUSTOM_FWD:
             yield decorator, "custom-fwd", ""
 
 

@@ -4,8 +4,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcheck.tools.lint.events import LOW, Walk
-from ampcheck.tools.lint.names import Function, Names, With
+from ampcheck.tools.lint.events import Walk
+from ampcheck.tools.lint.names import LOW, Function, Names, With
 from ampcheck.tools.lint.values import last_name
 
 _PRODUCTS = re.compile(
@@ -100,11 +100,8 @@ def _counts(walk: Walk, node: ast.AST, depth: int = 0) -> bool:
             bound = node.args[-1] if node.args else None
             return not (isinstance(bound, ast.Constant) and isinstance(bound.value, int) and bound.value <= 256)
         reshapes = ("float", "to", "unsqueeze", "view", "reshape", "type_as", "expand", "repeat", "double", "flatten")
-        return (
-            isinstance(node.func, ast.Attribute)
-            and node.func.attr in reshapes
-            and _counts(walk, node.func.value, depth + 1)
-        )
+        method = node.func if isinstance(node.func, ast.Attribute) and node.func.attr in reshapes else None
+        return method is not None and _counts(walk, method.value, depth + 1)
     if isinstance(node, ast.Subscript):
         return _counts(walk, node.value, depth + 1)
     values = walk.values.sources(node) if isinstance(node, ast.Name) else []

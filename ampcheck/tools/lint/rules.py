@@ -1,5 +1,6 @@
 """What a rule of the linter and one report say. The rules are in the files `rules.toml`."""
 
+import ast
 import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,16 +41,26 @@ RULES = {**_read(_HERE / "torchscript" / "rules.toml"), **_read(_HERE / "rules.t
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Diagnostic:
-    """One report: where, under which rule, and what differs. `line` and `column` count from 1; 0 where unknown.
-
-    `compiler`: a key of `LINTED`. `silent`: whether PyTorch itself says nothing.
-    """
+class _Placed:
+    """A report's place and rule. `line` and `column` count from 1; 0 where unknown."""
 
     file: str
     line: int
     column: int
     rule: str
+
+    def fields(self) -> dict[str, object]:
+        """Its fields by name, for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Diagnostic(_Placed):
+    """One report: where, under which rule, and what differs.
+
+    `compiler`: a key of `LINTED`. `silent`: whether PyTorch itself says nothing.
+    """
+
     compiler: str
     what: str
     eager: str
@@ -64,19 +75,22 @@ class Diagnostic:
             f"{LINTED[self.compiler]} {self.compiled}{quietly}. Instead: {self.instead}."
         )
 
-    def fields(self) -> dict[str, object]:
-        """Its fields by name, for JSON."""
-        return asdict(self)
+
+def broken(name: str, file: str, node: ast.AST, compiler: str, what: str = "") -> Diagnostic:
+    """Return the report of a rule that a node breaks. `what`: "" for the rule's own words."""
+    rule, told = RULES[name], what or RULES[name].what
+    return Diagnostic(file, *place(node), name, compiler, told, rule.eager, rule.compiled, rule.instead, rule.silent)
+
+
+def place(node: ast.AST) -> tuple[int, int]:
+    """Return the line and column of a node, from 1 on; 0 where it has none."""
+    return getattr(node, "lineno", 0), getattr(node, "col_offset", -1) + 1
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class TrainingReport:
+class TrainingReport(_Placed):
     """A mistake in eager training code: where, which rule of the catalogue, what, and what to write instead."""
 
-    file: str
-    line: int
-    column: int
-    rule: str
     id: str
     what: str
     why: str
@@ -88,7 +102,3 @@ class TrainingReport:
     def __str__(self) -> str:
         what = self.what.rstrip(".")
         return f"{self.file}:{self.line}:{self.column}: {self.id} {self.rule}: {what}. Instead: {self.instead}."
-
-    def fields(self) -> dict[str, object]:
-        """Its fields by name, for JSON."""
-        return asdict(self)

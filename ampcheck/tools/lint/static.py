@@ -13,16 +13,15 @@ from typing import TypeAlias
 from ampcheck.errors import UsageError
 from ampcheck.tools import catalogue
 from ampcheck.tools.lint.events import GRAD_SCALERS
-from ampcheck.tools.lint.names import Names, region
+from ampcheck.tools.lint.names import Function, Names, region
 from ampcheck.tools.lint.program import VISITS as GENERAL_VISITS
 from ampcheck.tools.lint.program import Found, LintedProgram, every_compiler
-from ampcheck.tools.lint.rules import RULES, Diagnostic, TrainingReport
+from ampcheck.tools.lint.rules import RULES, Diagnostic, TrainingReport, broken, place
 from ampcheck.tools.lint.torchscript.visits import VISITS as SCRIPT_VISITS
 from ampcheck.tools.lint.torchscript.visits import traced_under
 from ampcheck.tools.lint.training import mistakes
 
-VISITS = {**SCRIPT_VISITS, **GENERAL_VISITS}
-"""The visit to a function for each compiler."""
+_VISITS = {**SCRIPT_VISITS, **GENERAL_VISITS}
 
 TRAINING = {name: rule for name, rule in catalogue.RULES.items() if "static" in rule.found}
 """The rules of the catalogue that reading finds, by name."""
@@ -77,7 +76,7 @@ def lint_source(
         read.regions += sum(region(names, call) is not None for call in calls)
         read.scalers += sum(names.dotted(call.func) in GRAD_SCALERS for call in calls)
     program = LintedProgram(names)
-    found: set[Report] = {_report(file, compiler, seen) for compiler, seen in _all(program)}
+    found: set[Report] = {broken(rule, file, node, compiler, what) for compiler, (node, rule, what) in _all(program)}
     if not set(rules).isdisjoint(TRAINING):
         unfollowed: list[str] = []
         found |= {_mistake(file, node, name) for node, name in mistakes(names, unfollowed)}
@@ -147,24 +146,19 @@ def find(target: str) -> Path:
 
 def _all(program: LintedProgram) -> Iterator[tuple[str, Found]]:
     for function, compiler in program.compiled():
-        for seen in (*VISITS[compiler](program, function), *every_compiler(program, function, compiler)):
-            yield compiler, seen
-    for seen in traced_under(program):
-        yield "traced", seen
+        yield from ((compiler, seen) for seen in visited(program, function, compiler))
+    yield from (("traced", seen) for seen in traced_under(program))
 
 
-def _report(file: str, compiler: str, found: Found) -> Diagnostic:
-    node, name, what = found
-    rule = RULES[name]
-    line, column = getattr(node, "lineno", 0), getattr(node, "col_offset", -1) + 1
-    what = what or rule.what
-    return Diagnostic(file, line, column, name, compiler, what, rule.eager, rule.compiled, rule.instead, rule.silent)
+def visited(program: LintedProgram, function: Function, compiler: str) -> Iterator[Found]:
+    """Yield the places in a function that a compiler runs otherwise than eager mode."""
+    yield from _VISITS[compiler](program, function)
+    yield from every_compiler(program, function, compiler)
 
 
 def _mistake(file: str, node: ast.AST, name: str) -> TrainingReport:
     rule = TRAINING[name]
-    line, column = getattr(node, "lineno", 0), getattr(node, "col_offset", -1) + 1
-    return TrainingReport(file, line, column, name, rule.id, rule.sentence, rule.why, rule.instead)
+    return TrainingReport(file, *place(node), name, rule.id, rule.sentence, rule.why, rule.instead)
 
 
 def _ignored(text: str, file: str) -> Iterator[tuple[int, frozenset[str]]]:

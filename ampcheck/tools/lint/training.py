@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
-from ampcheck.tools.lint.events import GRAD_SCALERS, LOW, MODEL, LoopEvent, Path, Walk
-from ampcheck.tools.lint.names import Function, LintedRegion, Names, With, own, region
+from ampcheck.tools.lint.events import GRAD_SCALERS, MODEL, LoopEvent, Path, Walk
+from ampcheck.tools.lint.names import CUSTOM_FWD, LOW, Function, LintedRegion, Names, own, region
 from ampcheck.tools.lint.rounding import is_product, rounded
 
 Mistake: TypeAlias = tuple[ast.AST, str]
@@ -19,11 +19,11 @@ Mistake: TypeAlias = tuple[ast.AST, str]
 _ON = re.compile(
     r"^(use|enable|with|do)?_?(amp|autocast|mixed_precision|mixed|fp16|bf16|half)(_enabled)?$", re.IGNORECASE
 )
+_FUNCTIONS = {"torch.autograd.Function", "torch.autograd.function.Function"}
 _RESHAPES = (
     *("softmax", "log_softmax", "sigmoid", "logsigmoid", "view", "reshape", "flatten", "transpose", "permute"),
     *("squeeze", "unsqueeze", "contiguous"),
 )
-_FORWARD = tuple(f"torch.{module}custom_fwd" for module in ("amp.", "cuda.amp.", "amp.autocast_mode."))
 _OLD = tuple(f"torch.cuda.amp.{name}" for name in ("autocast", "GradScaler", "custom_fwd", "custom_bwd"))
 VERSION = r"version|hasattr|(?i:torch_?(greater|ge|gte|\d))"
 CUDA = rf"is_cuda|['\"]cuda|{VERSION}"
@@ -89,18 +89,19 @@ def _on_path(walk: Walk, path: Path) -> Iterator[tuple[str, LoopEvent, LoopEvent
             if event.kind == "call" and event.what in walk.halved:
                 yield "half-model-in-region", event, event
         if event.kind in ("backward", "scaled-backward"):
-            wide = [made for made in regions if _is(walk, made, "float32") and _of(walk, made, event)]
-            yield from (("float32-region", made, made) for made in wide)
+            yield from (("float32-region", made, made) for made in _lossy(walk, regions, event, "float32"))
         if event.kind == "region":
             regions.append(event)
         elif event.kind == "scaled-backward":
             scaled = last[event.scaler] = event
             updates.pop(event.scaler, None)
             stepped.clear()
-            yield from (("scaler-with-bf16", event, made) for made in regions if _scaled_for_nothing(walk, made, event))
+            low = _lossy(walk, regions, event, "bfloat16") if walk.always_scales else []
+            yield from (("scaler-with-bf16", event, made) for made in low)
         elif event.kind == "backward":
             scaled = None
-            yield from (("fp16-without-scaler", event, made) for made in regions if _not_scaled(walk, made, event))
+            low = [] if walk.mentions_scale else _lossy(walk, regions, event, "float16")
+            yield from (("fp16-without-scaler", event, made) for made in low)
         elif event.kind == "unscale_":
             if event.what in unscaled:
                 yield "unscale-twice", event, unscaled[event.what]
@@ -166,8 +167,7 @@ def _reshaped(walk: Walk, value: ast.expr) -> ast.expr:
 def _raw(walk: Walk, call: ast.Call, item: ast.expr | None) -> bool:
     """Return whether a call is one of a model, whose output, or an item of it, nothing is said to lift."""
     function = walk.values.definition(call)
-    lifts = function is not None and re.search(r"float|double|return [^\n]*(loss|softmax)", ast.unparse(function))
-    if lifts:
+    if function is not None and re.search(r"float|double|return [^\n]*(loss|softmax)", ast.unparse(function)):
         return False
     if function is not None and function.name == "forward":
         returned = [one.value for one in own(function) if isinstance(one, ast.Return)]
@@ -186,7 +186,13 @@ def _raw(walk: Walk, call: ast.Call, item: ast.expr | None) -> bool:
     return bool(MODEL.search(_name(call.func)))
 
 
+def _lossy(walk: Walk, regions: list[LoopEvent], backward: LoopEvent, dtype: str) -> list[LoopEvent]:
+    """Return the regions of a dtype that the loss of a backward pass comes from."""
+    return [made for made in regions if _is(walk, made, dtype) and _of(walk, made, backward)]
+
+
 def _is(walk: Walk, event: LoopEvent, dtype: str) -> bool:
+    """Return whether a region has a dtype, as far as that is known."""
     made = event.regions[-1]
     dtypes = walk.constants(made.dtype)
     if not made.enabled.constant and dtype != "float16":
@@ -196,16 +202,6 @@ def _is(walk: Walk, event: LoopEvent, dtype: str) -> bool:
         return made.dtype.constant and devices == {dtype}
     short = {"float16": "half", "float32": "float"}.get(dtype)
     return bool(dtypes) and all(str(one).removeprefix("torch.") in (dtype, short) for one in dtypes)
-
-
-def _scaled_for_nothing(walk: Walk, made: LoopEvent, backward: LoopEvent) -> bool:
-    return _is(walk, made, "bfloat16") and _of(walk, made, backward) and walk.always_scales
-
-
-def _not_scaled(walk: Walk, made: LoopEvent, backward: LoopEvent) -> bool:
-    if not _is(walk, made, "float16") or not _of(walk, made, backward):
-        return False
-    return not re.search(r"scaler|\.scale\(|loss_scale", ast.unparse(walk.names.tree), re.IGNORECASE)
 
 
 def _of(walk: Walk, made: LoopEvent, backward: LoopEvent) -> bool:
@@ -221,8 +217,8 @@ def _of(walk: Walk, made: LoopEvent, backward: LoopEvent) -> bool:
         seen.add(node)
         around = list(walk.names.parents(node))
         if block in around and depth and not isinstance(block, Function):
-            inside = [one for one in around[: around.index(block)] if isinstance(one, With)]
-            if not any(walk.no_grad(item.context_expr) for one in inside for item in one.items):
+            inside = around[: around.index(block)]
+            if not any(walk.no_grad(item.context_expr) for one in inside for item in getattr(one, "items", ())):
                 return True
             continue
         for part in ast.walk(node):
@@ -255,12 +251,8 @@ def _alone(walk: Walk, node: ast.AST) -> Iterator[Mistake]:
                 yield decorator, "decorated-generator"
             if names.dotted(decorator) in DEPRECATED and not guarded(names, node, VERSION):
                 yield decorator, "deprecated-amp"
-    elif (
-        isinstance(node, ast.Assign)
-        and _name(node.targets[0]) == "forward"
-        and isinstance(node.targets[0], ast.Attribute)
-    ):
-        if _autocast(walk, node.value):
+    elif isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Attribute):
+        if target.attr == "forward" and _autocast(walk, node.value):
             yield node, "forward-replaced"
     elif isinstance(node, ast.ClassDef):
         yield from _own_function(names, node)
@@ -283,7 +275,7 @@ def _in_call(walk: Walk, call: ast.Call) -> Iterator[Mistake]:
         if any(re.search(r"\bcla?[mi]p_?\(", text) for text in hooked):
             yield call, "clip-before-unscale"
     for word in walk.values.unpacked(call).keywords:
-        if name in _FORWARD and word.arg == "cast_inputs" and names.dotted(word.value) in LOW:
+        if name in CUSTOM_FWD and word.arg == "cast_inputs" and names.dotted(word.value) in LOW:
             yield call, "cast-inputs-constant"
         if name in GRAD_SCALERS and word.arg == "enabled" and _off(word.value):
             yield call, "inverted-condition"
@@ -380,17 +372,12 @@ def _yields(names: Names, function: ast.AST) -> bool:
 
 
 def _own_function(names: Names, owner: ast.ClassDef) -> Iterator[Mistake]:
-    if not any(
-        names.dotted(base) in ("torch.autograd.Function", "torch.autograd.function.Function") for base in owner.bases
-    ):
+    if _FUNCTIONS.isdisjoint(map(names.dotted, owner.bases)):
         return
     methods = {node.name: node for node in owner.body if isinstance(node, ast.FunctionDef)}
-    forward = methods.get("forward")
-    if forward is None or any(
-        names.dotted(one) not in ("", "staticmethod") or _name(one) != "staticmethod" for one in forward.decorator_list
-    ):
+    forward, backward = methods.get("forward"), methods.get("backward")
+    if forward is None or any(ast.unparse(one) != "staticmethod" for one in forward.decorator_list):
         return
-    backward = methods.get("backward")
     if backward is None or not any(is_product(names, node) for node in ast.walk(backward)):
         return  # one that raises, or multiplies elements, which promotes
     # One that casts in backward has thought of dtypes, and complex tensors are not cast.

@@ -98,27 +98,20 @@ class Values:
         return made.elts if isinstance(made, (ast.List, ast.Tuple)) else []
 
     def _of_item(self, node: ast.Subscript) -> list[ast.AST]:
-        text = ast.unparse(node)
-        stored = self.names.lookup(text, node)
+        stored = self.names.lookup(ast.unparse(node), node)
         found = [origin for value in (stored[1] if stored else ()) for origin in self._of_bound(value)]
         keys = self.constants(node.slice)
-        unknown = None in keys
         key = keys[0] if len(keys) == 1 else None
         for origin in self.origins(node.value):
             if isinstance(origin, ast.Dict):
                 pairs = zip(origin.keys, origin.values, strict=True)
-                found += [
-                    o
-                    for k, v in pairs
-                    if unknown or (isinstance(k, ast.Constant) and k.value in keys)
-                    for o in self.origins(v)
-                ]
+                items = [v for k, v in pairs if None in keys or (isinstance(k, ast.Constant) and k.value in keys)]
             elif isinstance(origin, ast.Call) and last_name(origin.func) == "dict":
-                found += [o for word in origin.keywords if word.arg in keys for o in self.origins(word.value)]
+                items = [word.value for word in origin.keywords if word.arg in keys]
             else:
                 items = self._elements(origin)
                 items = items[key : key + 1 or None] if isinstance(key, int) and len(items) > 1 else items
-                found += [o for item in items for o in self.origins(item)]
+            found += [o for item in items for o in self.origins(item)]
         return found
 
     def _of_call(self, call: ast.Call) -> list[ast.AST]:
@@ -189,14 +182,14 @@ class Values:
         optional = zip(taken.kwonlyargs, taken.kw_defaults, strict=True)
         found = [value for one, value in (*defaults, *optional) if one is parameter and value]
         owner = next(self.names.parents(function), None)
-        made = isinstance(owner, ast.ClassDef) and function.name == "__init__"
-        if function.name == "forward" and isinstance(owner, ast.ClassDef):
-            for call in self._of_modules().get(owner, ()):
-                found += [value for name, value in self.arguments(call, function) if name == parameter.arg]
-        for call in self._called.get(owner.name if made and isinstance(owner, ast.ClassDef) else function.name, ()):
-            if made or function in self.bound(call.func):
-                found += [value for name, value in self.arguments(call, function) if name == parameter.arg]
-        return found
+        if isinstance(owner, ast.ClassDef) and function.name == "__init__":
+            calls = self._called.get(owner.name, [])
+        else:
+            calls = [call for call in self._called.get(function.name, ()) if function in self.bound(call.func)]
+        if isinstance(owner, ast.ClassDef) and function.name == "forward":
+            calls = self._of_modules().get(owner, []) + calls
+        pairs = (pair for call in calls for pair in self.arguments(call, function))
+        return found + [value for name, value in pairs if name == parameter.arg]
 
     def arguments(self, call: ast.Call, function: Function) -> list[tuple[str, ast.expr]]:
         """Return the names of a function's parameters and what a call gives for them."""

@@ -73,11 +73,9 @@ def trace(program: LintedProgram, function: Function) -> Iterator[Found]:
 def traced_under(program: LintedProgram) -> Iterator[Found]:
     """Yield the calls of torch.jit.trace inside an enabled region that keeps casts."""
     for call in program.calls:
-        if program.compiler(call) == "traced":
-            for made in around(program, call):
-                if made.cache_enabled.value is not False:
-                    yield call, "trace-under-autocast", f"{LINTED['traced']} is called in a region that keeps casts"
-                    break
+        keeps = any(made.cache_enabled.value is not False for made in around(program, call))
+        if keeps and program.compiler(call) == "traced":
+            yield call, "trace-under-autocast", f"{LINTED['traced']} is called in a region that keeps casts"
 
 
 def _made_here(program: LintedProgram, function: Function, expression: ast.expr) -> bool:
@@ -148,11 +146,8 @@ def difference(called: str, device: str) -> str:
     op = f"{home.rpartition('.')[2]}_{name}" if home in ("torch.linalg", "torch.fft") else name
     # TorchScript alone promotes what every kernel promotes by itself.
     own, scripted = _own(device).get(op, ""), _BY_OP.get(op, "")
-    if (
-        op == "softmax"
-        or own == scripted
-        or (scripted == "promote" and not own and op not in ("add", "sub", "mul", "div"))
-    ):
+    promotes = scripted == "promote" and not own and op not in ("add", "sub", "mul", "div")
+    if op == "softmax" or own == scripted or promotes:
         return ""
     return f"`{called}` runs in {_words(own)} by the {device} list, in {_words(scripted)} by TorchScript's"
 
