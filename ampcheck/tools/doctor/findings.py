@@ -106,16 +106,8 @@ def _told(number: int, one: Finding, width: int, most: int) -> list[str]:
     told = [head + where]
     if source := _source(one.place):
         told.append(textwrap.indent(textwrap.shorten(source, width - 5, placeholder=" …"), "   > "))
-    for what, text in (("seen", one.seen), ("write", one.instead or rule.instead)):
-        told += _wrapped(f"{what}: {text}", width, most)
-    return told
-
-
-def _wrapped(text: str, width: int, most: int) -> list[str]:
-    indent = " " * 3
-    return textwrap.wrap(
-        text, width, initial_indent=indent, subsequent_indent=indent + "  ", max_lines=most, placeholder=" …"
-    )
+    fit = textwrap.TextWrapper(width, "   ", "     ", max_lines=most, placeholder=" …")
+    return [*told, *fit.wrap(f"seen: {one.seen}"), *fit.wrap(f"write: {one.instead or rule.instead}")]
 
 
 def _source(place: str) -> str:

@@ -16,7 +16,7 @@ from ampcheck.spec import policies
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.doctor.findings import Findings
 from ampcheck.tools.torch_private import current_node, restored_state, sequence_number
-from ampcheck.tools.trace.sources import Sources
+from ampcheck.tools.trace.sources import Sources, described
 
 Place = tuple[str, str]
 """The path of a module and a line of the program."""
@@ -92,6 +92,11 @@ class Seen:
     """By device type, the region's dtype ("" outside of regions) and the dtype of the result."""
     weight_casts: Counter[int] = field(default_factory=Counter)
     weight_bytes: int = 0
+
+    @property
+    def in_regions(self) -> set[torch.dtype]:
+        """The dtypes that products in regions had."""
+        return {dtype for (_, region, dtype), count in self.products.items() if region and count}
 
 
 class KernelWatch:
@@ -210,23 +215,12 @@ class KernelWatch:
             return
         finite = [bound for _, pair in inputs if pair for bound in pair if math.isfinite(bound)]
         finite += [x for x in args if isinstance(x, (int, float)) and math.isfinite(x)]
-        given = ", ".join(f"{name_of(x.dtype)}{list(x.shape)} from {pair[0]:.4g} to {pair[1]:.4g}"
-                          for x, pair in inputs if pair)  # fmt: skip
+        told = (f"{described(x)} from {pair[0]:.4g} to {pair[1]:.4g}" for x, pair in inputs if pair)
+        given = ", ".join(told) or "no floating tensor"
         zero = any(bool((x == 0).any()) for x, _ in inputs)
-        self.nonfinite.append(
-            NonFinite(
-                name,
-                out.dtype,
-                what,
-                given or "no floating tensor",
-                min(finite, default=0.0),
-                zero,
-                met,
-                f"in {region_name(out.device.type)}",
-                self.place(),
-                current_node() is not None,
-            )
-        )
+        region, low = _region_dtype(out.device.type), min(finite, default=0.0)
+        where = (f"in a {region} region" if region else "in no region", self.place(), current_node() is not None)
+        self.nonfinite.append(NonFinite(name, out.dtype, what, given, low, zero, met, *where))
 
     def _is_bad(self, x: torch.Tensor) -> bool:
         known = self._bad.get(id(x))
@@ -235,7 +229,7 @@ class KernelWatch:
     def _named(self, x: torch.Tensor) -> str:
         if id(x) in self.parameters or self._sources.known(x):
             return f"the parameter or buffer {self.parameters.get(id(x)) or self._sources.name(x)}"
-        return f"{name_of(x.dtype)}{list(x.shape)}, which no op of this step made: look at the data"
+        return f"{described(x)}, which no op of this step made: look at the data"
 
     def _add(self, rule: str, seen: str) -> None:
         self._findings.add(rule, self.place(), seen)
@@ -312,11 +306,9 @@ def thread_watch(findings: Findings, started: Place) -> Recorder:
 
 def _region_dtype(device: str) -> str:
     with restored_state():  # of the code that called the kernel: inside of a dispatch mode autocast is off
-        on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-        return name_of(torch.get_autocast_dtype(device)) if on else ""
+        return name_of(torch.get_autocast_dtype(device)) if is_on(device) else ""
 
 
-def region_name(device: str) -> str:
-    """Return the region around the code that called the kernel, in words."""
-    dtype = _region_dtype(device)
-    return f"a {dtype} region" if dtype else "no region"
+def is_on(device: str) -> bool:
+    """Return whether autocast is on for a device type, which may have none."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from statistics import median
-from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -58,11 +57,8 @@ class Doctor(AbstractContextManager["Doctor"]):
             stack.enter_context(one_thread())
             for change in self._changes():
                 stack.enter_context(change)
-            for handle in (
-                register_optimizer_step_pre_hook(self._optimizer_begins),
-                register_optimizer_step_post_hook(self._optimizer_ended),
-            ):
-                stack.callback(handle.remove)
+            stack.callback(register_optimizer_step_pre_hook(self._optimizer_begins).remove)
+            stack.callback(register_optimizer_step_post_hook(self._optimizer_ended).remove)
             stack.callback(self._training.close)
             stack.callback(self._observe, on=False)
             self._stack = stack.pop_all()
@@ -70,11 +66,8 @@ class Doctor(AbstractContextManager["Doctor"]):
         self._began = time.perf_counter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> Literal[False]:
+    def __exit__(self, *_: object) -> None:
         self.close()
-        return False
 
     def close(self) -> None:
         """Stop watching, and leave PyTorch as it was before. A second call does nothing."""
@@ -269,12 +262,8 @@ def _wrapped(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callabl
 @contextmanager
 def _everywhere(original: Callable[..., Any], replacement: Callable[..., Any]) -> Iterator[None]:
     """Replace a function in every module that holds it: many programs import it by name."""
-    held = [
-        (vars(module), name)
-        for module in list(sys.modules.values())
-        for name, value in list(getattr(module, "__dict__", {}).items())
-        if value is original
-    ]
+    scopes = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
+    held = [(scope, name) for scope in scopes for name, value in list(scope.items()) if value is original]
     for scope, name in held:
         scope[name] = replacement
     try:

@@ -13,7 +13,7 @@ from ampcheck.observe.recorder import tensors
 from ampcheck.observe.torch_private import no_dispatch
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.doctor.findings import Findings
-from ampcheck.tools.doctor.kernels import LOW, KernelWatch, NonFinite, Place, Seen
+from ampcheck.tools.doctor.kernels import LOW, KernelWatch, NonFinite, Place, Seen, is_on
 from ampcheck.tools.watch import HasGroups
 
 MANY_SKIPS = 8
@@ -69,10 +69,8 @@ class Training:
     def region(self, made: torch.amp.autocast, device: str, dtype: torch.dtype | None, enabled: bool) -> None:
         """Look at a region that was made."""
         if enabled and dtype is torch.float32:
-            self._add(
-                "float32-region",
-                f'autocast("{device}", dtype=torch.float32) was made: it casts nothing and, on most devices, is off',
-            )
+            what = f'autocast("{device}", dtype=torch.float32) was made'
+            self._add("float32-region", f"{what}: it casts nothing and, on most devices, is off")
         elif enabled and not made._enabled:
             self.entered(device)  # it would have been on, on a machine that has the device
 
@@ -84,7 +82,7 @@ class Training:
     def function(self, kind: type[torch.autograd.Function], args: Iterable[object]) -> None:
         """Look at an autograd function that is applied."""
         given = [x for x in tensors(list(args)) if x.is_floating_point()]
-        on = _enabled(given)
+        on = next((x.device.type for x in given if is_on(x.device.type)), "")
         if not on:
             return
         forward = kind.forward
@@ -94,17 +92,12 @@ class Training:
             self._applied.append((kind, self._kernels.place(), self._low_products()))
             return
         if closure["device_type"] != device:
-            self._add(
-                "custom-fwd-of-one-device",
-                f'{kind.__name__} has custom_fwd(device_type="{closure["device_type"]}") and was given '
-                f"tensors of {device}",
-            )
+            has = f'{kind.__name__} has custom_fwd(device_type="{closure["device_type"]}")'
+            self._add("custom-fwd-of-one-device", f"{has} and was given tensors of {device}")
         constant = closure["cast_inputs"]
         if constant in LOW and constant is not region:
-            self._add(
-                "cast-inputs-constant",
-                f"{kind.__name__} casts its inputs to {name_of(constant)} in a region of {name_of(region)}",
-            )
+            seen = f"{kind.__name__} casts its inputs to {name_of(constant)} in a region of {name_of(region)}"
+            self._add("cast-inputs-constant", seen)
 
     def function_ended(self, kind: type[torch.autograd.Function]) -> None:
         """Look whether a function without custom_fwd ran products that the region cast."""
@@ -112,12 +105,11 @@ class Training:
             return
         _, place, before = self._applied.pop()
         if self._low_products() > before:
-            self._findings.add(
-                "function-without-custom-fwd",
-                place,
+            seen = (
                 f"{kind.__name__}.forward ran products that the region cast; its backward runs outside of the region, "
-                "on what forward saved before the casts",
+                "on what forward saved before the casts"
             )
+            self._findings.add("function-without-custom-fwd", place, seen)
 
     def _low_products(self) -> int:
         return sum(count for (_, region, dtype), count in self._seen.products.items() if region and dtype in LOW)
@@ -135,19 +127,17 @@ class Training:
         self._measured = None
         place = self._kernels.place()
         for device in dict.fromkeys(root.device.type for root in roots):
-            if _is_on(device):
+            if is_on(device):
                 dtype = name_of(torch.get_autocast_dtype(device))
                 self._findings.add("backward-in-region", place, f"backward was called in a region of {dtype}")
-        low = {dtype for (_, region, dtype), count in self._seen.products.items() if region and count}
+        low = self._seen.in_regions
         active = [state for scaler, state in self._scalers.items() if scaler.is_enabled()]
         self._scaled_a_loss |= any(map(_multiplied, roots))
         if torch.float16 in low and not active and not self._scaled_a_loss:
             self._fp16_backward = self._fp16_backward or place
         if torch.bfloat16 in low and torch.float16 not in low and any(state.scaled for state in active):
-            where = next(state.scaled for state in active if state.scaled)
-            self._findings.add(
-                "scaler-with-bf16", where or place, "the region runs in bf16, whose range is that of float32"
-            )
+            where = next(filter(None, (state.scaled for state in active)), place)
+            self._findings.add("scaler-with-bf16", where, "the region runs in bf16, whose range is that of float32")
         bad = [x for x in roots if x.is_floating_point() and not _finite(x.detach())]
         for root in bad:
             self._loss_is_not_finite(root, place)
@@ -161,24 +151,23 @@ class Training:
         made = next((one for one in self._kernels.nonfinite if not one.backward), None)
         if made is None:
             if self.observing and "non-finite-in-float32" not in self._findings:
-                self._findings.add(
-                    "non-finite-in-float32", place, f"the loss is {value}; no kernel of the step made it"
-                )
+                seen = f"the loss is {value}; no kernel of the step made it"
+                self._findings.add("non-finite-in-float32", place, seen)
             return
         self._classify(made, f"; the loss is {value}")
 
     def _classify(self, made: NonFinite, others: str) -> None:
         """Find the rule of the first values that are not finite. `others`: what came of them."""
+        rule = "overflow-in-low"
         if made.met or made.dtype not in LOW:
-            self._findings.add("non-finite-in-float32", made.place, f"{made}{others}")
+            rule = "non-finite-in-float32"
         elif made.dtype is torch.float16 and "nan" not in made.what and made.op in ("exp", "pow", "_softmax", "exp2"):
-            self._findings.add("softmax-or-exp-in-low", made.place, f"{made}{others}")
+            rule = "softmax-or-exp-in-low"
         elif made.low <= -1e4 and "-inf" in made.what:
-            self._findings.add("mask-overflow", made.place, f"{made}{others}")
+            rule = "mask-overflow"
         elif made.zero and made.op in ("div", "reciprocal", "rsqrt", "log", "log2", "log10", "pow"):
-            self._findings.add("underflow-in-low", made.place, f"{made}{others}")
-        else:
-            self._findings.add("overflow-in-low", made.place, f"{made}{others}")
+            rule = "underflow-in-low"
+        self._findings.add(rule, made.place, f"{made}{others}")
 
     # ---- gradients and steps
 
@@ -217,10 +206,8 @@ class Training:
     def normalized(self, x: object, _: object, weight: object = None, *__: object, **___: object) -> None:
         """Look at a call of rms_norm, which is fused where input and weight have one dtype."""
         if isinstance(x, torch.Tensor) and isinstance(weight, torch.Tensor) and x.dtype != weight.dtype:
-            self._add(
-                "slow-fallback",
-                f"rms_norm was given an input in {name_of(x.dtype)} and a weight in {name_of(weight.dtype)}",
-            )
+            dtypes = f"an input in {name_of(x.dtype)} and a weight in {name_of(weight.dtype)}"
+            self._add("slow-fallback", f"rms_norm was given {dtypes}")
 
     def recurred(self, x: torch.Tensor, *, fused: bool) -> None:
         """Look at a call of an LSTM that ended, which the CPU runs as one kernel where it can cast what it is given."""
@@ -228,11 +215,8 @@ class Training:
             return
         region = torch.get_autocast_dtype("cpu")
         if self.observing and x.dtype is not region:
-            self._add(
-                "slow-fallback",
-                f"LSTM was given {name_of(x.dtype)} in a region of {name_of(region)}",
-                f"cast its input: x.to({region})",
-            )
+            seen = f"LSTM was given {name_of(x.dtype)} in a region of {name_of(region)}"
+            self._add("slow-fallback", seen, f"cast its input: x.to({region})")
 
     def encoded(self, module: torch.nn.Module, *_: object, **__: object) -> None:
         """Look at a call of a transformer's layer: where nothing is trained, a region ends its fused path."""
@@ -259,10 +243,8 @@ class Training:
         state = self._of(scaler)
         has_gradients = any(x.grad is not None for x in _parameters(optimizer))
         if scaler.is_enabled() and state.scaled is None and state.updates and has_gradients:
-            self._add(
-                "update-between-steps",
-                "update was called between the backward pass and this step: the gradients have an older scale",
-            )
+            seen = "update was called between the backward pass and this step: the gradients have an older scale"
+            self._add("update-between-steps", seen)
 
     def stepped(self, scaler: GradScaler, optimizer: torch.optim.Optimizer) -> None:
         """Look at a step that a scaler ended: whether it was skipped."""
@@ -280,12 +262,10 @@ class Training:
         if falls and not self._lost and "scale-falls-for-ever" not in self._findings:
             made = next(iter(self._kernels.nonfinite), None)
             bad = next((x for x in _parameters(optimizer) if not _finite(x.grad)), None)
-            first = f"first {made}" if made else f"first in the gradient of {self._name(bad)}"
-            self._findings.add(
-                "scale-falls-for-ever",
-                made.place if made else self._kernels.place(),
-                f"{state.skipped} steps in a row were skipped, and the scale fell to {scaler.get_scale():g}: {first}",
-            )
+            place = made.place if made else self._kernels.place()
+            seen = f"{state.skipped} steps in a row were skipped, and the scale fell to {scaler.get_scale():g}"
+            first = str(made) if made else f"in the gradient of {self._name(bad)}"
+            self._findings.add("scale-falls-for-ever", place, f"{seen}: first {first}")
 
     def updated(self, scaler: GradScaler) -> None:
         """Note that a scale was updated."""
@@ -302,25 +282,20 @@ class Training:
         self._kernels.stepping = True
         self._trained |= {id(x): weakref.ref(x) for x in parameters}
         device = parameters[0].device.type
-        if _is_on(device):
+        if is_on(device):
             self._add("optimizer-in-region", "the optimizer's step ran in a region")
         self._half_model(parameters)
         mine = {id(x) for x in parameters}
         if self._stepping is None:
             for scaler, state in self._scalers.items():
                 if scaler.is_enabled() and state.scaled and not mine & state.unscaled:
-                    self._add(
-                        "step-outside-scaler",
-                        f"the optimizer stepped with gradients multiplied by the scale, {scaler.get_scale():g}",
-                    )
+                    seen = f"the optimizer stepped with gradients multiplied by the scale, {scaler.get_scale():g}"
+                    self._add("step-outside-scaler", seen)
             if self.observing and (bad := next((x for x in parameters if not _finite(x.grad)), None)) is not None:
                 made = next((one for one in self._kernels.nonfinite if one.backward), None)
-                self._findings.add(
-                    "step-with-non-finite",
-                    made.place if made else self._kernels.place(),
-                    f"the optimizer stepped with a gradient of {self._name(bad)} that is not finite"
-                    + (f": {made}" if made else ""),
-                )
+                seen = f"the optimizer stepped with a gradient of {self._name(bad)} that is not finite"
+                place = made.place if made else self._kernels.place()
+                self._findings.add("step-with-non-finite", place, f"{seen}: {made}" if made else seen)
         self._before = []
         if self.observing:
             low = [x for x in parameters if x.dtype in LOW and x.numel() <= 1 << 22][:4]
@@ -330,35 +305,27 @@ class Training:
         ran = {device for (device, region, _), count in self._seen.products.items() if region and count}
         low = next((x for x in parameters if x.dtype in LOW and x.device.type in ran), None)
         if low is not None:
-            self._add(
-                "half-model-in-region",
-                f"{self._name(low)} is trained in {name_of(low.dtype)}, and products ran in a region",
-            )
+            seen = f"{self._name(low)} is trained in {name_of(low.dtype)}, and products ran in a region"
+            self._add("half-model-in-region", seen)
 
     def optimizer_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """Look at parameters after a step: whether they moved."""
         self._kernels.stepping = False
         self._skipped_since_schedule = False
         for x, before in self._before:
-            asked = x.grad is not None and x.grad != 0
-            if asked is False or not bool(asked.any()):
-                continue
-            still = float((x.detach() == before)[asked].float().mean())
+            dtype, state = name_of(x.dtype), optimizer.state.get(x, {})
+            asked = torch.zeros_like(x, dtype=torch.bool) if x.grad is None else x.grad != 0
+            still = float((x.detach() == before)[asked].float().mean())  # nan where no gradient asks for a change
             if still > 0.5:
                 self._add(
                     "low-parameters",
-                    f"{still:.0%} of the elements of {self._name(x)} in "
-                    f"{name_of(x.dtype)} did not move in a step: the update is below half a unit of their last place",
+                    f"{still:.0%} of the elements of {self._name(x)} in {dtype} did not move in a step: the update is "
+                    "below half a unit of their last place",
                 )
-        for x, _ in self._before:
-            state = optimizer.state.get(x, {})
             low = [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.dtype in LOW]
             if "exp_avg_sq" in low:
-                self._add(
-                    "low-moments",
-                    f"the optimizer keeps {', '.join(low)} in {name_of(x.dtype)}, where a decay of 0.999 "
-                    "rounds to none",
-                )
+                kept = f"the optimizer keeps {', '.join(low)} in {dtype}"
+                self._add("low-moments", f"{kept}, where a decay of 0.999 rounds to none")
         self._before = []
 
     def scheduled(self) -> None:
@@ -367,31 +334,22 @@ class Training:
             self._scheduled_after_skip += 1
             self._skipped_since_schedule = False
             if self._scheduled_after_skip == 2:  # the first skip only finds the scale
-                self._add(
-                    "scheduler-after-skip",
-                    "the scheduler stepped after steps that the scaler skipped, so the learning rate runs ahead",
-                )
+                seen = "the scheduler stepped after steps that the scaler skipped, so the learning rate runs ahead"
+                self._add("scheduler-after-skip", seen)
 
     # ---- the end
 
     def close(self) -> None:
         """Tell what only the whole run shows, and let go of the scalers."""
         ran = self._seen.products
-        low = {dtype for (_, region, dtype), count in ran.items() if region and count}
-        if self._fp16_backward and torch.float16 in low:
-            self._findings.add(
-                "fp16-without-scaler",
-                self._fp16_backward,
-                "products ran in fp16 and no loss was scaled: gradients below 6e-8 become 0",
-            )
+        if self._fp16_backward and torch.float16 in self._seen.in_regions:
+            seen = "products ran in fp16 and no loss was scaled: gradients below 6e-8 become 0"
+            self._findings.add("fp16-without-scaler", self._fp16_backward, seen)
         for device, place in self._entered.items():
             others = {other for other, region, _ in ran if other != device and not region}
             if others and not any(other == device for other, _, _ in ran):
-                self._findings.add(
-                    "device-constant",
-                    place,
-                    f'autocast("{device}") was entered, and every product ran on {", ".join(sorted(others))}',
-                )
+                seen = f'autocast("{device}") was entered, and every product ran on {", ".join(sorted(others))}'
+                self._findings.add("device-constant", place, seen)
         first = next((one for one in self._kernels.nonfinite if one.dtype is torch.float16 and not one.met), None)
         if first is not None and not self._trains and first.op not in ("exp", "exp_"):  # 1 / (1 + inf) is right
             self._classify(first, "")
@@ -426,12 +384,3 @@ def _multiplied(loss: torch.Tensor) -> bool:
 
 def _finite(x: torch.Tensor | None) -> bool:
     return x is None or x.layout is not torch.strided or bool(x.isfinite().all())
-
-
-def _is_on(device: str) -> bool:
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-
-
-def _enabled(given: Iterable[torch.Tensor]) -> str:
-    """Return the device type of some tensors that a region is on for; "" for none."""
-    return next((x.device.type for x in given if _is_on(x.device.type)), "")

@@ -81,10 +81,7 @@ class Sources:
 
     def name(self, tensor: torch.Tensor) -> str:
         """Return the parameter's or buffer's name in the outermost module seen, else dtype and shape."""
-        known = self._tensors.get(id(tensor))
-        if known is not None and known[0] is tensor:
-            return known[1]
-        return f"{name_of(tensor.dtype)}{list(tensor.shape)}"
+        return self._tensors[id(tensor)][1] if self.known(tensor) else described(tensor)
 
     def named(self, tensor: torch.Tensor) -> str:
         """Return the name of a parameter or buffer of a module seen; "" for any other tensor."""
@@ -130,6 +127,10 @@ class Sources:
         return f"{type(root).__name__}.{path}" if path else type(root).__name__
 
 
+def described(tensor: torch.Tensor) -> str:
+    """Return a tensor's dtype and shape, as in "fp32[2, 3]"."""
+    return f"{name_of(tensor.dtype)}{list(tensor.shape)}"
+
+
 def _short(path: str) -> str:
-    inside = os.getcwd() + os.sep
-    return path.removeprefix(inside)
+    return path.removeprefix(os.getcwd() + os.sep)
