@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
@@ -43,26 +44,10 @@ class Mlp(torch.nn.Module):
         return self.fc2(F.gelu(self.norm(self.fc1(x))))
 
 
-def mlp() -> Program:
-    model, x = Mlp(), torch.randn(2, 8)
-    return lambda: model(x)
-
-
-def _conv() -> Program:
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding="same"), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
-    x = torch.randn(2, 3, 6, 6)
-    return lambda: model(x)
-
-
-def _recurrent(kind: type[torch.nn.Module]) -> Program:
-    model, x = kind(4, 4, num_layers=2), torch.randn(3, 2, 4)
-    return lambda: model(x)[0]
-
-
-def _attention() -> Program:
-    model = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-    x = torch.randn(2, 3, 8)
-    return lambda: model(x)
+def _model(*layers: torch.nn.Module, given: tuple[int, ...]) -> Program:
+    model, x = torch.nn.Sequential(*layers), torch.randn(given)
+    first = isinstance(layers[-1], torch.nn.RNNBase)  # which gives its state, too
+    return lambda: model(x)[0] if first else model(x)
 
 
 def _losses() -> Program:
@@ -78,20 +63,16 @@ def _losses() -> Program:
 
 
 PROGRAMS: dict[str, Callable[[], Program]] = {
-    "mlp": mlp,
-    "conv_bn": _conv,
-    "lstm": lambda: _recurrent(torch.nn.LSTM),
-    "gru": lambda: _recurrent(torch.nn.GRU),
-    "transformer": _attention,
+    "mlp": lambda: _model(Mlp(), given=(2, 8)),
+    "conv_bn": lambda: _model(nn.Conv2d(3, 4, 3, padding="same"), nn.BatchNorm2d(4), nn.ReLU(), given=(2, 3, 6, 6)),
+    "lstm": lambda: _model(nn.LSTM(4, 4, num_layers=2), given=(3, 2, 4)),
+    "gru": lambda: _model(nn.GRU(4, 4, num_layers=2), given=(3, 2, 4)),
+    "transformer": lambda: _model(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), given=(2, 3, 8)),
     "losses": _losses,
 }
-
-
 GRAD: dict[str, Callable[[], Any]] = {
-    "grad": contextlib.nullcontext,
-    "no_grad": torch.no_grad,
-    "inference": torch.inference_mode,
-}
+    "grad": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode
+}  # fmt: skip
 
 
 # ---- records
@@ -157,12 +138,9 @@ def test_nested_and_disabled_regions() -> None:
                 torch.mm(a, a)
             with region(enabled=False):
                 torch.mm(a, a)
-    assert [(str(op.region), op.dtype, len(op.casts)) for op in t.ops] == [
-        ("off", "fp32", 0),
-        ("cpu fp16", "fp16", 2),
-        ("cpu bf16", "bf16", 2),
-        ("off", "fp32", 0),
-    ]
+    off = ("off", "fp32", 0)
+    seen = [(str(op.region), op.dtype, len(op.casts)) for op in t.ops]
+    assert seen == [off, ("cpu fp16", "fp16", 2), ("cpu bf16", "bf16", 2), off]
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.type)
@@ -176,9 +154,8 @@ def test_policies_are_those_of_the_device_type(device: Any) -> None:
             b.sum()
             torch.stack([a, b])
     policies = device.policies()
-    assert [op.policy for op in t.ops] == [
-        policies.get(name, "fallthrough") for name in ("mm", "layer_norm", "atan2", "sum", "stack")
-    ]
+    names = ("mm", "layer_norm", "atan2", "sum", "stack")
+    assert [op.policy for op in t.ops] == [policies.get(name, "fallthrough") for name in names]
     assert {op.region.device for op in t.ops} == {device.type}
     assert t.ops[0].dtype == "fp16"
     assert [cast.got for cast in t.ops[2].casts] == ["fp32"]
@@ -423,6 +400,7 @@ def test_an_empty_trace() -> None:
 PROGRAM = """
 import sys
 import torch
+from torch import nn
 
 def step():
     with torch.autocast("cpu"):

@@ -138,13 +138,9 @@ def _modules(seen: Figures, wide: Figures) -> list[ModuleError]:
 
 def percent(error: float) -> str:
     """Return an error for people: "0.03 %", "not finite"."""
-    return (
-        f"{100 * error:.2g} %"
-        if isfinite(error) and error < 1
-        else f"{error:.2g} times"
-        if isfinite(error)
-        else "not finite"
-    )
+    if not isfinite(error):
+        return "not finite"
+    return f"{100 * error:.2g} %" if error < 1 else f"{error:.2g} times"
 
 
 _UNIT = 26
@@ -166,50 +162,57 @@ def text(answer: Answer, *, everything: bool = False) -> str:
         head += f". With {len(answer.least)} of its lines and modules in float32 it is up to "
         head += f"{percent(answer.reached)} from it (tolerance {percent(answer.tolerance)}):"
     lines = wrap(head, width)
-    pasted: list[str] = []
-    for change in answer.changes:
-        where = f"{change.file}:{change.first}" if change.file else "after the model is made"
-        pasted += [f"# {where}{', instead of what is there' if change.last >= change.first > 0 else ''}"]
-        pasted += dedent(change.text).splitlines()
+    pasted = [line for change in answer.changes for line in _pasted(change)]
     if not everything and len(pasted) > 9:
         pasted = [*pasted[:8], f"# … {len(pasted) - 8} more lines with --all"]
     lines += [indent(line, "    ") for line in pasted]
-    kept = len(lines)
-    low = answer.low
-    rows = [
-        (
-            f"{'↩ ' if op.backward else ''}{op.name}",
-            op.unit if everything else user_program.end(op.unit, _UNIT),
-            *map(percent, (op.given, op.region, op.float32)),
-        )
-        for op in answer.ops
-        if everything or op.region > op.given or not isfinite(op.region)
-    ]
-    heads = ("op that loses most", "line or module", "error given", f"returned in {low}", "in float32")
-    ops = tabulate(rows[: None if everything else 4], heads, disable_numparse=True).splitlines()
-    steps = (
-        sorted({0, len(answer.losses) // 2, len(answer.losses) - 1}) if not everything else range(len(answer.losses))
-    )
-    heads = (f"{what} in step", low, "float32", "float64", "the least set")
-    told = [(str(step + 1), *(f"{x:.5g}" for x in answer.losses[step])) for step in steps if answer.losses]
-    losses = tabulate(told, heads, disable_numparse=True).splitlines()
+    ops, losses = _op_table(answer, everything), _loss_table(answer, what, everything)
     room = None if everything else max(_SCREEN - len(lines) - len(ops) - len(losses) - 3, 1)
-    worst = sorted(answer.modules, key=lambda x: -x.region)[:room] if not everything else answer.modules
-    of = tabulate(
-        [
-            (f"{'↩ ' if x.backward else ''}{x.module}", percent(x.region), percent(x.float32), percent(x.apart))
-            for x in worst
-        ],
-        (f"module (↩ gradients), step {answer.step}", f"{low} from float64", "float32 from float64", "apart"),
-        disable_numparse=True,
-    ).splitlines()
-    lines += ["", *ops, "", *losses, *(["", *of] if worst else [])]
+    of = _module_table(answer, room)
+    tables = ["", *ops, "", *losses, *(["", *of] if answer.modules else [])]
     if everything:
-        return "\n".join(lines)
-    shown, height = lines[:kept], sum(1 + (len(line) - 1) // width for line in lines[:kept])
-    return "\n".join(
-        [*shown, *(user_program.shortened(line, width) for line in lines[kept:][: max(_SCREEN - height, 0)])]
-    )
+        return "\n".join([*lines, *tables])
+    height = sum(1 + (len(line) - 1) // width for line in lines)
+    return "\n".join(lines + [user_program.shortened(line, width) for line in tables[: max(_SCREEN - height, 0)]])
+
+
+def _pasted(change: code.PastedCode) -> list[str]:
+    where = f"{change.file}:{change.first}" if change.file else "after the model is made"
+    instead = ", instead of what is there" if change.last >= change.first > 0 else ""
+    return [f"# {where}{instead}", *dedent(change.text).splitlines()]
+
+
+def _named(name: str, backward: bool) -> str:
+    return f"↩ {name}" if backward else name
+
+
+def _table(rows: list[tuple[str, ...]], heads: tuple[str, ...]) -> list[str]:
+    return tabulate(rows, heads, disable_numparse=True).splitlines()
+
+
+def _op_table(answer: Answer, everything: bool) -> list[str]:
+    rows = []
+    for op in answer.ops:
+        if everything or op.region > op.given or not isfinite(op.region):
+            unit = op.unit if everything else user_program.end(op.unit, _UNIT)
+            rows.append((_named(op.name, op.backward), unit, *map(percent, (op.given, op.region, op.float32))))
+    heads = ("op that loses most", "line or module", "error given", f"returned in {answer.low}", "in float32")
+    return _table(rows if everything else rows[:4], heads)
+
+
+def _loss_table(answer: Answer, what: str, everything: bool) -> list[str]:
+    count = len(answer.losses)
+    steps = range(count) if everything else sorted({0, count // 2, count - 1})
+    told = [(str(step + 1), *(f"{x:.5g}" for x in answer.losses[step])) for step in steps if count]
+    return _table(told, (f"{what} in step", answer.low, "float32", "float64", "the least set"))
+
+
+def _module_table(answer: Answer, room: int | None) -> list[str]:
+    """Return the errors of modules: all of them, or the worst for which there is room."""
+    shown = answer.modules if room is None else sorted(answer.modules, key=lambda x: -x.region)[:room]
+    rows = [(_named(x.module, x.backward), *map(percent, (x.region, x.float32, x.apart))) for x in shown]
+    heads = (f"module (↩ gradients), step {answer.step}", f"{answer.low} from float64", "float32 from float64", "apart")
+    return _table(rows, heads)
 
 
 def picture(answer: Answer) -> str:
@@ -232,8 +235,7 @@ def picture(answer: Answer) -> str:
             f'<text x="{at - 14:.0f}" y="{height - 2}">1e{power}</text>'
         )
     for place, row in enumerate(rows):
-        y = 58 + 18 * place
-        label = f"{'↩ ' if row.backward else ''}{row.module}"
+        y, label = 58 + 18 * place, _named(row.module, row.backward)
         parts.append(f'<text x="10" y="{y}">{escape(shorten(label, 46))}</text>')
         for error, colour, name in ((row.float32, "#2471a3", "float32"), (row.region, "#c0392b", answer.low)):
             mark = f"<title>{escape(label)}, {escape(name)}: {percent(error)}</title>"

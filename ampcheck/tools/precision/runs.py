@@ -4,7 +4,7 @@ import io
 import random
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from math import inf
 from types import FrameType
@@ -26,6 +26,7 @@ from ampcheck.tools import user_program
 from ampcheck.tools.doctor.training import DEVICES
 from ampcheck.tools.precision.shadow import Lost, Shadows
 from ampcheck.tools.trace import OpRecord, Trace
+from ampcheck.tools.trace.recorder import switched
 from ampcheck.tools.trace.session import python_body
 from ampcheck.tools.trace.sources import Sources
 
@@ -69,7 +70,7 @@ class Keep(TorchFunctionMode):
         in_place = name.endswith("_") or name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
         if not in_place and any(map(_is_low, pytree.tree_leaves((args, kwargs)))):
             args, kwargs = pytree.tree_map(_widened, (args, kwargs))
-        with _regions_off():
+        with switched([device for device in DEVICES if torch.is_autocast_enabled(device)], on=False):
             return func(*args, **kwargs)
 
 
@@ -88,18 +89,6 @@ def _widened(x: Any) -> Any:
     return x.float() if isinstance(x, torch.Tensor) else torch.float32
 
 
-@contextmanager
-def _regions_off() -> Any:
-    on = [device for device in DEVICES if torch.is_autocast_enabled(device)]
-    for device in on:
-        torch.set_autocast_enabled(device, False)
-    try:
-        yield
-    finally:
-        for device in on:
-            torch.set_autocast_enabled(device, True)
-
-
 @dataclass(slots=True)
 class Figures:
     """What a run gives.
@@ -114,7 +103,6 @@ class Figures:
     code: int = 0
     said: str = ""
     ops: list[tuple[OpRecord, Lost]] = field(default_factory=list)
-    refused: set[str] = field(default_factory=set)
     outputs: list[tuple[str, list[Pair]]] = field(default_factory=list)
     gradients: dict[str, Pair] = field(default_factory=dict)
     lines: dict[str, set[str]] = field(default_factory=dict)
@@ -191,7 +179,7 @@ class ProgramRun(AbstractContextManager["ProgramRun"]):
             found.losses, found.exact = [x for x, _ in self._outputs], [x for _, x in self._outputs]
         found.lines = self._keep.lines
         if self._look and self._shadows:
-            found.ops, found.refused = self._shadows.settle(), self._shadows.refused
+            found.ops = self._shadows.settle()
 
     def _look_closely(self) -> None:
         """Begin the step that is looked at, where no function mode is in the middle of a call."""

@@ -38,13 +38,12 @@ class _Shadow:
 
 @dataclass(slots=True)
 class Lost:
-    """What an op lost. `given`, `out`: the errors of what it got and returned. `own`: the part that it made itself."""
+    """What an op lost. `given`, `out`: the errors of what it got and returned."""
 
     unit: str
     backward: bool
     given: float = 0.0
     out: float = 0.0
-    own: float = 0.0
     _size: float = 0.0
 
     def returned(self, error: float, size: float) -> None:
@@ -76,12 +75,11 @@ class Shadows(Recorder):
     """Keeps the shadows while it is entered.
 
     `trace`: knows which call a kernel belongs to, or None where only shadows are wanted. `unit`: names the part of the
-    program that makes the public call. `refused`: kernels without float64.
+    program that makes the public call.
     """
 
     def __init__(self, trace: Trace | None = None, unit: Callable[[], str] = str) -> None:
         super().__init__(self._shadowed)
-        self.refused: set[str] = set()
         self._trace, self._unit = trace, unit
         self._calls: dict[TracedCall, Lost] = {}
         self._known: dict[tuple[int, torch.dtype], _Shadow] = {}
@@ -92,11 +90,6 @@ class Shadows(Recorder):
         with DisableTorchFunction():
             return self._exact(tensor).detach().clone()
 
-    def error(self, tensor: torch.Tensor) -> float:
-        """Return how far a tensor is from its shadow, by the norm."""
-        with DisableTorchFunction():
-            return _error(tensor, self._exact(tensor))
-
     def _shadowed(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = list(tensors((args, kwargs)))
         if func.is_view or not any(map(_is_shadowed, given)):
@@ -104,10 +97,9 @@ class Shadows(Recorder):
         with DisableTorchFunction():
             call = self._trace.recorder.current() if self._trace else None
             lost = self._of(call, given)
-            entries = {id(x): self._entry(x) for x in given if _is_shadowed(x)}
-            before = {key: entry.error for key, entry in entries.items()}
+            entries = [self._entry(x) for x in given if _is_shadowed(x)]
             want = self._in_float64(func, args, kwargs)
-            written = {entry.storage.cdata: entry for entry in entries.values()}
+            written = {entry.storage.cdata: entry for entry in entries}
         out = func(*args, **kwargs)
         with DisableTorchFunction():
             found = list(tensors(want))
@@ -125,11 +117,8 @@ class Shadows(Recorder):
                 entry.call = call
                 if lost is not None and (place == 0 or lost.backward):
                     exact = self._exact(real)
-                    entry.error = _error(real, exact)
+                    entry.error = relative_error(real.detach(), exact)
                     lost.returned(entry.error, float(exact.norm()))
-                    if entry.error > max(before.values(), default=0.0) + ROUNDS and not writes and want is not None:
-                        alone = list(tensors(_run(func, args, kwargs, lambda x: x.double() if _is_shadowed(x) else x)))
-                        lost.own = max(lost.own, _error(real, alone[place]))
         return out
 
     def _of(self, call: TracedCall | None, given: list[torch.Tensor]) -> Lost | None:
@@ -169,7 +158,6 @@ class Shadows(Recorder):
         try:
             return _run(func, args, kwargs, lambda x: self._exact(x) if _is_shadowed(x) else other(x))
         except Exception:  # whatever a kernel says that has no float64
-            self.refused.add(name)
             return None
 
     def _entry(self, x: torch.Tensor) -> _Shadow:
@@ -217,7 +205,3 @@ def _run(func: OpOverload, args: Any, kwargs: Any, wide: Callable[[torch.Tensor]
     if overload_name(func) in ("_softmax", "_log_softmax"):  # the last argument asks for float32 out of float16
         args = (*args[:2], False)
     return func(*pytree.tree_map(change, args), **pytree.tree_map(change, kwargs))
-
-
-def _error(x: torch.Tensor, exact: torch.Tensor) -> float:
-    return relative_error(x.detach(), exact)

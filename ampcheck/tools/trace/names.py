@@ -18,13 +18,8 @@ from ampcheck.tools.torch_private import resolve
 _KEY_OF = {key.removeprefix("Autocast").lower(): key for key in KEYS}
 
 # The operators' methods whose name is not the op's between underscores.
-_OPERATORS = {
-    "truediv": "div",
-    "floordiv": "floor_divide",
-    "mod": "remainder",
-    "invert": "bitwise_not",
-    "getitem": "index",
-}
+_OPERATORS = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "invert": "bitwise_not"}
+_OPERATORS["getitem"] = "index"
 _REFLECTED = ("radd", "rmul", "rmatmul", "rpow", "rdiv", "rtruediv", "rfloordiv", "rmod")
 _IN_PLACE = ("iadd", "isub", "imul", "itruediv", "idiv", "ipow")
 _DUNDER = re.compile(r"__(\w+)__")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
@@ -130,7 +130,7 @@ class TraceRecorder:
             self._casts.consumed(call, policy, signature.overload, given)
         # An op with a policy runs with autocast off inside; one without leaves it on for what it calls.
         free = policy == "fallthrough" and record.policy in ("", "fallthrough")
-        with self._autocast(call, free):
+        with switched(call.enabled if free else (), on=True):
             if signature.composite and free:
                 with self.kernels:
                     return func._op_dk(_COMPOSITE, *args, **kwargs)
@@ -223,17 +223,17 @@ class TraceRecorder:
         place = bisect_right(self._starts, number) - 1
         return self._started[place] if place >= 0 and number < 2**63 else None
 
-    @contextmanager
-    def _autocast(self, call: TracedCall, free: bool) -> Iterator[None]:
-        """Autocast as the kernel would have it without a trace: on inside of an op that has no policy itself."""
-        types = call.enabled if free else ()
-        for name in types:
-            torch.set_autocast_enabled(name, True)
-        try:
-            yield
-        finally:
-            for name in types:
-                torch.set_autocast_enabled(name, False)
+
+@contextmanager
+def switched(devices: Collection[str], *, on: bool) -> Iterator[None]:
+    """Switch autocast of some device types on or off, where it is the other way round."""
+    for name in devices:
+        torch.set_autocast_enabled(name, on)
+    try:
+        yield
+    finally:
+        for name in devices:
+            torch.set_autocast_enabled(name, not on)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -256,12 +256,8 @@ def _note(record: OpRecord, overload: str, given: list[torch.Tensor], results: l
 
 
 def _joined(known: str, found: list[torch.Tensor]) -> str:
-    parts = known.split("+") if known else []
-    for tensor in found:
-        name = name_of(tensor.dtype)
-        if is_floating(name) and name not in parts:
-            parts.append(name)
-    return "+".join(parts)
+    names = (name_of(tensor.dtype) for tensor in found)
+    return "+".join(dict.fromkeys([*filter(None, known.split("+")), *filter(is_floating, names)]))
 
 
 # What a convolution or a recurrent layer with a policy is made of, where an op without one contains it.
@@ -325,19 +321,10 @@ class CastTracker:
         storage = _storage(before)
         kind = self._sources.kind(before, made=storage is not None and storage._cdata in self._made)
         base = before._base if kind == "view" and before._base is not None else before
-        cast = CastRecord(
-            given,
-            got,
-            count,
-            count * (before.element_size() + after.element_size()),
-            "op",
-            kind,
-            self._sources.name(base),
-            base._version if not base.is_inference() else 0,
-            id(base),
-            _cacheable(record, before, given, got, kind),
-            int(torch.is_grad_enabled()),
-        )
+        moved = count * (before.element_size() + after.element_size())
+        version = base._version if not base.is_inference() else 0
+        told = (self._sources.name(base), version, id(base), _cacheable(record, before, given, got))
+        cast = CastRecord(given, got, count, moved, "op", kind, *told, int(torch.is_grad_enabled()))
         record.casts.append(cast)
         leaf = Leaf(given, before.device.type == record.region.device)
         pending = _Pending(cast, id(before), leaf, first=not record.kernels)
@@ -447,9 +434,8 @@ def _matching(cast: CastRecord, forward: OpRecord) -> list[CastRecord]:
 
 def _from_forward(cast: CastRecord, forward: OpRecord | None) -> None:
     """Name a gradient's cast after the tensor whose gradient it is."""
-    matching = [c for c in _matching(cast, forward) if c.origin == "autocast"] if forward is not None else []
-    if matching:
-        first = matching[0]
+    matching = _matching(cast, forward) if forward is not None else []
+    if first := next((one for one in matching if one.origin == "autocast"), None):
         cast.kind, cast.key, cast.version = first.kind, first.key, first.version
         cast.source = f"gradient of {first.source}"
 
@@ -461,18 +447,15 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return None
 
 
-def _cacheable(record: OpRecord, before: torch.Tensor, given: str, got: str, kind: str) -> str:
+def _cacheable(record: OpRecord, before: torch.Tensor, given: str, got: str) -> str:
     """Why autocast does not keep a cast for reuse, "" where it does."""
-    if not record.region.cache:
-        return "the weight cache is off"
-    if torch.is_inference_mode_enabled():
-        return "nothing is cached in inference mode"
-    if got != record.region.dtype:
-        return "only casts to the region's dtype are cached"
-    if given != "fp32":
-        return "only float32 tensors are cached"
-    if before._is_view():
-        return "a view is not cached"
-    if not before.requires_grad:
-        return "only tensors that require grad are cached"
-    return "" if before.is_leaf else "only leaves are cached"
+    reasons = {
+        "the weight cache is off": not record.region.cache,
+        "nothing is cached in inference mode": torch.is_inference_mode_enabled(),
+        "only casts to the region's dtype are cached": got != record.region.dtype,
+        "only float32 tensors are cached": given != "fp32",
+        "a view is not cached": before._is_view(),
+        "only tensors that require grad are cached": not before.requires_grad,
+        "only leaves are cached": not before.is_leaf,
+    }
+    return next((why for why, holds in reasons.items() if holds), "")

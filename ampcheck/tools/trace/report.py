@@ -2,11 +2,11 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from msgspec import convert
 from tabulate import tabulate
@@ -15,6 +15,7 @@ from ampcheck.errors import UsageError, one_line
 from ampcheck.tools import user_program
 from ampcheck.tools.trace.records import CastRecord, OpRecord
 
+_Key = TypeVar("_Key")
 Sort = Literal["order", "bytes", "casts"]
 SORTS: tuple[str, ...] = get_args(Sort)
 _TOP = 3
@@ -54,9 +55,8 @@ def table(ops: list[OpRecord], sort: Sort = "order", limit: int | None = None, w
     if limit is not None and limit < 1:
         raise UsageError(f"the limit must be 1 or more rows, not {limit}")
     rows = _rows(ops)
-    keys: dict[str, Callable[[_Row], int]] = {"bytes": lambda row: -row.bytes, "casts": lambda row: -len(row.casts)}
-    if sort in keys:
-        rows.sort(key=keys[sort])
+    if sort != "order":
+        rows.sort(key=lambda row: -row.bytes if sort == "bytes" else -len(row.casts))
     # By bytes and casts, what makes the model and what updates its weights is no row of its own.
     shown = [x for x in rows if sort == "order" or x.casts or x.first.region.enabled or x.first.error][:limit]
     cells = [_cells(row) for row in shown]
@@ -119,13 +119,10 @@ def size(count: int) -> str:
     """Write a number of bytes for people: "512 B", "1.5 kB", "2.0 MB"; powers of 1000."""
     if count < 1000:
         return f"{count} B"
-    value = float(count)
-    unit = "B"
-    for larger in ("kB", "MB", "GB"):
-        if value < 999.95:
-            break
-        value /= 1000
-        unit = larger
+    value, unit = count / 1000, "kB"
+    for larger in ("MB", "GB"):
+        if value >= 999.95:
+            value, unit = value / 1000, larger
     return f"{value:.1f} {unit}"
 
 
@@ -135,10 +132,7 @@ def totals(ops: list[OpRecord]) -> dict[str, int]:
     ran = Counter(op.ran_in for op in ops)
     return {
         "ops": len(ops),
-        "low": ran["low"],
-        "float32": ran["float32"],
-        "other": ran["other"],
-        "none": ran["none"],
+        **{name: ran[name] for name in ("low", "float32", "other", "none")},
         "casts": len(autocasts),
         "gradient_casts": sum(cast.origin == "gradient" for cast in autocasts),
         "bytes": sum(cast.bytes for cast in autocasts),
@@ -168,15 +162,20 @@ def summary(ops: list[OpRecord]) -> str:
 
 
 def _top_sources(ops: list[OpRecord]) -> list[str]:
-    count: Counter[str] = Counter()
-    moved: Counter[str] = Counter()
-    for op in ops:
-        for cast in op.autocasts:
-            at = f" at {op.location}" if op.location and cast.kind in ("input", "activation") else ""
-            label = f"{cast.kind} {cast.source}{at}" if cast.origin == "autocast" else f"{cast.source}{at}"
-            count[label] += 1
-            moved[label] += cast.bytes
-    return [f"{label}: {times(count[label])}, {size(number)}" for label, number in moved.most_common(_TOP)]
+    def label(op: OpRecord, cast: CastRecord) -> str:
+        at = f" at {op.location}" if op.location and cast.kind in ("input", "activation") else ""
+        return f"{cast.kind} {cast.source}{at}" if cast.origin == "autocast" else f"{cast.source}{at}"
+
+    found = _tally((label(op, cast), cast) for op in ops for cast in op.autocasts)
+    return [f"{label}: {times(count)}, {size(moved)}" for label, count, moved in found[:_TOP]]
+
+
+def _tally(casts: Iterable[tuple[_Key, CastRecord]]) -> list[tuple[_Key, int, int]]:
+    """Return how many casts have each key, and their bytes, those with the most bytes first."""
+    found: dict[_Key, list[int]] = {}
+    for key, cast in casts:
+        found.setdefault(key, []).append(cast.bytes)
+    return sorted(((key, len(moved), sum(moved)) for key, moved in found.items()), key=lambda one: -one[2])
 
 
 def times(count: int) -> str:
@@ -186,15 +185,8 @@ def times(count: int) -> str:
 
 def hints(ops: list[OpRecord]) -> list[str]:
     """See `Trace.hints`."""
-    return [
-        *_nonfinite(ops),
-        *_stale(ops),
-        *_summed_low(ops),
-        *_repeated(ops),
-        *_inputs(ops),
-        *_kept_wide(ops),
-        *_errors(ops),
-    ]
+    kinds = (_nonfinite, _stale, _summed_low, _repeated, _inputs, _kept_wide, _errors)
+    return [hint for kind in kinds for hint in kind(ops)]
 
 
 def _nonfinite(ops: list[OpRecord]) -> list[str]:
@@ -242,14 +234,11 @@ def recast(casts: Iterable[CastRecord]) -> Iterator[tuple[list[CastRecord], str]
 
 
 def _repeated(ops: list[OpRecord]) -> list[str]:
-    merged: dict[tuple[str, str, str], list[int]] = {}
-    for casts, why in recast(cast for op in ops for cast in op.casts):
-        total = merged.setdefault((casts[0].kind, casts[0].source, why), [0, 0])
-        total[0] += len(casts)
-        total[1] += sum(cast.bytes for cast in casts)
+    again = recast(cast for op in ops for cast in op.casts)
+    found = _tally(((casts[0].kind, casts[0].source, why), cast) for casts, why in again for cast in casts)
     nouns = {"weight": "weight", "frozen": "parameter", "view": "views of weight", "buffer": "buffer"}
     of_reason: dict[str, list[str]] = {}
-    for (kind, source, why), (count, moved) in sorted(merged.items(), key=lambda item: -item[1][1]):
+    for (kind, source, why), count, moved in found:
         of_reason.setdefault(why, []).append(f"{count} casts of {nouns[kind]} {source} ({size(moved)})")
     return [
         f"{first}{f' and those of {len(others)} more' if others else ''}: {why}"
@@ -258,17 +247,15 @@ def _repeated(ops: list[OpRecord]) -> list[str]:
 
 
 def _inputs(ops: list[OpRecord]) -> list[str]:
-    found: dict[tuple[str, str, str, str], list[int]] = {}
-    for op in ops:
-        for cast in op.casts:
-            if cast.origin == "autocast" and cast.kind == "input" and cast.got == op.region.dtype:
-                total = found.setdefault((op.name, op.location, cast.given, cast.got), [0, 0])
-                total[0] += 1
-                total[1] += cast.bytes
-    ordered = sorted(((key, value) for key, value in found.items() if value[0] > 1), key=lambda item: -item[1][1])
+    pairs = ((op, cast) for op in ops for cast in op.casts if cast.got == op.region.dtype)
+    found = _tally(
+        ((op.name, op.location, cast.given, cast.got), cast)
+        for op, cast in pairs
+        if cast.origin == "autocast" and cast.kind == "input"
+    )
     return [
         f"the input of {name} at {place} is cast {given}→{got} {times(count)} ({size(moved)}): give it as {got}"
-        for (name, place, given, got), (count, moved) in ordered[:_TOP]
+        for (name, place, given, got), count, moved in [one for one in found if one[1] > 1][:_TOP]
     ]
 
 
@@ -345,14 +332,12 @@ def picture(ops: list[OpRecord]) -> str:
         x, wide = at[parent] if path else 0.0, 1000 * moved / whole
         at[parent], at[path] = (x + wide if path else 0.0), x
         level, label = (path.count(".") + 1 if path else 0), name or "all"
-        shown = (
-            f'<text x="{x + 4:.1f}" y="{level * height + 14}">{escape(label)}</text>' if wide > 8 * len(label) else ""
-        )
+        text = f'<text x="{x + 4:.1f}" y="{level * height + 14}">{escape(label)}</text>'
         told = f"{path or 'all'}: {times(count) if count else 'no casts'}, {size(moved)}"
         colour = f"hsl({30 - 5 * level % 30},80%,{70 + 3 * (level % 4)}%)"
         parts.append(
             f'<g><title>{escape(told)}</title><rect x="{x:.1f}" y="{level * height}" width="{wide:.1f}" '
-            f'height="{height}" stroke="white" fill="{colour}"/>{shown}</g>'
+            f'height="{height}" stroke="white" fill="{colour}"/>{text if wide > 8 * len(label) else ""}</g>'
         )
     return "\n".join([*parts, "</svg>"])
 

@@ -6,8 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from types import FunctionType, TracebackType
-from typing import Literal
+from types import FunctionType
 from unittest.mock import patch
 
 import torch
@@ -59,12 +58,9 @@ class Trace(AbstractContextManager["Trace"]):
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> Literal[False]:
+    def __exit__(self, *_: object) -> None:
         if self._stack is not None:
-            self._stack.__exit__(kind, error, traceback)
-        return False
+            self._stack.close()
 
     def table(self, sort: report.Sort = "order", limit: int | None = None, width: int | None = None) -> str:
         """Return a text table, a row per op and place, calls of the same line taken together.
