@@ -2,6 +2,7 @@
 
 import operator
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial, reduce
@@ -84,12 +85,8 @@ def _overload(overload: str, devices: Sequence[Device], amp: str | None, inputs:
             cases = "case" if count == 1 else "cases"
             out += wrapped(f"Known deviation {deviation.id!r} ({count} {cases}): {deviation.reason} {deviation.link}")
     if not nowhere:
-        out += [
-            "",
-            *tabulate(
-                found, headers=["dispatch key", "policy", f"source in torch {closest(torch.__version__)}"]
-            ).splitlines(),
-        ]
+        headers = ["dispatch key", "policy", f"source in torch {closest(torch.__version__)}"]
+        out += ["", *tabulate(found, headers=headers).splitlines()]
     sources = {policy: RULES[policy].source for policy, _ in groups}
     return [*out, "", *(f"{policy}: {source}" for policy, source in sources.items())]
 
@@ -175,9 +172,13 @@ def effects(overload: str, policy: str, device: Device, amp: str, inputs: Sequen
     """
     sample = _sample(overload, inputs)
     args = list(leaves(sample)) if sample else _schema_leaves(overload)
-    count = sum(1 for arg in args if arg.dtype is None)
-    chosen = _chosen(overload, count, amp, inputs)
-    return [_effect(overload, policy, device, amp, sample, args, dtypes) for dtypes in chosen]
+    out = []
+    for dtypes in _chosen(overload, sum(arg.dtype is None for arg in args), amp, inputs):
+        remaining = iter(dtypes)
+        on_device = (device.type == "cpu" or arg.device != "cpu" for arg in args)
+        given = [Leaf(arg.dtype or next(remaining), on) for arg, on in zip(args, on_device, strict=True)]
+        out.append(_effect(overload, policy, amp, sample, given))
+    return out
 
 
 def _chosen(overload: str, count: int, amp: str, inputs: Sequence[str]) -> list[tuple[str, ...]]:
@@ -211,18 +212,7 @@ def _typical(count: int, amp: str) -> list[tuple[str, ...]]:
     return [*out, ("fp32", *(amp,) * (count - 1))] if count > 1 else out
 
 
-def _effect(
-    overload: str,
-    policy: str,
-    device: Device,
-    amp: str,
-    sample: Sample | None,
-    args: Sequence[TensorArg],
-    dtypes: tuple[str, ...],
-) -> Effect:
-    remaining = iter(dtypes)
-    own_cpu = device.type == "cpu"
-    given = tuple(Leaf(a.dtype or next(remaining), on_device=own_cpu or a.device != "cpu") for a in args)
+def _effect(overload: str, policy: str, amp: str, sample: Sample | None, given: Sequence[Leaf]) -> Effect:
     caller = sample is not None and any(isinstance(v, torch.dtype) for v in (*sample.args, *sample.kwargs.values()))
     expected = expect(policy, overload, given, amp, dtype_given=caller)
     shown = tuple(leaf.dtype for leaf in given)
@@ -260,16 +250,12 @@ def _comes_out(overload: str, sample: Sample | None, expected: Expectation) -> s
     return ", ".join(name_of(tensor.dtype) for tensor in tensors(out)) or "no tensor"
 
 
-def deviations(overload: str, policy: str, devices: Iterable[Device]) -> dict[Deviation, int]:
+def deviations(overload: str, policy: str, devices: Iterable[Device]) -> Counter[Deviation]:
     """Return the known deviations that speak of cases of an overload on some devices, with how many cases."""
-    out: dict[Deviation, int] = {}
     devices = list(devices)
     known = KnownDeviations(devices)
-    for device in devices:
-        for case in op_cases(device, policy, only=overload):
-            for found in known.of(device.name, case.name):
-                out[found] = out.get(found, 0) + 1
-    return out
+    cases = ((device.name, case.name) for device in devices for case in op_cases(device, policy, only=overload))
+    return Counter(found for device, case in cases for found in known.of(device, case))
 
 
 def spellings() -> dict[str, list[str]]:
@@ -304,10 +290,8 @@ class Resolved:
 @cache
 def _aten() -> frozenset[str]:
     """Every aten overload of this torch, without the namespace; `mm` for the default one."""
-    names = op_names()
-    return frozenset(
-        name.removeprefix("aten::").removesuffix(".default") for name in names if name.startswith("aten::")
-    )
+    names = (name.removesuffix(".default") for name in op_names() if name.startswith("aten::"))
+    return frozenset(name.removeprefix("aten::") for name in names)
 
 
 @cache

@@ -177,11 +177,8 @@ def markdown(lists: Sequence[AutocastList], version: str) -> str:
     """Return a page: counts and sources, differences with every overload, the policies of each overload."""
     command = f"ampcheck lists {' '.join(one.name for one in lists)} --torch {version} --markdown"
     counts = "".join(f"- {count}. Source: {one.source}\n" for one, count in zip(lists, _counts(lists), strict=True))
-    counts += "".join(
-        f"- {row.key} also has `{row.overload}` ({row.policy}) in builds with {row.builds}\n"
-        for row in rows(version)
-        if row.builds
-    )
+    built = (row for row in rows(version) if row.builds)
+    counts += "".join(f"- {o.key} also has `{o.overload}` ({o.policy}) in builds with {o.builds}\n" for o in built)
     policies = "".join(f"- {policy}: {RULES[policy].sentence}\n" for policy in POLICIES)
     found = "".join(f"- {one}: {', '.join(f'`{o}`' for o in one.overloads)}\n" for one in differences(lists))
     return f"""\

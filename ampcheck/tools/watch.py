@@ -6,6 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -59,9 +60,8 @@ class Watch:
         self._ended = False
         # Put on the instance, so that a subclass's own are called; pickle asks the instance too.
         self._own = {name: getattr(scaler, name) for name in ("scale", "step", "unscale_", "__getstate__")}
-        self._put = {
-            "scale": self._scale, "step": self._step, "unscale_": self._unscale, "__getstate__": self._getstate
-        }  # fmt: skip
+        self._put = {"scale": self._scale, "step": self._step, "unscale_": self._unscale}
+        self._put["__getstate__"] = self._getstate
         vars(scaler).update(self._put)
 
     def __enter__(self) -> Watch:
@@ -163,13 +163,12 @@ class Watch:
 
     def _count(self, optimizer: HasGroups) -> list[_Counted]:
         out = []
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    grad = param.grad.detach()
-                    grad = grad._values() if grad.is_sparse else grad
-                    arrival = self._arrived.get(id(param), inf)
-                    out.append(_Counted(param, arrival, grad.isinf().sum(), grad.isnan().sum(), grad.numel()))
+        for param in (param for group in optimizer.param_groups for param in group["params"]):
+            if param.grad is not None:
+                grad = param.grad.detach()
+                grad = grad._values() if grad.is_sparse else grad
+                arrival = self._arrived.get(id(param), inf)
+                out.append(_Counted(param, arrival, grad.isinf().sum(), grad.isnan().sum(), grad.numel()))
         return out
 
     def _evidence(self, optimizer: HasGroups, counted: list[_Counted] | None, asks: bool) -> Callable[[], Skip | None]:
@@ -177,10 +176,8 @@ class Watch:
 
         `counted`: the gradients as `unscale_` saw them, or None where they are still as they were checked.
         """
-        found = [
-            value.clone()
-            for value in self._scaler._found_inf_per_device(cast(torch.optim.Optimizer, optimizer)).values()
-        ]
+        per_device = self._scaler._found_inf_per_device(cast(torch.optim.Optimizer, optimizer))
+        found = [value.clone() for value in per_device.values()]
         counts = self._count(optimizer) if counted is None else counted
         scale = self._scaler._get_scale_async()
         then = torch.ones(()) if scale is None else scale.clone()
@@ -290,23 +287,21 @@ class WatchedStep:
         self.number = number
         self.optimizer = optimizer
         self._settle = settle
-        self._skip: Skip | None = None
 
-    def _skipped(self) -> Skip | None:
-        if self._settle is not None:
-            self._skip, self._settle = self._settle(), None
-        return self._skip
+    @cached_property
+    def _skip(self) -> Skip | None:
+        settle, self._settle = self._settle, None  # which holds tensors
+        return settle() if settle else None
 
     @property
     def taken(self) -> bool:
         """Return whether the parameters were updated. With a fused optimizer the first call waits for the device."""
-        return self._skipped() is None
+        return self._skip is None
 
     @property
     def scale(self) -> float | None:
         """The scale at a step that was skipped; None for one that was taken."""
-        skip = self._skipped()
-        return skip[0] if skip else None
+        return self._skip[0] if self._skip else None
 
     @property
     def culprits(self) -> tuple[Culprit, ...]:
@@ -314,8 +309,7 @@ class WatchedStep:
 
         Gradients that came from no backward pass since the watch began come last, in the optimizer's order.
         """
-        skip = self._skipped()
-        return skip[1] if skip else ()
+        return self._skip[1] if self._skip else ()
 
     @property
     def loss(self) -> str:
@@ -323,8 +317,7 @@ class WatchedStep:
 
         It is "nan", "inf", or "in a dtype that cannot hold the scale".
         """
-        skip = self._skipped()
-        return skip[2] if skip else ""
+        return self._skip[2] if self._skip else ""
 
     def __str__(self) -> str:
         if self.taken:

@@ -59,24 +59,15 @@ def count(device: Device, statuses: Mapping[str, str] | None = None) -> Coverage
         outcomes[status] = len((possible & found) - counted)
         counted |= found
     missing = Counter((cell.overload, cell.compiler or "eager", cell.mode) for cell in possible - nightly)
-    return Coverage(
-        device.name,
-        device.key,
-        len(states),
-        len(possible),
-        len(every),
-        len(nightly),
-        dict(Counter(why for why in states.values() if why)),
-        [f"{op}, {compiler}, {mode}: {number} cells" for (op, compiler, mode), number in sorted(missing.items())],
-        outcomes,
-    )
+    left = [f"{op}, {compiler}, {mode}: {number} cells" for (op, compiler, mode), number in sorted(missing.items())]
+    unreachable = dict(Counter(why for why in states.values() if why))
+    sizes = (len(states), len(possible), len(every), len(nightly))
+    return Coverage(device.name, device.key, *sizes, unreachable, left, outcomes)
 
 
 def figure(counted: Sequence[Coverage], ran: bool = False) -> str:
     """Return the one figure, in a sentence. `ran`: whether the cases of run files were counted, not all there are."""
-    reachable = sum(each.reachable for each in counted)
-    nightly = sum(each.nightly for each in counted)
-    every = sum(each.every for each in counted)
+    reachable, nightly, every = (sum(getattr(c, of) for c in counted) for of in ("reachable", "nightly", "every"))
     cases = "The cases that ran and passed" if ran else "The cases of a nightly run"
     return (
         f"{cases} reach {nightly / reachable:.1%} of {reachable} reachable cells of overload, dispatch key, mix of "
@@ -93,21 +84,14 @@ def table(counted: Sequence[Coverage], list_open: bool, ran: bool) -> str:
         row = [c.device, c.key, c.cells, c.cells - c.reachable, c.reachable, c.every, c.nightly]
         others = list(c.not_passed.values())
         rows.append([*row, *(others if ran else ()), c.reachable - c.nightly - sum(others)])
-    reasons: dict[str, int] = {}
-    for each in counted:
-        for reason, number in each.unreachable.items():
-            reasons[reason] = reasons.get(reason, 0) + number
-    why = [[number, reason] for reason, number in sorted(reasons.items(), key=lambda item: -item[1])]
+    reasons = sum((Counter(each.unreachable) for each in counted), Counter[str]())
+    why = [[number, reason] for reason, number in reasons.most_common()]
     walked = (
         f"Every run takes all {len(TRANSITIONS.reachable)} transitions of the model of autocast's state that can be, "
         f"of {TRANSITIONS.size}."
     )
-    parts = [
-        figure(counted, ran),
-        walked,
-        tabulate(rows, headers=headers),
-        tabulate(why, headers=["unreachable", "because"]),
-    ]
+    tables = tabulate(rows, headers=headers), tabulate(why, headers=["unreachable", "because"])
+    parts = [figure(counted, ran), walked, *tables]
     if list_open:
         parts += [f"open on {each.device}: {name}" for each in counted for name in each.open]
     return "\n\n".join(parts)

@@ -81,17 +81,10 @@ def tried(device: Device, number: int, seed: int, tell: Callable[[str], None]) -
 def table(tries: Sequence[Try], seed: int) -> str:
     """Write how many faults were noticed, by fault and compiler, and the survivors."""
     counts = Counter((each.cell.compiler or "eager", each.fault, each.noticed) for each in tries)
-    names = list(dict.fromkeys(compiler for compiler, _, _ in counts))
-    rows = [
-        [
-            name,
-            *(
-                f"{counts[name, fault, True]} of {counts[name, fault, True] + counts[name, fault, False]}"
-                for fault in FAULTS
-            ),
-        ]
-        for name in names
-    ]
+    rows = []
+    for name in dict.fromkeys(compiler for compiler, _, _ in counts):
+        pairs = [(counts[name, fault, True], counts[name, fault, False]) for fault in FAULTS]
+        rows.append([name, *(f"{seen} of {seen + unseen}" for seen, unseen in pairs)])
     noticed, cells = sum(each.noticed for each in tries), len({each.cell for each in tries})
     head = f"{noticed} of {len(tries)} faults in {cells} random cells, seed {seed}, were noticed:"
     told = {False: "in eager mode, too", True: "in the program alone"}
@@ -116,9 +109,8 @@ class _WrongProgram(SweepParity):
         def wrong(*given: torch.Tensor) -> object:
             return map_tensors(call(*given), self.change)
 
-        right = (
-            region is not None or call is self.unchanged
-        )  # what is cast by hand has a context in place of the region
+        # What is cast by hand has a context in place of the region.
+        right = region is not None or call is self.unchanged
         return super().run(call if right else wrong, grads=grads, region=region)
 
     def changes(self) -> bool:

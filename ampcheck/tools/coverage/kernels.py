@@ -129,26 +129,13 @@ def fields(rows: Mapping[str, tuple[Entered, Entered]]) -> list[dict[str, object
 
 def table(rows: Mapping[str, tuple[Entered, Entered]]) -> str:
     """Write what the suite and PyTorch's lists entered on each device as text."""
-    headers = [
-        "device",
-        "dispatch key",
-        "registered",
-        "entered by this suite",
-        "by PyTorch's lists",
-        "missed by this suite",
-    ]
-    body = [
-        [
-            device,
-            mine.key,
-            len(mine.registered),
-            len(mine.entered),
-            len(theirs.entered),
-            ", ".join(mine.missed) or "none",
-        ]
-        for device, (mine, theirs) in rows.items()
-    ]
-    parts = [f"Autocast kernels entered, torch {torch.__version__}", tabulate(body, headers=headers), ""]
+    headers = ["device", "dispatch key", "registered", "entered by this suite", "by PyTorch's lists"]
+    body = []
+    for device, (mine, theirs) in rows.items():
+        sizes = map(len, (mine.registered, mine.entered, theirs.entered))
+        body.append([device, mine.key, *sizes, ", ".join(mine.missed) or "none"])
+    table = tabulate(body, headers=[*headers, "missed by this suite"])
+    parts = [f"Autocast kernels entered, torch {torch.__version__}", table, ""]
     for device, (_, theirs) in rows.items():
         if theirs.missed:
             what = ", ".join(theirs.missed) if theirs.entered else f"all {len(theirs.missed)}: no list is run on it"

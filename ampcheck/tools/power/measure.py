@@ -205,11 +205,9 @@ class Power:
         """Record the lines that cases run, but those that are recorded already."""
         known = [json.loads(line) for line in self._kept.read_text(encoding="utf-8").splitlines()]
         done = {case: (status, lines) for case, status, lines in known}
-        wanted = [
-            case
-            for cases in self._rows.values()
-            for case in _spread(cases, self._of_row * (1 if cases[0].startswith("jit/") else UNCOMPILED))
-        ]
+        wanted = []
+        for cases in self._rows.values():
+            wanted += _spread(cases, self._of_row * (1 if cases[0].startswith("jit/") else UNCOMPILED))
         with self._kept.open("a", encoding="utf-8") as out:
             for number, case in enumerate(wanted, 1):
                 if case not in done:
@@ -228,10 +226,7 @@ class Power:
         """Return the cases that run a mutant's line, those first that run little else of its file, a scenario each."""
         if isinstance(mutant, KernelMutant):
             about = [case for case in self._row_of if f"-{mutant.overload}-" in case.rpartition("/")[2]]
-            cases = [
-                *about,
-                *self._of_op[mutant.overload, mutant.device],
-            ]  # scenarios first that have it as a parameter
+            cases = about + self._of_op[mutant.overload, mutant.device]  # first scenarios that have it as a parameter
             eager = [case for case in cases if case.startswith("eager/")]
             return [*_spread(eager, self._most // 2), *_spread([c for c in cases if c not in eager], self._most // 2)]
         file = str(path_of(mutant.module))
@@ -414,14 +409,11 @@ def text(figures: Mapping[str, Any]) -> str:
         f"{f', with those of nightly runs {nightly} ({nightly / mutants:.1%})' if nightly > killed else ''}; "
         f"{figures['equivalent']} more behave as what they change, or are seen on other hardware alone."
     )
-    counts = ("name", "killed", "nightly", "mutants")
-    tables = [
-        tabulate(
-            [[*(row[count] for count in counts), row["mutants"] - row["nightly"]] for row in figures[name]],
-            headers=[title, "killed", "with nightly cases", "mutants", "survived"],
-        )
-        for name, title in (("modules", "class of mutants"), ("rules", "rule that notices them"))
-    ]
+    counts, columns = ("name", "killed", "nightly", "mutants"), ("killed", "with nightly cases", "mutants", "survived")
+    tables = []
+    for name, title in (("modules", "class of mutants"), ("rules", "rule that notices them")):
+        cells = [[*(row[count] for count in counts), row["mutants"] - row["nightly"]] for row in figures[name]]
+        tables.append(tabulate(cells, headers=[title, *columns]))
     lists = {"Survivors": figures["survivors"], "Not counted": figures["not_counted"]}
     told = [f"{title}:\n" + "\n".join(found) for title, found in lists.items() if found]
     return "\n\n".join([head, *tables, *told])

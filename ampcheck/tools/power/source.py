@@ -17,24 +17,25 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType
+from typing import TypeVar
 
 UNAPPLIED = "not applied"
 """The status of a case under a mutant that cannot be put into living functions."""
-Functions = tuple[str, ...]
-"""Globs of the names of functions: "autocast.__enter__"."""
+Node = TypeVar("Node", ast.expr, ast.With)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """A module whose source is mutated: its functions, and where `about` is given, statements that mention it.
 
+    `functions`: globs of their names, such as "autocast.__enter__".
     `rules`: globs of `suite/rule` whose cases are tried after those that were seen to run a line. Of what Dynamo runs
     while it compiles not every line is seen. `elsewhere`: further devices whose cases are tried last, a process each,
     with the rules of these. `operators`: change operators and numbers alone.
     """
 
     module: str
-    functions: Functions = ("*",)
+    functions: tuple[str, ...] = ("*",)
     about: str = ""
     rules: tuple[str, ...] = ()
     elsewhere: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -138,7 +139,7 @@ def _in_statement(block: list[ast.stmt], place: int, statement: ast.stmt, functi
         case ast.With(items=items):
             for item in items:
                 rest = [other for other in items if other is not item]
-                kept = _with(statement, rest) if rest else ast.If(ast.Constant(True), statement.body, [])
+                kept = _copy(statement, items=rest) if rest else ast.If(ast.Constant(True), statement.body, [])
                 entered = _text(item.context_expr)
                 if item.optional_vars is None and "record_function" not in entered:  # a label in a profile
                     yield put(kept, f"without `with {entered}`", entered)
@@ -153,12 +154,6 @@ def _in_statement(block: list[ast.stmt], place: int, statement: ast.stmt, functi
         yield from _in_block(getattr(statement, name, []), function)
     for handler in getattr(statement, "handlers", []):
         yield from _in_block(handler.body, function)
-
-
-def _with(statement: ast.With, items: list[ast.withitem]) -> ast.With:
-    new = copy.copy(statement)
-    new.items = items
-    return new
 
 
 def _in_value(parent: ast.AST, name: str, value: object, function: str, text: str) -> Iterator[Mutation]:
@@ -206,11 +201,8 @@ _PAIRS = (
     *((ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn), (ast.Lt, ast.LtE), (ast.Gt, ast.GtE)),
     *((ast.And, ast.Or), (ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.BitOr, ast.BitAnd)),
 )
-_SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
-    **dict(_PAIRS),
-    **{second: first for first, second in _PAIRS},
-    ast.FloorDiv: ast.Mult,
-}
+_SWAPPED: dict[type[ast.AST], type[ast.AST]] = dict(_PAIRS) | {second: first for first, second in _PAIRS}
+_SWAPPED[ast.FloorDiv] = ast.Mult
 
 
 def _others(old: ast.expr) -> Iterator[ast.expr]:
@@ -244,7 +236,8 @@ def _is(call: ast.Call, *names: str) -> bool:
     return ast.unparse(call.func).rpartition(".")[2] in names
 
 
-def _copy(node: ast.expr, **fields: object) -> ast.expr:
+def _copy(node: Node, **fields: object) -> Node:
+    """Return a node with other fields."""
     new = copy.copy(node)
     for name, value in fields.items():
         setattr(new, name, value)
@@ -322,7 +315,7 @@ def applied(mutant: SourceMutant, functions: Sequence[FunctionType] | None = Non
     importlib.import_module(mutant.module)
     file = str(path_of(mutant.module))
     put: list[tuple[FunctionType, CodeType, object, object]] = []
-    outer = {f"{mutant.function}": _defaults(tree, mutant.function)}
+    outer = {mutant.function: _defaults(tree, mutant.function)}
     try:
         for function in living([file]) if functions is None else functions:
             key = function.__code__.co_qualname, function.__code__.co_firstlineno
