@@ -41,6 +41,7 @@ DEVICES = ({cls}(),)
 '''
 
 _REGISTER = 'register_autocast("{name}", base="cuda", dtypes=({dtypes},))\n\n'
+_SYNCHRONIZE = "\n    def synchronize(self):\n        torch.{name}.synchronize()\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,7 @@ def discover(package: str) -> Discovery:
         default=default if default in dtypes else dtypes[0],
         unavailable=f'None if torch.{name}.is_available() else "no {name} was found"' if _answers(own) else "None",
         promise=promise,
-        synchronize=f"\n    def synchronize(self):\n        torch.{name}.synchronize()\n"
-        if hasattr(own, "synchronize")
-        else "",
+        synchronize=_SYNCHRONIZE.format(name=name) if hasattr(own, "synchronize") else "",
     )
     return Discovery(name, module, (*notes, *told))
 
@@ -129,11 +128,8 @@ def _promise() -> tuple[str, str, list[str]]:
     whole = f'table("{key}", closest(torch.__version__))'
     lacks = sorted(set(lists[key]) - live)
     if not live:
-        return (
-            "",
-            f"return {whole}",
-            ["no autocast kernel is registered: the module calls register_autocast, with CUDA's list"],
-        )
+        told = "no autocast kernel is registered: the module calls register_autocast, with CUDA's list"
+        return "", f"return {whole}", [told]
     extra = sorted(live - set(lists[key]))
     told = f"{len(extra)} ops have an autocast kernel and are not on {key}'s list: {', '.join(extra)}"
     notes = [told] if extra else []
@@ -145,10 +141,6 @@ def _promise() -> tuple[str, str, list[str]]:
     constant = "LACKS" if few else "PROMISED"
     rows = "".join(f'    "{overload}",\n' for overload in names)
     chosen = f"{{op: policy for op, policy in {whole}.items() if op {'not ' * few}in {constant}}}"
-    return (
-        f"# {told}: take out of this list what the backend means to promise.\n{constant} = (\n{rows})\n\n"
-        if few
-        else f"# {told}: these have one.\n{constant} = (\n{rows})\n\n",
-        f"return {chosen}",
-        [*notes, f"{told}: is it a smaller promise? {constant} of the module says so"],
-    )
+    what = "take out of this list what the backend means to promise" if few else "these have one"
+    notes.append(f"{told}: is it a smaller promise? {constant} of the module says so")
+    return f"# {told}: {what}.\n{constant} = (\n{rows})\n\n", f"return {chosen}", notes

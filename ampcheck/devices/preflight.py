@@ -149,13 +149,9 @@ def _start(device: Device) -> _Step:
             torch.device(device.type)
 
     name_it = f"call torch.utils.rename_privateuse1_backend({device.type!r}) where the backend is imported"
-    return _Step(
-        "start",
-        f"the backend starts and makes PyTorch know the device type {device.type!r}",
-        run,
-        ends=True,
-        advice=f"{name_it}, and import no other such backend" if device.key == "AutocastPrivateUse1" else "",
-    )
+    advice = f"{name_it}, and import no other such backend" if device.key == "AutocastPrivateUse1" else ""
+    expected = f"the backend starts and makes PyTorch know the device type {device.type!r}"
+    return _Step("start", expected, run, ends=True, advice=advice)
 
 
 def _steps(device: Device) -> Iterator[_Step]:
@@ -241,10 +237,8 @@ def _copies(device: Device, dtype: str) -> None:
 def _strides(device: Device) -> None:
     host = _floats().t()
     placed = _on(device, host)
-    for what, got in (
-        ("on the device", placed),
-        ("back on the CPU", device.host(placed) if device.has_values else placed),
-    ):
+    back = device.host(placed) if device.has_values else placed
+    for what, got in (("on the device", placed), ("back on the CPU", back)):
         if got.stride() != host.stride():
             raise _Unlike(f"a tensor of strides {host.stride()} has strides {got.stride()} {what}")
 
@@ -259,10 +253,8 @@ def _index(device: Device) -> None:
     if device.has_values and current is not None:
         wanted.append(current())
     if index is None or any(index != other for other in wanted):
-        raise _Unlike(
-            f"a tensor is on {made.device}, its sum on index {wanted[0]}"
-            + (f", and torch.{device.type}.current_device() is {wanted[1]}" if wanted[1:] else "")
-        )
+        now = f", and torch.{device.type}.current_device() is {wanted[1]}" if wanted[1:] else ""
+        raise _Unlike(f"a tensor is on {made.device}, its sum on index {wanted[0]}{now}")
     again = _on(device, _floats(), f"{device.type}:{index}").device
     if again != made.device:
         raise _Unlike(f"a tensor copied to {made.device} is on {again}")
@@ -331,10 +323,8 @@ def _without_kernels(device: Device) -> str:
     if any(has_kernel(f"aten::{overload}", device.key) for overload in promised):
         return ""
     base = "cpu" if device.policies() == table("AutocastCPU", closest(torch.__version__)) else "cuda"
-    return (
-        f"no autocast kernels are registered for {device.key}: call "
-        f"ampcheck.register.register_autocast({device.type!r}, base={base!r})"
-    )
+    call = f"ampcheck.register.register_autocast({device.type!r}, base={base!r})"
+    return f"no autocast kernels are registered for {device.key}: call {call}"
 
 
 def _scaler(device: Device) -> None:
@@ -351,12 +341,9 @@ def _scaler(device: Device) -> None:
             if not found:
                 _same(device, "the unscaled gradient", gradient, _floats(0.5))
     except NotImplementedError as error:
-        raise _Unlike(
-            f"raised {told(error)}",
-            "register kernels for aten::_amp_foreach_non_finite_check_and_unscale_ and aten::_amp_update_scale_, which "
-            "GradScaler calls",
-            status=MISSING,
-        ) from error
+        kernels = "aten::_amp_foreach_non_finite_check_and_unscale_ and aten::_amp_update_scale_"
+        advice = f"register kernels for {kernels}, which GradScaler calls"
+        raise _Unlike(f"raised {told(error)}", advice, status=MISSING) from error
 
 
 def _generator(device: Device) -> None:
@@ -371,9 +358,8 @@ def _generator(device: Device) -> None:
     except NotImplementedError as error:
         raise _Unlike(f"raised {told(error)}", "make aten::uniform_ work", status=MISSING) from error
     if not torch.equal(first, again):
-        raise _Unlike(
-            "torch.rand gave other numbers after the same seed", f"let torch.{device.type}.manual_seed_all set it"
-        )
+        advice = f"let torch.{device.type}.manual_seed_all set it"
+        raise _Unlike("torch.rand gave other numbers after the same seed", advice)
     if torch.equal(first, second):
         raise _Unlike("torch.rand gave the same numbers twice after one seed")
 
@@ -392,23 +378,21 @@ def _on(device: Device, host: torch.Tensor, place: str = "") -> torch.Tensor:
 
 
 def _same(device: Device, what: str, got: torch.Tensor, want: torch.Tensor) -> None:
-    if (got.dtype, got.shape) != (want.dtype, want.shape):
-        raise _Unlike(
-            f"{what} is {got.dtype} of shape {tuple(got.shape)} on the device; the CPU's is {want.dtype} of shape "
-            f"{tuple(want.shape)}"
-        )
+    if _kind(got) != _kind(want):
+        raise _Unlike(f"{what} is {_kind(got)} on the device; the CPU's is {_kind(want)}")
     if got.device.type != device.type:
         raise _Unlike(f"{what} is on {got.device}")
     if not device.has_values:
         return
     back = device.host(got)
-    if (back.dtype, back.shape) != (want.dtype, want.shape):
-        raise _Unlike(
-            f"{what} came back as {back.dtype} of shape {tuple(back.shape)}; it was {want.dtype} of shape "
-            f"{tuple(want.shape)}"
-        )
+    if _kind(back) != _kind(want):
+        raise _Unlike(f"{what} came back as {_kind(back)}; it was {_kind(want)}")
     if not torch.equal(back, want):
         raise _Unlike(f"{what} came back as {back.tolist()}; expected {want.tolist()}")
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} of shape {tuple(tensor.shape)}"
 
 
 def _some(names: Sequence[str]) -> str:

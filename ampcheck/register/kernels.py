@@ -33,17 +33,14 @@ def overload_name(op: OpOverload) -> str:
 
 
 def refusal(op: OpOverload, device_type: str) -> str:
-    name = overload_name(op)
+    name, off = overload_name(op), f"with torch.autocast({device_type!r}, enabled=False)."
     if instead := BANNED_MESSAGE.get(name.removeprefix("aten::")):
         return (
             f"{name} is unsafe to autocast on {device_type}: its input is a probability, which a lower precision "
             f"rounds to 0 or 1, where the loss is infinite; call {instead} on what went into the sigmoid, or leave "
-            f"autocast for this loss with torch.autocast({device_type!r}, enabled=False)."
+            f"autocast for this loss {off}"
         )
-    return (
-        f"{name} is unsafe to autocast on {device_type}; leave autocast for it with "
-        f"torch.autocast({device_type!r}, enabled=False)."
-    )
+    return f"{name} is unsafe to autocast on {device_type}; leave autocast for it {off}"
 
 
 Kernel = Callable[..., Any]
@@ -85,7 +82,7 @@ class _CastSignature:
     defaults: dict[str, object] = field(default_factory=dict)
 
 
-def _signature(op: OpOverload, needed: Callable[[Argument], bool]) -> _CastSignature:
+def _signature(op: OpOverload, needed: Callable[[Argument], object]) -> _CastSignature:
     """Return the signature of a kernel that names the arguments it needs and hands the others on as they come."""
     schema = op._schema.arguments
     positional = [a for a in schema if not a.kwarg_only]
@@ -120,13 +117,8 @@ def _add(out: _CastSignature, argument: Argument, name: str, handed_on: str) -> 
 
 def _casting(values: list[tuple[str, str]]) -> list[str]:
     """Write lines that cast each value to `to`; what has the dtype already costs one comparison."""
-    lines = []
-    for name, what in values:
-        if what == LIST:
-            lines.append(f"if {name}: {name} = cast_list({name}, to)")
-        else:
-            lines.append(f"if {name} is not None and {name}.dtype is not to: {name} = cast({name}, to)")
-    return lines
+    one, several = "if {0} is not None and {0}.dtype is not to: {0} = cast({0}, to)", "if {0}: {0} = cast_list({0}, to)"
+    return [(several if what == LIST else one).format(name) for name, what in values]
 
 
 def _promoting(values: list[tuple[str, str]]) -> list[str]:
@@ -195,24 +187,20 @@ def _takes(other: OpOverload, op: OpOverload) -> bool:
     )
 
 
-def _holds_tensors(argument: Argument) -> bool:
-    return kind(argument) is not None
-
-
 def downcast(op: OpOverload, device_type: str, casts: Casts) -> Kernel:
-    signature = _signature(op, _holds_tensors)
+    signature = _signature(op, kind)
     bound = {"amp_dtype": torch.get_autocast_dtype, "type": device_type, "cast": casts.low, "cast_list": casts.low_list}
     return _made(op, _call(op, signature), signature, ["to = amp_dtype(type)", *_casting(signature.values)], bound)
 
 
 def upcast(op: OpOverload, device_type: str, casts: Casts) -> Kernel:
-    signature = _signature(op, _holds_tensors)
+    signature = _signature(op, kind)
     bound = {"to": FLOAT32, "cast": casts.wide, "cast_list": casts.wide_list}
     return _made(op, _call(op, signature), signature, _casting(signature.values), bound)
 
 
 def promote(op: OpOverload, device_type: str, casts: Casts) -> Kernel:
-    signature = _signature(op, _holds_tensors)
+    signature = _signature(op, kind)
     bound = {"widest": casts.widest, "cast": casts.wide, "cast_list": casts.wide_list}
     return _made(op, _call(op, signature), signature, _promoting(signature.values), bound)
 

@@ -20,14 +20,6 @@ BASES = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU"}
 FALLTHROUGH = "fallthrough"
 """The override that gives an op no kernel."""
 
-_MAKERS = {
-    "downcast": kernels.downcast,
-    "upcast": kernels.upcast,
-    "optdtype": kernels.optdtype,
-    "promote": kernels.promote,
-    "banned": kernels.banned,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -40,7 +32,8 @@ class Planned:
     def kernel(self, device_type: str, casts: Casts) -> Kernel:
         if self.other is not None:
             return kernels.append(self.op, device_type, casts, self.other)
-        return _MAKERS[self.policy](self.op, device_type, casts)
+        made: Kernel = getattr(kernels, self.policy)(self.op, device_type, casts)
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +55,11 @@ def plan(base: str, overrides: Mapping[str, str]) -> PolicyPlan:
     missing = tuple(name for name in policies if find(name) is None)
     wanted = {name: policy for name, policy in policies.items() if name not in missing}
     for given, policy in overrides.items():
-        if policy not in (*POLICIES, FALLTHROUGH):
-            raise UsageError(
-                f"overrides: {given!r} has policy {policy!r}; it is one of {_listed((*POLICIES, FALLTHROUGH))}"
-            )
+        if policy not in (known := (*POLICIES, FALLTHROUGH)):
+            raise UsageError(f"overrides: {given!r} has policy {policy!r}; it is one of {_listed(known)}")
         wanted[_existing(given)] = policy
-    return PolicyPlan(
-        tuple(_planned(name, policy) for name, policy in wanted.items() if policy != FALLTHROUGH), missing
-    )
+    planned = (_planned(name, policy) for name, policy in wanted.items() if policy != FALLTHROUGH)
+    return PolicyPlan(tuple(planned), missing)
 
 
 def find(name: str) -> OpOverload | None:
