@@ -32,44 +32,24 @@ META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 Kernel = Callable[..., Any]
 
 
-class DeviceModule(types.ModuleType):
+_ANSWERS: dict[str, Callable[..., Any]] = {
+    "is_available": lambda: True,
+    "is_initialized": lambda: True,
+    "device_count": lambda: 1,
+    "current_device": lambda: 0,
+    "synchronize": lambda device=None: None,  # kernels have ended when they return
+    "get_rng_state": lambda device=None: torch.get_rng_state(),
+    "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
+    "manual_seed_all": lambda seed: None,  # the CPU's generator draws for the device
+    "_is_in_bad_fork": lambda: False,
+}
+
+
+def device_module(name: str, **more: Callable[..., Any]) -> types.ModuleType:
     """The module `torch.<name>` of a backend: one device, which draws from the CPU's generator, without autocast."""
-
-    @staticmethod
-    def is_available() -> bool:
-        return True
-
-    @staticmethod
-    def is_initialized() -> bool:
-        return True
-
-    @staticmethod
-    def device_count() -> int:
-        return 1
-
-    @staticmethod
-    def current_device() -> int:
-        return 0
-
-    @staticmethod
-    def synchronize(device: Any = None) -> None:
-        """Kernels have ended when they return."""
-
-    @staticmethod
-    def get_rng_state(device: Any = None) -> torch.Tensor:
-        return torch.get_rng_state()
-
-    @staticmethod
-    def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
-        torch.set_rng_state(state)
-
-    @staticmethod
-    def manual_seed_all(seed: int) -> None:
-        """The CPU's generator draws for the device."""
-
-    @staticmethod
-    def _is_in_bad_fork() -> bool:
-        return False
+    made = types.ModuleType(f"torch.{name}")
+    vars(made).update(_ANSWERS | more)
+    return made
 
 
 class Arrays:
@@ -272,9 +252,8 @@ class Backend:
         return self.run(aten.convolution_backward.default, grad, x, weight, bias, *geometry, mask)
 
 
-_ON_STORAGES = (
-    *("as_strided_scatter", "diagonal_scatter", "select_scatter", "slice_scatter", "_grid_sampler_2d_cpu_fallback"),
-)
+_ON_STORAGES = tuple(f"{name}_scatter" for name in ("as_strided", "diagonal", "select", "slice"))
+_ON_STORAGES += ("_grid_sampler_2d_cpu_fallback",)
 """Ops that PyTorch makes of others and then reads the storage, which is empty or not to be read."""
 
 
@@ -282,7 +261,7 @@ def _set_up(name: str, *, guard: bool) -> None:
     """Do as `_setup_privateuseone_for_python_backend`, with PyTorch's guard in Python or without one."""
     torch.utils.rename_privateuse1_backend(name)
     torch.utils.generate_methods_for_privateuse1_backend()
-    torch._register_device_module(name, DeviceModule(f"torch.{name}"))
+    torch._register_device_module(name, device_module(name))
     torch._C._acc.register_python_privateuseone_hook(backend_registration._DummyPrivateUse1Hook())
     if guard:
         torch._C._acc.register_python_privateuseone_device_guard(backend_registration._DummyDeviceGuard())

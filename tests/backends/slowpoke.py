@@ -6,9 +6,9 @@ It uses nothing of ampcheck but the device class and the policy table.
 from typing import Any
 
 import torch
-from engine import DeviceModule
+from engine import device_module
 from torch.library import Library, fallthrough_kernel
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from ampcheck.devices import Device
@@ -18,13 +18,8 @@ NAME = "slowpoke"
 KEY = "AutocastPrivateUse1"
 
 
-class _Module(DeviceModule):
-    @staticmethod
-    def get_amp_supported_dtype() -> list[torch.dtype]:
-        return [torch.float16, torch.bfloat16]
-
-
-_setup_privateuseone_for_python_backend(rename=NAME, backend_module=_Module(f"torch.{NAME}"))
+_MODULE = device_module(NAME, get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16])
+_setup_privateuseone_for_python_backend(rename=NAME, backend_module=_MODULE)
 
 
 class Wrapped(torch.Tensor):
@@ -32,15 +27,9 @@ class Wrapped(torch.Tensor):
 
     @staticmethod
     def __new__(cls, held: torch.Tensor) -> "Wrapped":
-        return torch.Tensor._make_wrapper_subclass(
-            cls,
-            held.shape,
-            strides=held.stride(),
-            storage_offset=held.storage_offset(),
-            dtype=held.dtype,
-            device=f"{NAME}:0",
-            requires_grad=held.requires_grad,
-        )
+        memory = {"strides": held.stride(), "storage_offset": held.storage_offset(), "dtype": held.dtype}
+        given = {"device": f"{NAME}:0", "requires_grad": held.requires_grad}
+        return torch.Tensor._make_wrapper_subclass(cls, held.shape, **memory, **given)
 
     def __init__(self, held: torch.Tensor) -> None:
         self.held = held
@@ -56,17 +45,13 @@ class Wrapped(torch.Tensor):
         return tree_map(lambda x: Wrapped(x) if isinstance(x, torch.Tensor) else x, out)
 
 
-def _empty(*args: Any, device: Any = None, pin_memory: Any = None, **kwargs: Any) -> torch.Tensor:
-    return Wrapped(torch.ops.aten.empty.memory_format(*args, device="cpu", **kwargs))
-
-
-def _empty_strided(*args: Any, device: Any = None, pin_memory: Any = None, **kwargs: Any) -> torch.Tensor:
-    return Wrapped(torch.ops.aten.empty_strided.default(*args, device="cpu", **kwargs))
+def _on_cpu(op: Any) -> Any:
+    return lambda *args, device=None, pin_memory=None, **kwargs: Wrapped(op(*args, device="cpu", **kwargs))
 
 
 _kernels = Library("aten", "IMPL")
-_kernels.impl("empty.memory_format", _empty, "PrivateUse1")
-_kernels.impl("empty_strided", _empty_strided, "PrivateUse1")
+_kernels.impl("empty.memory_format", _on_cpu(torch.ops.aten.empty.memory_format), "PrivateUse1")
+_kernels.impl("empty_strided", _on_cpu(torch.ops.aten.empty_strided.default), "PrivateUse1")
 _fallback = Library("_", "IMPL")
 _fallback.fallback(fallthrough_kernel, KEY)
 _aten = Library("aten", "IMPL")
@@ -80,12 +65,6 @@ def _eligible(x: Any) -> bool:
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
     return tree_map(lambda x: x.to(dtype) if _eligible(x) else x, value)
-
-
-def _floats(value: Any) -> list[torch.dtype]:
-    found: list[torch.dtype] = []
-    tree_map(lambda x: found.append(x.dtype) if _eligible(x) else None, value)
-    return found
 
 
 _APPENDED = {
@@ -105,10 +84,8 @@ def _kernel(op: Any, policy: str) -> Any:
             if policy in ("downcast", "upcast"):
                 args, kwargs = _cast((args, kwargs), low if policy == "downcast" else torch.float32)
             elif policy == "promote":
-                found = _floats((args, kwargs))
-                if found:
-                    widest = found[0] if len(set(found)) == 1 else torch.float32
-                    args, kwargs = _cast((args, kwargs), widest)
+                if found := {x.dtype for x in tree_leaves((args, kwargs)) if _eligible(x)}:
+                    args, kwargs = _cast((args, kwargs), found.pop() if len(found) == 1 else torch.float32)
             elif policy == "optdtype" and _eligible(args[0]):
                 place = names.index("dtype")
                 given = args[place] if place < len(args) else kwargs.get("dtype")
@@ -117,11 +94,8 @@ def _kernel(op: Any, policy: str) -> Any:
                     kwargs = {**kwargs, **({"dtype": torch.float32} if place >= len(args) else {})}
             elif policy == "append":
                 # The dispatcher leaves out trailing arguments that have their default; the other overload has none.
-                defaults = [a.default_value for a in op._schema.arguments]
-                args = (
-                    *args,
-                    *(kwargs.pop(n, d) for n, d in zip(names[len(args) :], defaults[len(args) :], strict=True)),
-                )
+                left = op._schema.arguments[len(args) :]
+                args = (*args, *(kwargs.pop(a.name, a.default_value) for a in left))
                 dtype = torch.float32 if _eligible(args[0]) else args[0].dtype
                 return _APPENDED[op](*args, dtype=dtype)
             return op(*args, **kwargs)
@@ -138,9 +112,7 @@ for _name, _policy in table("AutocastCUDA", closest(torch.__version__)).items():
 class Slowpoke(Device):
     """The backend as ampcheck sees it."""
 
-    name = NAME
-    token = NAME
-    type = NAME
+    name = token = type = NAME
     key = KEY
 
     def unavailable(self) -> str | None:
