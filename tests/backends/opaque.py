@@ -5,10 +5,11 @@ when this is imported for the first time with a torch.
 """
 
 import hashlib
-import importlib.util
+import importlib
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -43,16 +44,8 @@ def _built() -> Path:
     return target
 
 
-def _loaded() -> Any:
-    spec = importlib.util.spec_from_file_location("_opaque", _built())
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-_native = _loaded()
+sys.path.append(str(_built().parent))
+_native: Any = importlib.import_module("_opaque")
 
 
 class Opaque:

@@ -44,13 +44,9 @@ WRONG_KEY = "has the key {!r}; the autocast dispatch key of device type {!r} is 
         (device(token="my-d"), "has the id token 'my-d'; it is made of letters, digits, _ and ."),
         (device(token="fp16chip"), "in which 'fp16' occurs"),
         (device(amp_dtypes=("fp16",)), "has the default 'bf16', which is not among its amp_dtypes"),
-        (
-            device(type="mydevice", key="AutocastPrivateUse9"),
-            WRONG_KEY.format("AutocastPrivateUse9", "mydevice", "AutocastPrivateUse1"),
-        ),
-        (
-            device(type="mydevice", key="AutocastCUDA"),
-            WRONG_KEY.format("AutocastCUDA", "mydevice", "AutocastPrivateUse1"),
+        *(
+            (device(type="mydevice", key=key), WRONG_KEY.format(key, "mydevice", "AutocastPrivateUse1"))
+            for key in ("AutocastPrivateUse9", "AutocastCUDA")
         ),
     ],
 )

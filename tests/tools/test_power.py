@@ -10,7 +10,6 @@ from ampcheck.cli import main
 from ampcheck.errors import UsageError
 from ampcheck.report.conformance import pages
 from ampcheck.tools.power import measure
-from ampcheck.tools.power.equivalent import EQUIVALENT, why_equivalent
 from ampcheck.tools.power.kernels import KernelMutant, injected
 from ampcheck.tools.power.source import SourceMutant, Target, applied, generate
 
@@ -93,8 +92,8 @@ def test_figures_have_denominators_and_name_survivors(tmp_path: Path) -> None:
 
 def test_each_reason_not_to_count_holds_for_some_mutant_and_for_few() -> None:
     mutants = [each for target in (*measure.TARGETS, *measure.COMPARING) for each in generate(target)]
-    reasons = {mutant: why_equivalent(mutant) for mutant in mutants}
-    assert {why for _, _, why in EQUIVALENT} == set(reasons.values()) - {""}
+    reasons = {mutant: measure.why_equivalent(mutant) for mutant in mutants}
+    assert {why for _, _, why in measure.EQUIVALENT} == set(reasons.values()) - {""}
     assert sum(bool(why) for why in reasons.values()) < 0.1 * len(mutants)
     figures = measure.fields(measure.set_aside(mutants), 500, ["cpu"])
     assert (figures["mutants"], figures["survivors"]) == (0, [])

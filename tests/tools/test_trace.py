@@ -400,7 +400,6 @@ def test_an_empty_trace() -> None:
 PROGRAM = """
 import sys
 import torch
-from torch import nn
 
 def step():
     with torch.autocast("cpu"):

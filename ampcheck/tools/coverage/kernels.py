@@ -148,28 +148,12 @@ _PLACES: dict[str, object] = {"torch": torch, "nn": nn_functions, "linalg": lina
 # What the third element of a list's rows is to the file that runs them: keyword arguments, a flag to leave the row
 # out, the arguments for float16, the dtype of the output, or the module. einsum's row has its tensors where
 # test_cuda.py and test_xpu.py look for the flag.
-_CPU = {
-    "torch_expect_builtin_promote": "fp16 arguments",
-    "methods_expect_builtin_promote": "fp16 arguments",
-    "torch_16": "kwargs",
-    "nn_16": "kwargs",
-    "torch_fp32": "kwargs",
-    "nn_fp32": "kwargs",
-    "torch_need_autocast_promote": "fp16 arguments",
-}
-_CUDA = {
-    "torch_expect_builtin_promote": "dtype",
-    "methods_expect_builtin_promote": "dtype",
-    "torch_fp16": "skip",
-    "nn_fp16": "kwargs",
-    "linalg_fp16": "kwargs",
-    "methods_fp16": "kwargs",
-    "torch_fp32": "kwargs",
-    "nn_fp32": "kwargs",
-    "methods_fp32": "kwargs",
-    "torch_need_autocast_promote": "kwargs",
-    "banned": "module",
-}
+_BUILTIN = ("torch_expect_builtin_promote", "methods_expect_builtin_promote")
+_CPU = dict.fromkeys((*_BUILTIN, "torch_need_autocast_promote"), "fp16 arguments")
+_CPU |= dict.fromkeys(("torch_16", "nn_16", "torch_fp32", "nn_fp32"), "kwargs")
+_CUDA = dict.fromkeys(_BUILTIN, "dtype") | {"torch_fp16": "skip", "banned": "module"}
+_CUDA |= dict.fromkeys(("nn_fp16", "linalg_fp16", "methods_fp16", "torch_fp32", "nn_fp32", "methods_fp32"), "kwargs")
+_CUDA["torch_need_autocast_promote"] = "kwargs"
 _XPU = {"torch_fp16": "skip", "torch_need_autocast_promote": "kwargs", "torch_expect_builtin_promote": "dtype"}
 _XPU_LEFT_OUT = ("gru_cell", "lstm_cell")  # test_xpu.py names them as not implemented there
 

@@ -2,7 +2,9 @@
 
 import json
 import random
+import re
 import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +22,6 @@ from ampcheck.runner.record import RED
 from ampcheck.runner.run import environment
 from ampcheck.runner.worker import Worker
 from ampcheck.tools.power import kernels
-from ampcheck.tools.power.equivalent import why_equivalent
 from ampcheck.tools.power.kernels import KernelMutant
 from ampcheck.tools.power.process import OWN, mutant_of
 from ampcheck.tools.power.source import UNAPPLIED, SourceMutant, Target, generate, path_of
@@ -332,6 +333,20 @@ def population(devices: Sequence[Device]) -> list[Mutant]:
 def comparing() -> list[Mutant]:
     """Return every mutant of what compares in ampcheck."""
     return [mutant for target in COMPARING for mutant in generate(target)]
+
+
+_FILE = Path(__file__).with_name("equivalent.toml")
+EQUIVALENT = [(e["where"], e["change"], e["why"]) for e in tomllib.loads(_FILE.read_text(encoding="utf-8"))["mutant"]]
+"""Mutants that no case can notice: they compute the same, or differ only on hardware that no test machine has. Where
+such a mutant is (`module:function: statement`), what it changes, both as searched, and why it is not counted. One that
+a user could notice on the CPU, or on a virtual device, is never among them."""
+
+
+def why_equivalent(mutant: SourceMutant) -> str:
+    """Return why no case can notice a mutant; "" where one might."""
+    where = f"{mutant.module.rpartition('.')[2]}:{mutant.function}: {mutant.statement}"
+    found = (why for place, change, why in EQUIVALENT if re.search(place, where) and re.search(change, mutant.change))
+    return next(found, "")
 
 
 def set_aside(mutants: Iterable[Mutant]) -> list[MutantOutcome]:

@@ -126,6 +126,7 @@ _KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 # A sum in float32 is asked for in another way, with the same result.
 _SAME = {"optdtype": "upcast", "append": "upcast"}
 _WORDS = {"downcast": "the region's dtype", "upcast": "float32", "promote": "the widest dtype", "banned": "an error"}
+_WORDS[""] = "the dtype of its arguments"
 
 
 @cache
@@ -149,8 +150,4 @@ def difference(called: str, device: str) -> str:
     promotes = scripted == "promote" and not own and op not in ("add", "sub", "mul", "div")
     if op == "softmax" or own == scripted or promotes:
         return ""
-    return f"`{called}` runs in {_words(own)} by the {device} list, in {_words(scripted)} by TorchScript's"
-
-
-def _words(policy: str) -> str:
-    return _WORDS.get(policy, "the dtype of its arguments")
+    return f"`{called}` runs in {_WORDS[own]} by the {device} list, in {_WORDS[scripted]} by TorchScript's"
