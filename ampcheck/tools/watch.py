@@ -24,6 +24,11 @@ class HasGroups(Protocol):
     param_groups: list[dict[str, Any]]
 
 
+def parameters_of(optimizer: HasGroups) -> list[torch.Tensor]:
+    """Return the parameters of all groups."""
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Counted:
     """A gradient's inf and nan, as tensors on its device so that counting them waits for nothing.
@@ -104,7 +109,7 @@ class Watch:
             optimizer = cast(HasGroups, thing)
             if id(optimizer) not in self._optimizers:
                 self._optimizers[id(optimizer)] = name or f"optimizer {len(self._optimizers)}", optimizer
-            self._follow(param for group in optimizer.param_groups for param in group["params"])
+            self._follow(parameters_of(optimizer))
         else:
             raise UsageError(f"watch was given {thing!r}, which is neither a module nor an optimizer")
 
@@ -163,7 +168,7 @@ class Watch:
 
     def _count(self, optimizer: HasGroups) -> list[_Counted]:
         out = []
-        for param in (param for group in optimizer.param_groups for param in group["params"]):
+        for param in parameters_of(optimizer):
             if param.grad is not None:
                 grad = param.grad.detach()
                 grad = grad._values() if grad.is_sparse else grad

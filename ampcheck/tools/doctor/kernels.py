@@ -270,11 +270,9 @@ class KernelWatch:
         whole = before if not before.is_floating_point() else before.round()
         lost = int((after.to(before.dtype) != before).sum())
         if lost and bool((whole == before).all()) and before.numel() > 1:
-            self._add(
-                "positions-in-product",
-                f"integers up to {max(-pair[0], pair[1]):.0f} were cast to {name_of(after.dtype)}, which holds each "
-                f"one up to {limit}: {lost} of {before.numel()} changed",
-            )
+            cast = f"integers up to {max(-pair[0], pair[1]):.0f} were cast to {name_of(after.dtype)}"
+            changed = f"{lost} of {before.numel()} changed"
+            self._add("positions-in-product", f"{cast}, which holds each one up to {limit}: {changed}")
 
     def _average(self, name: str, args: tuple[object, ...], before: torch.Tensor, after: torch.Tensor) -> None:
         """Look whether a running average in low precision moves at all."""
@@ -284,10 +282,8 @@ class KernelWatch:
         slow = factor is not None and (0 < factor < 0.02 if "lerp" in name else 0.98 < factor < 1)
         same = float((before == after).float().mean()) if before.numel() else 0.0
         if slow and same > 0.5 and bool(before.any()):
-            self._add(
-                "low-average",
-                f"{name} by {factor} left {same:.0%} of {before.numel()} elements of {name_of(before.dtype)} unchanged",
-            )
+            elements = f"{before.numel()} elements of {name_of(before.dtype)}"
+            self._add("low-average", f"{name} by {factor} left {same:.0%} of {elements} unchanged")
 
 
 def thread_watch(findings: Findings, started: Place) -> Recorder:

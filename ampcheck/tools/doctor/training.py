@@ -14,7 +14,7 @@ from ampcheck.observe.torch_private import no_dispatch
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.doctor.findings import Findings
 from ampcheck.tools.doctor.kernels import LOW, KernelWatch, NonFinite, Place, Seen, is_on
-from ampcheck.tools.watch import HasGroups
+from ampcheck.tools.watch import HasGroups, parameters_of
 
 MANY_SKIPS = 8
 """How many steps in a row are skipped before a scale is said to fall for ever: it is a 256th then. The default first
@@ -105,10 +105,8 @@ class Training:
             return
         _, place, before = self._applied.pop()
         if self._low_products() > before:
-            seen = (
-                f"{kind.__name__}.forward ran products that the region cast; its backward runs outside of the region, "
-                "on what forward saved before the casts"
-            )
+            ran = f"{kind.__name__}.forward ran products that the region cast"
+            seen = f"{ran}; its backward runs outside of the region, on what forward saved before the casts"
             self._findings.add("function-without-custom-fwd", place, seen)
 
     def _low_products(self) -> int:
@@ -222,16 +220,13 @@ class Training:
         """Look at a call of a transformer's layer: where nothing is trained, a region ends its fused path."""
         # As the layers ask themselves: for cuda.
         if not module.training and not torch.is_grad_enabled() and torch.is_autocast_enabled("cuda"):
-            self._add(
-                "slow-fallback",
-                f"{type(module).__name__} leaves its fused path in a region",
-                "cast the model once, model.to(torch.bfloat16), and leave the region out",
-            )
+            instead = "cast the model once, model.to(torch.bfloat16), and leave the region out"
+            self._add("slow-fallback", f"{type(module).__name__} leaves its fused path in a region", instead)
 
     def unscaled(self, scaler: GradScaler, optimizer: HasGroups) -> None:
         """Note gradients that are unscaled."""
-        mine = {id(x) for x in _parameters(optimizer)}
-        self._half_model(_parameters(optimizer))  # PyTorch refuses gradients in fp16 now
+        mine = {id(x) for x in parameters_of(optimizer)}
+        self._half_model(parameters_of(optimizer))  # PyTorch refuses gradients in fp16 now
         state = self._of(scaler)
         if mine <= state.unscaled and self._stepping is None and scaler.is_enabled():
             self._add("unscale-twice", "unscale_ was called twice on one optimizer before update")
@@ -241,7 +236,7 @@ class Training:
         """Look at a step that a scaler begins."""
         self._stepping = scaler
         state = self._of(scaler)
-        has_gradients = any(x.grad is not None for x in _parameters(optimizer))
+        has_gradients = any(x.grad is not None for x in parameters_of(optimizer))
         if scaler.is_enabled() and state.scaled is None and state.updates and has_gradients:
             seen = "update was called between the backward pass and this step: the gradients have an older scale"
             self._add("update-between-steps", seen)
@@ -261,7 +256,7 @@ class Training:
         falls = state.skipped >= MANY_SKIPS and scaler.get_scale() <= _LOW_SCALE
         if falls and not self._lost and "scale-falls-for-ever" not in self._findings:
             made = next(iter(self._kernels.nonfinite), None)
-            bad = next((x for x in _parameters(optimizer) if not _finite(x.grad)), None)
+            bad = next((x for x in parameters_of(optimizer) if not _finite(x.grad)), None)
             place = made.place if made else self._kernels.place()
             seen = f"{state.skipped} steps in a row were skipped, and the scale fell to {scaler.get_scale():g}"
             first = str(made) if made else f"in the gradient of {self._name(bad)}"
@@ -276,7 +271,7 @@ class Training:
 
     def optimizer_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Look at an optimizer's step that begins."""
-        parameters = [x for x in _parameters(optimizer) if x.grad is not None]
+        parameters = [x for x in parameters_of(optimizer) if x.grad is not None]
         if not parameters:
             return
         self._kernels.stepping = True
@@ -317,11 +312,8 @@ class Training:
             asked = torch.zeros_like(x, dtype=torch.bool) if x.grad is None else x.grad != 0
             still = float((x.detach() == before)[asked].float().mean())  # nan where no gradient asks for a change
             if still > 0.5:
-                self._add(
-                    "low-parameters",
-                    f"{still:.0%} of the elements of {self._name(x)} in {dtype} did not move in a step: the update is "
-                    "below half a unit of their last place",
-                )
+                stayed = f"{still:.0%} of the elements of {self._name(x)} in {dtype} did not move in a step"
+                self._add("low-parameters", f"{stayed}: the update is below half a unit of their last place")
             low = [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.dtype in LOW]
             if "exp_avg_sq" in low:
                 kept = f"the optimizer keeps {', '.join(low)} in {dtype}"
@@ -369,10 +361,6 @@ class Training:
 
     def _name(self, parameter: torch.Tensor | None) -> str:
         return self._kernels.parameters.get(id(parameter), "a parameter")
-
-
-def _parameters(optimizer: HasGroups) -> list[torch.Tensor]:
-    return [x for group in optimizer.param_groups for x in group["params"]]
 
 
 def _multiplied(loss: torch.Tensor) -> bool:

@@ -12,16 +12,5 @@ torch.
 from ampcheck.tools.lint.rules import RULES, Diagnostic, LintRule, TrainingReport
 from ampcheck.tools.lint.static import NAMED, TRAINING, Read, Report, find, lint_files, lint_source
 
-__all__ = [
-    "NAMED",
-    "RULES",
-    "TRAINING",
-    "Diagnostic",
-    "LintRule",
-    "Read",
-    "Report",
-    "TrainingReport",
-    "find",
-    "lint_files",
-    "lint_source",
-]
+__all__ = ["NAMED", "RULES", "TRAINING", "Diagnostic", "LintRule", "Read", "Report", "TrainingReport"]
+__all__ += ["find", "lint_files", "lint_source"]

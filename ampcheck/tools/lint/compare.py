@@ -9,8 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
-from types import FrameType
+from traceback import walk_stack
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -266,13 +267,9 @@ def places(program: object) -> dict[str, list[Stand]]:
 
 def lines_now() -> tuple[Place, ...]:
     """Return the lines of the program that led here, the innermost first."""
-    found = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not record.__code__:
-        if not frame.f_code.co_filename.startswith((*_LIBRARY, "<")):
-            found.append((frame.f_code.co_filename, frame.f_lineno))
-        frame = frame.f_back
-    return tuple(found)
+    led = takewhile(lambda one: one[0].f_code is not record.__code__, walk_stack(sys._getframe(1)))
+    places_ = ((frame.f_code.co_filename, line) for frame, line in led)
+    return tuple(place for place in places_ if not place[0].startswith((*_LIBRARY, "<")))
 
 
 def _matches(pattern: re.Pattern[str], text: str) -> list[Place]:

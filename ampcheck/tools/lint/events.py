@@ -23,15 +23,10 @@ _SCALER_NAME = re.compile(r"(^|_)(grad_?)?scaler(_|$)", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"(^|_)(opt|optim|optimizer|optimiser)(_?[a-z0-9]{1,4}|_\w+)?$", re.IGNORECASE)
 _NO_OPTIMIZER = re.compile(r"sched|scaler|option|^lr_|_lr$", re.IGNORECASE)
 _AMP = re.compile(r"amp|scaler|fp16|bf16|half|mixed|autocast", re.IGNORECASE)
-GRAD_SCALERS = tuple(
-    f"torch.{module}GradScaler"
-    for module in ("amp.", "amp.grad_scaler.", "cuda.amp.", "cuda.amp.grad_scaler.", "cpu.amp.")
-)
-_CLIPS = tuple(
-    f"torch.nn.utils.{module}clip_{kind}"
-    for module in ("", "clip_grad.")
-    for kind in ("grad_norm_", "grad_norm", "grad_value_", "grads_with_norm_")
-)
+_AMP_MODULES = ("amp", "amp.grad_scaler", "cuda.amp", "cuda.amp.grad_scaler", "cpu.amp")
+GRAD_SCALERS = tuple(f"torch.{module}.GradScaler" for module in _AMP_MODULES)
+_CLIPPING = ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_grads_with_norm_")
+_CLIPS = tuple(f"torch.nn.utils.{module}{name}" for module in ("", "clip_grad.") for name in _CLIPPING)
 _CLIP_METHODS = ("clip_grad_norm_", "clip_grad_value_")
 _CLAMPS = ("clamp", "clamp_", "clip", "clip_")
 _FACTORS = ("mul_", "div_")
@@ -270,9 +265,8 @@ class Walk:
         return self._body(statement.body, frame, paths)
 
     def _bound(self, statement: ast.Assign, frame: _Frame, paths: list[Path]) -> list[Path]:
-        target = statement.targets[0]
-        scaled = self._scaled(statement.value)
-        if not isinstance(target, ast.Name) or not (scaled or any(map(self._scaled, self.values.bound(target)))):
+        target, scaled = statement.targets[0], self._scaled(statement.value)
+        if not isinstance(target, ast.Name) or not self._of_scaled(statement):
             return paths
         kind = "scaled" if scaled else "bound"
         return self._emit(paths, LoopEvent(kind, statement, frame.regions, self.thing(target), scaled))
@@ -331,13 +325,14 @@ class Walk:
                 (isinstance(part, ends) and not function)
                 or (isinstance(part, ast.Call) and (region(self.names, part) is not None or self._matters(part)))
                 or (isinstance(part, ast.withitem) and self.values.region(part.context_expr) is not None)
-                or (
-                    isinstance(part, ast.Assign)
-                    and any(map(self._scaled, (part.value, *self.values.bound(part.targets[0]))))
-                )
+                or (isinstance(part, ast.Assign) and self._of_scaled(part))
                 for part in parts
             )
         return self._dull[node]
+
+    def _of_scaled(self, statement: ast.Assign) -> bool:
+        """Return whether what a statement binds is a scaled loss, there or elsewhere."""
+        return any(map(self._scaled, (statement.value, *self.values.bound(statement.targets[0]))))
 
     def _call(self, call: ast.Call, frame: _Frame, paths: list[Path]) -> list[Path]:
         def known(expression: ast.expr) -> Thing:
@@ -422,11 +417,9 @@ class Walk:
             run = [method for one in mine for method in self.names.attribute(one, "run")]
         functions = [one for one in run if isinstance(one, ast.FunctionDef)]
         plain = (one for one in functions if not re.search(r"autocast|amp", ast.unparse(one)))
-        calls = (part.func for one in plain for part in ast.walk(one) if isinstance(part, ast.Call))
-        return any(
-            MODEL.search(last_name(called)) or any(kind.startswith("torch.nn.") for kind in self.values.kinds(called))
-            for called in calls
-        )
+        calls = [part.func for one in plain for part in ast.walk(one) if isinstance(part, ast.Call)]
+        made = (kind for called in calls for kind in self.values.kinds(called))
+        return any(MODEL.search(last_name(one)) for one in calls) or any(one.startswith("torch.nn.") for one in made)
 
     def lossy(self, call: ast.Call) -> bool:
         """Return whether a call computes a loss."""

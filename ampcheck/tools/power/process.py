@@ -19,7 +19,6 @@ from types import FrameType, FunctionType
 from typing import Any
 
 import pytest
-import torch
 from _pytest.config import _prepareconfig
 
 from ampcheck.observe.isolation import reset
@@ -105,13 +104,6 @@ class OwnTests(Suites):
 def _row(item: pytest.Item) -> str:
     case = item.stash[CASE]
     return f"{case.suite}/{case.rule}" + ("" if item.get_closest_marker("op_cases") else f"/{case.op}")
-
-
-def _fresh() -> None:
-    """Forget what a case, which a mutant may have misled, left behind."""
-    reset({})
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()
 
 
 class _Forked:
@@ -200,7 +192,7 @@ def main(devices: Sequence[str]) -> None:
                     result = suites.run(asked["case"])
             except ValueError as error:
                 result = {"status": UNAPPLIED, "message": str(error)}
-            _fresh()
+            reset({})  # what a case, which a mutant may have misled, left behind
             told = {name: result.get(name, "") for name in ("status", "message")}
             channel.send({**told, "felt": any(felt) if isinstance(felt, list) else True})
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from math import inf
+from traceback import walk_stack
 from types import FrameType
 from typing import Any
 from unittest.mock import patch
@@ -160,11 +161,8 @@ class ProgramRun(AbstractContextManager["ProgramRun"]):
         enter = self._stack.enter_context
         enter(patch.object(torch.autograd, "backward", self._backward(torch.autograd.backward)))
         enter(patch.object(GradScaler, "scale", self._scale(GradScaler.scale)))
-        for handle in (
-            register_module_forward_pre_hook(self._begins),
-            register_module_forward_hook(self._ended, always_call=True),
-        ):
-            self._stack.callback(handle.remove)
+        self._stack.callback(register_module_forward_pre_hook(self._begins).remove)
+        self._stack.callback(register_module_forward_hook(self._ended, always_call=True).remove)
         enter(torch.compiler.set_stance("force_eager"))
         enter(self._modes)
         self._modes.enter_context(self._shadows or nullcontext())
@@ -269,13 +267,11 @@ class ProgramRun(AbstractContextManager["ProgramRun"]):
 
 def _variable(module: torch.nn.Module) -> str:
     """Return the variable that holds a module where it was called; "model" where none does."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe(2)):
         for name, value in (*frame.f_locals.items(), *frame.f_globals.items()):
             own = name.isidentifier() and name != "self"
             if value is module and own and not frame.f_code.co_filename.startswith(torch.__path__[0]):
                 return name
-        frame = frame.f_back
     return "model"
 
 

@@ -135,10 +135,8 @@ class Shadows(Recorder):
 
     def settle(self) -> list[tuple[OpRecord, Lost]]:
         """Return each op that ran, with what it lost, and let the program's tensors go."""
-        found = sorted(
-            ((call.record, call, lost) for call, lost in self._calls.items() if call.record),
-            key=lambda one: one[0].number,
-        )
+        ran = ((call.record, call, lost) for call, lost in self._calls.items() if call.record)
+        found = sorted(ran, key=lambda one: one[0].number)
         units = {record.number: lost.unit for record, _, lost in found}
         for _, call, lost in found:
             lost.unit = lost.unit or (units.get(call.forward.number, "") if call.forward else "")

@@ -248,11 +248,8 @@ def _repeated(ops: list[OpRecord]) -> list[str]:
 
 def _inputs(ops: list[OpRecord]) -> list[str]:
     pairs = ((op, cast) for op in ops for cast in op.casts if cast.got == op.region.dtype)
-    found = _tally(
-        ((op.name, op.location, cast.given, cast.got), cast)
-        for op, cast in pairs
-        if cast.origin == "autocast" and cast.kind == "input"
-    )
+    inputs = ((op, cast) for op, cast in pairs if cast.origin == "autocast" and cast.kind == "input")
+    found = _tally(((op.name, op.location, cast.given, cast.got), cast) for op, cast in inputs)
     return [
         f"the input of {name} at {place} is cast {given}→{got} {times(count)} ({size(moved)}): give it as {got}"
         for (name, place, given, got), count, moved in [one for one in found if one[1] > 1][:_TOP]

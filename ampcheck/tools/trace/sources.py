@@ -5,6 +5,7 @@ import os
 import sys
 import sysconfig
 import threading
+from traceback import walk_stack
 from types import CodeType, FrameType
 
 import torch
@@ -38,17 +39,15 @@ class Sources:
         """Return the module path and the program's file and line of what runs now; "" for unknown ones."""
         location = own = ""
         modules: list[torch.nn.Module] = []
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
+        for frame, line in walk_stack(sys._getframe(1)):
             code = frame.f_code
             if code is MODULE_CALL:
                 modules.append(frame.f_locals["self"])
             elif not own and not self._in_library(code):
-                here = f"{_short(code.co_filename)}:{frame.f_lineno}"
+                here = f"{_short(code.co_filename)}:{line}"
                 location = location or here
                 installed = code.co_filename.startswith(_INSTALLED) or _PACKAGES in code.co_filename
                 own = here if self._packages or not installed else ""
-            frame = frame.f_back
         module = self.path(modules[-1], modules[0]) if modules else ""
         if own and own != location:  # what the program has called, where no module says it
             module = module or location.rpartition(_PACKAGES)[2]
@@ -57,26 +56,24 @@ class Sources:
     def in_hook(self) -> bool:
         """Return whether the program's own code runs in a backward pass, and is no autograd function's."""
         own = False
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code not in (RUN_BACKWARD, FUNCTION_BACKWARD):
+        for frame, _ in walk_stack(sys._getframe(1)):
+            if frame.f_code in (RUN_BACKWARD, FUNCTION_BACKWARD):
+                return own and frame.f_code is RUN_BACKWARD
             own |= not self._in_library(frame.f_code)
-            frame = frame.f_back
-        return own and frame is not None and frame.f_code is RUN_BACKWARD
+        return False
 
     def unit(self) -> tuple[str, FrameType | None]:
         """Return the part of the program that runs now, which can be told to run in float32.
 
         A line of the program, with its frame; or the path of a module whose code is a library's, with None.
         """
-        frame: FrameType | None = sys._getframe(1)
         modules: list[torch.nn.Module] = []
-        while frame is not None:
+        for frame, line in walk_stack(sys._getframe(1)):
             code = frame.f_code
             if code is MODULE_CALL:
                 modules.append(frame.f_locals["self"])
             elif not modules and not self._in_library(code) and _PACKAGES not in code.co_filename:
-                return f"{_short(code.co_filename)}:{frame.f_lineno}", frame
-            frame = frame.f_back
+                return f"{_short(code.co_filename)}:{line}", frame
         return (self.path(modules[-1], modules[0]) if modules else ""), None
 
     def name(self, tensor: torch.Tensor) -> str:
