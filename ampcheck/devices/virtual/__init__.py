@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch.cuda.amp import common
@@ -103,13 +104,9 @@ class Virtual(Device):
         if self.type != "cuda":
             return super().autocast(dtype, enabled=enabled, cache_enabled=cache_enabled)
         # torch.autocast("cuda") disables itself where CUDA is absent; the kernels behind it are there all the same.
-        absent, supported = common.amp_definitely_not_available, torch.cuda.is_bf16_supported
-        common.amp_definitely_not_available = lambda: False
-        torch.cuda.is_bf16_supported = lambda including_emulation=True: True
-        try:
+        there = patch.object(common, "amp_definitely_not_available", lambda: False)
+        with there, patch.object(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True):
             return super().autocast(dtype, enabled=enabled, cache_enabled=cache_enabled)
-        finally:
-            common.amp_definitely_not_available, torch.cuda.is_bf16_supported = absent, supported
 
 
 DEVICES = (
