@@ -19,16 +19,8 @@ from ampcheck.spec.policies import closest, table
 NAME = "npy"
 BASE = os.environ.get("NPY_BASE", "cuda")
 
-FUNCTIONS = {
-    "exp": np.exp,
-    "log": np.log,
-    "neg": np.negative,
-    "sin": np.sin,
-    "maximum": np.maximum,
-    "mul": np.multiply,
-    "mm": np.matmul,
-    "bmm": np.matmul,
-}
+FUNCTIONS = {name: getattr(np, name) for name in ("exp", "log", "sin", "maximum")}
+FUNCTIONS |= {"neg": np.negative, "mul": np.multiply, "mm": np.matmul, "bmm": np.matmul}
 """Ops NumPy computes, where all tensors are float32: it rounds the lower precisions its own way."""
 
 BACKEND = Backend(NAME, Arrays(), fallback=True, functions=FUNCTIONS)

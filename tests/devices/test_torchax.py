@@ -155,17 +155,14 @@ for name, expression, before in json.loads(sys.argv[1]):
 print(json.dumps(answers))
 """
 
+GIVEN = "argument 0 of aten::{} was given as fp32 and reached the kernel as {}; expected {}"
 MISTAKES = [
     ("", "mm-fp32-bf16-txo", ""),
-    (
-        "del amp.autocast_policy[torch.ops.aten.mm.default]",
-        "mm-fp32-bf16-txo",
-        "argument 0 of aten::mm was given as fp32 and reached the kernel as fp32; expected bf16",
-    ),
+    ("del amp.autocast_policy[torch.ops.aten.mm.default]", "mm-fp32-bf16-txo", GIVEN.format("mm", "fp32", "bf16")),
     (
         "amp.autocast_policy[torch.ops.aten.mse_loss.default] = amp.CastPolicy.LOWER_PRECISION_FP",
         "mse_loss-fp32-bf16-txo",
-        "argument 0 of aten::mse_loss was given as fp32 and reached the kernel as bf16; expected fp32",
+        GIVEN.format("mse_loss", "bf16", "fp32"),
     ),
     (
         "own = amp.execute_policy\n"
@@ -209,7 +206,7 @@ def test_a_planted_mistake_is_named(answers: dict[str, Any], before: str, name: 
 
 def test_torch_autocast_is_seen_to_cast_nothing(answers: dict[str, Any]) -> None:
     found = answers["casts nothing"]
-    assert "argument 0 of aten::mm was given as fp32 and reached the kernel as fp32; expected fp16" in found[0][0]
+    assert GIVEN.format("mm", "fp32", "fp16") in found[0][0]
     assert found[1] == []
 
 

@@ -31,6 +31,8 @@ from ampcheck.tools.trace.sources import Sources
 
 _TYPES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia", "hpu", "xla", "ipu")
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
+_untraced: Callable[[], AbstractContextManager[object]] = DisableTorchFunction
+"""Hides the trace's own questions to tensors from function modes."""
 # Kernels that move no data, beside those whose schema says that they return a view.
 _VIEWS = frozenset(("_unsafe_view", "_reshape_alias", "lift_fresh", "set_.source_Tensor"))
 
@@ -145,7 +147,6 @@ class TraceRecorder:
             if plain and not record.nonfinite and not any(type(x) is FakeTensor for x in results):
                 with disable_current_modes():  # another mode would take what is asked here for the program's
                     record.nonfinite = nonfinite(results)
-        record.views = call.views
         if self._loose is call and call.node is None:
             # It has no public call, so its row names the kernel itself.
             record.policy = policy
@@ -240,12 +241,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     """Return whether the class of a tensor runs no Python code for a kernel, but that of fake tensors."""
     kind = type(tensor)
     return kind is FakeTensor or kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-
-
-def _untraced() -> AbstractContextManager[object]:
-    """Hide the trace's own questions to tensors from function modes."""
-    guard: AbstractContextManager[object] = DisableTorchFunction()
-    return guard
 
 
 def _note(record: OpRecord, overload: str, given: list[torch.Tensor], results: list[torch.Tensor]) -> None:

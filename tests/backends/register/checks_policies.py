@@ -25,15 +25,9 @@ def check_cpu_base() -> None:
 
 def check_overrides() -> None:
     x, low = rand(3, 3), rand(3, 3, dtype=HALF)
-    changes = {
-        "aten::softmax.int": "upcast",
-        "exp": "downcast",
-        "linear": "fallthrough",
-        "sin": "banned",
-        "aten::add.Tensor": "promote",
-        "mean.dim": "optdtype",
-        "binary_cross_entropy": "upcast",
-    }
+    changes = dict.fromkeys(("aten::softmax.int", "binary_cross_entropy"), "upcast")
+    changes |= {"exp": "downcast", "linear": "fallthrough", "sin": "banned"}
+    changes |= {"aten::add.Tensor": "promote", "mean.dim": "optdtype"}
     with register_autocast(NAME, overrides=changes) as handle, torch.autocast(NAME):
         assert handle.policies["aten::softmax.int"] == "upcast"
         assert "aten::linear" not in handle.policies
