@@ -54,22 +54,17 @@ class Limit:
         return f"{text}\n\n{_COMPILED[self.compiler]}\n"
 
 
+_IN_REGION = """
+def program(a, b):
+    with torch.autocast({device}%s):
+        return %s
+"""
 PROGRAMS = {
-    "region": """
-def program(a, b):
-    with torch.autocast({device}):
-        return torch.mm(a, b)
-""",
-    "disabled": """
-def program(a, b):
-    with torch.autocast({device}, enabled=False):
-        return torch.mm(a, b)
-""",
-    "own_dtype": """
-def program(a, b):
-    with torch.autocast({device}, dtype={other}):
-        return torch.mm(a, b)
-""",
+    "region": _IN_REGION % ("", "torch.mm(a, b)"),
+    "disabled": _IN_REGION % (", enabled=False", "torch.mm(a, b)"),
+    "own_dtype": _IN_REGION % (", dtype={other}", "torch.mm(a, b)"),
+    "cast": _IN_REGION % (", dtype={dtype}", "torch.mm(a, b).float()"),
+    "parts": _IN_REGION % ("", 'torch.einsum("ij,jk->ik", a, b)'),
     "annotated": """
 @torch.autocast({device}, enabled=False)
 def program(a, b):
@@ -103,16 +98,6 @@ def program(a, b):
         a = torch.mm(a, b)
         with torch.autocast({device}, enabled=False):
             return a, torch.mm(b, b)
-""",
-    "cast": """
-def program(a, b):
-    with torch.autocast({device}, dtype={dtype}):
-        return torch.mm(a, b).float()
-""",
-    "parts": """
-def program(a, b):
-    with torch.autocast({device}):
-        return torch.einsum("ij,jk->ik", a, b)
 """,
 }
 """Programs that several compilers are given, by name."""
