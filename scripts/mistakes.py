@@ -50,10 +50,9 @@ class Program:
     def run(self, file: Path) -> Doctor:
         """Return what doctor saw of the program, which is written to a file."""
         file.write_text(self.text, encoding="utf-8")
-        with patch.object(sys, "argv", [str(file)]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with doctor(steps=20) as watching, suppress(Enough):
-                runpy.run_path(str(file), run_name="__main__")
+        argv = patch.object(sys, "argv", [str(file)])
+        with argv, warnings.catch_warnings(action="ignore"), doctor(steps=20) as watching, suppress(Enough):
+            runpy.run_path(str(file), run_name="__main__")
         return watching
 
 

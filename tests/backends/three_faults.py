@@ -26,8 +26,7 @@ class Kernels(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-with warnings.catch_warnings():  # PyTorch warns where a kernel replaces another
-    warnings.simplefilter("ignore")
+with warnings.catch_warnings(action="ignore"):  # PyTorch warns where a kernel replaces another
     _aten = Library("aten", "IMPL")
     _aten.impl("mm", lambda a, b: kernel("mm", a), "AutocastCPU")
     _aten.impl("addmm", fallthrough_kernel, "AutocastCPU")

@@ -101,8 +101,7 @@ class TorchTorchax(Device):
 
         if not hasattr(tensor, "jax"):  # some lowerings give tensors of the CPU
             return tensor.detach()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # JAX's memory cannot be written; the copy made of it can
+        with warnings.catch_warnings(action="ignore"):  # JAX's memory cannot be written; the copy made of it can
             copied: torch.Tensor = torchax.default_env().j2t_copy(tensor.jax()).clone()
         return copied
 

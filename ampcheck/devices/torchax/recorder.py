@@ -159,14 +159,7 @@ def _array(value: Value) -> Value:
 
 def _arrays(value: Value) -> Iterator[Array]:
     """Yield the arrays and tensors in nested arguments, in order."""
-    if (array := _array(value)) is not None:
-        yield array
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _arrays(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _arrays(item)
+    yield from (array for leaf in pytree.tree_leaves(value) if (array := _array(leaf)) is not None)
 
 
 def _dtype(array: Value) -> str:

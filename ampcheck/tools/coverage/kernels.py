@@ -78,8 +78,7 @@ def registrations(device: Device) -> frozenset[str]:
 
 def _warm_up(device: Device, overloads: Iterable[str]) -> None:
     """Call each op once by a name in Python: deprecated ops warn once, and where only C++ called them, on stderr."""
-    with warnings.catch_warnings(), device.activate():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), device.activate():
         for overload in overloads:
             op = samples.catalogue()[overload]
             named = {"" if n == 0 else s.name for n, s in enumerate(op.samples) if s.call != "aten"}
@@ -90,8 +89,7 @@ def _warm_up(device: Device, overloads: Iterable[str]) -> None:
 
 def _enters(device: Device, overload: str, entered: set[tuple[str, str]]) -> bool:
     for case in op_cases(device, device.policies()[overload], only=overload):
-        with device.activate(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with device.activate(), warnings.catch_warnings(action="ignore"):
             todo = plan(case, device)
             seen = watch(case, device, todo)
         if (device.key, overload) in entered:
@@ -229,8 +227,7 @@ def by_upstream_lists(devices: Iterable[Device], progress: Callable[[str], None]
             calls = entries(device)
             if calls and not replaceable(device.key):
                 raise UsageError(f"the kernels of {device.key} cannot be replaced by a recorder")
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # calling deprecated ops is what the lists do
+            with warnings.catch_warnings(action="ignore"):  # calling deprecated ops is what the lists do
                 for call in calls:  # C++ warns once a process, past Python where a recorder made the call
                     call.run(device)
                 with recording([device.key] if calls else []) as entered:

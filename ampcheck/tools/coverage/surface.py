@@ -49,8 +49,8 @@ def walked() -> dict[int, list[str]]:
     for space in SPACES:
         home = _resolved(space)
         for name in getattr(home, "__all__", None) or [name for name in dir(home) if not name.startswith("_")]:
-            with warnings.catch_warnings(), suppress(Exception):  # a deprecated name may raise whatever it likes
-                warnings.simplefilter("ignore")
+            # A deprecated name may raise whatever it likes.
+            with warnings.catch_warnings(action="ignore"), suppress(Exception):
                 value = getattr(home, name)
                 own = str(getattr(value, "__module__", None) or "torch").startswith("torch")
                 builtin = inspect.isbuiltin(value) or home is torch.Tensor
@@ -79,9 +79,9 @@ def exercised() -> dict[int, str]:
                 found.setdefault(id(value), how)
 
     database = internal("common_methods_invocations").op_db
+    database = [info for info in database if torch.float32 in info.supported_dtypes("cpu")]
     for info in database:
-        if torch.float32 in info.supported_dtypes("cpu"):
-            note(HOW[0], [info.op, info.method_variant, info.inplace_variant])
+        note(HOW[0], [info.op, info.method_variant, info.inplace_variant])
     note("scenario", [getattr(torch.optim, name) for name in torch.optim.__all__])  # the scaler's cases are of each
     for path in suites_folder().rglob("*.py"):
         note("scenario", list(_named(ast.parse(path.read_text(encoding="utf-8")))))
@@ -89,9 +89,8 @@ def exercised() -> dict[int, str]:
         if line.kind == ":" and ("NAME" in line.text or _is_called(line)):
             note("program of relations", [_resolved(line.name)])
     for info in database:
-        if torch.float32 in info.supported_dtypes("cpu"):
-            others = [form.function for form in forms(info) if id(form.function) not in found]
-            note(HOW[0], [form for form in others if _runs(info, form)])
+        others = [form.function for form in forms(info) if id(form.function) not in found]
+        note(HOW[0], [form for form in others if _runs(info, form)])
     return found
 
 
@@ -194,8 +193,7 @@ class Surface:
 
 def count() -> Surface:
     """Count the surface of the installed torch."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is deprecated is called, too
+    with warnings.catch_warnings(action="ignore"):  # what is deprecated is called, too
         reached = exercised()
     reasons = [line for line in surface.lines() if line.kind != ":"]
     rows: dict[str, Counter[str]] = {space or "torch": Counter() for space in SPACES}

@@ -111,14 +111,11 @@ class Figures:
     scales: list[float] = field(default_factory=list)
 
     def distance(self, other: "Figures") -> float:
-        """Return how far the losses are from another run's, in the step where they are furthest."""
-        return max((self.at(other, step) for step in range(len(other.losses))), default=0.0)
-
-    def at(self, other: "Figures", step: int) -> float:
-        """Return the distance in one step; infinite where the run did not come to it."""
-        if step >= len(self.losses) or self.losses[step].shape != other.losses[step].shape:
+        """Return how far the losses are from another run's in the worst step; infinite where one is missing."""
+        if len(self.losses) < len(other.losses):
             return inf
-        return relative_error(self.losses[step], other.losses[step])
+        pairs = zip(self.losses, other.losses, strict=False)
+        return max((relative_error(a, b) if a.shape == b.shape else inf for a, b in pairs), default=0.0)
 
 
 class ProgramRun(AbstractContextManager["ProgramRun"]):

@@ -86,8 +86,7 @@ def check_traced_programs_hold_their_casts() -> None:
     layer, x = torch.nn.Linear(2, 2).to(NAME), rand(1, 2)
     with register_autocast(NAME), torch.autocast(NAME):
         layer(x)  # a cached cast must not become a constant of either program
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             traced = torch.jit.trace(layer, x, check_trace=False)
         casts = [node for node in traced.inlined_graph.nodes() if node.kind() == "aten::to"]
         assert len(casts) == 3, traced.inlined_graph
