@@ -48,13 +48,8 @@ Kernel = Callable[..., Any]
 KEY: DispatchKey = DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]  # not in torch's stubs
 
 TENSOR, OPTIONAL, LIST = "tensor", "optional", "list"
-_KINDS = {
-    "Tensor": TENSOR,
-    "Optional[Tensor]": OPTIONAL,
-    "List[Tensor]": LIST,
-    "List[Optional[Tensor]]": LIST,
-    "Optional[List[Tensor]]": LIST,
-}
+_LISTS = ("List[Tensor]", "List[Optional[Tensor]]", "Optional[List[Tensor]]")
+_KINDS = {"Tensor": TENSOR, "Optional[Tensor]": OPTIONAL} | dict.fromkeys(_LISTS, LIST)
 
 _TEMPLATE = """\
 def kernel({parameters}):

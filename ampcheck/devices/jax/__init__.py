@@ -92,10 +92,5 @@ class Jax(Device):
         import jax  # noqa: PLC0415  # a device is imported where a case runs on it
 
         devices = jax.local_devices()
-        return {
-            "jax": version("jax"),
-            "torchax": version("torchax"),
-            "platform": devices[0].platform,
-            "model": devices[0].device_kind,
-            "devices": str(len(devices)),
-        }
+        found = {"platform": devices[0].platform, "model": devices[0].device_kind, "devices": str(len(devices))}
+        return {"jax": version("jax"), "torchax": version("torchax")} | found

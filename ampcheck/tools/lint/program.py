@@ -6,17 +6,10 @@ from collections.abc import Callable, Iterator
 from ampcheck.tools.lint.names import CUSTOM_FWD, Function, LintedRegion, Names, With, own, region
 from ampcheck.tools.lint.values import Values
 
-_COMPILERS = {
-    "torch.jit.script": "script",
-    "torch.jit.script_if_tracing": "script",
-    "torch.jit.trace": "traced",
-    "torch.jit.trace_module": "traced",
-    "torch.fx.symbolic_trace": "fx",
-    "torch.export.export": "export",
-    "torch.export.draft_export": "export",
-    "torch.export.export_for_training": "export",
-    "torch.onnx.export": "export",
-}
+_EXPORTS = ("torch.export.export", "torch.export.draft_export", "torch.export.export_for_training", "torch.onnx.export")
+_COMPILERS = dict.fromkeys(("torch.jit.script", "torch.jit.script_if_tracing"), "script")
+_COMPILERS |= dict.fromkeys(("torch.jit.trace", "torch.jit.trace_module"), "traced")
+_COMPILERS |= {"torch.fx.symbolic_trace": "fx"} | dict.fromkeys(_EXPORTS, "export")
 _LEFT_OUT = ("torch.jit.ignore", "torch.jit.unused")
 
 
