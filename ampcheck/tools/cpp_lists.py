@@ -9,13 +9,8 @@ import torch
 from ampcheck.errors import UsageError
 from ampcheck.observe.dispatcher import UNKNOWN
 
-_POLICIES = {
-    "lower_precision_fp": "downcast",
-    "fp32": "upcast",
-    "fp32_set_opt_dtype": "optdtype",
-    "fp32_append_dtype": "append",
-    "promote": "promote",
-}
+_POLICIES = {"lower_precision_fp": "downcast", "fp32": "upcast", "promote": "promote"}
+_POLICIES |= {"fp32_set_opt_dtype": "optdtype", "fp32_append_dtype": "append"}
 _POLICY = rf"(?:{'|'.join(_POLICIES)})"
 _DEPTH = 6
 """How deep macros are expanded in one another; one that names itself would be expanded for ever."""
