@@ -110,10 +110,6 @@ def _masked() -> dict[str, torch.Tensor]:
     return {"input_ids": words, "attention_mask": mask, "labels": torch.where(mask > 0, words, -100)}
 
 
-def _pairs() -> dict[str, torch.Tensor]:
-    return {"input_ids": _words(), "labels": _words()}
-
-
 def _images(side: int) -> dict[str, torch.Tensor]:
     return {"pixel_values": torch.randn(_ROWS, 3, side, side), "labels": torch.randint(_CLASSES, (_ROWS,))}
 
@@ -127,22 +123,12 @@ def _series() -> dict[str, torch.Tensor]:
     }
 
 
-def _speech() -> dict[str, torch.Tensor]:
-    return {"input_values": torch.randn(2, 800), "labels": torch.randint(1, _CLASSES, (2, 4))}
-
-
 def _noised() -> dict[str, torch.Tensor]:
     return {
         "sample": torch.randn(2, 3, 16, 16),
         "noise": torch.randn(2, 3, 16, 16),
         "timestep": torch.randint(1000, (2,)),
     }
-
-
-def _own_loss(call: Callable[..., Any], batch: Batch) -> torch.Tensor:
-    """Return the loss that models of transformers compute of their labels."""
-    loss: torch.Tensor = call(**batch).loss
-    return loss
 
 
 def _next_word(call: Callable[..., Any], batch: Batch) -> torch.Tensor:
@@ -178,11 +164,6 @@ def _transformers(name: str) -> nn.Module:
     return made.train()
 
 
-def _resnet18() -> nn.Module:
-    made: nn.Module = import_module("torchvision").models.resnet18(num_classes=_CLASSES)
-    return made
-
-
 def _convnext() -> nn.Module:
     made: nn.Module = import_module("timm").create_model(
         "convnext_atto", num_classes=_CLASSES, depths=(1, 1, 2, 1), dims=(16, 32, 48, 64), drop_path_rate=0.0
@@ -204,7 +185,8 @@ def _unet() -> nn.Module:
 
 
 def _of_transformers(name: str, kind: str, batch: Callable[[], dict[str, torch.Tensor]]) -> TrainedModel:
-    return TrainedModel(name, kind, "transformers", partial(_transformers, name), batch, _own_loss)
+    make = partial(_transformers, name)  # which computes the loss of its labels itself
+    return TrainedModel(name, kind, "transformers", make, batch, lambda call, batch: call(**batch).loss)
 
 
 MODELS: Mapping[str, TrainedModel] = {
@@ -215,15 +197,19 @@ MODELS: Mapping[str, TrainedModel] = {
         _of_transformers("gpt2", "decoder, tied weights", _text),
         _of_transformers("llama", "decoder", _text),
         _of_transformers("bert", "encoder", _masked),
-        _of_transformers("t5", "encoder-decoder, tied weights", _pairs),
+        _of_transformers("t5", "encoder-decoder, tied weights", lambda: {"input_ids": _words(), "labels": _words()}),
         _of_transformers("mixtral", "mixture of experts", _text),
         _of_transformers("mamba", "state space", _text),
-        _of_transformers("wav2vec2", "speech, CTC", _speech),
+        _of_transformers(
+            "wav2vec2",
+            "speech, CTC",
+            lambda: {"input_values": torch.randn(2, 800), "labels": torch.randint(1, _CLASSES, (2, 4))},
+        ),
         TrainedModel(
             "resnet18",
             "convolutions, batch norm",
             "torchvision",
-            _resnet18,
+            lambda: import_module("torchvision").models.resnet18(num_classes=_CLASSES),
             partial(_images, 64),
             _classes,
             _MOMENTUM,

@@ -83,12 +83,6 @@ def _sharded(layers: Any) -> torch.nn.Module:
     return layers  # type: ignore[no-any-return]
 
 
-def _whole(parameter: torch.Tensor) -> torch.Tensor:
-    """A parameter on the CPU, gathered where it is sharded."""
-    gather = getattr(parameter, "full_tensor", None)
-    return (parameter if gather is None else gather()).detach().cpu()
-
-
 def _train(ranks: range, wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> list[Any]:
     """Train on the batches of some ranks; returns scale and parameters after each step."""
     torch.manual_seed(0)
@@ -106,7 +100,8 @@ def _train(ranks: range, wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> 
             scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        seen.append([scaler.get_scale(), *map(_whole, layers.parameters())])
+        whole = [getattr(p, "full_tensor", p.detach)() for p in layers.parameters()]  # gathered where it is sharded
+        seen.append([scaler.get_scale(), *(p.detach().cpu() for p in whole)])
     return seen
 
 

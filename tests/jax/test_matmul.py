@@ -263,13 +263,9 @@ def test_grouped_products_that_do_not_fit() -> None:
         torch.nn.functional.grouped_mm(a.to("jax"), b.to("jax"), offs=offs.to("jax"))
 
 
-def leaves(dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[Tensor]:
-    torch.manual_seed(0)
-    return [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
-
-
 def heads(dtype: torch.dtype) -> list[Tensor]:
-    return leaves(dtype, (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8))
+    torch.manual_seed(0)
+    return [torch.randn(2, 3, length, 8).to(dtype).requires_grad_() for length in (5, 7, 7)]
 
 
 def cast(given: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:

@@ -127,22 +127,18 @@ class Machine(RuleBasedStateMachine):
             assert_same(*pair[::-1])
 
 
-def _run(examples: int, *phases: Phase) -> None:
+def test_views_and_writes_against_the_cpu() -> None:
     limits = settings(
-        max_examples=examples,
+        max_examples=25,
         stateful_step_count=12,
         deadline=None,
-        phases=phases,
+        phases=(Phase.generate,),
         derandomize=True,
         database=None,
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(Machine, settings=limits)
-
-
-def test_views_and_writes_against_the_cpu() -> None:
-    _run(25, Phase.generate)
 
 
 def image(device: str) -> Tensor:

@@ -106,12 +106,9 @@ def _no_chance(x: Any, p: Any = None, **_: Tree) -> Any:
     return jnp.logical_not((p >= 0) & (p <= 1))
 
 
-def _no_weights(x: Any, *given: Tree, **_: Tree) -> Any:
-    return jnp.any(_no_amount(x)) | jnp.any(x.sum(-1) <= 0) | jnp.any((x > 0).sum(-1) < _drawn(*given))
-
-
-def _drawn(count: int, replacement: bool = False) -> int:
-    return 0 if replacement else count
+def _no_weights(x: Any, count: int, replacement: bool = False, **_: Tree) -> Any:
+    few = (x > 0).sum(-1) < (0 if replacement else count)
+    return jnp.any(_no_amount(x)) | jnp.any(x.sum(-1) <= 0) | jnp.any(few)
 
 
 _WRONG: dict[str, Callable[..., Any]] = {
@@ -158,13 +155,11 @@ def checked(name: str, kernel: Kernel) -> Kernel:
     return run
 
 
-def _array(tensor: Tensor) -> Any:
-    return transfer.values(tensor) if tensor.device.type == "jax" else transfer.to_numpy(tensor)
-
-
 def _look(name: str, wrong: Callable[..., Any], args: Args, kwargs: Kwargs) -> None:
     given = {k: v for k, v in kwargs.items() if not isinstance(v, torch.Generator)}
-    arrays, by_name = pytree.tree_map_only(Tensor, _array, (list(args), given))
+    arrays, by_name = pytree.tree_map_only(
+        Tensor, lambda t: transfer.values(t) if t.device.type == "jax" else transfer.to_numpy(t), (list(args), given)
+    )
     try:
         found = jnp.any(wrong(*arrays, **by_name))
     except (IndexError, TypeError, ValueError):  # of shapes that do not fit

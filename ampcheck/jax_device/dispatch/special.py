@@ -207,20 +207,14 @@ kernel("_local_scalar_dense")(lambda self: np.asarray(transfer.values(self)).ite
 
 @kernel("equal")
 def _equal(self: Tensor, other: Tensor) -> bool:
-    _check_same_device(self, other)
+    if self.device != other.device:
+        first, second = sorted((str(self.device), str(other.device)))
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {first} and {second}!"
+        )
     if self.shape != other.shape:
         return False
     return bool(np.asarray(jnp.array_equal(transfer.values(self), transfer.values(other))))
-
-
-def _check_same_device(*tensors: Tensor) -> None:
-    """Raise RuntimeError, worded as PyTorch's, where the tensors are on several devices."""
-    devices = sorted({str(t.device) for t in tensors})
-    if len(devices) > 1:
-        raise RuntimeError(
-            "Expected all tensors to be on the same device, but found at least two devices, "
-            f"{devices[0]} and {devices[1]}!"
-        )
 
 
 kernel("allclose")(lambda *args: bool(torch.isclose(*args).all()))

@@ -237,12 +237,6 @@ def _initialize(optimizer: Optimizer, group: Kwargs, params: list[Tensor]) -> No
             p.grad = grad
 
 
-def prepare_scaler(scaler: torch.amp.GradScaler) -> None:
-    """Make the scale and its tracker, which PyTorch makes at the first `scale`."""
-    if scaler._scale is None:
-        scaler._lazy_init_scale_growth_tracker(torch.device("jax"))
-
-
 def remembered(optimizers: list[Optimizer], scalers: list[torch.amp.GradScaler]) -> Callable[[], None]:
     """Remember what the optimizers and scalers keep now; the returned function puts it back."""
     kept = [(o, set(vars(o)), {p: dict(s) for p, s in o.state.items()}) for o in optimizers]
@@ -282,7 +276,7 @@ def _masked_step(self: torch.amp.GradScaler, optimizer: Optimizer, state: Kwargs
     """Take a step of an optimizer whose effect is taken back, on the device, where a gradient is not finite."""
     if _active.written is None:
         return _plain_step(self, optimizer, state, *args, **kwargs)
-    found = jnp.asarray(sum(_values(v) for v in state["found_inf_per_device"].values()) > 0)
+    found = jnp.asarray(sum(storage_of(v).array.reshape(()) for v in state["found_inf_per_device"].values()) > 0)
     known = {p: set(optimizer.state[p]) for p in optimizer.state}
     before = {s: s.array for s in _active.written()}
     result = optimizer.step(*args, **kwargs)
@@ -303,11 +297,6 @@ def _fused_step(step: Function, *lists: list[Tensor], **numbers: Tree) -> None:
         step(*lists, **{name: 0.5 if name in symbols else value for name, value in numbers.items()})
     finally:
         symbols.clear()
-
-
-def _values(tensor: Tensor) -> jax.Array:
-    value: jax.Array = storage_of(tensor).array.reshape(())
-    return value
 
 
 def _mask_new(optimizer: Optimizer, known: dict[Tensor, set[str]], found: jax.Array) -> None:
@@ -680,7 +669,8 @@ def _scheduler(found: Reached, scheduler: LRScheduler, depth: int) -> None:
 def _scaler(found: Reached, scaler: torch.amp.GradScaler) -> None:
     found.unguarded.append(vars(scaler))
     if scaler.is_enabled():  # a disabled one keeps nothing
-        prepare_scaler(scaler)
+        if scaler._scale is None:  # which PyTorch makes at the first `scale`, as its tracker
+            scaler._lazy_init_scale_growth_tracker(torch.device("jax"))
         found.scalers.append(scaler)
     for name, value in list(vars(scaler).items()):
         if name in _SCALER_TENSORS or isinstance(value, PLAIN):

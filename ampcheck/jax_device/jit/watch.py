@@ -140,11 +140,6 @@ class DeferredNumber(Traced):
     gt, ge = _compare(jnp.greater), _compare(jnp.greater_equal)
 
 
-def as_number(node: DeferredNumber) -> torch.SymFloat | torch.SymInt:
-    """Return the number as PyTorch gives it to Python; an outcome is a bool."""
-    return torch.SymFloat(node) if node.kind is float else torch.SymInt(node)
-
-
 def deferred(value: Tree) -> DeferredNumber | None:
     """Return the node of a number that comes later."""
     symbolic = isinstance(value, (torch.SymFloat, torch.SymInt, torch.SymBool))
@@ -481,7 +476,8 @@ class OpWatch:
                 return NotImplemented
             if array.dtype == bool:
                 return bool(self.ask(array.reshape(())))
-            return as_number(DeferredNumber.of(array, self))
+            node = DeferredNumber.of(array, self)
+            return torch.SymFloat(node) if node.kind is float else torch.SymInt(node)
         if func._schema.returns and all("Tensor" in str(r.type) for r in func._schema.returns):
             return self._by_arguments(func, args, kwargs)
         return NotImplemented

@@ -108,15 +108,12 @@ def _column(per_channel: Array | None) -> Array | None:
     return None if per_channel is None else per_channel.reshape(1, -1, 1)
 
 
-def _norms(v: Array, dim: int) -> Array:
-    return jnp.sqrt(jnp.sum(jnp.square(v), axis=tuple(d for d in range(v.ndim) if d != dim), keepdims=True))
-
-
 @lower("_weight_norm_interface")
 @widened
 def weight_norm(v: Array, g: Array, dim: int = 0) -> tuple[Array, Array]:
     """Compute g * v / |v|, norms over all dimensions but `dim`; also return the norms."""
-    norms = _norms(v, dim % v.ndim)
+    rest = tuple(d for d in range(v.ndim) if d != dim % v.ndim)
+    norms = jnp.sqrt(jnp.sum(jnp.square(v), axis=rest, keepdims=True))
     return v * (g / norms), norms
 
 

@@ -315,11 +315,6 @@ def cubic(length: int, out: int, scale: float | None, align_corners: bool) -> Ta
     return Taps(np.clip(low[:, None] + offsets, 0, length - 1), _keys((sources - low)[:, None] - offsets, _CUBIC))
 
 
-def _triangle(x: Floats) -> Floats:
-    triangle: Floats = np.maximum(0, 1 - np.abs(x))
-    return triangle
-
-
 def antialiased(
     length: int, out: int, scale: float | None, align_corners: bool, window: Callable[[Floats], Floats], reach: int
 ) -> Taps:
@@ -394,15 +389,12 @@ _define(_NEAREST, lambda n, out, scale, _: nearest(n, out, scale), aligned=False
 _define(_EXACT, lambda n, out, scale, _: nearest(n, out, scale, exact=True), aligned=False)
 _define(("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), linear, aligned=True)
 _define(("upsample_bicubic2d",), cubic, aligned=True)
-_define(("_upsample_bilinear2d_aa",), partial(antialiased, window=_triangle, reach=1), aligned=True)
-_define(
-    ("_upsample_bicubic2d_aa",), partial(antialiased, window=partial(_keys, a=_CUBIC_SMOOTH), reach=2), aligned=True
-)
-_define(
-    ("_upsample_lanczos2d_aa",),
-    partial(antialiased, window=lambda x: np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0), reach=3),
-    aligned=True,
-)
+for _kind, _window, _reach in (
+    ("bilinear", lambda x: np.maximum(0, 1 - np.abs(x)), 1),
+    ("bicubic", partial(_keys, a=_CUBIC_SMOOTH), 2),
+    ("lanczos", lambda x: np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0.0), 3),
+):
+    _define((f"_upsample_{_kind}2d_aa",), partial(antialiased, window=_window, reach=_reach), aligned=True)
 
 
 _NEAREST_MODE, _BICUBIC = 1, 2  # interpolation modes; 0 is linear

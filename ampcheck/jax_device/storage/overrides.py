@@ -109,10 +109,6 @@ def _getitem(self: DeviceStorage, index: int) -> int:
     return int(content(self)[place])
 
 
-def _setitem(self: DeviceStorage, index: int, value: int) -> None:
-    replace(self, content(self).at[index].set(np.uint8(value)))
-
-
 def _fill(self: DeviceStorage, value: int) -> Tree:
     replace(self, jnp.full((_nbytes(self),), np.uint8(value)))
     return self
@@ -179,7 +175,7 @@ _METHODS: dict[str, Function] = {
     "__len__": _nbytes,
     "data_ptr": _data_ptr,
     "__getitem__": _getitem,
-    "__setitem__": _setitem,
+    "__setitem__": lambda self, index, value: replace(self, content(self).at[index].set(np.uint8(value))),
     "fill_": _fill,
     "copy_": _copy,
     "new": lambda self: new_storage(jnp.zeros(0, jnp.uint8)),
