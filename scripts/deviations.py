@@ -10,6 +10,7 @@ import io
 import re
 import subprocess
 import sys
+import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -185,16 +186,34 @@ class Changes:
     """The differences that the change made and that there were not before."""
     right: bool = False
     """Whether it made the result right, as the other answer to yes or no is."""
+    worth: list[tuple[Kind, ...]] = field(default_factory=list)
+    """For each place, the kinds of change that the comparison notices: the others are not worth a run of the case."""
     _inside: bool = False
 
     def start(self, place: int = -1, kind: Kind = "") -> None:
         """Begin a run of a case, in which the result at a place is changed; -1 for none."""
         self.seen, self.place, self.kind, self.right, self.said = [], place, kind, False, []
+        self.worth = [] if place < 0 else self.worth
 
-    def now(self, name: str) -> bool:
-        """Note a place at which a result deviates. Return whether it is the one to change."""
+    def now(self, name: str, noticed: Callable[[], object] | None = None) -> bool:
+        """Note a place at which a result deviates. Return whether it is the one to change.
+
+        In the run in which none is changed, `noticed` says whether the comparison tells the kind that is set from none.
+        """
         self.seen.append(name)
+        if self.place < 0:
+            self.worth.append(tuple(self._tried(noticed)) if noticed and name not in _CALLS else KINDS)
         return len(self.seen) - 1 == self.place
+
+    def _tried(self, noticed: Callable[[], object]) -> Iterator[Kind]:
+        for kind in KINDS:
+            self.kind = kind
+            try:
+                worth = noticed()
+            except Exception:  # the case is to show what becomes of it
+                worth = True
+            if worth:
+                yield kind
 
     def comparing(self, name: str, function: Callable[..., Any], argument: int) -> Callable[..., Any]:
         """Return a function that compares, which is given a changed result where this is the place to change."""
@@ -217,16 +236,27 @@ class Changes:
             amp = given[0] if isinstance(given[0], DeviceAmp) else None
             before = list(amp.differences) if amp else []
             found = function(*given, **named)
-            if amp:
-                found_here = amp.differences[len(before) :]
-                if found_here and self.now(name):
-                    amp.differences[:] = before
-                    found = again(*given, **named)
-                    self._compare(found_here, amp.differences[len(before) :])
-            elif found and self.now(name):
-                was, found = found, again(*given, **named)
-                self._compare(was, found)
-            return found
+            was = amp.differences[len(before) :] if amp else found
+
+            def changing() -> Any:
+                """Compare the changed result in place of the first one, and note what that made of it."""
+                if amp:
+                    del amp.differences[len(before) :]
+                made = again(*given, **named)
+                self._compare(was, amp.differences[len(before) :] if amp else made)
+                return made
+
+            def noticed() -> bool:
+                """Try the change and take it back."""
+                try:
+                    changing()
+                    return bool(self.said) or self.right
+                finally:
+                    self.said, self.right = [], False
+                    if amp:
+                        amp.differences[:] = [*before, *was]
+
+            return changing() if was and self.now(name, noticed) else found
 
         return compared
 
@@ -262,7 +292,7 @@ class Changes:
         """Return what a case raised, or another exception where this is the place to change."""
         if isinstance(error, (CheckFailure, Unsupported, HarnessError, pytest.fail.Exception, pytest.skip.Exception)):
             return error
-        if not self.now("exception"):
+        if not self.now("exception", lambda: changed(error, self.kind) is not error):
             return error
         instead: BaseException = changed(error, self.kind)
         self.said = [f"{type(instead).__name__}: "] if instead is not error else []
@@ -296,7 +326,7 @@ class Doubling:
         self.most, self.only, self.places = most, only, places
         self.changes = Changes()
         self.verdicts: dict[str, Verdict] = defaultdict(Verdict)
-        self._known: KnownDeviations | None = None
+        self.done = 0
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -305,18 +335,26 @@ class Doubling:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+        begun = time.monotonic()
+        self._change_each(item)
+        self.done += 1
+        key, of = item.stash[CASE].key, item.session.testscollected
+        print(f"{self.done} of {of}: {key}, {time.monotonic() - begun:.1f} s", file=sys.stderr)
+        return True
+
+    def _change_each(self, item: pytest.Item) -> None:
         self.changes.start()
         with self.changes.injected():
             result = self._ran(item)
             ids = [name for name in result.get("deviation", "").split(", ") if name]
-            seen, key = list(self.changes.seen), item.stash[CASE].key
+            seen, worth, key = list(self.changes.seen), list(self.changes.worth), item.stash[CASE].key
             if result["status"] != "deviation":
                 if result["status"] in RED:
                     self.verdicts[", ".join(ids) or "?"].odd.append(f"{key}: {result['status']}: {result['message']}")
-                return True
+                return
             touched = False
             for place in range(len(seen))[: self.places]:
-                for kind in KINDS:
+                for kind in worth[place]:
                     self.changes.start(place, kind)
                     under = self._ran(item)
                     touched = touched or bool(self.changes.said) or self.changes.right
@@ -336,7 +374,6 @@ class Doubling:
                 self.verdicts[name].cases += 1
                 if not touched:
                     self.verdicts[name].untouched.append(f"{key}: {result.get('message', '')[:300]}")
-        return True
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
@@ -398,6 +435,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = pytest.main([args.suites, *options], plugins=[doubling])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
         print(out.getvalue(), file=sys.stderr)
+        report(doubling.verdicts)
         return int(code)
     return report(doubling.verdicts)
 
