@@ -140,7 +140,19 @@ class Parity:
         inputs = self.inputs()
         with self.region():
             eager = self._observe(lambda: self.eager(*inputs), inputs)
-        return same_kernels(seen, eager, self.todo.expected.overload, self.name)
+        return same_kernels(seen, eager, self.todo.expected.overload, self.name) or self._parts(seen)
+
+    def _parts(self, seen: Observation) -> list[str]:
+        """Compare the kernels that a compiler made of an op with those it makes of the call on inputs cast by hand.
+
+        Where there are values, they show what the parts received.
+        """
+        program = self.without_region
+        if program is None or self.device.has_values or seen.of(self.todo.expected.overload) is not None:
+            return []
+        given = self.cast(*self.inputs())
+        observe = self.compiler.make(program, given).observe
+        return same_parts(seen, observe(self._observe, given), self.name) if observe else []
 
     def _observe(self, call: Callable[[], object], inputs: Sequence[torch.Tensor]) -> Observation:
         return self.device.observe(call, Everything(), inputs)
@@ -351,6 +363,20 @@ def same_kernels(seen: Observation, eager: Observation, overload: str, name: str
     return []
 
 
+def same_parts(seen: Observation, plain: Observation, name: str) -> list[str]:
+    """Check that the kernels that a compiler made of an op received what they do of inputs cast by hand."""
+    casts = ("_to_copy", "_autocast_to_reduced_precision", "_autocast_to_full_precision")
+    got, want = (
+        [
+            (kernel.overload, [leaf.got for leaf in kernel.leaves])
+            for kernel in side.kernels
+            if kernel.overload not in casts
+        ]
+        for side in (seen, plain)
+    )
+    return [] if got == want else [f"the parts of {name} received {got}; of the call on inputs cast by hand {want}"]
+
+
 class CompiledOpProgram(PlainProgram):
     """A compiled op case as plain torch: the program compiled, beside itself in eager mode.
 
@@ -422,10 +448,13 @@ else:
         report(f"the {{turn}} call", compared(got, want))
     report("the call beside explicit casts", beside(got))""",
         )
-        if not message or "the kernel of" in message or "ran with dtype=" in message:
+        parts = "the parts of" in message
+        if not message or parts or "the kernel of" in message or "ran with dtype=" in message:
             found = f"same_kernels(seen, eagerly, {self.todo.expected.overload!r}, {self.name!r})"
+            if parts:
+                found = f"same_parts(seen, {self.without_region}.observe(watch, cast(inputs())), {self.name!r})"
             self.add(
-                [observe, same_kernels, Everything],
+                [observe, same_parts if parts else same_kernels, Everything],
                 f"""\
 if compiled and compiled.observe and not want.error:
     watch = lambda call, inputs: observe(call, {self.device.type!r}, Everything(), inputs)

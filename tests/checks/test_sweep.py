@@ -65,3 +65,10 @@ def test_strides_that_a_compiler_gives_without_a_region_are_right() -> None:
     # TorchScript makes mm and add of addmm, whose result lies in memory as the bias does.
     case = Case("jit", "downcast", "addmm", CELLS, "plain", "bf16", "cpu", "cpu", "traced")
     assert SweepCheck().run(case, known()["cpu"]) == []
+
+
+def test_the_parts_of_an_op_receive_what_they_do_without_a_region() -> None:
+    # TorchScript casts float32 alone, so the mm that it makes of addmm gets two lower precisions.
+    case = Case("jit", "downcast", "addmm", CELLS, "plain", "fp16", "virtual:cuda", "vcu", "script")
+    found = [text for text in SweepCheck().run(case, known()["virtual:cuda"]) if text.startswith("the parts of")]
+    assert "('mm', ['fp16', 'bf16'])" in found[0] and all("[low+other, " in text for text in found)
