@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
+from itertools import product
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -279,18 +280,35 @@ class _Relations:
 
     def accuracy(self) -> None:
         """Compare results and gradients in a region with float64's: rounding must explain how far they are."""
-        amp = self.amp
-        low = _Changed(self.args, self.kwargs, lambda x: x.to(amp.dtype).to(x.dtype))
-        rounded = _Relations(amp, self.op, self.number, low)
-        call: Callable[..., object]
-        nudge: Callable[..., object]
-        call, nudge = (self.gradient, rounded.gradient) if self.op.supports_autograd else (self.plain, rounded.plain)
-        exact = _run(amp, lambda _: call(self.off, torch.float64), self.on)
-        moved = _run(amp, lambda _: nudge(self.off, torch.float64), self.on)
-        single = _run(amp, lambda _: nudge(self.off), self.on)
+        amp, call = self.amp, self.derived
         got = _run(amp, call, self.on)
-        if not difference(got, _run(amp, lambda _: call(self.off), self.on)):
-            return
+        if difference(got, _run(amp, lambda _: call(self.off), self.on)):
+            self.explained(got, self.changed(lambda x: x.to(amp.dtype).to(x.dtype)))
+
+    def rounded(self) -> None:
+        """Compare results and gradients of arguments in the lower precision with float64's of the same numbers."""
+        amp, eps = self.amp, torch.finfo(self.amp.dtype).eps
+        low = self.changed(lambda x: x.to(amp.dtype).to(x.dtype))
+        nudged = low.changed(lambda x: x * (1 + eps * torch.randint(0, 2, x.shape, device=x.device).mul(2).sub(1)))
+        got = _run(amp, partial(low.derived, dtype=amp.dtype), self.on)
+        # A kernel that refuses the lower precision gives nothing wrong.
+        if not isinstance(got, Exception) or "INTERNAL ASSERT" in str(got):
+            low.explained(got, nudged)
+
+    def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "_Relations":
+        """Return the op with other values in its real tensors."""
+        return _Relations(self.amp, self.op, self.number, _Changed(self.args, self.kwargs, change))
+
+    def derived(self, region: Region, dtype: torch.dtype | None = None) -> object:
+        """Return the results of a call, and its gradients where the op has some; a dtype replaces float32."""
+        return self.gradient(region, dtype) if self.op.supports_autograd else self.plain(region, dtype)
+
+    def explained(self, got: Result, moved_by: "_Relations") -> None:
+        """Check how far results are from float64's, which differ from those of other arguments by what is allowed."""
+        amp = self.amp
+        exact = _run(amp, lambda _: self.derived(self.off, torch.float64), self.on)
+        moved = _run(amp, lambda _: moved_by.derived(self.off, torch.float64), self.on)
+        single = _run(amp, lambda _: moved_by.derived(self.off), self.on)
         if isinstance(exact, Exception) or isinstance(moved, Exception) or isinstance(single, Exception):
             return
         if difference([x.double() if x.is_floating_point() else x for x in single], moved, 1e-2):
@@ -301,6 +319,9 @@ class _Relations:
         if not len(exact) == len(moved) == len(got):
             return
         most, eps = torch.finfo(amp.dtype).max, torch.finfo(amp.dtype).eps
+        largest = max(
+            (x[x.isfinite()].abs().max().item() for x in exact if x.isfinite().any() and is_real(x)), default=0.0
+        )
         for place, (x, y, z) in enumerate(zip(exact, moved, got, strict=True)):
             if x.dtype != torch.float64 or x.shape != z.shape or not x.numel() or not z.is_floating_point():
                 continue
@@ -313,16 +334,44 @@ class _Relations:
             fine = x.isfinite() & y.isfinite() & z.isfinite()
             if not fine.any():
                 continue
-            allowed = ALLOWED * max(((x - y)[fine].abs().max() + eps * x[fine].abs().max()).item(), 1e-5)
+            scale = x[fine].abs().max().item()
+            scale = scale if scale > 1e-3 * largest else largest  # a gradient that is 0 is a sum that cancels
+            allowed = ALLOWED * max((x - y)[fine].abs().max().item() + eps * scale, 1e-5)
             far = (z.double() - x)[fine].abs().max().item()
             amp.check(far <= allowed, what, f"is off by {far:.2g}; rounding explains {allowed:.2g}")
+
+    def infinite(self) -> None:
+        """Compare which results are infinite or nan in a region, for arguments in the lower precision, with float64's.
+
+        One element of the first argument is: in the middle, or at the end, where kernels fill up their blocks. What
+        float32 gives otherwise than float64 is the op's own.
+        """
+        amp = self.amp
+        for value, last in product((float("inf"), float("nan")), (False, True)):
+            (first, *rest), kwargs = _with_element((self.args, self.kwargs), amp.dtype, value, last)
+            ways = _Relations(amp, self.op, self.number, SimpleNamespace(input=first, args=rest, kwargs=kwargs))
+            got, again = (_run(amp, partial(ways.plain, dtype=amp.dtype), self.on) for _ in range(2))
+            single, exact = (_run(amp, partial(ways.plain, dtype=dtype), self.off) for dtype in (None, torch.float64))
+            results = [one for one in (got, again, single, exact) if isinstance(one, list)]
+            if len(results) < 4:
+                continue
+            for place, each in enumerate(zip(*results, strict=False)):
+                x, y = each[0], each[-1]
+                if not x.is_floating_point() or any(z.shape != x.shape for z in each):
+                    continue
+                ends = [_ends(z, x.dtype) for z in each]
+                if not torch.equal(ends[0], ends[1]) or not torch.equal(ends[2], ends[3]):
+                    continue
+                at = [tuple(index) for index in (ends[0] != ends[3]).nonzero().tolist()]
+                said = f"gave {x[at[0]].item()} where float64 gives {y[at[0]].item():.4g}" if at else ""
+                where = "at the end" if last else "in the middle"
+                amp.check(not at, f"output {place} of sample {self.number} with {value} {where}", said or "agrees")
 
     def cancels(self, place: int, lost: torch.Tensor, most: float) -> bool:
         """Tell whether large terms of a sum cancel in an output, so that a part of the sum may overflow."""
         amp = self.amp
-        terms = _Relations(amp, self.op, self.number, _Changed(self.args, self.kwargs, torch.abs))
-        call: Callable[..., object] = terms.gradient if self.op.supports_autograd else terms.plain
-        whole = _run(amp, lambda _: call(self.off, torch.float64), self.on)
+        terms = self.changed(torch.abs)
+        whole = _run(amp, lambda _: terms.derived(self.off, torch.float64), self.on)
         return isinstance(whole, list) and place < len(whole) and bool((whole[place][lost].abs() >= most).any())
 
     def rounds_inside(self) -> bool:
@@ -347,6 +396,25 @@ class _Changed:
     ) -> None:
         (self.input, *rest), self.kwargs = pytree.tree_map(lambda x: change(x) if is_real(x) else x, (args, kwargs))
         self.args = tuple(rest)
+
+
+def _with_element(given: Any, dtype: torch.dtype, value: float, last: bool) -> Any:
+    """Return arguments rounded to a dtype, with a value as one element of the first real tensor."""
+    leaves, spec = pytree.tree_flatten(given)
+    places = [place for place, x in enumerate(leaves) if is_real(x) and x.numel()]
+    for place in places:
+        x = leaves[place].detach()
+        flat = x.to(dtype).to(x.dtype).flatten()
+        if place == places[0]:
+            flat[-1 if last else len(flat) // 2] = value
+        leaves[place] = flat.reshape(x.shape)
+    return pytree.tree_unflatten(leaves, spec)
+
+
+def _ends(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return where a result is nan (2), or beyond the numbers of a dtype (1 or -1)."""
+    x = x.to(dtype)
+    return torch.where(x.isnan(), 2.0, x.sign() * (x.abs() >= torch.finfo(dtype).max))
 
 
 def _strided(found: object) -> list[torch.Tensor]:
@@ -382,21 +450,21 @@ def _several(found: list[tuple[tuple[torch.dtype, ...], str]]) -> str:
     return f"gave {told}" if len(said) > 1 else ""
 
 
+CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "large": lambda x: x * 30,
+    "small": lambda x: x * 1e-4,
+    "moved": lambda x: x + 100,
+}
+"""What makes other values of those of the database, by the name of what is given."""
+
+
 def _samples(amp: Amp, op: Any, given: str) -> list[Any]:
     """Return small samples of an op, with other values or another dtype of the first argument."""
-    change: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "large": lambda x: x * 30,
-        "small": lambda x: x * 1e-4,
-        "moved": lambda x: x + 100,
-        "wide": lambda x: x,
-        "low": lambda x: x,
-    }
     made = [x for x in amp.op_samples(op, torch.float32, SAMPLES) if size(x) <= MOST]
     for sample in made:
-        changed = pytree.tree_map(
-            lambda x: change[given](x) if is_real(x) else x, (sample.input, sample.args, sample.kwargs)
-        )
-        sample.input, sample.args, sample.kwargs = changed
+        if change := CHANGES.get(given):
+            changed = _Changed((sample.input, *sample.args), sample.kwargs, change)
+            sample.input, sample.args, sample.kwargs = changed.input, changed.args, changed.kwargs
         if given == "low":
             sample.input = pytree.tree_map(lambda x: x.to(amp.dtype) if is_real(x) else x, sample.input)
     return made
@@ -407,14 +475,38 @@ def size(sample: Any) -> int:
     return sum(x.numel() for x in tensors((sample.input, sample.args, sample.kwargs)))
 
 
-def assert_relations(amp: Amp, name: str, given: str) -> None:
-    """Try every relation that an op has, on samples of the database with the values or the dtype that are given."""
+def _op(amp: Amp, name: str, given: str = "wide") -> tuple[Any, list[Any]]:
+    """Return an op of the database and small samples of it."""
     op = amp.op_info(name)
     if op is None or torch.float32 not in op.supported_dtypes(amp.type):
         amp.unsupported(f"the op database has no float32 samples of {name} for {amp.type}")
     samples = _samples(amp, op, given)
     if not samples:
         amp.unsupported(f"{name} has no small samples")
+    return op, samples
+
+
+def low_kernels() -> list[str]:
+    """Return the ops of the database that have kernels in a lower precision, which decide every element."""
+    rows = {name: {*row.dtypes.split()} for name, row in op_database.rows().items() if "empty" not in name}
+    return sorted(name for name, dtypes in rows.items() if "fp32" in dtypes and dtypes & {"bf16", "fp16"})
+
+
+def assert_kernel(amp: Amp, name: str, given: str) -> None:
+    """Compare an op's kernels in the lower precision with float64's, on numbers as they are or with an infinite one."""
+    op, samples = _op(amp, name)
+    amp.unjudged = f"{name} has no results in {amp.dtype} that float64 could judge"
+    for number, sample in enumerate(samples):
+        one = _Relations(amp, op, number, sample)
+        if given == "infinite":
+            one.infinite()
+        elif not one.rounds_inside():
+            one.rounded()
+
+
+def assert_relations(amp: Amp, name: str, given: str) -> None:
+    """Try every relation that an op has, on samples of the database with the values or the dtype that are given."""
+    op, samples = _op(amp, name, given)
     _assert_dtypes(amp, op, samples)
     places = sorted({round(k * (len(samples) - 1) / max(SHOWN - 1, 1)) for k in range(SHOWN)})
     for number in places:
@@ -442,11 +534,11 @@ LONG = 131
 
 def elementwise() -> list[str]:
     """Return the ops of the database that give each element by itself, in the lower precision, too."""
-    rows = {name: row for name, row in op_database.rows().items() if {"bf16", "fp16"} & {*row.dtypes.split()}}
+    rows = op_database.rows()
     found = [
         name
-        for name, row in rows.items()
-        if all(torch.Tag.pointwise in overload(each).tags for each in row.overloads.split())
+        for name in low_kernels()
+        if all(torch.Tag.pointwise in overload(each).tags for each in rows[name].overloads.split())
     ]
     return sorted({*found} - {"equal", "nn.functional.rrelu", "native_dropout_backward"})  # not so, and random ones
 

@@ -11,16 +11,26 @@ there without autocast, too, is the op's own and not autocast's. Each relation f
 - `tangent`, `gradient`: where the result is that of float32, so is its derivative.
 - `pieces`: an elementwise op gives an element among others what it gives it alone, whatever vectors a kernel uses.
 - `accuracy`: the error beside float64 is one that rounding of inputs and result to the lower precision explains.
+- `rounded`: so is that of a kernel that gets the lower precision, beside float64 of the same numbers.
+- `infinite`: where one element of low arguments is infinite or nan, those results are that are in float64.
 
 A case runs every relation that its op has, on samples of the database as they are (`wide`), with a first argument that
 is in the lower precision already (`low`), and on values that the database does not have (`large`, `small`, `moved`).
-Nightly runs take all of them, other runs those of `wide`; on a device that compiles each op, nightly runs alone.
+Nightly runs take all of them, with `rounded` and `infinite`; other runs take those of `wide`, and on a device that
+compiles each op none.
 """
 
 import pytest
 import torch
 
-from ampcheck.checks.relations import assert_pieces, assert_program, assert_relations, elementwise
+from ampcheck.checks.relations import (
+    assert_kernel,
+    assert_pieces,
+    assert_program,
+    assert_relations,
+    elementwise,
+    low_kernels,
+)
 from ampcheck.runner.suite import Amp, Product, scenario
 from ampcheck.samples import op_database, surface
 
@@ -30,6 +40,9 @@ HARDWARE = ("cpu", "cuda", "xpu", "mps", "mtia")
 """Device types whose kernels are compiled; what compiles a program for each call would take an hour for values, too."""
 NAMES = sorted(name for name in op_database.rows() if "empty" not in name)
 GIVEN = Product({"op": NAMES, "given": ("low", "large", "small", "moved")}, nightly=True)
+STEPS = {"histc"}
+"""Ops whose results step, where a rounding decides on which side of a step they are."""
+KERNELS = Product({"op": sorted({*low_kernels()} - STEPS), "given": ("rounded", "infinite")}, nightly=True)
 
 
 # ---- siblings
@@ -162,6 +175,12 @@ def test_wide(amp: Amp, op: str) -> None:
 def test_given(amp: Amp, op: str, given: str) -> None:
     """Every way to call an op agrees in a region, on a low first argument and on values the database does not have."""
     assert_relations(amp, op, given)
+
+
+@scenario(KERNELS, types=HARDWARE, values=True)
+def test_kernel(amp: Amp, op: str, given: str) -> None:
+    """A kernel that gets the lower precision gives what float64 does of the same numbers, but for rounding."""
+    assert_kernel(amp, op, given)
 
 
 @scenario(op=elementwise(), types=HARDWARE, values=True, dtypes="default")

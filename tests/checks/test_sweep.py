@@ -71,4 +71,5 @@ def test_the_parts_of_an_op_receive_what_they_do_without_a_region() -> None:
     # TorchScript casts float32 alone, so the mm that it makes of addmm gets two lower precisions.
     case = Case("jit", "downcast", "addmm", CELLS, "plain", "fp16", "virtual:cuda", "vcu", "script")
     found = [text for text in SweepCheck().run(case, known()["virtual:cuda"]) if text.startswith("the parts of")]
-    assert "('mm', ['fp16', 'bf16'])" in found[0] and all("[low+other, " in text for text in found)
+    assert "('mm', ['fp16', 'bf16'])" in found[0]
+    assert all("[low+other, " in text for text in found)
