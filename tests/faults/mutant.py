@@ -105,16 +105,6 @@ def then(action: Callable[..., object]) -> Change:
     return change
 
 
-def first(action: Callable[..., object]) -> Change:
-    """Call `action` with the first argument before."""
-
-    def change(own: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        action(self)
-        return own(self, *args, **kwargs)
-
-    return change
-
-
 def giving(make: Callable[[Any], Any]) -> Change:
     """Return what `make` makes of the result."""
     return lambda own, *args, **kwargs: make(own(*args, **kwargs))

@@ -54,8 +54,9 @@ def blind_to(bad: Callable[[Tensor], Tensor]) -> Inject:
     return unscaling(unscale)
 
 
-def last_element(grad: Tensor) -> Tensor:
-    return torch.arange(grad.numel()).reshape(grad.shape).to(grad.device) == grad.numel() - 1
+def places(grad: Tensor) -> Tensor:
+    """Return the place of each element, from 0."""
+    return torch.arange(grad.numel()).reshape(grad.shape).to(grad.device)
 
 
 def stops_at_an_empty_one(own: Any, grads: Any, *rest: Tensor) -> None:
@@ -84,15 +85,6 @@ def without_bfloat16(own: Any, grads: Any, *rest: Tensor) -> None:
     if any(grad.dtype == torch.bfloat16 for grad in grads):
         raise NotImplementedError("\"_amp_foreach_non_finite_check_and_unscale_cpu\" not implemented for 'BFloat16'")
     own(grads, *rest)
-
-
-def sees_4096(own: Any, grads: Any, found: Tensor, inverse: Tensor) -> None:
-    """Look for what is not finite among the first 4096 elements of each gradient alone."""
-    before, given = found.clone(), list(grads)
-    seen = any(not bool(grad.reshape(-1)[:4096].isfinite().all()) for grad in given)
-    own(given, found, inverse)
-    if not seen:
-        found.copy_(before)
 
 
 # ---- the op that updates the scale
@@ -136,10 +128,10 @@ def one_factor(compiled: Callable[..., Any], _: Callable[..., Any]) -> Callable[
 MUTANTS = mutants(
     {
         "scaler/unscale": {
-            "unscale-sees-4096": unscaling(sees_4096),
+            "unscale-sees-4096": blind_to(lambda grad: places(grad) >= 4096),
             "unscale-skips-non-contiguous": without(lambda n, grad, _: not grad.is_contiguous()),
             "unscale-stops-at-empty": unscaling(stops_at_an_empty_one),
-            "unscale-blind-to-last-element": blind_to(last_element),
+            "unscale-blind-to-last-element": blind_to(lambda grad: places(grad) == grad.numel() - 1),
             "unscale-twice": unscaling(lambda own, *given: (own(*given), own(*given))[1]),
             "unscale-takes-any-kind": unscaling(any_kind),
             "unscale-without-bfloat16": unscaling(without_bfloat16),
