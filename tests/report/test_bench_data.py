@@ -30,13 +30,15 @@ def test_files_of_one_run_group_are_one_and_later_ones_replace_nothing(tmp_path:
     assert [len(g.groups) for g in load([cpu, gpu, again]).run_groups] == [2, 1], "the same group twice: two run groups"
 
 
-def test_a_group_that_the_newest_run_group_lacks_is_shown_with_its_day(tmp_path: Path) -> None:
+def test_a_group_that_the_newest_run_group_lacks_is_shown_with_its_day_and_alerted(tmp_path: Path) -> None:
     old = written(tmp_path / "1.jsonl", [made_group("mm-512", "cuda"), made_group()], [], started=day(0))
     new = written(tmp_path / "2.jsonl", [made_group()], [], started=day(3))
     build([old, new], tmp_path / "site")
     page = (tmp_path / "site/bench.html").read_text()
     heads = re.findall(r'<tr class="head">.*?</tr>', page)
     assert [("last measured 2026-11-20" in head, "cuda" in head) for head in heads] == [(False, False), (True, True)]
+    said = [alert.sentence for device, alert in listed(load([old, new])) if device == "cuda"]
+    assert said == [f"cuda was not measured in the newest run group, the last time was {day(0)}"]
 
 
 def test_the_previous_run_group_is_a_complete_one_with_half_the_groups(tmp_path: Path) -> None:
@@ -192,13 +194,6 @@ def test_what_never_was_valid_is_not_missed(tmp_path: Path) -> None:
     history = load([run_group(0, ""), run_group(1, "the kernel received fp32")])
     said = [alert.members for _, alert in listed(history) if alert.kind == "not measured"]
     assert said == [("cpu/eager/mm-512/bf16",)]
-
-
-def test_a_device_that_was_not_measured_is_named(tmp_path: Path) -> None:
-    old = written(tmp_path / "1.jsonl", [made_group(), made_group("mm-512", "cuda")], [], started=day(0))
-    new = written(tmp_path / "2.jsonl", [made_group()], [], started=day(1))
-    said = [alert.sentence for device, alert in listed(load([old, new])) if device == "cuda"]
-    assert said == [f"cuda was not measured in the newest run group, the last time was {day(0)}"]
 
 
 # ---- sizes
