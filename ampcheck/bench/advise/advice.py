@@ -5,7 +5,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
@@ -64,7 +64,11 @@ class Advice:
     groups: list[Group]
     found: AdviceFigures
     machine: Mapping[str, Any]
-    findings: list[AdviceFinding] = field(default_factory=list)
+
+    @property
+    def findings(self) -> list[AdviceFinding]:
+        """The advice on each variant but the first and the A/A baseline."""
+        return findings(self.groups, self.found, self.machine.get("isa", ()))
 
     def text(self) -> str:
         """Return the table of variants, the sentences, and the trace."""
@@ -154,8 +158,7 @@ def advise(
     )  # the user's own is known to the worker alone; its kind decides what counts as the same speed
     groups = summarize(rounds, {STEP: kind})
     pooled[0].tiny = statistics.median(found.tiny for found in pooled)
-    isa = described.get("isa", ())
-    return Advice(step, device, groups, pooled[0], described, findings(groups, pooled[0], isa))
+    return Advice(step, device, groups, pooled[0], described)
 
 
 def findings(groups: Sequence[Group], found: AdviceFigures, isa: Sequence[str]) -> list[AdviceFinding]:
