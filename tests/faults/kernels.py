@@ -112,10 +112,6 @@ def low(call: Call) -> torch.dtype:
     return call.low
 
 
-def other(call: Call) -> torch.dtype:
-    return call.other
-
-
 def wide(call: Call) -> torch.dtype:
     return FP32
 

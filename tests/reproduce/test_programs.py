@@ -15,7 +15,6 @@ from ampcheck.spec.case import Case
 from tests.cli_support import python
 
 CHECK = ForwardCheck()
-ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs.py"
 IN_WORDS = re.compile(r"::test_(every_transition|random|drawn|drawn_for_jit|any_form|jit_found|found_in_captures)\[")
 """Cases that draw programs, try many ops or ask ampcheck's linter: words stand for a program that shows nothing."""
