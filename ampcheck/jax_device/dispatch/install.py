@@ -18,10 +18,6 @@ from ampcheck.jax_device.torch_private import C, suggest_memory_format
 from ampcheck.register.torch_private import OpOverload, has_kernel
 
 
-def _gru_cell(input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(hx), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
-
-
 def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
     rows, width = workspace.shape[0], workspace.shape[1] // 5 * 3
     gates = [workspace.new_empty((rows, width)) for _ in range(2)]
@@ -45,19 +41,18 @@ def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *options: Tre
     return tuple(g if asked else None for g, asked in zip(made, mask, strict=True))
 
 
-def _geqrf(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.mT.shape).mT, x.new_empty((*x.shape[:-2], min(x.shape[-2:])))
-
-
 # Meta kernels of ops that PyTorch has none for: what shapes come out, also of sizes that `torch.compile` leaves open.
 # Other ops without a Meta kernel are run on zeros by PyTorch's fake tensors, which takes sizes that are numbers.
 _META: dict[str, Kernel] = {
-    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell": lambda gates, hidden_gates, hx, *_: (
+        torch.empty_like(hx),
+        hx.new_empty((hx.shape[0], 5 * hx.shape[1])),
+    ),
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "convolution_overrideable": _convolution,
     "convolution_backward_overrideable": _convolution_backward,
     **by_convolution(_convolution),
-    "geqrf": _geqrf,
+    "geqrf": lambda x: (x.new_empty(x.mT.shape).mT, x.new_empty((*x.shape[:-2], min(x.shape[-2:])))),
 }
 
 
@@ -83,11 +78,6 @@ INSTEAD = {
     "NestedTensor": "the jax device has no strided nested tensors; use layout=torch.jagged",
 }
 _libraries: list[Library] = []
-
-
-def _view(op: OpOverload) -> Kernel:
-    redispatch = op._handle.redispatch_boxed
-    return lambda *args, **kwargs: redispatch(META, *args, **kwargs)
 
 
 def _fitting(name: str, compute: Kernel) -> Kernel:
@@ -137,7 +127,7 @@ def kernel(op: OpOverload) -> Kernel | None:
     if has_kernel(name, "CompositeImplicitAutograd") and not (short_name(op) in OWN and has_kernel(name, "Autograd")):
         return None  # with a formula of its own, autograd needs no parts, and a lowering of the whole rounds once
     if is_view(op):
-        return None if has_kernel(name, "CompositeExplicitAutograd") else _view(op)
+        return None if has_kernel(name, "CompositeExplicitAutograd") else partial(op._handle.redispatch_boxed, META)
     plain = functional(op)
     lowering = find(plain) if plain is not None else None
     if plain is None or lowering is None:

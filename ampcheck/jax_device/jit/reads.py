@@ -91,10 +91,6 @@ def contents(of: Tree) -> Tree:
     return str(sorted(map(hash, of)))
 
 
-def _environment(_: object) -> str:
-    return str(sorted(os.environ.items()))
-
-
 def _stage(iterator: Tree) -> Tree:
     """Return how far an iterator is, as far as Python says it."""
     frame = getattr(iterator, "gi_frame", None)
@@ -145,7 +141,7 @@ class Places:
             elif isinstance(value, type):
                 self.of_class(value, named)
             elif value is os or value is os.environ or name == "getenv":
-                self.add(Measured(os.environ, _environment), None)
+                self.add(Measured(os.environ, lambda of: str(sorted(of.items()))), None)
 
     def of_class(self, kind: type, named: Iterable[str]) -> None:
         """Note the attributes of those names that a class and its bases have."""

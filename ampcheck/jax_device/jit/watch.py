@@ -276,10 +276,6 @@ def value_needed(what: str, place: str) -> ValueNeededError:
     )
 
 
-def _line(place: Iterable[tuple[FrameType, int]] | str | None) -> str:
-    return place if isinstance(place, str) else caller(place)
-
-
 def tensors(values: Iterable[Tree]) -> Iterator[Tensor]:
     """Yield the tensors in an op's arguments or results."""
     for value in values:
@@ -426,8 +422,9 @@ class OpWatch:
 
     def stop(self, what: str, place: Iterable[tuple[FrameType, int]] | str | None = None) -> ValueNeededError:
         """Return the error that ends the trace, of what Python does that a program would not do again at each call."""
+        line = place if isinstance(place, str) else caller(place)
         self.needed = ValueNeededError(
-            f"{what}, which a program would do once, when it is compiled, at {_line(place)}; do it outside of the "
+            f"{what}, which a program would do once, when it is compiled, at {line}; do it outside of the "
             "function and pass the result, or draw on the device (torch.rand)"
         )
         return self.needed
