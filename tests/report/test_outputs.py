@@ -39,28 +39,17 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[Made]:
     folder = tmp_path_factory.mktemp("outputs")
     done = run(folder, "run", "--device", "cpu", "--op", "mm", "--rule", "downcast", "--run-file", "real.jsonl")
     assert done.returncode == 0, done.stdout + done.stderr
-    texts = {
-        f.name: "text" for f in fields(Result) if f.default == "" and f.name not in ("op", "amp", "device", "inputs")
-    }
-    runs = [
-        write(folder / "1.jsonl", [make("add"), make("gone"), make("mul", "fail", message="x")]),
-        write(
-            folder / "2.jsonl", [make("add", "fail", **texts), make("new"), make("mul")], started="2026-11-21T02:00:00Z"
-        ),
-    ]
+    empty = {f.name for f in fields(Result) if f.default == ""} - {"op", "amp", "device", "inputs"}
+    first = write(folder / "1.jsonl", [make("add"), make("gone"), make("mul", "fail", message="x")])
+    results = [make("add", "fail", **dict.fromkeys(empty, "text")), make("new"), make("mul")]
+    runs = [first, write(folder / "2.jsonl", results, started="2026-11-21T02:00:00Z")]
     bench = made_bench.two_run_groups(folder / "bench")
     header = f'"schema":"{BENCH_SCHEMA}"'
     published = [f for f in (ROOT / "reports/published/bench").glob("*.jsonl") if header in f.read_text("utf-8")]
     place = folder / "site"
     site.build([*runs, *bench], place)
-    exported = {
-        name: json.loads((place / file).read_text(encoding="utf-8"))
-        for name, file in (
-            ("changes", "changes.json"),
-            ("badge", "badge.json"),
-            ("smaller_is_better", "bench_smaller_is_better.json"),
-        )
-    }
+    files = {"changes": "changes.json", "badge": "badge.json", "smaller_is_better": "bench_smaller_is_better.json"}
+    exported = {name: json.loads((place / file).read_text(encoding="utf-8")) for name, file in files.items()}
     assert exported["changes"]["regressed"]
     assert exported["smaller_is_better"]
     return [
