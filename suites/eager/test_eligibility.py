@@ -2,9 +2,6 @@
 
 In-place calls and calls with `out=` go through as they are. Source:
 https://docs.pytorch.org/docs/2.13/amp.html#autocast-eligibility, and `is_eligible` of aten/src/ATen/autocast_mode.h.
-Parts: tensors; calls; tensors of every layout; results beyond the range; numbers on the host; custom ops of
-torch.library; torch.vmap. Two products: `LAID`, the layouts that PyTorch has, and `HOST`, 0-dimensional CPU tensors
-beside those of a device.
 """
 
 import operator

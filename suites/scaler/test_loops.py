@@ -1,8 +1,7 @@
 """Rule loops: a training loop with a GradScaler, written as documented, trains as one in float32 does.
 
 Each documented recipe runs three times from the same start: in float32 without a scaler, in float32 with one, which
-must give the same parameters, and in a region, which must come close. Parts: the recipes; loops that are compiled,
-saved or sharded; long runs and both ends of the scale's range. Source:
+must give the same parameters, and in a region, which must come close. Source:
 https://docs.pytorch.org/docs/2.13/notes/amp_examples.html.
 """
 

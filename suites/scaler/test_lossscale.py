@@ -1,11 +1,9 @@
 """Rule lossscale: GradScaler scales outputs, unscales gradients once, skips bad steps and adapts its scale.
 
 The scale backs off after a gradient that is not finite, whose step is skipped, and grows after growth_interval
-iterations without one. Parts: each promise alone; outputs of each kind, the product `OUTPUTS`; weights in two places;
-random calls, compared with the model in `ampcheck/spec/scaler.py`. Random programs come from a fixed seed; a
+iterations without one. Random programs, compared with the model in `ampcheck/spec/scaler.py`, come from a fixed seed; a
 `--nightly` run adds many from the seed that `--hypothesis-seed` gives or else from the day's date, which is in the run
-file. Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.GradScaler and
-torch/amp/grad_scaler.py.
+file. Source: https://docs.pytorch.org/docs/2.13/amp.html#torch.amp.GradScaler and torch/amp/grad_scaler.py.
 """
 
 from collections.abc import Callable
