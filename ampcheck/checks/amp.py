@@ -123,11 +123,8 @@ class Amp:
 
     def state(self) -> tuple[bool, torch.dtype, bool]:
         """Return enabled, dtype and cache_enabled of the device type, as torch reports them."""
-        return (
-            torch.is_autocast_enabled(self.type),
-            torch.get_autocast_dtype(self.type),
-            torch.is_autocast_cache_enabled(),
-        )
+        of_type = torch.is_autocast_enabled(self.type), torch.get_autocast_dtype(self.type)
+        return *of_type, torch.is_autocast_cache_enabled()
 
     def depth(self) -> int:
         """Return how many regions this thread is inside, whatever their device type."""

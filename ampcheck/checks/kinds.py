@@ -9,14 +9,7 @@ from ampcheck.checks.op_database import OpDatabaseCheck
 from ampcheck.checks.sweep import SweepCheck
 from ampcheck.spec.case import Case
 
-KINDS: tuple[Check, ...] = (
-    SweepCheck(),
-    OpDatabaseCheck(),
-    DriftCheck(),
-    CompiledCheck(),
-    BackwardCheck(),
-    ForwardCheck(),
-)
+KINDS = (SweepCheck(), OpDatabaseCheck(), DriftCheck(), CompiledCheck(), BackwardCheck(), ForwardCheck())
 """The kinds of case about ops. A case of none of them is a scenario."""
 
 

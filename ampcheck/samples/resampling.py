@@ -63,13 +63,7 @@ def _antialiased(mode: str) -> Samples:
 
 
 _IMAGE = (1, 2, 3, 4), (5, 6), (1.5, 1.75), (1.5, 2.0), at("corners", f(1, 2, 6, 8), (3, 5), True)
-_VOLUME = (
-    (1, 2, 2, 3, 4),
-    (3, 5, 6),
-    (1.75, 1.75, 1.75),
-    (1.5, 1.5, 2.0),
-    at("corners", f(1, 1, 4, 6, 8), (2, 3, 6), True),
-)
+_VOLUME = (1, 2, 2, 3, 4), (3, 5, 6), (1.75,) * 3, (1.5, 1.5, 2.0), at("corners", f(1, 1, 4, 6, 8), (2, 3, 6), True)
 _GRID = function(
     at("bilinear", f(1, 2, 4, 5), signed_unit(1, 2, 3, 2), 0, 0, False),
     at("nearest", f(2, 1, 4, 5), signed_unit(2, 3, 2, 2), 1, 1, True),

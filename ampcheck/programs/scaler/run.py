@@ -157,11 +157,7 @@ class ScalerRun:
         self._torch = shared | {"GradScaler": torch.amp.GradScaler, "deepcopy": copy.deepcopy}
         self._torch |= {"dumps": pickle.dumps, "loads": pickle.loads}
         self._plain = shared | {"GradScaler": lambda device, **options: ReferenceScaler(Scaler(**options))}
-        self._plain |= {
-            "deepcopy": ReferenceScaler.pickled,
-            "dumps": ReferenceScaler.pickled,
-            "loads": lambda made: made,
-        }
+        self._plain |= dict.fromkeys(("deepcopy", "dumps"), ReferenceScaler.pickled) | {"loads": lambda made: made}
         for names in (self._torch, self._plain):
             exec(program.setup, names)
         self.compared = 0
