@@ -71,9 +71,7 @@ UNKEPT = Product(
         "place": ("inside", "around", "nested"),
         "grads": ("unasked", "asked", "no_grad"),
     },
-    {
-        "an exported program has no region that is around its call": where(compiler="export", place="around"),
-    },
+    {"an exported program has no region that is around its call": where(compiler="export", place="around")},
 )
 
 

@@ -60,9 +60,7 @@ ELSEWHERE = Product(
 TOOLS = Product(
     {"tool": ("fx", "makefx", "symbolic"), "body": ("bare", "region", "disabled"), "capture": _STATES, "call": _CALLS}
 )
-FOUND = Product(
-    {"body": ("bare", "default"), "first": ("low", "other", "off"), "second": ("other", "off", "low")},
-)
+FOUND = Product({"body": ("bare", "default"), "first": ("low", "other", "off"), "second": ("other", "off", "low")})
 
 _BODY = {
     "bare": "x, h = x, h",

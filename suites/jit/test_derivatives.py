@@ -34,9 +34,7 @@ PROGRAMS = Product(
         "setting": ("same_as_forward", "off", "listed"),
         "engine": ("autograd", "compiled"),
     },
-    {
-        "the backend `eager` makes no backward graph": where(compiler="dynamo", setting=other_than("same_as_forward")),
-    },
+    {"the backend `eager` makes no backward graph": where(compiler="dynamo", setting=other_than("same_as_forward"))},
 )
 
 

@@ -89,9 +89,7 @@ REACHING = Product(
 )
 COMPILED = Product(
     {"compiler": ("aot", "inductor"), "op": tuple(OPS)},
-    {
-        "it reaches a kernel with a policy in a backward pass in a region alone": where(op=IN_DERIVATIVES),
-    },
+    {"it reaches a kernel with a policy in a backward pass in a region alone": where(op=IN_DERIVATIVES)},
 )
 DATABASE = Product({"op": tuple(sorted({op for rows in op_database.tables().values() for op in rows}))}, nightly=True)
 

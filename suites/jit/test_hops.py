@@ -486,9 +486,7 @@ FLEX = Product(
         "score": ("none", "scaled", "biased"),
         "place": ("around", "inside", "disabled", "different"),
     },
-    {
-        "where autocast is off, nothing is promised of tensors of two dtypes": where(given="mixed", place="disabled"),
-    },
+    {"where autocast is off, nothing is promised of tensors of two dtypes": where(given="mixed", place="disabled")},
 )
 
 
