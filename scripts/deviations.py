@@ -416,6 +416,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.deviations", description=__doc__.partition("\n")[0])
     parser.add_argument("suites", nargs="?", default=str(ROOT / "suites"), metavar="FOLDER", help="the suites to run")
     parser.add_argument("--most", type=int, default=3, metavar="N", help="cases of an entry and device; by default 3")
+    parser.add_argument("--places", type=int, default=12, metavar="N", help="results of a case; by default 12")
     parser.add_argument("--only", action="append", default=[], metavar="ID", help="of this entry alone; again for more")
     parser.add_argument("--device", action="append", default=[], metavar="NAME", help="on this device alone")
     parser.add_argument("--rule", action="append", default=[], metavar="NAME", help="of this rule alone")
@@ -426,7 +427,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = sys.argv[1:] if argv is None else argv
         command = [sys.executable, "-m", "scripts.deviations", *given]
         return max(subprocess.call([*command, *(f"--device={name}" for name in names)]) for names in found)
-    doubling = Doubling(args.most, args.only)
+    doubling = Doubling(args.most, args.only, args.places)
     options = [f"--{name}={value}" for name in ("device", "rule", "deviations") for value in getattr(args, name)]
     config = ["-c", str(ROOT / "ampcheck/pytest.ini"), f"--rootdir={ROOT}", "-p", "ampcheck.runner.plugin"]
     options += [*config, "--no-run-file", "-qq", "--tb=no", *["--nightly"] * args.nightly]
