@@ -318,27 +318,15 @@ class _Relations:
             return
         if not len(exact) == len(moved) == len(got):
             return
-        most, eps = torch.finfo(amp.dtype).max, torch.finfo(amp.dtype).eps
         largest = max(
             (x[x.isfinite()].abs().max().item() for x in exact if x.isfinite().any() and is_real(x)), default=0.0
         )
         for place, (x, y, z) in enumerate(zip(exact, moved, got, strict=True)):
             if x.dtype != torch.float64 or x.shape != z.shape or not x.numel() or not z.is_floating_point():
                 continue
-            what = f"accuracy of output {place} of sample {self.number}"
-            lost = x.isfinite() & y.isfinite() & (y.abs() < most / 4) & ~z.isfinite()
-            if lost.any() and not self.cancels(place, lost, most / 4):
-                said = f"gave {z[lost][0].item()} in {z.dtype} where float64 gives {x[lost][0].item():.4g}"
-                amp.check(False, what, said)
-                continue
-            fine = x.isfinite() & y.isfinite() & z.isfinite()
-            if not fine.any():
-                continue
-            scale = x[fine].abs().max().item()
-            scale = scale if scale > 1e-3 * largest else largest  # a gradient that is 0 is a sum that cancels
-            allowed = ALLOWED * max((x - y)[fine].abs().max().item() + eps * scale, 1e-5)
-            far = (z.double() - x)[fine].abs().max().item()
-            amp.check(far <= allowed, what, f"is off by {far:.2g}; rounding explains {allowed:.2g}")
+            said = unexplained(z, x, y, amp.dtype, largest)
+            if not said.startswith("gave") or not self.cancels(place, _lost(z, x, y, amp.dtype)):
+                amp.check(not said, f"accuracy of output {place} of sample {self.number}", said or "agrees")
 
     def infinite(self) -> None:
         """Compare which results are infinite or nan in a region, for arguments in the lower precision, with float64's.
@@ -359,18 +347,16 @@ class _Relations:
                 x, y = each[0], each[-1]
                 if not x.is_floating_point() or any(z.shape != x.shape for z in each):
                     continue
-                ends = [_ends(z, x.dtype) for z in each]
-                if not torch.equal(ends[0], ends[1]) or not torch.equal(ends[2], ends[3]):
+                if different_ends(x, each[1]) or different_ends(each[2].to(x.dtype), y):
                     continue
-                at = [tuple(index) for index in (ends[0] != ends[3]).nonzero().tolist()]
-                said = f"gave {x[at[0]].item()} where float64 gives {y[at[0]].item():.4g}" if at else ""
+                said = different_ends(x, y)
                 where = "at the end" if last else "in the middle"
-                amp.check(not at, f"output {place} of sample {self.number} with {value} {where}", said or "agrees")
+                amp.check(not said, f"output {place} of sample {self.number} with {value} {where}", said or "agrees")
 
-    def cancels(self, place: int, lost: torch.Tensor, most: float) -> bool:
+    def cancels(self, place: int, lost: torch.Tensor) -> bool:
         """Tell whether large terms of a sum cancel in an output, so that a part of the sum may overflow."""
         amp = self.amp
-        terms = self.changed(torch.abs)
+        terms, most = self.changed(torch.abs), torch.finfo(amp.dtype).max / 4
         whole = _run(amp, lambda _: terms.derived(self.off, torch.float64), self.on)
         return isinstance(whole, list) and place < len(whole) and bool((whole[place][lost].abs() >= most).any())
 
@@ -411,10 +397,42 @@ def _with_element(given: Any, dtype: torch.dtype, value: float, last: bool) -> A
     return pytree.tree_unflatten(leaves, spec)
 
 
-def _ends(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return where a result is nan (2), or beyond the numbers of a dtype (1 or -1)."""
-    x = x.to(dtype)
-    return torch.where(x.isnan(), 2.0, x.sign() * (x.abs() >= torch.finfo(dtype).max))
+def _lost(got: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor, low: torch.dtype) -> torch.Tensor:
+    """Return where a result is infinite or nan although the lower precision holds what float64 gives."""
+    return exact.isfinite() & moved.isfinite() & (moved.abs() < torch.finfo(low).max / 4) & ~got.isfinite()
+
+
+def unexplained(got: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor, low: torch.dtype, largest: float) -> str:
+    """Say how a result is farther from float64's than rounding to a lower precision explains; "" where it is not.
+
+    `moved`: what float64 gives of rounded arguments. `largest`: the largest number of all results, whose rounding
+    explains a gradient that is zero because a sum cancels.
+    """
+    lost = _lost(got, exact, moved, low)
+    if lost.any():
+        return f"gave {got[lost][0].item()} in {got.dtype} where float64 gives {exact[lost][0].item():.4g}"
+    fine = exact.isfinite() & moved.isfinite() & got.isfinite()
+    if not fine.any():
+        return ""
+    scale = exact[fine].abs().max().item()
+    scale = scale if scale > 1e-3 * largest else largest
+    allowed = ALLOWED * max((exact - moved)[fine].abs().max().item() + torch.finfo(low).eps * scale, 1e-5)
+    far = (got.double() - exact)[fine].abs().max().item()
+    return f"is off by {far:.2g} in {got.dtype}; rounding explains {allowed:.2g}" if far > allowed else ""
+
+
+def different_ends(got: torch.Tensor, exact: torch.Tensor) -> str:
+    """Say where a result is infinite or nan, beyond what its dtype holds, and another one is not; "" where nowhere."""
+
+    def ends(x: torch.Tensor) -> torch.Tensor:
+        x = x.to(got.dtype)
+        return torch.where(x.isnan(), 2.0, x.sign() * (x.abs() >= torch.finfo(got.dtype).max))
+
+    places = (ends(got) != ends(exact)).nonzero().tolist()
+    if not places:
+        return ""
+    at = tuple(places[0])
+    return f"gave {got[at].item()} in {got.dtype} where float64 gives {exact[at].item():.4g}"
 
 
 def _strided(found: object) -> list[torch.Tensor]:
