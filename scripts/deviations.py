@@ -405,7 +405,8 @@ _NO_RESULT = re.compile(r" ran; eager mode raises |^ *$")
 
 def spread(count: int, most: int) -> list[int]:
     """Return some of so many places, the first and the last among them: a sweep looks at its calls alone at the end."""
-    return sorted({round(k * (count - 1) / max(most - 1, 1)) for k in range(min(count, most))})
+    chosen = min(count, most)
+    return sorted({round(k * (count - 1) / max(chosen - 1, 1)) for k in range(chosen)})
 
 
 def choose(items: Sequence[pytest.Item], known: KnownDeviations, most: int, only: Sequence[str]) -> list[pytest.Item]:
