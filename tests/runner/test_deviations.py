@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from ampcheck.devices.base import Device
-from ampcheck.devices.registry import OWN, known, select
+from ampcheck.devices.registry import OWN, groups, known, select
 from ampcheck.observe.dispatcher import compiled
 from ampcheck.runner import deviations
 from ampcheck.runner.deviations import JIT, KERNELS, SHARED, Deviation, KnownDeviations, after_deviations, load
@@ -72,8 +72,11 @@ def wrong_cases(deviations: Iterable[Deviation], sections: Mapping[str, Finding]
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What deviations call every case of this machine's devices, those of nightly runs among them."""
-    cases = collected(tmp_path_factory.mktemp("manifest"), "--nightly")
-    return [deviation_name(*key.split("/"), fields.get("compiler", "")) for key, fields in cases.items()]
+    together = [[f"--device={name}" for name in group] for group in groups(())]
+    found = [collected(tmp_path_factory.mktemp("manifest"), "--nightly", *devices) for devices in together]
+    return [
+        deviation_name(*key.split("/"), fields.get("compiler", "")) for cases in found for key, fields in cases.items()
+    ]
 
 
 def test_every_file_loads() -> None:
@@ -85,7 +88,7 @@ def test_every_file_loads() -> None:
 @pytest.mark.nightly
 def test_no_glob_is_stale(names: list[str]) -> None:
     assert len(names) > 1000
-    deviations = KnownDeviations(select([], []))
+    deviations = KnownDeviations(device for group in groups(()) for device in select(group))
     assert stale_lines([deviations.stale(names)]) == []
     rest = [name for name in names if not name.startswith("nesting/one_object_around_another-")]
     assert any("'nesting/one_object_around_another-*'" in line for line in stale_lines([deviations.stale(rest)]))
