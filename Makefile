@@ -49,17 +49,16 @@ docs: $(TEST)/ready
 	$(TEST)/bin/python -m ampcheck.bench.run.readme
 
 # torch comes first: the TorchScript operators and the emulated device are compiled against it while the package is built.
-# Of what is installed, Python compiles what is imported: pip would compile all of torch and jax, on one core.
 $(RUN)/ready: pyproject.toml setup.py $(wildcard ampcheck/*/csrc/* ampcheck/*/*/csrc/*)
 	$(PYTHON) -m venv $(RUN)
-	$(RUN)/bin/pip install --no-compile --quiet --disable-pip-version-check '$(TORCH)'
-	$(RUN)/bin/pip install --no-compile --quiet --disable-pip-version-check --editable '.[bench,jax]'
+	$(RUN)/bin/pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(RUN)/bin/pip install --quiet --disable-pip-version-check --editable '.[bench,jax]'
 	touch $@
 
 $(TEST)/ready: pyproject.toml setup.py $(wildcard ampcheck/*/csrc/* ampcheck/*/*/csrc/*)
 	$(PYTHON) -m venv $(TEST)
-	$(TEST)/bin/pip install --no-compile --quiet --disable-pip-version-check '$(TORCH)'
-	$(TEST)/bin/pip install --no-compile --quiet --disable-pip-version-check --editable '.[dev,jax]'
+	$(TEST)/bin/pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(TEST)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev,jax]'
 	touch $@
 
 clean:
