@@ -377,6 +377,7 @@ def test_shared_memory(device: Cpu, outputs: Callable[[torch.Tensor], Any], alia
     x, case = X + 1, Case("eager", "downcast", "mm", "", "fp32", "bf16", "cpu", "cpu")
     watched = Observation(outputs=outputs(x), inputs=[x])
     exact = Reference(aliases=frozenset(aliases))
+    assert shared_when_written(Cpu(), exact, watched, plan(case, Cpu())) == []  # whose storages are compared
     found = shared_when_written(device, exact, watched, plan(case, Cpu()))
     assert [text[: len(start)] for text, start in zip(found, says, strict=True)] == says
     assert shared_when_written(device, exact, Observation(outputs=outputs(X.clone())), plan(case, Cpu())) == []
