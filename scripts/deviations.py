@@ -145,7 +145,7 @@ SEEN: Mapping[Any, Mapping[str, int]] = {
         "far": 0,
         "pytorch_dtype": 0,
     },
-    compiled: {"refusal": 0, "compare_programs": 0, "within": 1, "same_kernels": 0},
+    compiled: {"refusal": 0, "compare_programs": 0, "within": 1, "same_kernels": 0, "same_parts": 0},
     backward: {"output_grads": 0, "gradient_dtypes": 1, "backward_kernels": 0},
     sweep: {"compare_cells": 0},
     relations: {"difference": 0, "_several": 0, "unlike": 1, "unexplained": 0, "different_ends": 0},

@@ -357,7 +357,7 @@ class _Attempt:
         self.call, self.reached = call, call.reached
         self.leaves = grad_leaves(call.arguments, call.reached)
         self.grads = [leaf.grad for leaf in self.leaves]
-        # A gradient without values stands for whatever gradient there is before the call.
+        # A step that reads no gradients is traced with empty ones, in place of those that there are before each call.
         self.given_grads = self.grads if reads_grads else [create(leaf.shape, leaf.dtype) for leaf in self.leaves]
         given = [g for g in self.given_grads if g is not None]
         self.tensors = [*call.arguments, *call.reached.tensors, *(given if reads_grads else ()), *extra]
