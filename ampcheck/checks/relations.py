@@ -289,6 +289,7 @@ class _Relations:
         """Compare results and gradients of arguments in the lower precision with float64's of the same numbers."""
         amp, eps = self.amp, torch.finfo(self.amp.dtype).eps
         low = self.changed(lambda x: x.to(amp.dtype).to(x.dtype))
+        amp.seed()
         nudged = low.changed(lambda x: x * (1 + eps * torch.randint(0, 2, x.shape, device=x.device).mul(2).sub(1)))
         got = _run(amp, partial(low.derived, dtype=amp.dtype), self.on)
         # A kernel that refuses the lower precision gives nothing wrong.
@@ -331,8 +332,8 @@ class _Relations:
     def infinite(self) -> None:
         """Compare which results are infinite or nan in a region, for arguments in the lower precision, with float64's.
 
-        One element of the first argument is: in the middle, or at the end, where kernels fill up their blocks. What
-        float32 gives otherwise than float64 is the op's own.
+        One element of the first argument is made infinite or nan: the middle one, or the last one, behind which kernels
+        fill up their blocks. A result that differs between float32 and float64, too, is not compared.
         """
         amp = self.amp
         for value, last in product((float("inf"), float("nan")), (False, True)):
