@@ -40,8 +40,8 @@ HARDWARE = ("cpu", "cuda", "xpu", "mps", "mtia")
 """Device types whose kernels are compiled; what compiles a program for each call would take an hour for values, too."""
 NAMES = sorted(name for name in op_database.rows() if "empty" not in name)
 GIVEN = Product({"op": NAMES, "given": ("low", "large", "small", "moved")}, nightly=True)
-STEPS = {"histc"}
-"""Ops whose results step, where a rounding decides on which side of a step they are."""
+STEPS = {"histc", "grid_sampler_2d", "grid_sampler_3d", "nn.functional.grid_sample"}
+"""Ops whose results step: a rounding decides into which bin a number falls, and which pixel is the nearest."""
 KERNELS = Product({"op": sorted({*low_kernels()} - STEPS), "given": ("rounded", "infinite")}, nightly=True)
 
 
