@@ -6,6 +6,7 @@ in PyTorch on the CPU. Source of the promise: https://github.com/pytorch/xla/iss
 `ampcheck.jax_device.j2t_autograd` keeps it.
 """
 
+import functools
 from typing import Any
 
 import pytest
@@ -47,16 +48,22 @@ def test_forward_and_backward(amp: Amp) -> None:
 
 @scenario(types=("jax",), dtypes="default", values=True)
 def test_double_backward(amp: Amp) -> None:
-    """create_graph=True gives a gradient that has one in turn, and that one too."""
-    (x, x_cpu), (w, w_cpu) = _device_and_cpu_leaf(amp, 3, 3), _device_and_cpu_leaf(amp, 3, 3)
-    found = []
-    for function, a, b in ((amp.j2t(_dense), x, w), (_dense_torch, x_cpu, w_cpu)):
-        (first,) = torch.autograd.grad(function(a, b).sum(), a, create_graph=True)
-        (second,) = torch.autograd.grad(first.pow(2).sum(), b, create_graph=True)
-        (third,) = torch.autograd.grad(second.pow(2).sum(), a)
-        found.append((first, second, third))
-    for order, got, want in zip(("first", "second", "third"), *found, strict=True):
-        amp.assert_close(f"{order} gradient", got, want.detach(), 1e-3)
+    """create_graph=True gives a gradient that has one, and that one too; of a function that reads values, too."""
+
+    def reads_values(x: Any, w: Any, exponents: set[int]) -> Any:
+        return _dense(x, w) ** max(exponents) if x.sum() != 0 else w
+
+    uncompiled = functools.partial(amp.j2t(reads_values), exponents={1})  # a set cannot be hashed
+    for how, function in (("", amp.j2t(_dense)), (" uncompiled", uncompiled)):
+        (x, x_cpu), (w, w_cpu) = _device_and_cpu_leaf(amp, 3, 3), _device_and_cpu_leaf(amp, 3, 3)
+        found = []
+        for dense, a, b in ((function, x, w), (_dense_torch, x_cpu, w_cpu)):
+            (first,) = torch.autograd.grad(dense(a, b).sum(), a, create_graph=True)
+            (second,) = torch.autograd.grad(first.pow(2).sum(), b, create_graph=True)
+            (third,) = torch.autograd.grad(second.pow(2).sum(), a)
+            found.append((first, second, third))
+        for order, got, want in zip(("first", "second", "third"), *found, strict=True):
+            amp.assert_close(f"{order} gradient{how}", got, want.detach(), 1e-3)
 
 
 @scenario(types=("jax",), dtypes="default", values=True)

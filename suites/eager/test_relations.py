@@ -12,7 +12,7 @@ there without autocast, too, is the op's own and not autocast's. Each relation f
 - `pieces`: an elementwise op gives an element among others what it gives it alone, whatever vectors a kernel uses.
 - `accuracy`: the error beside float64 is one that rounding of inputs and result to the lower precision explains.
 - `rounded`: so is that of a kernel that gets the lower precision, beside float64 of the same numbers.
-- `infinite`: where one element of low arguments is infinite or nan, those results are that are in float64.
+- `infinite`: where one low argument is infinite or nan, the same results are infinite or nan as in float64.
 
 A case runs every relation that its op has, on samples of the database as they are (`wide`), with a first argument that
 is in the lower precision already (`low`), and on values that the database does not have (`large`, `small`, `moved`).

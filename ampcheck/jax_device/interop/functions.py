@@ -95,8 +95,8 @@ def _formed(fn: Function, static: Sequence[Tree], tree: Tree, *, compiled: bool)
 class _Form:
     """A JAX function of arrays alone, flat in and out."""
 
-    def __init__(self, flat: Function, *, compiled: bool = True) -> None:
-        self.flat = flat
+    def __init__(self, flat: Function, *, compiled: bool) -> None:
+        self.flat, self.compiled = flat, compiled
         self.jit = functools.partial(jax.jit, inline=True) if compiled else (lambda fn: fn)
         self.forward = self.jit(flat)
         self.with_vjp: dict[tuple[int, ...], Function] = {}
@@ -128,7 +128,7 @@ class _Form:
 
         key = (wanted, count)
         if key not in self.gradients:
-            self.gradients[key] = _Form(gradient)
+            self.gradients[key] = _Form(gradient, compiled=self.compiled)
         return self.gradients[key]
 
 
