@@ -53,6 +53,7 @@ EVERY = ScalerProgram(
         "scaler = loads(dumps(scaler))",
         "scaler.update()",
         *(f"o{number}.zero_grad(set_to_none={number % 2 == 0})" for number in range(5)),
+        "corrupt_grad(p1_0, inf)",  # sparse and set to zero, so it has no element
         *backward(0, PLANS[0], "loss", 2, "inf"),
         *backward(1, PLANS[1], "forward", 0, "nan"),
         "corrupt_grad(p1_0, -inf)",

@@ -320,9 +320,9 @@ def reload(other: S, scaler: S) -> S:
 
 
 def corrupt_grad(param: torch.nn.Parameter, value: float) -> None:
-    """Write a value into the first element of a gradient, where there is one."""
+    """Write a value into the first element of a gradient, where there is one; a sparse one set to zero has none."""
     if param.grad is not None:
-        (param.grad._values() if param.grad.is_sparse else param.grad).view(-1)[0] = value
+        (param.grad._values() if param.grad.is_sparse else param.grad).view(-1)[:1] = value
 
 
 def clip(optimizer: torch.optim.Optimizer) -> None:
