@@ -9,6 +9,7 @@ import re
 import runpy
 import sys
 import tempfile
+import tomllib
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
@@ -23,7 +24,7 @@ from ampcheck.tools.lint import TRAINING, lint_source
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "mistakes"
-PROGRAMS = ROOT / "tests" / "programs_with_mistakes"
+PROGRAMS = ROOT / "tests" / "tools" / "programs_with_mistakes.toml"
 FIGURES = PAGES / "programs.csv"
 REPORTS = ROOT / "docs" / "lint_packages.csv"
 FIELDS = ("rule", "wrong", "lint", "doctor", "right", "silent")
@@ -31,7 +32,7 @@ FIELDS = ("rule", "wrong", "lint", "doctor", "right", "silent")
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program in a user's style. `of`: its rule, or "right" or "complete". `also`: what follows from `mistakes`."""
+    """A program in a user's style. `of`: its rule, "right" or "whole". `also`: what follows from `mistakes`."""
 
     name: str
     of: str
@@ -57,16 +58,16 @@ class Program:
 
 
 def programs() -> list[Program]:
-    """Return the examples of the catalogue, the files of tests/programs_with_mistakes, and what is right instead."""
+    """Return the examples of the catalogue, the programs of tests/tools, and what is right instead."""
     texts = {f"{rule.name}-0": rule.example for rule in RULES.values()}
-    texts |= {file.stem: file.read_text(encoding="utf-8") for file in sorted(PROGRAMS.rglob("*.py"))}
+    texts |= {name: row["program"] for name, row in tomllib.loads(PROGRAMS.read_text(encoding="utf-8")).items()}
     out = []
     for name, text in texts.items():
         rule = name.rpartition("-")[0]
         said = {kind: ", ".join(re.findall(f"^# {kind}: (.*)", text, re.M)) for kind in ("mistakes", "also")}
         told = {kind: set(words.split(", ")) for kind, words in said.items()}
         mistakes = (told["mistakes"] | {rule}) - {"", "right"}
-        out.append(Program(name, rule or "complete", text, frozenset(mistakes), frozenset(told["also"] - {""})))
+        out.append(Program(name, rule or "whole", text, frozenset(mistakes), frozenset(told["also"] - {""})))
         if mended(text) != text:
             out.append(Program(f"{name}-mended", rule, mended(text)))
     return out

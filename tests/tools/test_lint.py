@@ -328,7 +328,7 @@ WRONG = [
     ("fp16-without-scaler", loop("with torch.autocast(device_type='cuda'):\n    loss = model(x).sum()\n"
     "loss.backward()\noptimizer.step()\n", PLAIN)),
 ]  # fmt: skip
-"""Mistakes in shapes that no file of `programs_with_mistakes` has."""
+"""Mistakes in shapes that no program of `programs_with_mistakes.toml` has."""
 
 OLDER = """\
 import torch

@@ -1,6 +1,7 @@
 """`ampcheck precision` finds the op that loses accuracy, and the code it writes keeps the loss within the tolerance."""
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,9 @@ from ampcheck.errors import UsageError
 from ampcheck.observe.closeness import relative_error
 from ampcheck.tools.precision import report, runs, shadow
 from ampcheck.tools.precision.runs import Program
-from tests.cli_support import ROOT
 
-LOSSY = ROOT / "tests/tools/lossy"
+LOSSY = tomllib.loads(Path(__file__).with_name("lossy.toml").read_text(encoding="utf-8"))
 STEPS = 4
-TOLERANCE = {"vision": 0.03, "gpt": 0.01, "own_function": 0.004, "inference": 0.02, "waves": 0.02}
-"""By program. What it loses beyond it is lost in one place, which its file marks."""
 
 
 def quiet(line: str) -> None:
@@ -27,16 +25,16 @@ def losses(path: Path, keep: tuple[str, ...] | None = ()) -> runs.Figures:
     return Program(str(path), [], STEPS, quiet).run("", keep)
 
 
-@pytest.mark.parametrize("name", TOLERANCE)
+@pytest.mark.parametrize("name", LOSSY)
 def test_the_op_that_loses_is_found_and_the_code_to_paste_mends_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / f"{name}.py"
-    source = (LOSSY / path.name).read_text(encoding="utf-8").splitlines()
+    source = LOSSY[name]["program"].splitlines()
     path.write_text("\n".join(source), encoding="utf-8")
     marked = next(number for number, line in enumerate(source, 1) if "# loses" in line)
-    tolerance = TOLERANCE[name]
+    tolerance = LOSSY[name]["tolerance"]
 
     answer = report.find(Program(path.name, [], STEPS, quiet), tolerance, path.name)
 

@@ -1,13 +1,8 @@
-"""`lint` and `doctor` on programs in users' style: each finds the mistake that its file is named after, and no other.
-
-A line `# also: RULE, RULE` names what follows from the mistake, `# wrong` and `# right: CODE` mend it. `complete/` has
-longer scripts with several, `# mistakes: RULE, RULE`; the catalogue has an example a rule.
-"""
+"""`lint` and `doctor` on programs in users' style: each finds the mistake a program is named after, and no other."""
 
 import csv
 import importlib
 import json
-import runpy
 import sys
 from pathlib import Path
 
@@ -20,10 +15,10 @@ from ampcheck.errors import UsageError
 from ampcheck.tools.catalogue import COSTS, RULES
 from ampcheck.tools.doctor import callbacks
 from scripts.mistakes import FIELDS, FIGURES, PAGES, Program, index, page, programs
-from scripts.mistakes import PROGRAMS as HERE
 
 ALL = programs()
-WHOLE = [one for one in ALL if one.of == "complete"]
+NAMED = {one.name: one for one in ALL}
+WHOLE = [one for one in ALL if one.of == "whole"]
 
 
 @pytest.mark.parametrize("program", ALL, ids=lambda program: program.name)
@@ -57,12 +52,13 @@ def test_the_figures_of_the_page_are_of_these_programs() -> None:
 @pytest.mark.parametrize("program", WHOLE, ids=lambda program: program.name)
 @pytest.mark.filterwarnings("ignore")
 def test_the_first_screen_holds_the_answer(
-    program: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    program: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr("sys.argv", [])
     monkeypatch.setattr("sys.path", [*sys.path])
-    file = HERE / "complete" / f"{program.name}.py"
+    file = tmp_path / f"{program.name}.py"
+    file.write_text(program.text, encoding="utf-8")
     for command, how in (("lint", "static"), ("doctor", "dynamic")):
         assert main([command, str(file)]) == 1
         lines = capsys.readouterr().out.splitlines()
@@ -110,7 +106,9 @@ def test_pytorch_is_left_as_it_was() -> None:
 def test_results_are_those_without_it() -> None:
     def train() -> list[torch.Tensor]:
         torch.manual_seed(0)
-        return list(runpy.run_path(str(HERE / "right-19.py"))["m"].parameters())
+        names: dict[str, torch.nn.Module] = {}
+        exec(NAMED["right-19"].text, names)
+        return list(names["m"].parameters())
 
     alone = train()
     with doctor():
@@ -189,10 +187,9 @@ def test_a_callback_of_an_absent_library(name: str, monkeypatch: pytest.MonkeyPa
         getattr(callbacks, name)()
 
 
-def test_an_lstm_that_is_not_fused_is_named() -> None:
+def test_an_lstm_that_is_not_fused_is_named(tmp_path: Path) -> None:
     """A processor with fp16 instructions runs the one of this program as one kernel."""
-    with doctor() as d:
-        runpy.run_path(str(HERE / "right-29.py"))
+    d = NAMED["right-29"].run(tmp_path / "program.py")
     fused = torch.ops.mkldnn._is_mkldnn_fp16_supported()
     seen = [one.seen for one in d.findings]
     assert seen == ([] if fused else ["LSTM was given fp16 in a region of bf16"])
