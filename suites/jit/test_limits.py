@@ -1,45 +1,19 @@
 """Rule limits: a captured program does in and around regions what it does eagerly, or is refused in clear words.
 
-torch.fx and torch.export do not support everything that torch.autocast does. The programs are data: text with the
-device and the dtypes left open, and what `ampcheck lint` finds in them. Those of TorchScript are in
-`suites/jit/torchscript`.
+torch.fx and torch.export do not support everything that torch.autocast does. The programs are in
+ampcheck/tools/lint/limits.toml; those of TorchScript are called in `suites/jit/torchscript`.
 Source: https://docs.pytorch.org/docs/2.13/export.html; pytorch#62043.
 """
 
 import pytest
 
 from ampcheck.runner.suite import Amp, scenario
-from ampcheck.tools.lint.cases import PROGRAMS, Limit, as_module, check, check_found, of_limit
+from ampcheck.tools.lint.cases import check, check_found, limits, of_limit
 
 pytestmark = pytest.mark.rule("limits")
 
-_FX = {
-    "region": ("lost-in-fx",),
-    "disabled": ("lost-in-fx",),
-    "annotated": ("lost-in-fx",),
-    "asking": ("query-frozen",),
-    "setting": ("query-frozen", "state-change"),
-    "custom": ("custom-fwd",),
-}
-_EXPORT = {
-    "region": ("default-dtype",),
-    "disabled": (),
-    "own_dtype": (),
-    "annotated": (),
-    "nested": (),
-    "asking": ("query-frozen",),
-    "setting": ("query-frozen", "state-change"),
-    "custom": ("custom-fwd",),
-    "cast": (),
-}
-_STRICT = {name: _EXPORT[name] for name in ("region", "nested", "cast", "custom")}
-
-CAPTURED = {
-    **{f"fx_{name}": Limit("fx", PROGRAMS[name], finds) for name, finds in _FX.items()},
-    **{f"export_{name}": Limit("export", as_module(PROGRAMS[name]), finds) for name, finds in _EXPORT.items()},
-    **{f"strict_{name}": Limit("strict", as_module(PROGRAMS[name]), finds) for name, finds in _STRICT.items()},
-}
-"""Programs that are traced symbolically or exported, by name; with the rules that the linter must report."""
+CAPTURED = limits("fx") | limits("export") | limits("strict")
+"""Programs that are traced symbolically or exported, by name."""
 
 
 @scenario(name=CAPTURED, values=True, dtypes="default", program=lambda amp, name: of_limit(CAPTURED[name], amp))

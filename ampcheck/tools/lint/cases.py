@@ -1,10 +1,11 @@
 """A limitation as a case: a program, and whether it acts compiled as in eager mode or is refused with a reason."""
 
-import textwrap
+import tomllib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,62 +49,13 @@ class Limit:
 
     def source(self, device: Device, dtype: torch.dtype, other: torch.dtype) -> str:
         """Return the program and its compilation, without imports."""
-        text = textwrap.dedent(self.text).strip("\n")
+        text = self.text.strip("\n")
         for name, value in {"{device}": repr(device.type), "{dtype}": str(dtype), "{other}": str(other)}.items():
             text = text.replace(name, value)
         return f"{text}\n\n{_COMPILED[self.compiler]}\n"
 
 
-_IN_REGION = """
-def program(a, b):
-    with torch.autocast({device}%s):
-        return %s
-"""
-PROGRAMS = {
-    "region": _IN_REGION % ("", "torch.mm(a, b)"),
-    "disabled": _IN_REGION % (", enabled=False", "torch.mm(a, b)"),
-    "own_dtype": _IN_REGION % (", dtype={other}", "torch.mm(a, b)"),
-    "cast": _IN_REGION % (", dtype={dtype}", "torch.mm(a, b).float()"),
-    "parts": _IN_REGION % ("", 'torch.einsum("ij,jk->ik", a, b)'),
-    "annotated": """
-@torch.autocast({device}, enabled=False)
-def program(a, b):
-    return torch.mm(a, b)
-""",
-    "asking": """
-def program(a, b):
-    return torch.mm(a, b) if torch.is_autocast_enabled({device}) else a + b
-""",
-    "setting": """
-def program(a, b):
-    before = torch.is_autocast_enabled({device})
-    torch.set_autocast_enabled({device}, True)
-    a = torch.mm(a, b)
-    torch.set_autocast_enabled({device}, before)
-    return a
-""",
-    "custom": """
-class Product(torch.autograd.Function):
-    @staticmethod
-    @torch.amp.custom_fwd(device_type={device}, cast_inputs=torch.float32)
-    def forward(ctx, a, b):
-        return torch.mm(a, b)
-
-def program(a, b):
-    return Product.apply(a, b)
-""",
-    "nested": """
-def program(a, b):
-    with torch.autocast({device}, dtype={dtype}):
-        a = torch.mm(a, b)
-        with torch.autocast({device}, enabled=False):
-            return a, torch.mm(b, b)
-""",
-}
-"""Programs that several compilers are given, by name."""
-
-
-def as_module(text: str) -> str:
+def _as_module(text: str) -> str:
     """Make the program the forward of a module, as export takes modules."""
     head, _, body = text.strip("\n").rpartition("def program(a, b):\n")
     decorator = head.splitlines()[-1] if head.rstrip().endswith(")") and head.splitlines()[-1].startswith("@") else ""
@@ -111,6 +63,19 @@ def as_module(text: str) -> str:
     lines = [decorator, "def forward(self, a, b):", *body.splitlines()]
     inner = "\n".join(f"    {line}" for line in lines if line)
     return f"{head}class Program(torch.nn.Module):\n{inner}\n\nprogram = Program()\n"
+
+
+_TABLE = tomllib.loads(Path(__file__).with_name("limits.toml").read_text(encoding="utf-8"))
+
+
+def limits(compiler: str) -> dict[str, Limit]:
+    """Return the limitations of a compiler, by name, as limits.toml has them."""
+    found = {}
+    for name, row in _TABLE[compiler].items():
+        text = row["text"] if "text" in row else _TABLE["shared"][row["of"]]
+        text = _as_module(text) if compiler in ("export", "strict") else text
+        found[name] = Limit(compiler, text, tuple(row.get("finds", ())), row.get("says", ""), row.get("dynamic"))
+    return found
 
 
 _IMPORTS = "import torch\nimport torch.nn.functional as F\nfrom typing import Optional\n\n"
