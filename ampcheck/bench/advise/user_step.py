@@ -6,7 +6,7 @@ A function returns `(model, inputs, loss)`, e.g. a `StepSpec`; `docs/using.md` h
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from functools import partial
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ampcheck.bench.core.model import Precision
-from ampcheck.bench.core.prepare import FP64, Trained, region_of, training
+from ampcheck.bench.core.prepare import FP64, Prepared, region_of, training
 from ampcheck.devices.registry import told
 from ampcheck.errors import UsageError
 from ampcheck.spec.torch_dtypes import name_of
@@ -107,7 +107,7 @@ def checked(made: object, where: str) -> StepSpec:
     return StepSpec(model, tuple(inputs), loss)
 
 
-class UserStep(Trained):
+class UserStep(Prepared):
     """A step in a variant on a device: forward, loss, backward and an update by SGD; forward alone without a loss.
 
     `scaled`: whether with a GradScaler; by default float16's region has one. `scaler` is it. The step's model is
@@ -117,24 +117,17 @@ class UserStep(Trained):
     def __init__(
         self, spec: StepSpec, precision: Precision, device: str, compiler: str = "eager", scaled: bool | None = None
     ) -> None:
-        super().__init__(device, precision)
-        model, loss = deepcopy(spec.model).to(device, precision.convert), spec.loss
-        self.gradients = loss is not None
-        low = precision.convert
-        self.arguments = tuple(x.detach().to(device, low if x.is_floating_point() else None) for x in spec.inputs)
+        low, loss, region = precision.convert, spec.loss, region_of(device, precision)
+        model = deepcopy(spec.model).to(device, low)
+        given = [x.detach().to(device, low if x.is_floating_point() else None) for x in spec.inputs]
         if scaled is None:
-            scaled = precision.region is torch.float16 and self.gradients
+            scaled = precision.region is torch.float16 and loss is not None
         self.scaler = torch.amp.GradScaler(device, enabled=scaled)
-        region = region_of(device, precision)
-        if loss is None:
-            self._made(model, partial(_inference, region), compiler)
-            return
-        taken = len(spec.inputs) - (_takes(loss) == 2)
-
-        def loss_of(forward: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-            return loss(forward(*inputs[:taken]), *inputs[taken:])
-
-        self._made(model, training(model, _RATE, self.scaler, region, loss_of), compiler)
+        stepping: Callable[..., Any] = partial(_inference, region)
+        if loss is not None:
+            stepping = training(model, _RATE, self.scaler, region, loss, len(given) - (_takes(loss) == 2))
+        trains = loss is not None
+        super().__init__(device, precision, compiler, given, model, stepping=stepping, model=model, gradients=trains)
 
     def settle(self) -> int:
         """Step until the GradScaler's scale is one at which no update is skipped. Returns how many were."""

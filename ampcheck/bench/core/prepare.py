@@ -4,7 +4,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -25,29 +25,70 @@ class Prepared:
     cache would stay warm otherwise. `eager()` computes one op by op, for a recorder to see. `restore()` puts
     parameters, buffers and the process's setting of float32 products back to where they began. With compiler "jit",
     `jitted(*arguments)` is the call, and `jitted.lower(*arguments)` its program.
+
+    Args:
+        forward: what `torch.compile` compiles: all of an op's call, of a step the model.
+        stepping: makes the call of a step of `forward`, or of what it was compiled to.
+        model: the model of a step, whose parameters and buffers are put back.
+        gradients: whether they are part of its output.
+        copies: of the arguments, which calls of an op get in turns.
     """
 
     call: Callable[[], object]
-    eager: Callable[[], object]
     calls: int = 1
     jitted: Any = None
-    arguments: tuple[torch.Tensor, ...]
 
-    def __init__(self, device: str, precision: Precision) -> None:
-        self._device, self._precision = device, precision
-        self._begun: dict[torch.Tensor, torch.Tensor] = {}
+    def __init__(
+        self,
+        device: str,
+        precision: Precision,
+        compiler: str,
+        arguments: Sequence[torch.Tensor],
+        forward: Callable[..., Any],
+        *,
+        stepping: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda forward: forward,
+        model: nn.Module | None = None,
+        gradients: bool = False,
+        copies: Sequence[tuple[torch.Tensor, ...]] = (),
+    ) -> None:
+        self._device, self._precision, self._forward, self._stepping = device, precision, forward, stepping
+        self.arguments, self._turns = tuple(arguments), [tuple(arguments), *copies]
+        tensors_of_model = () if model is None else (*model.parameters(), *model.buffers())
+        self._begun = {tensor: tensor.detach().clone() for tensor in tensors_of_model}
+        learned = model.parameters() if model is not None and gradients else ()
+        self._learned = [parameter for parameter in learned if parameter.requires_grad]
         self.restore()
+        function = stepping(forward)
+        self.eager = self._given(function)
+        if compiler == "eager":
+            self.call = self.eager
+        elif compiler == "graph":
+            self.call, self.calls = graphed(self.eager), _CALLS
+        elif compiler == "compile":
+            self.call = self.compiled_with(_backend(device))
+        else:
+            from ampcheck.jax_device import jit  # noqa: PLC0415  # jax only where it is measured
+
+            self.jitted = jit(function, fullgraph=True)
+            self.call = self._given(self.jitted)
 
     def compiled_with(self, backend: Any) -> Callable[[], object]:
         """Return the same call through `torch.compile` with that backend."""
-        raise NotImplementedError
+        return self._given(self._stepping(torch.compile(self._forward, backend=backend, dynamic=False)))
 
-    def output(self) -> torch.Tensor:
+    def output(self, seed: int = 0) -> torch.Tensor:
         """Return the result of a call from the initial state, as one float64 vector on the CPU.
 
-        Of an op its floating point outputs, of a step its loss and every gradient.
+        Of an op or of inference its floating point outputs; of a training step its loss and every gradient (zeros where
+        a parameter has none), unscaled. `seed`: for random numbers that it draws.
         """
-        raise NotImplementedError
+        self.restore()
+        torch.manual_seed(seed)
+        found = list(tensors(self.call()))
+        found += [torch.zeros_like(p) if p.grad is None else p.grad for p in self._learned]
+        parts = [t.detach().cpu().double().reshape(-1) for t in found if t.is_floating_point()]
+        self.restore()
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
     def restore(self) -> None:
         """Put parameters, buffers and the setting of float32 products back."""
@@ -60,6 +101,9 @@ class Prepared:
     def _given(self, run: Callable[..., Any]) -> Callable[[], object]:
         """Return a call of a function of the arguments."""
         setting, arguments = _matmul(self._device, self._precision.matmul), self.arguments
+        if len(self._turns) > 1:
+            turn = itertools.cycle(self._turns)
+            return lambda: run(*next(turn))
 
         def call() -> Any:
             with setting():
@@ -67,127 +111,34 @@ class Prepared:
 
         return call if setting is not contextlib.nullcontext else lambda: run(*arguments)
 
-    def _executed(self, function: Callable[..., Any], compiler: str) -> None:
-        """Set `call` and `eager` for a function of the arguments."""
-        self.eager = self._given(function)
-        if compiler == "eager":
-            self.call = self.eager
-        elif compiler == "graph":
-            self.call, self.calls = graphed(self.eager), _CALLS
-        elif compiler == "compile":
-            self.call = self.compiled_with(_backend(self._device))
-        else:
-            from ampcheck.jax_device import jit  # noqa: PLC0415  # jax only where it is measured
-
-            self.jitted = jit(function, fullgraph=True)
-            self.call = self._given(self.jitted)
-
-
-class _Op(Prepared):
-    def __init__(self, workload: OpWorkload, precision: Precision, device: str, compiler: str) -> None:
-        super().__init__(device, precision)
-        module = make_module(workload, device, precision.convert)
-        modules = () if module is None else (module,)
-        self.arguments = tuple(make_inputs(workload, device, precision.convert))
-        region, call = region_of(device, precision), workload.call
-
-        def run(*inputs: torch.Tensor) -> Any:
-            with torch.no_grad(), region():
-                return call(*modules, *inputs)
-
-        self._run = run
-        self._copies = copies(self.arguments) if device == "cuda" else []
-        self._executed(run, compiler)
-
-    def _given(self, run: Callable[..., Any]) -> Callable[[], object]:
-        if not self._copies:
-            return super()._given(run)
-        turn = itertools.cycle([self.arguments, *self._copies])
-        return lambda: run(*next(turn))
-
-    def compiled_with(self, backend: Any) -> Callable[[], object]:
-        return self._given(torch.compile(self._run, backend=backend, dynamic=False))
-
-    def output(self) -> torch.Tensor:
-        return vector(tensors(self.call()))
-
-
-class Trained(Prepared):
-    """A model in a variant, called by `stepping(forward)`, where `forward` is the model or what it was compiled to.
-
-    `gradients`: whether they are part of its output.
-    """
-
-    gradients = True
-
-    def _made(self, model: nn.Module, stepping: Callable[[Callable[..., Any]], Callable[..., Any]], to: str) -> None:
-        self._model, self._stepping = model, stepping
-        self._begun = {t: t.detach().clone() for t in (*model.parameters(), *model.buffers())}
-        self._executed(stepping(model), to)
-
-    def compiled_with(self, backend: Any) -> Callable[[], object]:
-        run = self._stepping(torch.compile(self._model, backend=backend, dynamic=False))
-        return lambda: run(*self.arguments)
-
-    def output(self, seed: int = 0) -> torch.Tensor:
-        """Return the result of a call from the initial state, as one float64 vector on the CPU.
-
-        Of a training step its loss and every gradient (zeros where a parameter has none), unscaled; of inference its
-        floating point outputs. `seed`: for random numbers that it draws.
-        """
-        self.restore()
-        torch.manual_seed(seed)
-        found = list(tensors(self.call()))
-        if self.gradients:
-            learned = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-            found += [torch.zeros_like(p) if p.grad is None else p.grad for p in learned]
-        out = vector(found)
-        self.restore()
-        return out
-
 
 def training(
     model: nn.Module,
     rate: float,
     scaler: torch.amp.GradScaler,
     region: Callable[[], AbstractContextManager[Any]],
-    loss_of: Callable[[Callable[..., Any], Sequence[torch.Tensor]], torch.Tensor],
+    loss: Callable[..., torch.Tensor],
+    taken: int,
 ) -> Callable[[Callable[..., Any]], Callable[..., torch.Tensor]]:
-    """Return a function that makes the training step of a forward: loss in the region, backward, update by SGD."""
+    """Return a function that makes the training step of a forward: loss in the region, backward, update by SGD.
+
+    `taken`: how many of the inputs the model gets; the loss gets its output and the others.
+    """
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=rate)
 
     def stepping(forward: Callable[..., Any]) -> Callable[..., torch.Tensor]:
         def step(*inputs: torch.Tensor) -> torch.Tensor:
             optimizer.zero_grad(set_to_none=True)  # else the accumulation would be timed
             with region():
-                loss = loss_of(forward, inputs)
-            scaler.scale(loss).backward()
+                value = loss(forward(*inputs[:taken]), *inputs[taken:])
+            scaler.scale(value).backward()
             scaler.step(optimizer)
             scaler.update()
-            return loss.detach()
+            return value.detach()
 
         return step
 
     return stepping
-
-
-class _StepCall(Trained):
-    def __init__(self, workload: StepWorkload, precision: Precision, device: str, compiler: str) -> None:
-        super().__init__(device, precision)
-        model = make_module(workload, device, precision.convert)
-        assert model is not None  # a step has a model
-        self.arguments = tuple(make_inputs(workload, device, precision.convert))
-        self.gradients = not workload.overflows
-        scaled = workload.scaler or workload.overflows or precision.region is torch.float16
-        # A scale of infinity makes every gradient infinite, and half of it still does.
-        start = float("inf") if workload.overflows else 2.0**10
-        scaler = torch.amp.GradScaler(device, init_scale=start, enabled=scaled)
-        loss = workload.loss
-
-        def loss_of(forward: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-            return loss(forward(*inputs[:-1]), inputs[-1])
-
-        self._made(model, training(model, workload.rate, scaler, region_of(device, precision), loss_of), compiler)
 
 
 def prepare(workload: Workload, precision: Precision, device: str, compiler: str) -> Prepared:
@@ -197,11 +148,29 @@ def prepare(workload: Workload, precision: Precision, device: str, compiler: str
         device: the PyTorch device type.
         compiler: one of `COMPILERS`.
     """
-    if isinstance(workload, StepWorkload):
-        return _StepCall(workload, precision, device, compiler)
+    if not isinstance(workload, (OpWorkload, StepWorkload)):
+        raise TypeError(f"{workload.name} measures overhead: its variants are made by `make`")
+    module, region = make_module(workload, device, precision.convert), region_of(device, precision)
+    arguments = tuple(make_inputs(workload, device, precision.convert))
     if isinstance(workload, OpWorkload):
-        return _Op(workload, precision, device, compiler)
-    raise TypeError(f"{workload.name} measures overhead: its variants are made by `make`")
+        modules, called = () if module is None else (module,), workload.call
+
+        def run(*inputs: torch.Tensor) -> Any:
+            with torch.no_grad(), region():
+                return called(*modules, *inputs)
+
+        turns = copies(arguments) if device == "cuda" else ()
+        return Prepared(device, precision, compiler, arguments, run, copies=turns)
+    assert module is not None  # a step has a model
+    scaled = workload.scaler or workload.overflows or precision.region is torch.float16
+    # A scale of infinity makes every gradient infinite, and half of it still does.
+    start = float("inf") if workload.overflows else 2.0**10
+    scaler = torch.amp.GradScaler(device, init_scale=start, enabled=scaled)
+    stepping = training(module, workload.rate, scaler, region, workload.loss, len(arguments) - 1)
+    gradients = not workload.overflows
+    return Prepared(
+        device, precision, compiler, arguments, module, stepping=stepping, model=module, gradients=gradients
+    )
 
 
 def reference(workload: Workload, device: str = "cpu") -> torch.Tensor:
@@ -237,12 +206,6 @@ def region_of(device: str, precision: Precision) -> Callable[[], AbstractContext
     if precision.region is None:
         return contextlib.nullcontext
     return functools.partial(torch.autocast, device, dtype=precision.region)
-
-
-def vector(found: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return the floating point tensors as one float64 vector on the CPU."""
-    parts = [t.detach().cpu().double().reshape(-1) for t in found if t.is_floating_point()]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
 
 def _matmul(device: str, setting: str) -> Callable[[], AbstractContextManager[Any]]:
