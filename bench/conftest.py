@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ampcheck.bench.core import machine
-from ampcheck.bench.run.group import environment
+from ampcheck.bench.run.measure import environment
 
 ROOT = Path(__file__).parent.parent
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from ampcheck.bench.core import machine
 from ampcheck.bench.core.model import COMPILERS, ESTIMATED, Group, Rounds, key_of
-from ampcheck.bench.core.peaks import Peaks
 from ampcheck.bench.estimates import estimate
 from ampcheck.bench.estimates.cuda import GPUS, PRICED
 from ampcheck.bench.run import ceilings
+from ampcheck.bench.run.ceilings import Peaks
 from ampcheck.bench.run.group import FULL, LEFT_OUT, QUICK, RESERVE, Bench, Expected, Mode, Task, expect
 from ampcheck.bench.run.runfile import BenchWriter, rounds_of
 from ampcheck.bench.run.summary import invalid_variants, summarize

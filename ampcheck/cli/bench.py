@@ -100,7 +100,7 @@ def _add_actions(actions: Subparsers) -> None:
 
 def verify(args: argparse.Namespace) -> int:
     """Run `ampcheck.bench.run.verify` with one thread. Returns 0 where every promise holds, else 1."""
-    from ampcheck.bench.run.group import environment  # noqa: PLC0415  # imports torch
+    from ampcheck.bench.run.measure import environment  # noqa: PLC0415  # imports torch
 
     command = [sys.executable, "-m", "ampcheck.bench.run.verify"]
     return subprocess.run(command, env=environment(1), check=False).returncode

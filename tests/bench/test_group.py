@@ -10,9 +10,9 @@ import pytest
 
 from ampcheck.bench import session
 from ampcheck.bench.core.model import Rounds
-from ampcheck.bench.core.peaks import Peaks
 from ampcheck.bench.run import ceilings
 from ampcheck.bench.run import group as running
+from ampcheck.bench.run.ceilings import Peaks
 from ampcheck.bench.run.group import QUICK, RESERVE, Bench, Expected, Mode, expect
 from ampcheck.bench.run.runfile import read
 from ampcheck.bench.run.summary import summarize

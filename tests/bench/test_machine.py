@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from ampcheck.bench.core import machine, peaks
+from ampcheck.bench.core import machine
+from ampcheck.bench.run import ceilings
 
 X86 = """processor\t: 0
 vendor_id\t: AuthenticAMD
@@ -91,7 +92,7 @@ def test_identity_is_of_the_hardware() -> None:
     ],
 )
 def test_known_devices(name: str, device: str, bf16: float | None) -> None:
-    found = peaks.known(name)
+    found = ceilings.known(name)
     assert (found.device, found.of("bf16"), found.measured) == (device, bf16, False)
 
 
@@ -103,7 +104,7 @@ def test_known_devices(name: str, device: str, bf16: float | None) -> None:
     ],
 )
 def test_a_precision_s_peak(device: str, rates: dict[str, float | None]) -> None:
-    assert {name: peaks.known(device).of(name) for name in rates} == rates
+    assert {name: ceilings.known(device).of(name) for name in rates} == rates
 
 
 class Scripted:
@@ -120,7 +121,7 @@ class Scripted:
 def test_the_best_of_all_loads_is_the_ceiling() -> None:
     loads = [("fp32", 8.0, int), ("fp32", 64.0, int), ("bandwidth", 6.0, int)]
     times = [9, 4, 2, 4, 9, 8, 8, 8, 9, 3, 2, 3]  # the first of each four warms up
-    found = peaks.measure(Scripted(*times), loads, "here", seconds=0)
+    found = ceilings.measure(Scripted(*times), loads, "here", seconds=0)
     assert (found.of("fp32"), found.bandwidth, found.measured) == (8.0, 3.0, True)
     assert found.of("bf16") is None
 
@@ -129,10 +130,10 @@ def test_a_load_that_would_take_too_long_is_left_out() -> None:
     """As with bf16 on a processor without it: a small product is fast enough, the next one a hundred times slower."""
     called: list[float] = []
     loads = [("bf16", size, partial(called.append, size)) for size in (8.0, 64.0)]
-    quick = peaks.measure(Scripted(1e-3, *[1e-4] * 100_000), loads, "here", seconds=1e-2)
+    quick = ceilings.measure(Scripted(1e-3, *[1e-4] * 100_000), loads, "here", seconds=1e-2)
     assert 64.0 in called
     called.clear()
-    slow = peaks.measure(Scripted(*[0.5] * 100_000), loads, "here", seconds=1e-2)
+    slow = ceilings.measure(Scripted(*[0.5] * 100_000), loads, "here", seconds=1e-2)
     assert set(called) == {8.0}
     assert quick.flops == {"bf16": pytest.approx(64e4)}
     assert slow.flops == {"bf16": pytest.approx(16)}

@@ -8,8 +8,8 @@ import pytest
 
 from ampcheck.bench.core import table
 from ampcheck.bench.core.model import Group, Rounds
-from ampcheck.bench.core.peaks import Peaks
 from ampcheck.bench.run import ceilings
+from ampcheck.bench.run.ceilings import Peaks
 from ampcheck.bench.run.exports import samples
 from ampcheck.bench.run.runfile import read
 from ampcheck.bench.run.summary import summarize

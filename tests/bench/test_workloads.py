@@ -9,9 +9,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.bench.core import counting
 from ampcheck.bench.core.model import PRECISIONS, OpWorkload, OverheadWorkload, Spec, StepWorkload, Workload
-from ampcheck.bench.core.prepare import make_inputs, make_module, prepare, reference
+from ampcheck.bench.core.prepare import flops, make_inputs, make_module, moved, prepare, reference
 from ampcheck.bench.run.variants import FP16_GRADIENTS, NO_PRODUCT, NOT_FLOAT32, SLOW_FP16, compilers, select, variants
 from ampcheck.bench.workloads import catalogue
 from ampcheck.devices.cpu import Cpu
@@ -76,7 +75,7 @@ BLOCK, LSTM = 12 * 128 * 128 + 13 * 128, 512 * (64 + 128 + 2) + 10 * 129
 
 
 @pytest.mark.parametrize(
-    ("name", "flops", "wide", "narrow"),
+    ("name", "products", "wide", "narrow"),
     [
         ("mm-64", 2 * 64**3, 4 * 3 * MM, 2 * 3 * MM),
         ("linear", 2 * 256 * 1024**2, 4 * (2 * 256 * 1024 + LINEAR), 2 * (2 * 256 * 1024 + LINEAR)),
@@ -102,11 +101,11 @@ BLOCK, LSTM = 12 * 128 * 128 + 13 * 128, 512 * (64 + 128 + 2) + 10 * 129
         ("region-enter", 0, 0, 0),
     ],
 )
-def test_operations_and_bytes(name: str, flops: float, wide: float, narrow: float | None) -> None:
+def test_operations_and_bytes(name: str, products: float, wide: float, narrow: float | None) -> None:
     """A layer's product comes three times in a step, but the first layer's twice, as its data want no gradient."""
     w = ALL[name]
-    assert counting.flops(w) == flops
-    assert (counting.moved(w, 4), counting.moved(w, 2)) == (wide, wide / 2 if narrow is None else narrow)
+    assert flops(w) == products
+    assert (moved(w, 4), moved(w, 2)) == (wide, wide / 2 if narrow is None else narrow)
 
 
 # Policies

@@ -13,7 +13,6 @@ from ampcheck.report import build
 from ampcheck.report.benchmarks import pages
 from ampcheck.report.benchmarks.changes import KINDS, changes, conditions, listed, steps
 from ampcheck.report.benchmarks.run_groups import BenchHistory, load
-from ampcheck.report.benchmarks.scaling import axes, crossover
 from tests.cli_support import refused
 from tests.report.made_bench import day, made_group, two_run_groups, written
 from tests.report.made_runs import make, write
@@ -211,11 +210,11 @@ def test_what_never_was_valid_is_not_missed(tmp_path: Path) -> None:
     ],
 )
 def test_where_autocast_starts_to_pay(speeds: dict[int, float], want: str) -> None:
-    assert crossover(dict(reversed(speeds.items()))) == want
+    assert pages.crossover(dict(reversed(speeds.items()))) == want
 
 
 def test_sizes_without_a_valid_ratio_are_left_out(tmp_path: Path) -> None:
-    ((members, curves),) = axes(load(two_run_groups(tmp_path)).newest.groups)
+    ((members, curves),) = pages.axes(load(two_run_groups(tmp_path)).newest.groups)
     assert [group.size for group in members] == [16, 64, 256, 1024]
     assert [(curve.variant, [*curve.at]) for curve in curves][1:] == [("fp16", [256, 1024])]
     assert [point[0] for point in curves[1].points] == [256, 1024]

@@ -17,7 +17,8 @@ from ampcheck.bench.advise.diagnosis import Seen, StepCase
 from ampcheck.bench.advise.worker import STEP, AdviceFigures
 from ampcheck.bench.core import machine, table
 from ampcheck.bench.core.model import AA, COMPILERS, BenchPlan, Group, Rounds, StepWorkload, VariantResult
-from ampcheck.bench.run.group import FULL, QUICK, environment
+from ampcheck.bench.run.group import FULL, QUICK
+from ampcheck.bench.run.measure import environment
 from ampcheck.bench.run.summary import summarize
 from ampcheck.devices.registry import select
 from ampcheck.errors import UsageError

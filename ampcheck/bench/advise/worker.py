@@ -17,8 +17,7 @@ from ampcheck.bench.advise import evidence
 from ampcheck.bench.advise.user_step import StepSpec, UserStep, load, reference
 from ampcheck.bench.core.model import AA, PRECISIONS, BenchPlan, Precision, Rounds
 from ampcheck.bench.core.timing import Timed
-from ampcheck.bench.run.measure import Measurer, Say, peak_memory
-from ampcheck.bench.run.worker import pin
+from ampcheck.bench.run.measure import Measurer, Say, peak_memory, pin
 from ampcheck.bench.torch_private import dynamo_config
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError, one_line

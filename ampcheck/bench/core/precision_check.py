@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 
-from ampcheck.bench.core import counting
 from ampcheck.bench.core.kernels import (
     BenchKernel,
     KernelProgram,
@@ -22,7 +21,7 @@ from ampcheck.bench.core.kernels import (
     program,
 )
 from ampcheck.bench.core.model import COMPILERS, Precision, StepWorkload, Workload
-from ampcheck.bench.core.prepare import Prepared
+from ampcheck.bench.core.prepare import Prepared, flops
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError, one_line
 from ampcheck.observe.closeness import relative_error
@@ -330,5 +329,5 @@ def beyond(found: float, precision: Precision, workload: Workload, platform: str
         return ""
     most = limit("tf32" if precision.matmul == "tf32" else "fp32" if allowed else "bf16", workload)
     what = f"error {found:.1e} is beyond what {precision.name} gives ({most:.0e} at most)"
-    multiplies = counting.flops(workload) > 0 or workload.policy in ("downcast", "mixed")
+    multiplies = flops(workload) > 0 or workload.policy in ("downcast", "mixed")
     return f"{what}: this is {kind}" if kind and multiplies else what

@@ -12,8 +12,8 @@ from functools import cache
 from math import prod
 from typing import Any, ClassVar
 
-from ampcheck.bench.core import peaks
 from ampcheck.bench.estimates.program import CALLS, NO_WORK, Array, DotProduct, HloProgram, Schedule
+from ampcheck.bench.run import ceilings
 
 PRICED = ("mm-2048", "mm-4096", "mm-8192", "linear-4096", "mlp-step-4096")
 """The workloads whose time is that of large products; XLA has no figures for launches, convolutions and attention."""
@@ -57,9 +57,9 @@ class Gpu:
     )
 
     @property
-    def peaks(self) -> peaks.Peaks:
+    def peaks(self) -> ceilings.Peaks:
         """Return the figures of the data sheet."""
-        found = peaks.known(self.model)
+        found = ceilings.known(self.model)
         assert found is not None, f"peaks.csv has no {self.model}"
         return found
 

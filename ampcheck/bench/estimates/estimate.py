@@ -20,15 +20,15 @@ from functools import cache
 from typing import Any, ClassVar
 from unittest import mock
 
-from ampcheck.bench.core import counting
 from ampcheck.bench.core.model import PRECISIONS, Group, OverheadWorkload, Precision, VariantResult, Workload
+from ampcheck.bench.core.prepare import flops as flops_of
 from ampcheck.bench.core.prepare import prepare
 from ampcheck.bench.estimates import cuda
 from ampcheck.bench.estimates import program as hlo
 from ampcheck.bench.estimates.cuda import GPUS, PRICED, Gpu
 from ampcheck.bench.estimates.program import SMALL, DotProduct, HloProgram, Schedule
 from ampcheck.bench.run import summary
-from ampcheck.bench.run.group import environment
+from ampcheck.bench.run.measure import environment
 from ampcheck.bench.run.variants import variants
 from ampcheck.bench.workloads import catalogue
 from ampcheck.errors import UsageError, one_line
@@ -258,7 +258,7 @@ def variant_result(workload: Workload, precision: Precision, found: Estimate, ma
         )
     if variant.verdict:
         return variant
-    counted = counting.flops(workload)
+    counted = flops_of(workload)
     flops = counted or found.flops
     variant.seconds = found.seconds
     variant.flops_per_second = flops / found.seconds if flops else None

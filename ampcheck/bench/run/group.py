@@ -1,7 +1,6 @@
 """Runs benchmarks in fresh processes, one after the other, and keeps what each measured."""
 
 import math
-import os
 import random
 import sys
 import time
@@ -9,15 +8,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ampcheck.bench.core import counting
 from ampcheck.bench.core.model import AA, BenchPlan, OverheadWorkload, Rounds, Workload, key_of
-from ampcheck.bench.core.peaks import Peaks
+from ampcheck.bench.core.prepare import flops
+from ampcheck.bench.run.ceilings import Peaks
+from ampcheck.bench.run.measure import environment
 from ampcheck.bench.run.variants import COMPILED_AHEAD, variants
-from ampcheck.bench.run.worker import failed
 from ampcheck.bench.workloads import catalogue
 from ampcheck.runner.worker import Worker
 
-COMMAND = (sys.executable, "-m", "ampcheck.bench.run.worker")
+COMMAND = (sys.executable, "-m", "ampcheck.bench.run.measure")
 
 Task = tuple[str, str]
 """A workload's name and a compiler."""
@@ -188,6 +187,11 @@ class Bench:
         self.take(found)
 
 
+def failed(task: Task, plan: BenchPlan, reason: str) -> Rounds:
+    """Return the rounds of a group whose process ended: without its first variant, the others have no figures."""
+    return Rounds(task[0], plan.device, task[1], plan.process, failed={"fp32": reason})
+
+
 def _key(device: str, task: Task) -> str:
     return key_of(device, task[1], task[0])
 
@@ -225,7 +229,7 @@ def _seconds(workload: Workload, compiler: str, device: str, mode: Mode, start: 
     total = 0.0
     for name in names:
         rate = peaks.of(name.removesuffix(AA)) if peaks is not None else None
-        call = counting.flops(workload) / rate if rate else 0.0
+        call = flops(workload) / rate if rate else 0.0
         whole = (_READY + mode.rounds) * call + mode.rounds * max(call, mode.target)
         total += min(whole, 2 * mode.patience) + start * (_COMPILE[workload.kind] if compiled else 0.01)
     return total
@@ -255,12 +259,3 @@ class _Worker(Worker):
         if self.timed_out:
             return f"took more than {self._mode.limit:.0f} s"
         return f"the process ended with {self.reason()}"
-
-
-def environment(threads: int) -> dict[str, str]:
-    """Return the environment of a worker: as many threads everywhere, and no line of Python's that is not flushed."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    if threads == 1:
-        flags += " --xla_cpu_multi_thread_eigen=false"
-    named = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    return {**os.environ, **named, "XLA_FLAGS": flags.strip(), "PYTHONUNBUFFERED": "1"}

@@ -1,7 +1,21 @@
-"""Measure one group in this process: make its variants ready, check their precision, and time them in turns."""
+"""Measure groups in this process: make their variants ready, check their precision, and time them in turns.
 
+    python -m ampcheck.bench.run.measure < plan.json
+
+takes a plan from standard input and gives JSON lines: of each group as it begins and ends, and of each variant as it is
+prepared, called and its precision checked. A group that ends the process costs that group; `run` starts another
+process for the rest.
+"""
+
+import contextlib
+import gc
+import json
+import os
 import statistics
+import sys
+import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,6 +31,7 @@ from ampcheck.devices.registry import select
 from ampcheck.errors import one_line
 from ampcheck.observe.closeness import relative_error
 from ampcheck.observe.torch_private import reset_dynamo
+from ampcheck.runner.worker import Channel
 
 _CALLS = 12
 """The calls at most that make a variant ready: its first ones, output, precision, memory and calibration."""
@@ -213,3 +228,54 @@ def _profiled(ready: Prepared) -> int:
         held += event.nbytes()
         most = max(most, held)
     return int(most)
+
+
+# ---- the process
+
+
+def main() -> None:
+    """Measure what the plan on standard input says."""
+    plan = BenchPlan(**json.load(sys.stdin))
+    channel = Channel()
+    pin(plan.threads, plan.process, plan.device)
+    warnings.simplefilter("ignore")  # a compiler's advice does not matter here
+    measurer, given_up = Measurer(plan), plan.given_up
+
+    def say(variant: str, what: str) -> None:
+        channel.send({"variant": [variant, what]})
+
+    with measurer.device.activate():
+        for workload, compiler in plan.tasks:
+            channel.send({"begin": [workload, compiler]})
+            found = measurer.measure(workload, compiler, say, given_up)
+            channel.send({"rounds": asdict(found)})
+            given_up = {}
+            gc.collect()
+
+
+def environment(threads: int) -> dict[str, str]:
+    """Return the environment of a worker: as many threads everywhere, and no line of Python's that is not flushed."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if threads == 1:
+        flags += " --xla_cpu_multi_thread_eigen=false"
+    named = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    return {**os.environ, **named, "XLA_FLAGS": flags.strip(), "PYTHONUNBUFFERED": "1"}
+
+
+def pin(threads: int, process: int, device: str) -> None:
+    """Keep the process on as many cores as it has threads, and torch to as many threads.
+
+    Not for CUDA: there the GPU computes, and compilers' processes and the backward pass's thread would be kept
+    on the core that launches.
+    """
+    if hasattr(os, "sched_getaffinity") and not device.endswith("cuda"):
+        cores = sorted(os.sched_getaffinity(0))
+        if threads < len(cores):
+            os.sched_setaffinity(0, {cores[(process + i) % len(cores)] for i in range(threads)})
+    torch.set_num_threads(threads)
+    with contextlib.suppress(RuntimeError):  # it can be set once, before any parallel work
+        torch.set_num_interop_threads(1)
+
+
+if __name__ == "__main__":
+    main()

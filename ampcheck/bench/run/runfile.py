@@ -12,8 +12,8 @@ from typing import Any
 
 from msgspec import convert
 
-from ampcheck.bench.core import peaks
 from ampcheck.bench.core.model import AA, Group, Rounds
+from ampcheck.bench.run import ceilings
 from ampcheck.bench.run.summary import estimated_beside_default, judge_again, share, summarize
 from ampcheck.errors import UsageError
 from ampcheck.runner import record as records
@@ -87,7 +87,7 @@ def read(path: Path) -> BenchRun:
         if not isinstance(lines.header.get(name, {}), dict):
             raise UsageError(f"{path}: {name} in the header is not an object")
     sources = lines.header.get("ceilings_source") or {}
-    published = {one.source for _, one in peaks.read()}
+    published = {one.source for _, one in ceilings.read()}
     groups: dict[str, Group] = {}
     rounds: list[Rounds] = []
     for number, line in lines.body:

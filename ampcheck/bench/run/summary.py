@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from ampcheck.bench.core import counting, statistics, table
+from ampcheck.bench import workloads
+from ampcheck.bench.core import prepare, statistics, table
 from ampcheck.bench.core.model import AA, DEFAULT, PRECISIONS, VERDICTS, Group, Rounds, VariantResult, Workload
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import first_line
@@ -47,9 +48,7 @@ def summarize(
     Raises UsageError where the rounds hold something that is not a measurement.
     """
     if catalogue is None:
-        from ampcheck.bench.workloads import catalogue as known  # noqa: PLC0415  # loads torch
-
-        catalogue = known()
+        catalogue = workloads.catalogue()
     pooled: dict[str, list[Rounds]] = {}
     for measured in rounds:
         pooled.setdefault(measured.key, []).append(measured)
@@ -74,7 +73,7 @@ def _group(processes: list[Rounds], workload: Workload | None, peaks: Peaks | No
 def group_of(workload: Workload, device: str, compiler: str) -> Group:
     """Return the group of a workload on a device through a compiler, without variants."""
     same = {name: getattr(workload, name) for name in ("family", "kind", "policy", "base", "size", "samples")}
-    return Group(workload.name, device=device, compiler=compiler, flops=counting.flops(workload), **same)
+    return Group(workload.name, device=device, compiler=compiler, flops=prepare.flops(workload), **same)
 
 
 def _names(processes: list[Rounds]) -> list[str]:
@@ -126,7 +125,7 @@ def _rates(variant: VariantResult, seconds: float, group: Group, workload: Workl
     """Fill in what follows from flops and bytes; the reason why it cannot be, "" where it can."""
     precision = variant.name.removesuffix(AA)
     known = PRECISIONS.get(precision)
-    if known and workload and (moved := counting.moved(workload, 4 if known.low is None else 2)):
+    if known and workload and (moved := prepare.moved(workload, 4 if known.low is None else 2)):
         variant.bytes_per_second = moved / seconds
         variant.intensity = group.flops / moved if group.flops else None
     if not group.flops:

@@ -7,9 +7,9 @@ from fnmatch import fnmatchcase
 
 import torch
 
-from ampcheck.bench.core import counting
 from ampcheck.bench.core.model import AA, PRECISIONS, OpWorkload, OverheadWorkload, Precision, StepWorkload, Workload
 from ampcheck.bench.core.precision_check import given_low
+from ampcheck.bench.core.prepare import flops
 from ampcheck.bench.workloads import catalogue
 from ampcheck.errors import UsageError
 
@@ -47,7 +47,7 @@ def _shortened(device: str, platform: str) -> list[str]:
 
 def _left_out(workload: Workload, precision: Precision, device: str) -> str:
     """Say why a workload has no variant of a precision on a device, "" where it has one."""
-    if precision.matmul != "highest" and not counting.flops(workload):
+    if precision.matmul != "highest" and not flops(workload):
         return NO_PRODUCT
     if precision.low is torch.float16 and device == "cpu" and not workload.fp16_on_cpu:
         return SLOW_FP16

@@ -18,7 +18,7 @@ from ampcheck.bench.core.prepare import prepare
 from ampcheck.bench.core.statistics import BOUNDS
 from ampcheck.bench.core.timing import Timed, calibrate, clock, interleave, warm_up
 from ampcheck.bench.run.group import FULL
-from ampcheck.bench.run.worker import pin
+from ampcheck.bench.run.measure import pin
 from ampcheck.bench.workloads import catalogue
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known, select
