@@ -2,8 +2,7 @@
 
 What is measured: `model` (workloads, variants, results as plain data), `workloads/` (one file per family), `variants`
 (which variants a workload has where). How: `prepare` (a workload made ready in a variant), `timing`,
-`measure` (a group), `worker` (the process that measures), `group` (its parent). When it counts: `precision_check` with
-`kernels`, `accuracy`, `counting`, `peaks` and `ceilings`. What comes of it: `statistics`, `summary`,
-`outcome`, `alerts`, `runfile`, `table`, `exports`, `readme`. Beside that: `estimates/` (of TPUs and GPUs),
-`advice` with `user_step`, `evidence` and `diagnosis` (a user's own step), `verify` (measures the measuring), `machine`.
+`measure` (the process that measures), `group` (its parent). When it counts: `precision_check` with `kernels`, and
+`ceilings`. What comes of it: `statistics`, `summary`, `alerts`, `runfile`, `table`, `exports`, `readme`. Beside that:
+`estimates/` (of TPUs and GPUs), `advise/` (a user's own step), `verify` (measures the measuring), `machine`.
 """

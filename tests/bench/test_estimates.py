@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from ampcheck.bench.core.model import PRECISIONS, OpWorkload, Spec, VariantResult
+from ampcheck.bench.core.model import PRECISIONS, Group, OpWorkload, Spec, VariantResult
 from ampcheck.bench.estimates import estimate
-from ampcheck.bench.estimates.estimate import Chip, Estimate, chip, contradicts, duration, judge, variant_result
+from ampcheck.bench.estimates.estimate import Chip, Estimate, chip, contradicts, duration, variant_result
 from ampcheck.bench.estimates.program import Array, DotProduct, Schedule, casts, parse, products, schedule, wide
+from ampcheck.bench.run.summary import by_estimate, compare
 from ampcheck.bench.session import BenchOptions, choose
 from ampcheck.bench.workloads import catalogue
 from ampcheck.errors import UsageError
@@ -33,6 +34,10 @@ def found(**changed: Any) -> Estimate:
         1e-3, "cycles", plan, 5e-4, 2e9, 10_000_000, 8, 0.5, Counter({SIX: 1}), (), 0, ()
     )  # fmt: skip
     return replace(whole, **changed)
+
+
+def judge(variants: list[VariantResult]) -> None:
+    compare(Group("mm", "matmul", "op", "tpu-v5e", "jit", variants=variants), by_estimate)
 
 
 def test_products_with_their_dtypes_and_passes() -> None:

@@ -5,7 +5,7 @@ import pytest
 from ampcheck.bench.core import table
 from ampcheck.bench.core.model import Group
 from ampcheck.bench.run import readme
-from ampcheck.bench.run.summary import estimated_beside_default
+from ampcheck.bench.run.summary import by_estimate, compare_with_default
 from ampcheck.bench.run.variants import NO_PRODUCT
 from ampcheck.report.benchmarks import pages, run_groups
 from ampcheck.report.benchmarks.run_groups import BenchHistory
@@ -45,7 +45,7 @@ def tpu(device: str, *speeds: tuple[str, float]) -> tuple[tuple[str, str], dict[
     for workload, speed in speeds:
         variants = {"fp32": 1, "fp32-default": 4, "bf16": 4 * speed}
         groups[workload] = made_group(workload, device, seconds=4e-3, variants=variants, compiler="jit", estimate=True)
-        estimated_beside_default(groups[workload])
+        compare_with_default(groups[workload], by_estimate)
     return (device, "jit"), groups
 
 

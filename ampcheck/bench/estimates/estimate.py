@@ -307,25 +307,6 @@ def precision_check(found: Estimate) -> str:
     return "; ".join([*parts, sources[found.source]])
 
 
-def judge(variants: Sequence[VariantResult]) -> None:
-    """Give each variant its speed beside the first one and its verdict, ambiguous where a part's time is unknown."""
-    first = variants[0]
-    unclear = first.reason if first.verdict == "ambiguous" else ""
-    first.verdict = "first" if first.verdict in ("", "ambiguous") else first.verdict
-    for variant in variants[1:]:
-        if variant.verdict not in ("", "ambiguous"):
-            continue
-        if not first.seconds or not variant.seconds:
-            variant.verdict = "not measured"
-            variant.reason = f"{first.name}, which it is compared with, is {first.verdict}: {first.reason}"
-            continue
-        variant.speed = first.seconds / variant.seconds
-        if variant.verdict or unclear:
-            variant.verdict, variant.reason = "ambiguous", variant.reason or f"{first.name}: {unclear}"
-        else:
-            variant.verdict = summary.estimated_verdict(variant.speed)
-
-
 # ---- whole groups, their programs compiled in a separate process
 
 VARIANTS = ("fp32", "fp32-default", "bf16", "fp16", "bf16-native")
@@ -374,8 +355,7 @@ def groups(
     for group in out:
         group.variants += [variant for (workload_name, _), variant in found.items() if workload_name == group.workload]
         group.variants.sort(key=lambda variant: VARIANTS.index(variant.name))
-        judge(group.variants)
-        summary.estimated_beside_default(group)
+        summary.compare(group, summary.by_estimate)
     return out
 
 

@@ -14,7 +14,7 @@ from msgspec import convert
 
 from ampcheck.bench.core.model import AA, Group, Rounds
 from ampcheck.bench.run import ceilings
-from ampcheck.bench.run.summary import estimated_beside_default, judge_again, share, summarize
+from ampcheck.bench.run.summary import by_estimate, compare_with_default, judge_again, share, summarize
 from ampcheck.errors import UsageError
 from ampcheck.runner import record as records
 
@@ -133,5 +133,5 @@ def _of_this_version(group: Group, published: bool) -> None:
     for variant in group.variants:
         if variant.share is not None:
             share(variant, variant.share, "published" if published else "measured")
-    if all(not variant.default_verdict for variant in group.variants):
-        estimated_beside_default(group)
+    if group.estimate and all(not variant.default_verdict for variant in group.variants):
+        compare_with_default(group, by_estimate)

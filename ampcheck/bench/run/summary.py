@@ -21,6 +21,9 @@ from ampcheck.runner.record import first_line
 Peaks = Callable[[str, str], float | None]
 """From a device and a precision's name to the device's peak in flop/s, None where nobody knows it."""
 
+Beside = Callable[[VariantResult, VariantResult], statistics.TimingComparison]
+"""Compares a variant with another, the base."""
+
 TOO_FAST = 1.25
 """Above this share of a published peak a speed is wrong: clocks boost by less, so the call had not ended."""
 WINOGRAD = 4
@@ -64,7 +67,8 @@ def _group(processes: list[Rounds], workload: Workload | None, peaks: Peaks | No
         group = group_of(workload, some.device, some.compiler)
     try:
         group.variants = [_figures(name, processes, group, workload, peaks) for name in _names(processes)]
-        _compare(group, {v.name: [one.samples.get(v.name, []) for one in processes] for v in group.variants})
+        samples = {v.name: [one.samples.get(v.name, []) for one in processes] for v in group.variants}
+        compare(group, _by_samples(group, samples))
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UsageError(f"the rounds of {some.key} hold something that is not a measurement: {error}") from error
     return group
@@ -146,44 +150,62 @@ def share(variant: VariantResult, value: float, kind: str) -> None:
     variant.share, variant.ceiling = (value, "") if value <= 1 else (None, ABOVE.format(kind))
 
 
-def _compare(group: Group, samples: Mapping[str, statistics.Samples]) -> None:
-    """Give each variant its speed beside the first one, and its verdict."""
-    first, others = group.variants[0], group.variants[1:]
-    why = f"{first.name}, which it is compared with, is {first.verdict}: {first.reason}" if first.verdict else ""
-    first.verdict = first.verdict or "first"
-    bound = statistics.BOUNDS[group.kind]
-    aa = next((variant for variant in others if variant.name == first.name + AA), None)
+def _by_samples(group: Group, samples: Mapping[str, statistics.Samples]) -> Beside:
+    """Return a function that compares variants by their samples, beside the noise that the A/A baseline shows."""
+    bound, first = statistics.BOUNDS[group.kind], group.variants[0].name
+    aa = group.variant(first + AA)
     noise = None
     if aa is not None:  # one that does not count is as if it had no samples
         again = [[] for _ in samples[aa.name]] if aa.verdict else samples[aa.name]
-        noise = statistics.compare_variants(samples[first.name], again, bound)
+        noise = statistics.compare_variants(samples[first], again, bound)
 
-    def beside(base: str, name: str) -> statistics.TimingComparison:
-        found = statistics.compare_variants(samples[base], samples[name], bound)
+    def beside(base: VariantResult, variant: VariantResult) -> statistics.TimingComparison:
+        found = statistics.compare_variants(samples[base.name], samples[variant.name], bound)
         return found if noise is None else statistics.beside_noise(found, noise, bound)
 
+    return beside
+
+
+def by_estimate(base: VariantResult, variant: VariantResult) -> statistics.TimingComparison:
+    """Compare a compiler's seconds, which have no noise: ambiguous only where a part's time is unknown."""
+    speed = (base.seconds or math.nan) / (variant.seconds or math.nan)
+    if "ambiguous" in (base.verdict, variant.verdict):
+        reason = "" if variant.reason else f"{base.name}: {base.reason}"
+        return statistics.TimingComparison("ambiguous", reason, speed)
+    verdict = "faster" if speed > 1 + BAND else "slower" if speed < 1 / (1 + BAND) else "same"
+    return statistics.TimingComparison(verdict, "", speed)
+
+
+def compare(group: Group, beside: Beside) -> None:
+    """Give each variant its speed beside the first one, and its verdict; then beside float32 by default."""
+    first, others = group.variants[0], group.variants[1:]
+    counts = first.verdict not in table.INVALID
     for variant in others:
-        if variant.verdict:
+        if variant.verdict in table.INVALID:
             _bound(variant, first)
-        elif why:
-            variant.verdict, variant.reason = "not measured", why
+        elif not counts:
+            variant.verdict = "not measured"
+            variant.reason = f"{first.name}, which it is compared with, is {first.verdict}: {first.reason}"
         else:
-            found = beside(first.name, variant.name)
+            found = beside(first, variant)
             variant.speed, variant.speed_low, variant.speed_high = found.ratio, found.low, found.high
             variant.verdict, reasons = found.verdict, (found.reason, variant.reason)
             variant.reason = "; ".join(filter(None, reasons))
+    first.verdict = "first" if counts else first.verdict
+    compare_with_default(group, beside)
+
+
+def compare_with_default(group: Group, beside: Beside) -> None:
+    """Give each lower precision its speed beside the float32 that a device computes by default, where that counts."""
     default = group.variant(DEFAULT)
     if default is None or default.verdict in table.INVALID:
         return
-    for variant in others:
-        if _lower(variant) and variant.verdict not in table.INVALID:
-            found = beside(DEFAULT, variant.name)
+    for variant in group.variants:
+        lower = variant.name in PRECISIONS and PRECISIONS[variant.name].low is not None
+        if lower and variant.verdict not in table.INVALID:
+            found = beside(default, variant)
             variant.default_speed, variant.default_low, variant.default_high = found.ratio, found.low, found.high
             variant.default_verdict = found.verdict
-
-
-def _lower(variant: VariantResult) -> bool:
-    return variant.name in PRECISIONS and PRECISIONS[variant.name].low is not None
 
 
 def _bound(variant: VariantResult, first: VariantResult) -> None:
@@ -191,26 +213,9 @@ def _bound(variant: VariantResult, first: VariantResult) -> None:
 
     The first variant's slowest samples are taken, and the least that a call of this one took.
     """
-    checked = variant.precision_check and variant.verdict == "not measured" and first.verdict == "first"
+    checked = variant.precision_check and variant.verdict == "not measured" and first.verdict not in table.INVALID
     if checked and variant.at_least and first.high:
         variant.at_most = first.high / variant.at_least
-
-
-def estimated_beside_default(group: Group) -> None:
-    """Give each lower precision of an estimate its speed beside the float32 that a TPU computes by default."""
-    default = group.variant(DEFAULT)
-    if not group.estimate or default is None or default.verdict in table.INVALID or not default.seconds:
-        return
-    for variant in group.variants:
-        if _lower(variant) and variant.verdict not in table.INVALID and variant.seconds:
-            variant.default_speed = default.seconds / variant.seconds
-            unclear = "ambiguous" in (variant.verdict, default.verdict)
-            variant.default_verdict = "ambiguous" if unclear else estimated_verdict(variant.default_speed)
-
-
-def estimated_verdict(speed: float) -> str:
-    """Judge a compiler's speed, which has no noise and so is never ambiguous."""
-    return "faster" if speed > 1 + BAND else "slower" if speed < 1 / (1 + BAND) else "same"
 
 
 def judge_again(group: Group) -> None:
