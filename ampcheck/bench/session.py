@@ -13,7 +13,6 @@ from pathlib import Path
 from ampcheck.bench.core import machine
 from ampcheck.bench.core.model import COMPILERS, ESTIMATED, Group, Rounds, key_of
 from ampcheck.bench.estimates import estimate
-from ampcheck.bench.estimates.cuda import GPUS, PRICED
 from ampcheck.bench.run import ceilings
 from ampcheck.bench.run.ceilings import Peaks
 from ampcheck.bench.run.group import FULL, LEFT_OUT, QUICK, RESERVE, Bench, Expected, Mode, Task, expect
@@ -121,8 +120,8 @@ def choose(options: BenchOptions) -> Chosen:
     programs = select(options.filters, options.quick, True)
     chosen_of = {name: [(w.name, "jit") for w in programs if estimate.priced(w, name)] for name in estimates}
     estimated = {name: tasks for name, tasks in chosen_of.items() if tasks}
-    if none := [name for name in estimates if name in GPUS and name not in estimated]:
-        raise UsageError(f"{none[0]} has estimates of {', '.join(PRICED)} alone; choose one with --filter")
+    if none := [name for name in estimates if name in estimate.GPUS and name not in estimated]:
+        raise UsageError(f"{none[0]} has estimates of {', '.join(estimate.PRICED)} alone; choose one with --filter")
     if not measured and not estimated:
         raise UsageError("no group was selected")
     return Chosen(measured, estimated)

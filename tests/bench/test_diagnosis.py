@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ampcheck.bench.advise import diagnosis, evidence
+from ampcheck.bench.advise import diagnosis, worker
 from ampcheck.bench.advise.diagnosis import Gradients, Recast, Seen, StepCase
 from ampcheck.bench.advise.user_step import StepSpec, UserStep
 from ampcheck.bench.core.model import PRECISIONS, VariantResult
@@ -155,9 +155,9 @@ def mlp(width: int, batch: int, depth: int = 2) -> StepSpec:
 
 def saw(spec: StepSpec, precision: str = "bf16") -> Seen:
     """Return what is seen of a step on the CPU."""
-    first, _ = evidence.once(UserStep(spec, PRECISIONS["fp32"], "cpu"), CPU)
-    kernels, trace = evidence.look(UserStep(spec, PRECISIONS[precision], "cpu"), CPU, 0.0)
-    return evidence.seen(kernels, first, trace.ops)
+    first, _ = worker.once(UserStep(spec, PRECISIONS["fp32"], "cpu"), CPU)
+    kernels, trace = worker.look(UserStep(spec, PRECISIONS[precision], "cpu"), CPU, 0.0)
+    return worker.seen(kernels, first, trace.ops)
 
 
 def test_what_autocast_lowers_in_a_big_product_is_counted() -> None:
@@ -203,7 +203,7 @@ def test_lost_gradients_are_counted_with_and_without_a_scaler() -> None:
     scaled = UserStep(spec, PRECISIONS["fp16"], "cpu")
     bare = UserStep(spec, PRECISIONS["fp16"], "cpu", scaled=False)
     assert scaled.settle() == 0
-    found = evidence.gradients(scaled.output(), fp32, scaled.scaler.get_scale(), bare.output())
+    found = worker.gradients(scaled.output(), fp32, scaled.scaler.get_scale(), bare.output())
     assert found == Gradients(272, 0, 0, 65536.0, 272)
     assert diagnosis.needs_scaler(replace(seeing(FP16, gradients=found)))
 

@@ -10,7 +10,7 @@ import pytest
 
 from ampcheck.bench.core.model import PRECISIONS, Group, OpWorkload, Spec, VariantResult
 from ampcheck.bench.estimates import estimate
-from ampcheck.bench.estimates.estimate import Chip, Estimate, chip, contradicts, duration, variant_result
+from ampcheck.bench.estimates.estimate import Chip, Estimate, available, chip, contradicts, duration, variant_result
 from ampcheck.bench.estimates.program import Array, DotProduct, Schedule, casts, parse, products, schedule, wide
 from ampcheck.bench.run.summary import by_estimate, compare
 from ampcheck.bench.session import BenchOptions, choose
@@ -243,7 +243,7 @@ def test_only_large_products_have_an_estimate_on_a_gpu(monkeypatch: pytest.Monke
     with pytest.raises(UsageError, match=r"cuda-h100 has estimates of mm-2048, .*mlp-step-4096 alone"):
         choose(replace(options, filters=("add",)))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name == "jax" else None)
-    assert estimate.cuda.missing() == "jax-cuda13-plugin is not installed; the extra ampcheck[cuda-estimate] brings it"
+    assert available("cuda-h100") == "jax-cuda13-plugin is not installed; the extra ampcheck[cuda-estimate] brings it"
 
 
 # ---- programs that are compiled

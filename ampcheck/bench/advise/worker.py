@@ -1,28 +1,264 @@
 """The process that measures a user's step: takes a plan from standard input, gives one JSON line.
 
-python -m ampcheck.bench.advise.worker < plan.json
+    python -m ampcheck.bench.advise.worker < plan.json
+
+Each variant is timed in turns with the others, and looked at op by op: each kernel's time and dtypes beside its trace,
+and what follows from them.
 """
 
 import json
 import statistics
 import sys
+import time
 import warnings
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from difflib import SequenceMatcher
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from ampcheck.bench.advise import evidence
+from ampcheck.bench.advise.diagnosis import CACHE_OFF, TILE, Gradients, Recast, Seen
 from ampcheck.bench.advise.user_step import StepSpec, UserStep, load, reference
 from ampcheck.bench.core.model import AA, PRECISIONS, BenchPlan, Precision, Rounds
+from ampcheck.bench.core.prepare import Prepared
 from ampcheck.bench.core.timing import Timed
 from ampcheck.bench.run.measure import Measurer, Say, peak_memory, pin
 from ampcheck.bench.torch_private import dynamo_config
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError, one_line
 from ampcheck.observe.closeness import relative_error
+from ampcheck.observe.recorder import Recorder, tensors
+from ampcheck.observe.torch_private import DeviceType
+from ampcheck.register.torch_private import OpOverload
 from ampcheck.runner.worker import Channel
+from ampcheck.spec.dtypes import LOW, is_floating
+from ampcheck.spec.torch_dtypes import name_of
+from ampcheck.tools.trace import CastRecord, OpRecord, Trace
+from ampcheck.tools.trace.recorder import signature_of
+from ampcheck.tools.trace.report import recast, totals
+
+_FLOAT32 = ("upcast", "optdtype", "append")
+_PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv"))
+_CONVOLUTIONS = frozenset(("convolution", "_convolution", "convolution_overrideable"))
+_RUNS = 3
+_OWN = Path(__file__).parents[2]
+"""ampcheck's folder: a call from there, e.g. of a `Sequential` inside torch, has no place in the user's files."""
+_LONG = 0.5
+"""Seconds from which on a step is looked at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledKernel:
+    """A kernel that ran. `given`: the floating dtypes it received. `view`: it moves no data, and has no time.
+
+    `op`, `policy`: of the public call that it ran for, or for a step of the backward of the one in the forward; "" and
+    "" outside of a region. `odd`: its sizes, for a product of which some are not multiples of `TILE`, else "".
+    """
+
+    name: str
+    given: tuple[str, ...] = ()
+    seconds: float = 0.0
+    cast: bool = False
+    view: bool = False
+    op: str = ""
+    policy: str = ""
+    odd: str = ""
+
+
+class _Timer(Recorder):
+    """Times every kernel by itself, inside of a trace, which knows whose it is.
+
+    `labelled`: for a profiler that runs, each kernel has its place as a label; without, the device is waited for.
+    """
+
+    def __init__(self, device: Device, trace: Trace, labelled: bool) -> None:
+        super().__init__(self._time)
+        self._device, self._trace, self._labelled = device, trace, labelled
+        self.kernels: list[ProfiledKernel] = []
+
+    def _time(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        signature = signature_of(func)
+        label = torch.profiler.record_function(_label(len(self.kernels))) if self._labelled else nullcontext()
+        if not self._labelled:
+            self._device.synchronize()
+        began = time.perf_counter()
+        with label:
+            out = func(*args, **kwargs)
+        if not self._labelled:
+            self._device.synchronize()
+        seconds = time.perf_counter() - began
+        dtypes = dict.fromkeys(name_of(tensor.dtype) for tensor in tensors((args, kwargs)))
+        cast = signature.is_cast and isinstance(out, torch.Tensor) and out.dtype != args[0].dtype
+        op, policy = ("", "") if signature.is_view or signature.is_cast else self._whose()
+        given, took = tuple(filter(is_floating, dtypes)), 0.0 if signature.is_view else seconds
+        name, odd = signature.overload, _odd(signature.overload, args)
+        self.kernels.append(ProfiledKernel(name, given, took, cast, signature.is_view, op, policy, odd))
+        return out
+
+    def _whose(self) -> tuple[str, str]:
+        """Return the public call that the trace counts the kernel to, and its policy in the region it was called in."""
+        call = self._trace.recorder.current()
+        record = call.forward if call.forward is not None else call.record
+        return (record.name, record.policy) if record is not None and record.region.enabled else ("", "")
+
+
+def _label(place: int) -> str:
+    return f"ampcheck kernel {place}"
+
+
+def once(ready: Prepared, device: Device) -> tuple[list[ProfiledKernel], Trace]:
+    """Run a step once, op by op: its kernels with the seconds of each, and its trace.
+
+    On CUDA the profiler times them: kernels run there when the call has long returned, and waiting for each would time
+    the waiting.
+    """
+    trace, kinds = Trace(), torch.profiler.ProfilerActivity
+    profiler = torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA]) if device.type == "cuda" else None
+    timer = _Timer(device, trace, profiler is not None)
+    with profiler or nullcontext():
+        with timer, trace:
+            ready.eager()
+        device.synchronize()
+    ready.restore()
+    for op in trace.ops:
+        if Path(op.location.rpartition(":")[0]).absolute().is_relative_to(_OWN):
+            op.location = ""
+    kernels = timer.kernels
+    if profiler is not None:
+        events = [event for event in profiler.events() or () if event.device_type == DeviceType.CPU]
+        found = {event.name: event.device_time_total for event in events}
+        kernels = [
+            k if k.view else replace(k, seconds=found.get(_label(place), 0.0) / 1e6) for place, k in enumerate(kernels)
+        ]
+    return kernels, trace
+
+
+def look(ready: Prepared, device: Device, seconds: float) -> tuple[list[ProfiledKernel], Trace]:
+    """As `once`, with each kernel's median over some runs. `seconds`: what a step takes."""
+    if seconds > _LONG:
+        return once(ready, device)
+    once(ready, device)
+    runs = [once(ready, device) for _ in range(_RUNS)]
+    kernels, trace = runs[-1]
+    same = [run for run, _ in runs if [k.name for k in run] == [k.name for k in kernels]]
+    medians = [statistics.median(run[place].seconds for run in same) for place in range(len(kernels))]
+    return [replace(kernel, seconds=median) for kernel, median in zip(kernels, medians, strict=True)], trace
+
+
+ADDS = 100
+
+
+def tiny(device: Device) -> Callable[[], torch.Tensor]:
+    """Return a call of `ADDS` ops with next to nothing to compute, to time how long starting an op takes."""
+    number = torch.ones(1, device=device.type)
+
+    def adds() -> torch.Tensor:
+        for _ in range(ADDS):
+            out = number.add(number)
+        return out
+
+    return adds
+
+
+def seen(kernels: Sequence[ProfiledKernel], first: Sequence[ProfiledKernel], ops: Sequence[OpRecord]) -> Seen:
+    """Summarize a variant's kernels and trace. `first`: the kernels of the variant it is compared with."""
+    total = sum(kernel.seconds for kernel in kernels)
+    lowered = _lowered(kernels, first)
+    whole = sum(kernel.seconds for kernel in first)
+    kept: Counter[str] = Counter()
+    for kernel in kernels:
+        if kernel.policy in _FLOAT32 and not kernel.cast:
+            kept[kernel.op] += _share(kernel.seconds, total)  # type: ignore[assignment]  # a Counter adds any numbers
+    odd = [kernel for kernel in kernels if kernel.odd]
+    casts = [cast for op in ops for cast in op.casts if cast.origin == "autocast"]
+    again = []
+    for some, why in recast(casts):
+        kind = "views of weight" if some[0].kind == "view" else some[0].kind
+        again.append(Recast(kind, some[0].source, *_count(some), why))
+    numbers = totals(list(ops))
+    return Seen(
+        ops=len(kernels),
+        kernel_seconds=total,
+        cast_share=_share(sum(kernel.seconds for kernel in kernels if kernel.cast), total),
+        casts=numbers["casts"],
+        cast_bytes=numbers["bytes"],
+        lowered=len(lowered),
+        lowered_share=_share(sum(kernel.seconds for kernel in lowered), whole),
+        kept=dict(kept),
+        cache_off=_count(c for c in casts if c.cacheable == CACHE_OFF and c.kind != "activation" and c.kind != "input"),
+        recast=sorted(again, key=lambda one: -one.bytes),
+        frozen=_count(cast for cast in casts if cast.kind == "frozen"),
+        weights=_count(cast for cast in casts if cast.kind == "weight"),
+        overflow=next((f"{op.name} at {op.location}, in {op.out}" for op in ops if op.nonfinite), ""),
+        odd=list(dict.fromkeys(kernel.odd for kernel in odd)),
+        odd_share=_share(sum(kernel.seconds for kernel in odd), total),
+    )
+
+
+def gradients(
+    output: torch.Tensor, first: torch.Tensor, scale: float | None, unscaled: torch.Tensor | None
+) -> Gradients:
+    """Count a training step's gradients that a variant loses.
+
+    `output`, `first`, `unscaled`: vectors as `UserStep.output` gives them, loss first: the variant's, float32's, and
+    the variant's without its GradScaler. `scale`: the GradScaler's, None without one.
+    """
+    variant, base = output[1:], first[1:]
+    nonfinite = int((base.isfinite() & ~variant.isfinite()).sum())
+    bare = None if unscaled is None else _lost(unscaled[1:], base)
+    return Gradients(base.numel(), _lost(variant, base), nonfinite, scale, bare)
+
+
+def _lost(variant: torch.Tensor, base: torch.Tensor) -> int:
+    return int(((variant == 0) & (base != 0)).sum())
+
+
+def _lowered(kernels: Sequence[ProfiledKernel], first: Sequence[ProfiledKernel]) -> list[ProfiledKernel]:
+    """Return those of `first` that run in lower precision among `kernels`, matched in their order by name."""
+    ours = [kernel for kernel in kernels if not kernel.cast and not kernel.view]
+    theirs = [kernel for kernel in first if not kernel.cast and not kernel.view]
+    matcher = SequenceMatcher(None, [k.name for k in ours], [k.name for k in theirs], autojunk=False)
+    return [
+        theirs[block.b + place]
+        for block in matcher.get_matching_blocks()
+        for place in range(block.size)
+        if _low(ours[block.a + place]) and not _low(theirs[block.b + place])
+    ]
+
+
+def _low(kernel: ProfiledKernel) -> bool:
+    return any(name in LOW for name in kernel.given)
+
+
+def _count(casts: Iterable[CastRecord]) -> tuple[int, int]:
+    moved = [cast.bytes for cast in casts]
+    return len(moved), sum(moved)
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _odd(overload: str, args: tuple[Any, ...]) -> str:
+    """Return the sizes of a product, where one of them is not a multiple of `TILE`."""
+    base = overload.partition(".")[0]
+    if base in _CONVOLUTIONS:
+        sizes = tuple(args[1].shape[:2])  # its channels; nobody pads the pixels
+        return f"{base} of {sizes[1]} to {sizes[0]} channels" if any(size % TILE for size in sizes) else ""
+    if base not in _PRODUCTS:
+        return ""
+    one, two = [arg for arg in args if isinstance(arg, torch.Tensor)][-2:]
+    shapes = tuple(one.shape), tuple(two.shape)
+    if not any(size % TILE for shape in shapes for size in shape[-2:]):
+        return ""
+    return f"{base} {' @ '.join('×'.join(map(str, shape)) for shape in shapes)}"
+
+
+# ---- all variants in turns
 
 STEP = "step"
 """The name of the user's step as a workload."""
@@ -118,7 +354,7 @@ class _StepMeasurer(Measurer):
         """Measure the variants through a compiler."""
         rounds = self.measure(STEP, compiler)
         if _TINY in rounds.samples:
-            self.advice.tiny = statistics.median(rounds.samples.pop(_TINY)) / evidence.ADDS
+            self.advice.tiny = statistics.median(rounds.samples.pop(_TINY)) / ADDS
             del rounds.cpu[_TINY], rounds.facts[_TINY]
         if self.plan.facts and compiler == "eager" and "fp32" in rounds.samples:
             self._look(rounds)
@@ -136,7 +372,7 @@ class _StepMeasurer(Measurer):
             except Exception as error:  # a variant may lack anything; the others are measured all the same
                 found.failed[variant.name] = one_line(error)
         if out and found.compiler == "eager":  # in turns with the variants, so that what slows them down slows it down
-            out[_TINY] = Timed(evidence.tiny(self.device))
+            out[_TINY] = Timed(tiny(self.device))
         return out
 
     def _warm(self, variant: Precision, made: UserStep, found: Rounds) -> bool:
@@ -168,21 +404,21 @@ class _StepMeasurer(Measurer):
 
     def _look(self, rounds: Rounds) -> None:
         found = self.advice
-        first: list[evidence.ProfiledKernel] = []
+        first: list[ProfiledKernel] = []
         for name, step in self._steps.items():
             if name not in rounds.samples or name.endswith(AA):
                 continue
             try:
-                kernels, trace = evidence.look(step, self.device, statistics.median(rounds.samples[name]))
+                kernels, trace = look(step, self.device, statistics.median(rounds.samples[name]))
                 first = first or kernels
-                seen = asdict(evidence.seen(kernels, first, trace.ops))
-                seen["gradients"] = self._gradients(name, step)
+                looked_at = asdict(seen(kernels, first, trace.ops))
+                looked_at["gradients"] = self._gradients(name, step)
                 if (peak := peak_memory(step, self.device, "eager")) is not None:
                     rounds.facts[name]["memory"] = peak
             except Exception as error:  # what is looked at runs under two modes, which an op may refuse
                 found.notes.append(f"{name} could not be looked at op by op: {one_line(error)}")
                 continue
-            found.seen[name] = seen
+            found.seen[name] = looked_at
             if PRECISIONS[name].region and not found.traced:
                 found.traced, found.table, found.trace = name, trace.table("bytes", 10), trace.to_json()
         found.seen |= {n: {"single": s} for n, s in self._singles.items()}
@@ -194,7 +430,7 @@ class _StepMeasurer(Measurer):
         if step.scaler.is_enabled():
             scale = step.scaler.get_scale()
             unscaled = UserStep(self.spec, PRECISIONS[name], self.device.type, scaled=False).output()
-        return asdict(evidence.gradients(step.output(), self._base, scale, unscaled))
+        return asdict(gradients(step.output(), self._base, scale, unscaled))
 
 
 def _variants(device: Device, platform: str) -> list[Precision]:
