@@ -8,8 +8,7 @@ import torch
 from ampcheck.jax_device import backend, lowerings
 from ampcheck.jax_device.annotations import NAME
 from ampcheck.jax_device.dispatch import install
-from ampcheck.jax_device.interop.dlpack import from_jax, to_jax
-from ampcheck.jax_device.interop.functions import j2t_autograd, t2j
+from ampcheck.jax_device.interop.functions import from_jax, j2t_autograd, t2j, to_jax
 from ampcheck.jax_device.jit.transform import Bucket, jit
 from ampcheck.register import register_autocast
 

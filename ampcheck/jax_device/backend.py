@@ -12,7 +12,7 @@ from ampcheck.jax_device import device as devices
 from ampcheck.jax_device import disk_cache, random
 from ampcheck.jax_device.annotations import NAME, Tree
 from ampcheck.jax_device.dispatch import checks
-from ampcheck.jax_device.interop import checkpoints, distributed, dlpack, trainers
+from ampcheck.jax_device.interop import functions, libraries
 from ampcheck.jax_device.jit.watch import install_flex
 from ampcheck.jax_device.storage import moving, overrides
 from ampcheck.jax_device.torch_private import InductorBackend, setup_backend
@@ -103,10 +103,8 @@ def make() -> None:
     sys.modules.pop(f"torch.{NAME}", None)
     setup_backend(rename=NAME, backend_module=module)
     sys.modules[f"torch.{NAME}"] = module
-    dlpack.install()
-    checkpoints.install()
-    distributed.install()
-    trainers.install()
+    functions.install()
+    libraries.install()
     random.install()
     devices.install()
     _compile_by_default()

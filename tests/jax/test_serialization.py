@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcheck.jax_device.interop import checkpoints
+from ampcheck.jax_device.interop import libraries
 from ampcheck.jax_device.storage import moving
 from tests.jax.agreement import library, saved
 
@@ -286,9 +286,9 @@ def test_safetensors_models(tmp_path: Path) -> None:
 
 def test_without_safetensors_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(checkpoints, "find_spec", lambda name: asked.append(name))
-    monkeypatch.setattr(checkpoints, "import_module", lambda name: pytest.fail(f"{name} was imported"))
-    checkpoints.install()
+    monkeypatch.setattr(libraries, "find_spec", lambda name: asked.append(name))
+    monkeypatch.setattr(libraries, "import_module", lambda name: pytest.fail(f"{name} was imported"))
+    libraries._safetensors()
     assert asked == ["safetensors"]
 
 

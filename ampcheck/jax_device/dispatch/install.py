@@ -9,9 +9,8 @@ from torch.library import Library
 from ampcheck.jax_device.annotations import NAME, Kernel, Tree
 from ampcheck.jax_device.device import placed
 from ampcheck.jax_device.dispatch.kernels import computed, inplace_kernel, missing, out_kernel
-from ampcheck.jax_device.dispatch.schema import arguments, functional, is_out, is_view, overloads
 from ampcheck.jax_device.dispatch.special import COMPOSED, SPECIAL, by_convolution
-from ampcheck.jax_device.lowering import OWN, find, short_name
+from ampcheck.jax_device.lowering import OWN, arguments, find, functional, is_out, is_view, overloads, short_name
 from ampcheck.jax_device.storage.arrays import META
 from ampcheck.jax_device.storage.memory import guarded
 from ampcheck.jax_device.torch_private import C, suggest_memory_format

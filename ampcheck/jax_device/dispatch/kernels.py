@@ -22,9 +22,8 @@ from torch import Tensor
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Kernel, Kwargs, Tree
 from ampcheck.jax_device.dispatch.checks import checked
 from ampcheck.jax_device.dispatch.program import GENERATED, Functional, Key, quietly
-from ampcheck.jax_device.dispatch.schema import Kind, arguments, overload, takes_lazy
 from ampcheck.jax_device.dtypes import TO_JAX, convert, jax_dtype
-from ampcheck.jax_device.lowering import compiled, find
+from ampcheck.jax_device.lowering import Kind, arguments, compiled, find, overload, takes_lazy
 from ampcheck.jax_device.storage import arrays
 from ampcheck.jax_device.storage.arrays import META, Layout, Place, contents, contiguous, meshes, storage_of, store
 from ampcheck.jax_device.storage.memory import guarded, refuse

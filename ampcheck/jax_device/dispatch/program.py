@@ -25,9 +25,8 @@ import torch
 from ampcheck.jax_device import jax_private, random
 from ampcheck.jax_device.annotations import NAME, Args, Kernel, Kwargs, Tree
 from ampcheck.jax_device.dispatch import checks
-from ampcheck.jax_device.dispatch.schema import Argument, Kind, arguments
 from ampcheck.jax_device.dtypes import check_promotion, common_dtype, convert, jax_dtype, torch_dtype
-from ampcheck.jax_device.lowering import Lowering, compiled, short_name
+from ampcheck.jax_device.lowering import Argument, Kind, Lowering, arguments, compiled, short_name
 from ampcheck.jax_device.random import RawKey
 from ampcheck.jax_device.storage import arrays, transfer
 from ampcheck.jax_device.storage.arrays import Layout, Place, contents, contiguous, create, storage_of, wrap

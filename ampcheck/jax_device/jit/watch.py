@@ -31,8 +31,8 @@ from ampcheck.jax_device import random, torch_private
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
 from ampcheck.jax_device.dispatch import checks
 from ampcheck.jax_device.dispatch.program import VALUE_NEEDED
-from ampcheck.jax_device.dispatch.schema import is_view, overloads
 from ampcheck.jax_device.jit.state import Traced, TracedNumber
+from ampcheck.jax_device.lowering import is_view, overloads
 from ampcheck.jax_device.storage import transfer
 from ampcheck.jax_device.storage.arrays import Bytes, Layout, alias, raw, storage_of, wrap
 from ampcheck.jax_device.torch_private import DisableTorchFunction, include_key, is_functorch_wrapped, pytree, unwrapped

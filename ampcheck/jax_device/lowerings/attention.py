@@ -17,8 +17,7 @@ from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import apart, composed, kernel
 from ampcheck.jax_device.lowering import lower
 from ampcheck.jax_device.lowerings.accumulate import linear, matmul, product, wide
-from ampcheck.jax_device.lowerings.activation import gelu, masked_softmax
-from ampcheck.jax_device.lowerings.normalization import layer_norm
+from ampcheck.jax_device.lowerings.layers import gelu, layer_norm, masked_softmax
 from ampcheck.jax_device.storage.arrays import Columns
 
 _MATH, _FLASH = 0, 1  # at::SDPBackend

@@ -17,9 +17,8 @@ from jax import Array
 from ampcheck.jax_device import random
 from ampcheck.jax_device.annotations import Args, Tree
 from ampcheck.jax_device.dispatch.kernels import assign, computed, fit
-from ampcheck.jax_device.dispatch.schema import arguments, overload
 from ampcheck.jax_device.dispatch.special import kernel
-from ampcheck.jax_device.lowering import Computation, Number, lower
+from ampcheck.jax_device.lowering import Computation, Number, arguments, lower, overload
 from ampcheck.jax_device.lowerings.accumulate import rounded
 from ampcheck.jax_device.lowerings.pointwise import digamma
 from ampcheck.jax_device.storage.arrays import wrap
