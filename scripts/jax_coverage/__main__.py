@@ -7,8 +7,8 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from scripts.jax_coverage import driver, page, records, samples
-from scripts.jax_coverage.records import WAYS, Book, Row
+from scripts.jax_coverage import driver, measure, page
+from scripts.jax_coverage.page import WAYS, Book, Row
 
 _KEPT = Path("reports/jax_ops.json")
 
@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     if unknown := set(ways) - set(WAYS):
         sys.exit(f"--ways: no implementation is called {', '.join(sorted(unknown))}; known: {', '.join(WAYS)}")
     try:
-        book = records.read(options.json)
+        book = page.read(options.json)
     except ValueError as error:
         sys.exit(str(error))
     jobs = _jobs(options, ways, book)
@@ -32,11 +32,11 @@ def main(argv: list[str] | None = None) -> int:
         print("interrupted; what was measured is kept in", options.json, file=sys.stderr)
         return 130
     for way in WAYS:
-        run, agree, ops, whole = page.totals(records.measured(book, way))
+        run, agree, ops, whole = page.totals(page.measured(book, way))
         print(f"{way}: {agree} of {run} samples agree, all of {whole} of {ops} ops")
     if options.write:
         versions = {name: version(name).partition("+")[0] for name in ("torch", "jax", "torchax")}
-        text = page.page(book, versions=versions, limit=options.samples, rtol=samples.RTOL, atol=samples.ATOL)
+        text = page.page(book, versions=versions, limit=options.samples, rtol=measure.RTOL, atol=measure.ATOL)
         options.write.write_text(text, encoding="utf-8")
     return 0
 
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
 def _jobs(options: argparse.Namespace, ways: list[str], book: Book) -> list[tuple[str, str]]:
     if options.no_run:
         return []
-    names = list(samples.ops())
+    names = list(measure.ops())
     if options.ops:
         wanted = options.ops.split(",")
         if unknown := set(wanted) - set(names):
@@ -81,12 +81,12 @@ def _measure(jobs: list[tuple[str, str]], settings: driver.Settings, book: Book,
             print(f"{done}/{len(jobs)} {row.way} {row.op}: {row.agreeing} of {row.run}: {row.reason[:160]}", flush=True)
         if time.monotonic() - saved > 10:
             saved = time.monotonic()
-            records.write(book, kept)
+            page.write(book, kept)
 
     try:
         driver.sweep(jobs, settings, took)
     finally:
-        records.write(book, kept)
+        page.write(book, kept)
 
 
 if __name__ == "__main__":

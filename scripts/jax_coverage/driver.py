@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ampcheck.runner.worker import Channel, Worker
-from scripts.jax_coverage.records import Row
+from scripts.jax_coverage.page import Row
 
 COMMAND = (sys.executable, "-m", "scripts.jax_coverage.driver")
 _RENEWED = 100  # ops a process measures before another takes its place: compiled programs take memory
@@ -84,12 +84,12 @@ def _measured(worker: Worker, row: Row, seconds: float, late: float, stopping: t
 def main(arguments: list[str]) -> None:
     """Answer for the ops that the arguments name, after the way and the number of samples."""
     channel = Channel()
-    from scripts.jax_coverage import measure, samples, ways  # noqa: PLC0415  # import torch, after the channel is taken
+    from scripts.jax_coverage import measure  # noqa: PLC0415  # imports torch, after the channel is taken
 
     way, limit, *names = arguments
-    implementation = ways.IMPLEMENTATIONS[way]()
+    implementation = measure.IMPLEMENTATIONS[way]()
     for name in names:
-        for reason in measure.measure(samples.ops()[name], implementation, int(limit)):
+        for reason in measure.measure(measure.ops()[name], implementation, int(limit)):
             channel.send({"refused": True} if reason is None else {"reason": reason})
         channel.send({"done": True})
 

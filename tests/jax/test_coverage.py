@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from scripts.jax_coverage import driver, judge, samples
-from scripts.jax_coverage.records import Row as OpRow
+from scripts.jax_coverage import driver, judge, measure
+from scripts.jax_coverage.page import Row as OpRow
 from scripts.jax_models import __main__ as command
 from scripts.jax_models.models import MODELS
 from scripts.jax_models.training import STEPS, Row, Training, compare, rows
@@ -158,7 +158,7 @@ def test_the_published_page_agrees_with_its_rows() -> None:
     ids=["nan", "nan alone", "value", "shape", "dtype", "number", "count", "float64"],
 )
 def test_a_difference_is_named(actual: object, expected: object, words: str) -> None:
-    found = judge.difference(actual, expected, samples.RTOL, samples.ATOL)
+    found = judge.difference(actual, expected, measure.RTOL, measure.ATOL)
     assert words in found if words else found == ""
 
 

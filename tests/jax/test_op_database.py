@@ -18,9 +18,9 @@ from torch.testing._internal import common_methods_invocations as database
 from torch.testing._internal.common_modules import module_db
 
 from ampcheck.observe.torch_private import pytree
-from scripts.jax_coverage import measure, samples
-from scripts.jax_coverage.invariants import INVARIANTS
-from scripts.jax_coverage.ways import Way
+from scripts.jax_coverage import measure
+from scripts.jax_coverage.judge import INVARIANTS
+from scripts.jax_coverage.measure import Way
 from tests.cli_support import ROOT
 from tests.jax.agreement import close, moved, some, tensors
 
@@ -33,16 +33,16 @@ NIGHTLY = {"plain": 12, "reference": 6, "edges": 3}
 _SECTION = PAGE.read_text(encoding="utf-8").partition("## Ops that do not fully agree")[2].partition("\n## ")[0]
 DISAGREEING = set(re.findall(r"^\| (\S+) \| \d", _SECTION, re.MULTILINE))
 """The ops that docs/jax_ops.md says have samples that do not agree."""
-samples.unseed()
+measure.unseed()
 FOREACH = {
     op.name: op
     for kind in ("unary", "binary", "pointwise", "reduce", "other")
     for op in getattr(database, f"foreach_{kind}_op_db")
     if op.op is not None
 }
-OPS = {samples.name_of(op): op for op in database.op_db} | FOREACH
+OPS = {measure.name_of(op): op for op in database.op_db} | FOREACH
 KINDS = {
-    torch.float32: samples.KINDS,
+    torch.float32: measure.KINDS,
     torch.bfloat16: ("reference", "edges"),
     torch.int64: ("reference",),
     **{dtype: ("plain",) for dtype in (torch.uint8, torch.bool, torch.complex64)},
@@ -74,7 +74,7 @@ OTHERWISE = {
 """Ops that the device computes otherwise than the CPU, by dtype and kind of samples."""
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 UNSTRIDED = {
-    *(name for name in samples.ops() if name.startswith("jiterator")),  # which the CPU has not
+    *(name for name in measure.ops() if name.startswith("jiterator")),  # which the CPU has not
     *("as_strided.partial_views", "linalg.pinv.singular", "ormqr", "tensor_split", "to", "view_copy"),  # not taken
     *("chalf", "to_sparse", "sparse.mm.reduce", "sparse.sampled_addmm", "nn.functional.embedding_bag"),  # not here
     *("as_strided_scatter", "native_group_norm", "nn.functional.max_pool3d", "view", "view_as", "view_as_complex"),
@@ -153,7 +153,7 @@ def test_in_place(name: str) -> None:
     """The values of what is written, through a view that is not contiguous, and that autograd sees a new version."""
     op = OPS[name]
     dtype = torch.float32 if torch.float32 in op.dtypes else torch.int64
-    for sample in samples.samples(op, SAMPLES, dtype):
+    for sample in measure.samples(op, SAMPLES, dtype):
         if name in FOREACH:
             here = [t.detach().clone() for t in sample.input]
         elif isinstance(sample.input, torch.Tensor) and not sample.broadcasts_input:
@@ -190,7 +190,7 @@ def test_out(name: str) -> None:
     """Empty `out=` tensors get the shape, the strides and the values, also of an input whose columns lie together."""
     op = OPS[name]
     dtype = torch.float32 if torch.float32 in op.dtypes else torch.int64
-    for sample in samples.samples(op, SAMPLES, dtype):
+    for sample in measure.samples(op, SAMPLES, dtype):
         for turned in (False, name not in WHOLE and isinstance(sample.input, torch.Tensor) and sample.input.dim() > 1):
             given = (sample.input.mT.contiguous().mT if turned else sample.input, sample.args, sample.kwargs)
             made = op(given[0], *given[1], **given[2])
@@ -216,14 +216,14 @@ def gradients(op: Any, sample: Any, given: Any) -> tuple[torch.Tensor | None, ..
     return torch.autograd.grad(outs, ins, seeds, allow_unused=True) if outs and ins else ()
 
 
-DIFFERENTIABLE = [name for name, op in samples.ops().items() if op.supports_autograd and name not in NO_GRADIENT]
+DIFFERENTIABLE = [name for name, op in measure.ops().items() if op.supports_autograd and name not in NO_GRADIENT]
 
 
 @pytest.mark.parametrize("name", some(DIFFERENTIABLE, 36))
 def test_gradients(name: str) -> None:
-    op = samples.ops()[name]
+    op = measure.ops()[name]
     every = list(op.sample_inputs("cpu", torch.float32, requires_grad=True))
-    for index in samples.spread(len(every), 2):
+    for index in measure.spread(len(every), 2):
         given = (every[index].input, every[index].args, every[index].kwargs)
         expected, found = (gradients(op, every[index], g) for g in (given, moved(given)))
         assert [g is None for g in found] == [g is None for g in expected]
@@ -233,15 +233,15 @@ def test_gradients(name: str) -> None:
 def strides(op: Any, sample: Any, given: Any) -> list[Any]:
     """Return the strides of results and gradients, by sizes other than 1."""
     results = tensors(op(given[0], *given[1], **given[2]))
-    grads = gradients(op, sample, given) if samples.name_of(op) in DIFFERENTIABLE else ()
+    grads = gradients(op, sample, given) if measure.name_of(op) in DIFFERENTIABLE else ()
     found = [t for t in (*results, *grads) if t is not None and t.numel()]
     return [[s for n, s in zip(t.shape, t.stride(), strict=True) if n != 1] for t in found]
 
 
-@pytest.mark.parametrize("name", some([n for n in samples.ops() if n not in UNSTRIDED], 36))
+@pytest.mark.parametrize("name", some([n for n in measure.ops() if n not in UNSTRIDED], 36))
 def test_strides(name: str) -> None:
     """Of inputs whose channels, or else columns, lie together: the strides are the CPU's, or the Meta kernel's."""
-    op = samples.ops()[name]
+    op = measure.ops()[name]
 
     def arranged(t: Any) -> Any:
         if not torch.is_tensor(t) or t.dim() < 2:
@@ -250,7 +250,7 @@ def test_strides(name: str) -> None:
         return other.detach().requires_grad_(t.requires_grad)
 
     every = list(op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd))
-    for index in samples.spread(len(every), 3):
+    for index in measure.spread(len(every), 3):
         sample = every[index]
         given = pytree.tree_map(arranged, (sample.input, sample.args, sample.kwargs))
         found = strides(op, sample, moved(given))
