@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 NAN, INF = float("nan"), float("inf")
@@ -57,18 +56,6 @@ def saved(value: Any, **options: Any) -> io.BytesIO:
     torch.save(value, file, **options)
     file.seek(0)
     return file
-
-
-class Seen(TorchDispatchMode):
-    """The names of the overloads that run inside, in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.name().removeprefix("aten::"))
-        return func(*args, **(kwargs or {}))
 
 
 def doubling(backward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -173,7 +160,6 @@ def train(
     amp: torch.dtype | None = None,
     clips: bool = False,
     decay: float | None = None,
-    clears_first: bool = True,
     inject: Callable[[int, Tensor], Tensor] = lambda step, y: y,
 ) -> Trained:
     """Train a small model. In float16 a gradient scaler is used, whose first scale overflows.
@@ -188,8 +174,7 @@ def train(
     scaler = torch.amp.GradScaler(device, init_scale=2.0**20, growth_interval=3, enabled=amp is torch.float16)
 
     def step(x: Tensor, y: Tensor) -> Tensor:
-        if clears_first:
-            optimizer.zero_grad()
+        optimizer.zero_grad()
         with torch.autocast(device, dtype=amp or torch.bfloat16, enabled=amp is not None):
             loss = F.mse_loss(net(x), y)
         scaler.scale(loss).backward()
@@ -198,8 +183,6 @@ def train(
             torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
         scaler.step(optimizer)
         scaler.update()
-        if not clears_first:
-            optimizer.zero_grad()
         return loss
 
     run, losses, scales = wrap(step), [], []

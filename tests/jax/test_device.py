@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 import warnings
-import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -124,18 +123,6 @@ def test_errors_name_what_is_wrong() -> None:
             call()
 
 
-def test_default_device() -> None:
-    with torch.device("jax"):
-        assert torch.ones(2).device.type == torch.tensor([1.0]).device.type == "jax"
-        assert torch.nn.Linear(2, 2).weight.device.type == "jax"
-    torch.set_default_device("jax")
-    try:
-        assert torch.zeros(2).device.type == "jax"
-    finally:
-        torch.set_default_device(None)
-    assert torch.zeros(2).device.type == "cpu"
-
-
 def test_like_on_another_device() -> None:
     x = torch.ones(2, 3, device="jax").t()
     for name in ("empty_like", "zeros_like", "ones_like", "rand_like"):
@@ -200,33 +187,6 @@ def test_dlpack() -> None:
     assert torch.from_dlpack(torch.utils.dlpack.to_dlpack(torch.ones(2))).tolist() == [1, 1]
 
 
-def test_values_for_python() -> None:
-    x = torch.tensor([[1.5, -2.0], [0.0, float("nan")]], device="jax")
-    assert x[0].tolist() == [1.5, -2.0]
-    assert x[0, 1].item() == -2.0
-    assert bool(x[0, 0])
-    assert int(torch.tensor(3, device="jax")) == 3
-    assert len({x, x}) == 1
-    assert torch.equal(x[0], x[0].clone())
-    assert not torch.equal(x[0], x[0] + 1)
-    assert (x[0] + torch.tensor(2.0)).tolist() == [3.5, 0]  # a number of the CPU's
-
-
-def test_printing() -> None:
-    for made in (
-        torch.arange(6.0).reshape(2, 3),
-        torch.tensor([1 + 2j, float("inf")]),
-        torch.empty(0, 3),
-        torch.tensor([1e-8, 1e8]).bfloat16(),
-    ):
-        shown = repr(made.to("jax"))
-        assert "device='jax:0'" in shown
-        there = shown.replace("device='jax:0', ", "").replace(", device='jax:0'", "")
-        assert "".join(there.split()) == "".join(repr(made).split())
-    assert "requires_grad=True" in repr(torch.ones(1, device="jax", requires_grad=True))
-    assert "grad_fn=<MulBackward0>" in repr(torch.ones(1, device="jax", requires_grad=True) * 2)
-
-
 def test_pinning() -> None:
     with pytest.warns(UserWarning, match="JAX gives out no pinned memory"):
         copy = torch.ones(2).pin_memory()
@@ -249,20 +209,6 @@ def test_a_default_dtype_set_between_calls() -> None:
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Inductor's imports
-
-
-def test_torch_compile_without_a_backend_compiles_with_jax() -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 3).to("jax")
-    x = torch.randn(2, 4, device="jax")
-    with torch.autocast("jax", dtype=torch.bfloat16):
-        out = torch.compile(model)(x)
-        expected = model(x)
-    assert out.device.type == "jax"
-    torch.testing.assert_close(out, expected)
-    out.float().sum().backward()
-    assert model.weight.grad is not None
-    assert torch.equal(torch.compile(lambda: torch.ones(3, device="jax") + 1)().cpu(), torch.full((3,), 2.0))
 
 
 def test_torch_compile_without_a_backend_leaves_cpu_tensors_to_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -552,19 +498,6 @@ def _raising() -> None:
 def test_no_buffer_outlives_its_tensors() -> None:
     left = [_left(run) for run in (_many, _graph, _raising)]
     assert left == [0, 0, 0], left
-
-
-def test_a_view_alone_keeps_its_buffer() -> None:
-    base = torch.full((3,), 2.0, device="jax") * 3
-    held = weakref.ref(storage_of(base).array)
-    part = base[1:]
-    del base
-    gc.collect()
-    assert held() is not None
-    assert part.tolist() == [6, 6]
-    del part
-    gc.collect()
-    assert held() is None
 
 
 def test_the_count_sees_a_leak() -> None:

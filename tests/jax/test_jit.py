@@ -210,18 +210,6 @@ def test_a_call_unlike_the_last_takes_no_short_way() -> None:
     assert torch.func.grad(lambda a: double(a).sum())(plain).tolist() == [[2.0] * 3] * 2
 
 
-def test_gradients_that_stay() -> None:
-    weight = ones(3, requires_grad=True)
-    run = jit(lambda a: (a * weight).sum().backward())
-    run(grid())
-    first = weight.grad
-    assert first.tolist() == [3.0, 5.0, 7.0]
-    for _ in range(2):
-        run(grid())
-    assert weight.grad.tolist() == [9.0, 15.0, 21.0]
-    assert run.compiles == 2  # without a gradient, and with one to add to
-
-
 def test_transforms_inside() -> None:
     weight = ones(3, requires_grad=True)
 
@@ -277,24 +265,6 @@ def test_the_program_can_be_lowered_for_another_platform() -> None:
 
 
 # ---- steps
-
-OPTIMIZERS: dict[str, tuple[Make, int]] = {
-    "SGD": (lambda p: torch.optim.SGD(p, lr=0.1), 1),
-    # The first step has no momentum yet, so it is another program.
-    "momentum": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01), 2),
-    "AdamW": (lambda p: torch.optim.AdamW(p, lr=0.01), 1),
-}
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_five_steps_are_five_eager_ones(name: str) -> None:
-    """Every other one clears its gradients behind the step, under a learning rate that falls."""
-    make, programs = OPTIMIZERS[name]
-    first = [*OPTIMIZERS].index(name) % 2 == 0
-    eager, jitted = (train(make, wrap, clears_first=first, decay=None if first else 0.8) for wrap in (lambda f: f, jit))
-    torch.testing.assert_close(jitted.losses, eager.losses, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(jitted.parameters, eager.parameters, rtol=1e-4, atol=1e-5)
-    assert jitted.step.compiles == programs
 
 
 def scaled(make: Make, clips: bool, wrap: Any = jit) -> Trained:
@@ -434,28 +404,6 @@ def test_what_an_optimizer_cannot_do() -> None:
         with pytest.raises(RuntimeError, match=words):
             jit(step)()
     assert schedule.optimizer.param_groups[0]["lr"] == 1.0
-
-
-def test_state_that_is_loaded() -> None:
-    torch.manual_seed(1)
-    net, given = torch.nn.Linear(4, 3).to("jax"), torch.randn(8, 4).to("jax")
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-
-    @jit
-    def run() -> Tensor:
-        optimizer.zero_grad()
-        loss = net(given).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    run()
-    saved = [{k: v.clone() for k, v in net.state_dict().items()}, optimizer.state_dict()]
-    saved[1] = {**saved[1], "state": {i: {k: v.clone() for k, v in s.items()} for i, s in saved[1]["state"].items()}}
-    after = [run().item() for _ in range(3)]
-    net.load_state_dict(saved[0])
-    optimizer.load_state_dict(saved[1])
-    torch.testing.assert_close([run().item() for _ in range(3)], after, rtol=0, atol=0)
 
 
 # ---- buckets

@@ -94,33 +94,6 @@ def test_optimizer_trains_as_on_the_cpu(name: str) -> None:
     assert late == 0 or cls is torch.optim.RAdam, f"{late} programs were compiled after the third step"
 
 
-@pytest.mark.parametrize(
-    ("make", "bounds"),
-    [
-        (lambda w: torch.optim.LBFGS([w], lr=0.5, max_iter=5), (1e-4, 1e-5)),
-        (lambda w: torch.optim.Muon([w], lr=0.1), (0.05, 0.02)),  # it computes in bfloat16
-    ],
-    ids=["LBFGS", "Muon"],
-)
-def test_optimizers_of_their_own_kind(make: Any, bounds: tuple[float, float]) -> None:
-    def trained(device: str) -> torch.Tensor:
-        torch.manual_seed(0)
-        w = torch.randn(4, 3).to(device).requires_grad_()
-        optimizer = make(w)
-
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = (w * w).sum() + w[0, 0]
-            loss.backward()
-            return loss
-
-        for _ in range(3):
-            optimizer.step(closure)
-        return w.detach().cpu()
-
-    torch.testing.assert_close(trained("jax"), trained("cpu"), rtol=bounds[0], atol=bounds[1])
-
-
 def test_foreach_is_one_program_and_scalars_are_no_part_of_it() -> None:
     f32, f64 = torch.float32, torch.float64
     kinds = [((1, 2, 3), f32), ((1,), f64), ((1, 0), f32), ((1, 4), f32)]  # sizes that no other test has

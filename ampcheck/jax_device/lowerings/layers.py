@@ -219,12 +219,9 @@ def weight_norm(v: Array, g: Array, dim: int = 0) -> tuple[Array, Array]:
     return v * (g / norms), norms
 
 
-@lower("_weight_norm_interface_backward")
-@widened
-def weight_norm_backward(
-    grad_w: Array, saved_v: Array, saved_g: Array, saved_norms: Array, dim: int
-) -> tuple[Array | None, ...]:
-    return pullback(lambda v, g: weight_norm(v, g, dim)[0], grad_w, saved_v, saved_g)
+lower("_weight_norm_interface_backward")(
+    widened(lambda grad, v, g, norms, dim: pullback(lambda v, g: weight_norm(v, g, dim)[0], grad, v, g))
+)
 
 
 def _channels(input: Array, per_channel: Array) -> Array:
@@ -263,17 +260,14 @@ def batch_norm(
     return _normalised(input, weight, bias, mean, rstd), mean, rstd, *kept
 
 
-@lower("_native_batch_norm_legit.no_stats")
-@widened
-def batch_norm_without_running(input: Array, weight: Array | None, bias: Array | None, *options: float) -> Tree:
-    unused = jnp.zeros(())
-    return batch_norm(input, weight, bias, unused, unused, True, *options[1:])[:3]
-
-
-@lower("_native_batch_norm_legit_no_training")
-@widened
-def batch_norm_inference(input: Array, *given: Tree) -> tuple[Array, ...]:
-    return batch_norm(input, *given[:4], False, *given[4:])[:3]
+lower("_native_batch_norm_legit.no_stats")(
+    lambda input, weight, bias, *options: batch_norm(
+        input, weight, bias, jnp.zeros(()), jnp.zeros(()), True, *options[1:]
+    )[:3]
+)
+lower("_native_batch_norm_legit_no_training")(
+    lambda input, *given: batch_norm(input, *given[:4], False, *given[4:])[:3]
+)
 
 
 @kernel("native_batch_norm")

@@ -84,9 +84,9 @@ def power(self: Arrays, exponent: Arrays | Number | Sequence[Number]) -> list[Ar
     return [OWN[name].compute(*unified(*operands)) for operands in _zipped(self, (exponent,))]
 
 
-@lower("_foreach_pow.ScalarAndTensor")
-def power_of(self: Number, exponent: Arrays) -> list[Array]:
-    return [OWN["pow.Scalar"].compute(*unified(self, x)) for x in exponent]
+lower("_foreach_pow.ScalarAndTensor")(
+    lambda self, exponent: [OWN["pow.Scalar"].compute(*unified(self, x)) for x in exponent]
+)
 
 
 def _norms(norm: Computation, self: Arrays, ord: float = 2, dtype: torch.dtype | None = None) -> list[Array]:

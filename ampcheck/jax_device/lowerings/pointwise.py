@@ -106,10 +106,8 @@ def sign(self: Array) -> Array:
     return self if self.dtype == jnp.bool_ else jnp.where(jnp.isnan(self), jnp.zeros_like(self), jnp.sign(self))
 
 
-@lower("sgn")
-def sgn(self: Array) -> Array:
-    """Return the sign; of a complex number, the number of magnitude 1 in its direction."""
-    return jnp.sign(self) if jnp.iscomplexobj(self) else sign(self)
+# of a complex number, the number of magnitude 1 in its direction
+lower("sgn")(lambda self: jnp.sign(self) if jnp.iscomplexobj(self) else sign(self))
 
 
 @lower("angle")
@@ -137,6 +135,8 @@ _EXACT: dict[tuple[str, ...], Computation] = {
 }
 _WIDE: dict[tuple[str, ...], Computation] = {
     ("fmod.Tensor", "fmod.Scalar"): lambda x, other: jnp.fmod(x, other),
+    # the rest of the division that rounds down, which has the divisor's sign
+    ("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor"): lambda x, other: jnp.remainder(x, other),
     ("addcmul",): lambda x, first, second, value=1: x + value * first * second,
     ("addcdiv",): lambda x, first, second, value=1: x + value * (first / second),
     ("logaddexp",): lambda x, other: jnp.logaddexp(x, other),
@@ -178,13 +178,6 @@ def _floor_divide(self: Array, other: Number) -> Array:
     down = jnp.where(quotient - down > 0.5, down + 1, down)
     plain = self / other
     return jnp.where(jnp.asarray(other) == 0, plain, jnp.where(quotient != 0, down, jnp.copysign(0.0, plain)))
-
-
-@lower("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor", promotes=True)
-@widened
-def _remainder(self: Number, other: Number) -> Array:
-    """Return the rest of the division that rounds down; it has the divisor's sign."""
-    return jnp.remainder(self, other)
 
 
 @lower("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", promotes=True)

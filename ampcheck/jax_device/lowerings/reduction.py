@@ -640,9 +640,9 @@ def histogram(self: Array, bins: Array, **options: Tree) -> tuple[Array, Array]:
     return _counted(self.reshape(-1, 1), [bins], **options), bins
 
 
-@lower("histogram.bin_ct")
-def histogram_count(self: Array, bins: int = 100, **options: Tree) -> tuple[Array, Array]:
-    return histogram(self, _edges(self, bins, options.get("range")), **options)
+lower("histogram.bin_ct")(
+    lambda self, bins=100, **options: histogram(self, _edges(self, bins, options.get("range")), **options)
+)
 
 
 @lower("_histogramdd_bin_edges")
@@ -656,11 +656,11 @@ def histogramdd_edges(
     ]
 
 
-@lower("_histogramdd_from_bin_cts")
-def histogramdd_count(self: Array, bins: Sequence[int], **options: Tree) -> Array:
-    return histogramdd(self, histogramdd_edges(self, bins, **options), **options)
-
-
 @lower("_histogramdd_from_bin_tensors")
 def histogramdd(self: Array, bins: Sequence[Array], **options: Tree) -> Array:
     return _counted(self.reshape(-1, self.shape[-1]), bins, **options)
+
+
+lower("_histogramdd_from_bin_cts")(
+    lambda self, bins, **options: histogramdd(self, histogramdd_edges(self, bins, **options), **options)
+)
