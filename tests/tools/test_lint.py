@@ -1,8 +1,8 @@
 """`ampcheck lint` reads programs without running them, and says where, what and what instead."""
 
 import json
+import tomllib
 from pathlib import Path
-from textwrap import dedent, indent
 
 import pytest
 
@@ -248,175 +248,18 @@ def test_policies_are_compared_with_the_newest_table(call: str, device: str, dif
 
 # ---- mistakes in eager training code, and nothing in right programs
 
-HEAD = """\
-import torch
-from torch import nn
-from torch.nn.utils import clip_grad_norm_
-
-model = nn.Linear(8, 8)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scaler = torch.amp.GradScaler("cuda")
-"""
-
-PLAIN = HEAD.replace('scaler = torch.amp.GradScaler("cuda")\n', "")
-
-FORWARD = """\
-with torch.autocast("cuda", dtype=torch.float16):
-    loss = model(x).sum()
-"""
+TABLE = tomllib.loads(Path(__file__).with_name("linted.toml").read_text(encoding="utf-8"))
 
 
-def loop(body: str, head: str = HEAD) -> str:
-    """Return a script whose loop runs the body."""
-    return head + "for x in batches:\n    optimizer.zero_grad()\n" + indent(dedent(body), "    ")
+@pytest.mark.parametrize("program", TABLE["program"])
+def test_a_program(program: dict[str, str]) -> None:
+    found = {report.rule for report in lint_source(program["text"], "p.py", list(TRAINING))}
+    assert found == {*program.get("rule", "").split()}, program["text"]
 
 
-SCALED = "scaler.scale(loss).backward()\n"
-STEP = "scaler.step(optimizer)\nscaler.update()\n"
-CLIP = "clip_grad_norm_(model.parameters(), 1.0)\n"
-UNSCALE = "scaler.unscale_(optimizer)\n"
-
-FUNCTION = """\
-import torch
-
-class Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, w):
-        ctx.save_for_backward(x, w)
-        return {product}
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, w = ctx.saved_tensors
-        return grad @ w.t(), x.t() @ grad
-"""
-
-WRONG = [
-    (
-        "step-outside-scaler",
-        "from torch.amp import GradScaler\n\ndef backward(grad_scaler, loss):\n    scaled = grad_scaler.scale(loss)\n"
-        "    scaled.backward()\n\ndef train(loss, opt, grad_scaler):\n    backward(grad_scaler, loss)\n"
-        "    opt.step()\n",
-    ),
-    ("inverted-condition", "import torch\n\nclass A:\n    def f(self):\n"
-    "        self.scaler = torch.amp.GradScaler(enabled=not self.fp16)\n"),
-    ("inverted-condition", "import torch\n\nwith torch.autocast('cuda', torch.float16, not amp):\n    f()\n"),
-    ("forward-replaced", "import torch\n\ndef wrap(m):\n"
-    "    setattr(m, 'forward', torch.autocast('cpu')(m.forward))\n"),
-    ("forward-replaced", "import torch\n\nregion = torch.autocast('cpu')\nm.forward = region(m.forward)\n"),
-    (
-        "backward-in-region",
-        "import torch\n\nclass A:\n    @torch.autocast('cpu')\n    def step(self, x):\n"
-        "        torch.autograd.backward(self.model(x).sum())\n",
-    ),
-    ("cast-inputs-constant", FUNCTION.format(product="x @ w").replace("    @staticmethod\n", "    @staticmethod\n"
-    "    @torch.amp.custom_fwd(device_type='cpu', **LOW)\n", 1) + "\nLOW = {'cast_inputs': torch.float16}\n"),
-    ("lift-after-product", "import torch\n\ndef f(q, k):\n    with torch.autocast('cpu'):\n        s = q @ k\n"
-    "        s = s.float()\n    return s\n"),
-    ("positions-in-product", "import torch\n\nclass P(torch.nn.Module):\n    def __init__(s):\n"
-    "        s.p = torch.nn.Linear(1, 8)\n    def forward(s, n):\n        t = torch.arange(n).float()\n"
-    "        return s.p(t[:, None])\n\nwith torch.autocast('cpu'):\n    P()(300)\n"),
-    ("unscale-twice", HEAD + "opts = {'g': optimizer}\n\ndef end(n):\n    scaler.unscale_(opts[n])\n\n"
-    "scaler.scale(loss).backward()\nscaler.unscale_(opts['g'])\nend('g')\n"),
-    ("decorated-generator", "import torch\n\nclass A:\n    amp = torch.autocast('cpu')\n\n    @amp\n"
-    "    def __iter__(self):\n        yield self.m @ self.m\n"),
-    ("loss-outside-region-in-low", "import torch\n\nclass V(torch.nn.Module):\n    def __init__(self):\n"
-    "        self.d = torch.nn.Linear(4, 4)\n    def forward(self, x):\n        return self.d(x), x\n\nv = V()\n"
-    "with torch.autocast('cpu'):\n    y, x = v(x)\nloss = torch.nn.functional.mse_loss(y, x)\n"),
-    ("decorated-generator", "import torch\n\namp = torch.autocast('cpu')\n\n@amp\nasync def f(x): return x @ x\n"),
-    ("unscale-twice", loop("for part in x:\n    loss = model(part).sum()\n    " + SCALED + "    " + UNSCALE + STEP)),
-    ("fp16-without-scaler", loop("with torch.autocast(device_type='cuda'):\n    loss = model(x).sum()\n"
-    "loss.backward()\noptimizer.step()\n", PLAIN)),
-]  # fmt: skip
-"""Mistakes in shapes that no program of `programs_with_mistakes.toml` has."""
-
-OLDER = """\
-import torch
-try:
-    s = torch.amp.GradScaler()
-except AttributeError:
-    s = torch.cuda.amp.GradScaler()
-"""
-RIGHT = [
-    loop(FORWARD + "if clip:\n    scaler.scale(loss).backward()\n    scaler.unscale_(optimizer)\n    " + CLIP
-         + "else:\n    scaler.scale(loss).backward()\n" + STEP),
-    loop(FORWARD + "if use_amp:\n    scaler.scale(loss).backward()\nelse:\n    loss.backward()\n"
-         "if scaler is not None and clip:\n    scaler.unscale_(optimizer)\nif clip:\n    " + CLIP
-         + "if use_amp:\n    scaler.step(optimizer)\n    scaler.update()\nelse:\n    optimizer.step()\n"),
-    loop(FORWARD.replace("dtype=torch.float16", "dtype=dtype") + SCALED + STEP),
-    loop(FORWARD.replace("float16", "bfloat16") + "loss.backward()\n" + CLIP + "optimizer.step()\n", PLAIN),
-    loop("with torch.no_grad():\n    with torch.autocast('cuda'):\n        soft = teacher(x)\nloss = model(x).sum()\n"
-         "loss.backward()\noptimizer.step()\n", PLAIN),
-    HEAD + "def train(loss):\n    if not use_amp:\n        loss.backward()\n"
-    "        " + CLIP + "        optimizer.step()\n"
-    "        return\n    scaler.scale(loss).backward()\n    scaler.step(optimizer)\n    scaler.update()\n",
-    HEAD + "loss_scaler = NativeScaler()\nloss_scaler(loss, optimizer, parameters=model.parameters())\n",
-    PLAIN + "with torch.autocast('cpu'):\n    with torch.autocast('cpu', enabled=False):\n        loss.backward()\n",
-    HEAD + "one, two = torch.amp.GradScaler(), torch.amp.GradScaler()\none.scale(a).backward()\n"
-    "two.scale(b).backward()\n"
-           "one.step(opt_a)\none.update()\ntwo.step(opt_b)\ntwo.update()\n",
-    loop("with torch.autocast('cuda'):\n    loss = model(x).sum()\n"
-         "scale = scaler.scale if scaler else float\nscale(loss).backward()\n"
-         "scaler.step(optimizer) if scaler else optimizer.step()\n", HEAD),
-    "import torch\n\ndef f(x):\n    return x.is_cuda and torch.is_autocast_enabled()\n",
-    OLDER,
-    FUNCTION.format(product="x @ w").replace("return grad @ w.t()", "w = w.to(grad.dtype)\n"
-    "        return grad @ w.t()"),
-    FUNCTION.format(product="x * w"),
-    "import threading, torch\n\ndef load(q):\n    for x in range(3):\n        q.put(torch.zeros(x))\n\n"
-    "def g(q):\n    with torch.autocast('cpu'):\n        threading.Thread(target=load, args=(q,)).start()\n",
-    "import torch\n\ndef f(xs):\n    for x in xs:\n        with torch.autocast('cpu'):\n"
-    "            y = x @ x\n        yield y\n",
-]  # fmt: skip
-
-
-def training_rules(text: str) -> list[str]:
-    return [report.rule for report in lint_source(text, "p.py", list(TRAINING))]
-
-
-@pytest.mark.parametrize(("rule", "text"), [*WRONG, *(("", text) for text in RIGHT)])
-def test_a_program(rule: str, text: str) -> None:
-    assert sorted(set(training_rules(text))) == [rule] * bool(rule), text
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (
-            "from torch.cuda.amp import GradScaler, autocast\ns = GradScaler(1024.0, enabled=on)\n"
-            "with autocast(on, torch.half):\n    f()\n",
-            "from torch.amp import GradScaler, autocast\ns = GradScaler(\"cuda\", 1024.0, enabled=on)\n"
-            'with autocast("cuda", enabled=on, dtype=torch.half):\n    f()\n',
-        ),
-        ("import torch\nwith torch.cpu.amp.autocast():\n    f()\n", 'import torch\n'
-        'with torch.amp.autocast("cpu"):\n    f()\n'),
-        (
-            "from torch.cuda import amp\n\nclass F:\n    @amp.custom_bwd\n    def é(c): return amp.autocast()\n",
-            'from torch import amp\n\nclass F:\n    @amp.custom_bwd(device_type="cuda")\n'
-            '    def é(c): return amp.autocast("cuda")\n',
-        ),
-        ("from torch.cuda.amp import autocast\nregion = autocast\n", "from torch.cuda.amp import autocast\n"
-        "region = autocast\n"),
-        (
-            "import torch as t\nif x.is_cuda and t.is_autocast_enabled():\n    a = t.get_autocast_cpu_dtype( )  # é\n",
-            'import torch as t\nif x.is_cuda and t.is_autocast_enabled("cuda"):\n'
-            '    a = t.get_autocast_dtype("cpu")  # é\n',
-        ),
-        (
-            "import torch\nfrom torch.cuda.amp import custom_fwd as fwd, autocast as region\n\nclass F:\n    @fwd\n"
-            "    def f(c, x):\n        with region():\n            return x.to(torch.get_autocast_gpu_dtype())\n",
-            "import torch\nfrom torch.amp import custom_fwd as fwd, autocast as region\n\nclass F:\n"
-            '    @fwd(device_type="cuda")\n    def f(c, x):\n        with region("cuda"):\n'
-            '            return x.to(torch.get_autocast_dtype("cuda"))\n',
-        ),
-        (OLDER, OLDER),
-        ("import torch.cuda.amp as a\na.custom_fwd(cast_inputs=None)\n", 'import torch.amp as a\n'
-        'a.custom_fwd(device_type="cuda", cast_inputs=None)\n'),
-    ],
-)  # fmt: skip
-def test_deprecated_names_are_rewritten(old: str, new: str) -> None:
-    assert fix_source(old) == new
-    assert fix_source(new) == new
+@pytest.mark.parametrize("pair", TABLE["fixed"])
+def test_deprecated_names_are_rewritten(pair: dict[str, str]) -> None:
+    assert fix_source(pair["old"]) == fix_source(pair["new"]) == pair["new"]
 
 
 @pytest.mark.parametrize(
