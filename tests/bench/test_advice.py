@@ -219,18 +219,11 @@ def test_a_program_that_gives_float32s_bits_though_ops_are_lowered_is_invalid(sc
 # ---- the command
 
 
-@pytest.mark.parametrize(
-    ("worker", "words"),
-    [
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended with signal SIGSEGV"),
-        ("import sys; sys.exit('no more memory')", "ended with exit code 1: no more memory"),
-    ],
-)
 def test_a_worker_that_dies_is_told_in_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], worker: str, words: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(advice, "COMMAND", (sys.executable, "-c", worker))
-    assert words in refused(capsys, "bench", "advise", "steps.py")
+    monkeypatch.setattr(advice, "COMMAND", (sys.executable, "-c", "import os; os.abort()"))
+    assert "ended with signal SIGABRT" in refused(capsys, "bench", "advise", "steps.py")
 
 
 def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
@@ -308,18 +301,6 @@ def test_what_pays_is_apart_from_what_does_not() -> None:
     none = advised({"tf32": "same"}).text()
     assert none.startswith(f"{first}no variant is certainly faster than float32\n")
     assert "What pays" not in none
-
-
-def test_inference_is_told_to_cast_once_and_a_step_what_it_holds_and_where_it_overflows() -> None:
-    found = advised({"bf16": "faster", "fp16": "slower"})
-    fp32, _, _, fp16 = found.groups[0].variants
-    fp32.memory, fp16.memory, fp16.error = 4096, 2048, float("inf")
-    found.found.seen["fp16"] = asdict(Seen(ops=3, overflow="matmul at train.py:7, in fp16", weights=(4, 2000)))
-    text = " ".join(found.text().split())
-    assert "it holds 2.00 KiB at its peak beyond the model, float32 4.00 KiB" in text
-    assert "numbers where float64 has zeros; the first op is matmul at train.py:7, in fp16" in text
-    assert "weights are cast 4 times in each call (2.0 kB): cast them once beforehand, by model.to(torch.f" in text
-    assert "cast them once" not in text.partition("What does not")[0]
 
 
 def test_a_variant_that_computes_something_else_never_pays() -> None:

@@ -1,0 +1,399 @@
+"""Time the jax device: ops, compiling, whole steps beside JAX, and autocast beside float32.
+
+    pytest bench/bench_jax.py
+
+Both sides of a ratio run in turns in one process, or by processor time, which other work on the machine disturbs less
+than wall time. Only ratios are asserted; absolute figures depend on the machine and are printed. docs/jax_device.md has
+those of one machine.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jax")
+
+from bench.conftest import measured
+
+# ---- whole steps, each one program, beside the same written in JAX
+
+Clock = Callable[[], float]
+
+
+def seconds(call: Callable[[], Any], count: int = 1, clock: Clock = time.perf_counter) -> float:
+    started = clock()
+    for _ in range(count):
+        call()
+    return (clock() - started) / count
+
+
+def interleaved(
+    ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int, count: int = 1, clock: Clock = time.perf_counter
+) -> tuple[float, float]:
+    """Return the median of theirs / ours over neighbouring measurements, and the median of ours in seconds."""
+    pairs = []
+    for i in range(rounds):  # who goes first changes, so that neither always finds the other's caches
+        first, second = (ours, theirs) if i % 2 else (theirs, ours)
+        a, b = seconds(first, count, clock), seconds(second, count, clock)
+        pairs.append((a, b) if i % 2 else (b, a))
+    return statistics.median(b / a for a, b in pairs), statistics.median(a for a, _ in pairs)
+
+
+@pytest.mark.parametrize("name", ["mlp", "block", "resnet", "lstm"])
+def test_a_step_is_as_fast_as_its_reference(name: str, show: Callable[[str], None]) -> None:
+    from bench.jax_steps import STEPS  # noqa: PLC0415  # no other bench makes the device
+
+    ours, theirs, _ = STEPS[name]()
+    losses = [(float(ours()), float(theirs())) for _ in range(5)]
+    speed, absolute = interleaved(ours, theirs, 101)
+    show(f"{name}: {absolute * 1e3:.2f} ms a step, {speed:.3f} of the reference's speed; losses {losses[0]}")
+    assert all(abs(a - b) <= 2e-2 * abs(b) for a, b in losses), losses
+    assert speed >= 0.98
+
+
+def test_a_tiny_call_costs_half_again_as_much_as_jax(show: Callable[[str], None]) -> None:
+    import jax  # noqa: PLC0415  # no other bench makes the device
+    import jax.numpy as jnp  # noqa: PLC0415  # no other bench makes the device
+    import torch  # noqa: PLC0415  # no other bench makes the device
+
+    import ampcheck.jax_device as device  # noqa: PLC0415  # no other bench makes the device
+
+    x, a = torch.ones(4, 4, device="jax"), jnp.ones((4, 4), jnp.float32)
+    ours, theirs = device.jit(lambda x, y: x + y), jax.jit(lambda x, y: x + y)
+    ours(x, x), theirs(a, a)
+    speed, absolute = interleaved(lambda: ours(x, x), lambda: theirs(a, a), 101, 200)
+    show(f"a jitted sum: {absolute * 1e6:.1f} us, {1 / speed:.2f} of JAX's")
+    assert 1 / speed <= 1.6
+
+
+# ---- ops one by one, beside JAX, torchax, and without autocast; torchax in a process of its own beside JAX
+
+OPS = ("add", "mm", "relu")
+
+# One process: the op's cost in units of a JAX op on the same arrays, median of interleaved pairs.
+PRELUDE = """
+import json, statistics, time
+import jax, jax.numpy as jnp, torch
+from bench.bench_jax import interleaved
+SIZE = 16
+
+def ratio(one, other, rounds=41):
+    speed, absolute = interleaved(one, other, rounds, 200)
+    return 1 / speed, absolute
+
+def jax_ops():
+    a = jnp.ones((SIZE, SIZE), jnp.float32)
+    return {"add": lambda: jnp.add(a, a), "mm": lambda: jnp.matmul(a, a), "relu": lambda: jax.nn.relu(a)}
+
+def torch_ops(x):
+    return {"add": lambda: torch.add(x, x), "mm": lambda: torch.mm(x, x), "relu": lambda: torch.relu(x)}
+"""
+
+OURS = """
+import ampcheck.jax_device
+x = torch.ones(SIZE, SIZE, device="jax")
+ours, theirs = torch_ops(x), jax_ops()
+out = {name: ratio(ours[name], theirs[name]) for name in ours}
+print(json.dumps(out))
+"""
+
+TORCHAX = """
+import torchax
+jax.config.update("jax_enable_x64", True)
+with torchax.default_env():
+    x = torch.ones(SIZE, SIZE, device="jax")
+    ours, theirs = torch_ops(x), jax_ops()
+    out = {name: ratio(ours[name], theirs[name], 21) for name in ours}
+print(json.dumps(out))
+"""
+
+POLICY = """
+import ampcheck.jax_device
+out = {}
+for size in (16, 256, 512):
+    x = torch.ones(size, size, device="jax").bfloat16()
+    def outside():
+        return torch.mm(x, x)
+    count = 400 if size == 16 else 10
+    def timed(enabled):
+        # The region is entered once: what is measured is the kernel of the policy, not the region.
+        with torch.autocast("jax", dtype=torch.bfloat16, enabled=enabled):
+            outside().shape
+            started = time.perf_counter()
+            for _ in range(count):
+                y = outside()
+            torch.jax.synchronize() if size > 16 else None
+            return (time.perf_counter() - started) / count
+    timed(True), timed(False)
+    pairs = [(timed(True), timed(False)) for _ in range(41)]
+    out[size] = statistics.median(a / b for a, b in pairs), statistics.median(a for a, _ in pairs)
+print(json.dumps(out))
+"""
+
+TRAINING = """
+import json, os, sys, time
+import torch
+import jax
+import ampcheck.jax_device
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+compiled = [0]
+jax.monitoring.register_event_duration_secs_listener(
+    lambda name, *_, **__: compiled.__setitem__(0, compiled[0] + name.endswith("/backend_compile_duration")))
+
+class Kinds(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        leaves, tree = tree_flatten((args, kwargs or {}))
+        if any(isinstance(a, torch.Tensor) and a.device.type == "jax" for a in leaves) or "device" in (kwargs or {}):
+            self.seen.add((func, str(tree), tuple(
+                (tuple(a.shape), a.dtype) if isinstance(a, torch.Tensor)
+                else a.__class__ if isinstance(a, float) else str(a)
+                for a in leaves)))
+        return func(*args, **(kwargs or {}))
+
+torch.manual_seed(0)
+layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), layer, torch.nn.Linear(32, 1)).to("jax")
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+x, y = torch.randn(4, 6, 8, device="jax"), torch.randn(4, 6, 1, device="jax")
+
+def step():
+    optimizer.zero_grad()
+    with torch.autocast("jax", dtype=torch.bfloat16):
+        loss = torch.nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+kinds, times = Kinds(), []
+with torch.autograd.set_multithreading_enabled(False):# the mode sees the ops of its thread only
+    for _ in range(4):
+        started = time.perf_counter()
+        if os.environ.get("KINDS"):
+            with kinds:
+                step()
+        else:
+            step()
+        times.append(time.perf_counter() - started)
+print(json.dumps({"compiled": compiled[0], "kinds": len(kinds.seen), "times": times}))
+"""
+
+
+def test_small_ops_cost_at_most_five_of_jax_and_less_than_half_of_torchax(show: Callable[[str], None]) -> None:
+    ours, theirs = measured(PRELUDE + OURS), measured(PRELUDE + TORCHAX)
+    for name in OPS:
+        (mine, us), (other, them) = ours[name], theirs[name]
+        show(f"{name}: {us * 1e6:.1f} us, {mine:.2f} of JAX's own; torchax {them * 1e6:.1f} us, {other:.2f}")
+        show(f"ours is {mine / other:.2f} of torchax's")
+    assert max(ours[name][0] for name in OPS) <= 5
+    assert max(ours[name][0] / theirs[name][0] for name in OPS) <= 0.4
+
+
+def test_a_policy_that_casts_nothing_costs_little(show: Callable[[str], None]) -> None:
+    found = measured(PRELUDE + POLICY)
+    for size, (share, absolute) in found.items():
+        show(f"mm of {size}: {absolute * 1e6:.1f} us in a region, {share:.3f} of outside")
+    assert found["256"][0] <= 1.04
+    assert found["512"][0] <= 1.04
+
+
+def test_compiles_are_few_and_kept(tmp_path: Path, show: Callable[[str], None]) -> None:
+    kinds = measured(TRAINING, KINDS="1")
+    share = kinds["compiled"] / kinds["kinds"]
+    runs = [measured(TRAINING, JAX_COMPILATION_CACHE_DIR=str(tmp_path)) for _ in range(2)]
+    first, second = ((t := run["times"])[0] + t[1] - 2 * min(t) for run in runs)
+    show(f"{kinds['compiled']} compiles for {kinds['kinds']} kinds of calls: {share:.2f} each")
+    show(f"first calls: {first:.2f} s, with the kept programs {second:.2f} s: {second / first:.2f}")
+    assert share <= 1.2
+    assert second / first <= 0.5
+
+
+# ---- what compiling costs: first calls, cheap options, memory
+
+# The first calls of 64 kinds of ops in a new process. PyTorch loads Dynamo at the first op of any, which is apart.
+KINDS = """
+import json, time
+import torch, torch._dynamo
+import torch.nn.functional as F
+import ampcheck.jax_device
+x, y, v = (torch.rand(*s).to("jax") for s in ((16, 16), (16, 16), (16,)))
+i, image = torch.zeros(4, 16, dtype=torch.long).to("jax"), x.view(1, 1, 16, 16)
+names = '''exp log sqrt rsqrt sin cos tan tanh sigmoid relu erf abs neg floor ceil round sign sum mean var std amax amin
+argmax prod isnan isfinite logical_not square reciprocal expm1 log1p sinh cosh atan tril triu t'''.split()
+calls = [getattr(x, name) for name in names]
+pairs = "add sub mul div maximum minimum atan2 pow eq lt gt mm hypot fmod".split()
+calls += [lambda f=getattr(torch, name): f(x, y) for name in pairs]
+calls += [
+    lambda: F.gelu(x), lambda: F.silu(x), lambda: x.softmax(1), lambda: F.layer_norm(x, (16,)), lambda: x.cumsum(0),
+    lambda: x.sort(1), lambda: torch.cat([x, y]), lambda: torch.where(x > y, x, y), lambda: x.bfloat16(),
+    lambda: F.mse_loss(x, y), lambda: F.max_pool2d(image, 2), lambda: F.conv2d(image, image[..., :3, :3]),
+]
+assert len(calls) == 64
+started = time.process_time()
+kept = [call() for call in calls]
+torch.jax.synchronize()
+print(json.dumps((time.process_time() - started) / len(calls)))
+"""
+
+MEMORY = """
+import gc, json
+import torch, torch._dynamo
+import ampcheck.jax_device
+from ampcheck.jax_device.dispatch import program
+if {held}:
+    program._forget_lowered = lambda: None
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+def some(sizes):
+    for n in sizes:
+        x = torch.ones(n, 8, device="jax")
+        for y in (x + x, x.exp(), x.softmax(1), x @ x.t(), x.sum(0)):
+            pass
+some(range(1, 5))
+before, count = resident(), len(program.program_cache)
+some(range(5, 29))
+print(json.dumps((resident() - before) / (len(program.program_cache) - count)))
+"""
+
+
+def test_first_calls(tmp_path: Path, show: Callable[[str], None]) -> None:
+    """Programs that another process left behind make first calls cheaper; leaving them costs little."""
+    turns: dict[str, list[float]] = {"none": [], "written": [], "found": []}
+    for turn in range(3):
+        cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / str(turn))}
+        turns["none"].append(measured(KINDS, JAX_ENABLE_COMPILATION_CACHE="false"))
+        turns["written"].append(measured(KINDS, **cache))
+        turns["found"].append(measured(KINDS, **cache))
+    none, written, found = (statistics.median(turns[name]) for name in turns)
+    show(f"a first call takes {none * 1e3:.1f} ms of processor time without a folder, {written * 1e3:.1f} ms where its")
+    show(f"program is written too ({written / none:.2f}), {found * 1e3:.1f} ms where it is found ({found / none:.2f})")
+    assert found / none <= 0.8
+    assert written / none <= 1.25
+
+
+def test_memory_of_a_program(show: Callable[[str], None]) -> None:
+    """Most of what a program would hold is the module that it was compiled from."""
+    now, held = (measured(MEMORY.format(held=held)) for held in (False, True))
+    show(f"a program of an op holds {now / 2**20:.2f} MiB, and {held / 2**20:.2f} MiB with what it was compiled from")
+    assert now / held <= 0.4
+
+
+def _programs(elements: int) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+    import jax  # noqa: PLC0415  # no other bench makes the device
+    import jax.numpy as jnp  # noqa: PLC0415  # no other bench makes the device
+
+    x = jnp.linspace(-2, 2, elements, dtype=jnp.float32).reshape(-1, 32)
+
+    def normalized(a: Any) -> Any:
+        centred = a - a.mean(-1, keepdims=True)
+        return centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+
+    return {
+        "add": (lambda a, b: a + b, (x, x)),
+        "gelu": (jax.nn.gelu, (x,)),
+        "softmax": (jax.nn.softmax, (x,)),
+        "layer_norm": (normalized, (x,)),
+        "sum": (lambda a: a.sum(0), (x,)),
+        "cumsum": (lambda a: jnp.cumsum(a, 0), (x,)),
+        "transpose": (lambda a: a.T + 0, (x,)),
+        "to bfloat16": (lambda a: a.astype(jnp.bfloat16), (x,)),
+    }
+
+
+@pytest.mark.parametrize("elements", [1 << 8, 1 << 10, 1 << 12, 1 << 14, 1 << 16])
+def test_what_cheap_options_cost_later(elements: int, show: Callable[[str], None]) -> None:
+    """A call of a program by the options of its size, beside one that is compiled without them."""
+    import jax  # noqa: PLC0415  # no other bench makes the device
+
+    from ampcheck.jax_device.lowering import compiled  # noqa: PLC0415  # no other bench makes the device
+
+    ratios = {}
+    for name, (function, arrays) in _programs(elements).items():
+        sides = [
+            lambda call=call, arrays=arrays: jax.block_until_ready(call(*arrays))
+            for call in (compiled(function, elements), jax.jit(function))
+        ]
+        count = max(20, (1 << 20) // elements)
+        spent = [seconds(side, 1, time.process_time) for side in sides]
+        pairs = [[seconds(side, count, time.process_time) for side in sides] for _ in range(15)]
+        ratios[name] = statistics.median(a / b for a, b in pairs)
+        more = statistics.median(a - b for a, b in pairs)
+        show(
+            f"{elements} elements, {name}: compiled in {spent[0] * 1e3:.0f} ms, not {spent[1] * 1e3:.0f}; a call takes "
+            f"{ratios[name]:.2f} of the time, {more * 1e6:+.1f} us"
+        )
+    assert statistics.median(ratios.values()) <= 1.6
+
+
+# ---- bfloat16 autocast beside float32
+#
+# XLA multiplies bfloat16 by the processor's own instructions only where a float32 result is asked for, so this is what
+# lowerings/accumulate.py is for. The casts of float32 inputs and the rounding of the result are part of the call. Both
+# run in turns on one core, and the ratio of the lower quartiles of their processor times is asserted: what other
+# processes do to the caches hits bfloat16 more, and never makes a call faster. Without the instructions (avx512_bf16 or
+# amx_bf16) there is nothing to gain.
+
+CPU = Path("/proc/cpuinfo")
+
+PINNED = """
+import json, os, statistics, time
+os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+import torch
+import ampcheck.jax_device as device
+from bench.bench_jax import seconds
+"""
+
+PRODUCT = """
+def variant(enabled):
+    @device.jit
+    def product(x, y):
+        with torch.autocast("jax", dtype=torch.bfloat16, enabled=enabled):
+            return x @ y
+    return lambda: device.to_jax(product(x, y)).block_until_ready()
+
+torch.manual_seed(0)
+x, y = torch.randn(1024, 1024, device="jax"), torch.randn(1024, 1024, device="jax")
+low, full = variant(True), variant(False)
+assert str(low().dtype) == "bfloat16" and str(full().dtype) == "float32"
+"""
+
+STEP = """
+from ampcheck.bench.workloads.steps import multilayer
+from bench.jax_steps import step_of
+
+def variant(enabled):
+    torch.manual_seed(0)
+    step = step_of(multilayer(512, 4).to("jax"), enabled=enabled)
+    return lambda: device.to_jax(step(x, y)).block_until_ready()
+
+low, full = variant(True), variant(False)
+x, y = torch.randn(256, 512, device="jax"), torch.randn(256, 512, device="jax")
+losses = float(low()), float(full())
+assert losses[0] != losses[1] and abs(losses[0] - losses[1]) < 1e-3 * losses[1], losses
+"""
+
+
+# Autocast's CPU seconds and float32's, the lower quartile each.
+TIMED = """
+pairs = [[seconds(call, clock=time.process_time) for call in (low, full)] for _ in range(61)]
+print(json.dumps([statistics.quantiles(times)[0] for times in zip(*pairs)]))
+"""
+
+
+@pytest.mark.skipif(
+    not CPU.exists() or not {"avx512_bf16", "amx_bf16"} & set(CPU.read_text().split()),
+    reason="this processor does not multiply bfloat16",
+)
+@pytest.mark.parametrize(("name", "source", "least"), [("mm 1024", PRODUCT, 1.7), ("mlp step", STEP, 1.05)])
+def test_autocast_pays(name: str, source: str, least: float, show: Callable[[str], None]) -> None:
+    low, full = measured(PINNED + source + TIMED, JAX_PLATFORMS="cpu")
+    show(f"{name}: {low * 1e3:.2f} ms under autocast, {full / low:.2f} times the speed of float32")
+    assert full / low >= least
