@@ -121,7 +121,7 @@ def test_a_graph_holds_many_calls_is_captured_once_and_gives_the_time_of_one() -
     first, captured = replay(), len(calls)
     assert [replay(), replay()] == [first, first]
     assert (len(calls), captured, first) == (51, 51, 51)
-    wall, _ = interleave(CudaClock(Cuda()), {"graph": Timed(replay, calls=50)}, 1, 0)
+    wall, _, _ = interleave(CudaClock(Cuda()), {"graph": Timed(replay, calls=50)}, 1, 0)
     assert wall == {"graph": [2e-3 / 50]}
 
 
@@ -136,11 +136,9 @@ def test_an_op_whose_kernels_are_not_short_has_no_graph(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("comes", [True, False])
 def test_an_event_that_has_not_come_makes_a_result_invalid_and_no_output_is_read(comes: bool, event: MagicMock) -> None:
     timer, found = CudaClock(Cuda()), Rounds("w", "cuda", "eager", 0, facts={"a": {}})
-    blocked = measure.Blocked(timer, found)
     event.query.return_value = comes
     large = MagicMock(spec=torch.Tensor, device=torch.device("cuda"))
-    interleave(timer, {"a": Timed(lambda: large)}, 3, 0, blocked.check)
-    blocked.conclude()
+    measure.blocked(interleave(timer, {"a": Timed(lambda: large)}, 3, 0)[2], found)
     assert ("invalid" in found.facts["a"]) is not comes
     assert not large.mock_calls
 

@@ -73,24 +73,16 @@ _NOTHING = frozenset(("constant", "return", "iota", "convert"))
 
 def computing(kernels: Sequence[BenchKernel]) -> list[BenchKernel]:
     """Those of some kernels that compute with floating point numbers; all but casts where none does, as for a view."""
+
+    def moves(kernel: BenchKernel) -> bool:
+        if _MOVES.fullmatch(kernel.short) or _BOOKKEEPING.fullmatch(kernel.short.removesuffix("_")):
+            return True
+        returns = overload(kernel.name)._schema.returns if "::" not in kernel.name and exists(kernel.name) else ()
+        alias = returns[0].alias_info if len(returns) == 1 else None
+        return alias is not None and not alias.is_write  # a view
+
     floating = [k for k in kernels if k.got and k.short not in _CASTS]
-    return [k for k in floating if not _moves(k)] or floating
-
-
-def _moves(kernel: BenchKernel) -> bool:
-    return (
-        _MOVES.fullmatch(kernel.short) is not None
-        or _BOOKKEEPING.fullmatch(kernel.short.removesuffix("_")) is not None
-        or _is_view(kernel.name)
-    )
-
-
-def _is_view(name: str) -> bool:
-    if "::" in name or not exists(name):
-        return False
-    returns = overload(name)._schema.returns
-    alias = returns[0].alias_info if len(returns) == 1 else None
-    return alias is not None and not alias.is_write
+    return [k for k in floating if not moves(k)] or floating
 
 
 def observed(

@@ -94,8 +94,11 @@ class Prepared:
 
     def restore(self) -> None:
         """Put parameters, buffers and the setting of float32 products back."""
-        if self._device == "cuda":
-            _set_tf32(self._precision.matmul != "highest")
+        if self._device == "cuda":  # outside of the clock, and never by the older names beside the new
+            setting = "ieee" if self._precision.matmul == "highest" else "tf32"
+            cudnn: Any = torch.backends.cudnn  # mypy takes it for a plain module
+            for backend in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn):
+                backend.fp32_precision = setting
         with torch.no_grad():
             for tensor, value in self._begun.items():
                 tensor.copy_(value)
@@ -220,13 +223,6 @@ def _matmul(device: str, setting: str) -> Callable[[], AbstractContextManager[An
     return contextlib.nullcontext
 
 
-def _set_tf32(allowed: bool) -> None:
-    """Let CUDA shorten float32 products or not: outside of the clock, and never by the older names beside the new."""
-    cudnn: Any = torch.backends.cudnn  # mypy takes it for a plain module
-    for backend in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn):
-        backend.fp32_precision = "tf32" if allowed else "ieee"
-
-
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -294,7 +290,8 @@ def flops(workload: Workload) -> float:
     """
     if not isinstance(workload, (OpWorkload, StepWorkload)) or not workload.inputs:
         return 0
-    inputs, modules = _made(workload, None)
+    inputs, module = make_inputs(workload, "meta"), make_module(workload, "meta")
+    modules = [] if module is None else [module]
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         if isinstance(workload, StepWorkload):
             workload.loss(modules[0](*inputs[:-1]), inputs[-1]).backward()
@@ -316,7 +313,9 @@ def moved(workload: Workload, element: int) -> float:
     """
     if not isinstance(workload, (OpWorkload, StepWorkload)) or not workload.inputs:
         return 0
-    inputs, modules = _made(workload, None if element == 4 else torch.bfloat16)
+    convert = None if element == 4 else torch.bfloat16
+    inputs, module = make_inputs(workload, "meta", convert), make_module(workload, "meta", convert)
+    modules = [] if module is None else [module]
     parameters = [parameter for module in modules for parameter in module.parameters()]
     if isinstance(workload, StepWorkload):
         there = [*(tensor for tensor in inputs if tensor.is_floating_point()), *parameters, *parameters]
@@ -326,14 +325,6 @@ def moved(workload: Workload, element: int) -> float:
         with torch.no_grad():
             there = [*inputs, *parameters, workload.call(*modules, *inputs)]
     return sum(tensor.nbytes for tensor in there)
-
-
-def _made(
-    workload: OpWorkload | StepWorkload, convert: torch.dtype | None
-) -> tuple[list[torch.Tensor], list[nn.Module]]:
-    """Return the inputs and the modules of a call, on the device "meta"."""
-    module = make_module(workload, "meta", convert)
-    return make_inputs(workload, "meta", convert), [] if module is None else [module]
 
 
 # ---- CUDA graphs: what a short op takes once launching it costs nothing

@@ -49,16 +49,15 @@ class Clock:
         of the outputs waits for what is still running, the second one shows what reading alone takes.
         """
         outputs = [tensor for tensor in tensors(self.last) if tensor.device.type == self.device.type]
-        first, second = (self._reading(outputs) for _ in range(2))
+        times = [time.perf_counter()]
+        for _ in range(2):
+            for tensor in outputs:
+                self.device.host(tensor)
+            times.append(time.perf_counter())
+        first, second = times[1] - times[0], times[2] - times[1]
         if first - second <= max(LATE * sample, FLOOR):
             return ""
         return f"work was still running when the clock stopped: {first - second:.2g} s of it after {sample:.2g} s"
-
-    def _reading(self, outputs: list[torch.Tensor]) -> float:
-        began = time.perf_counter()
-        for tensor in outputs:
-            self.device.host(tensor)
-        return time.perf_counter() - began
 
 
 class CpuClock(Clock):
@@ -157,22 +156,17 @@ def calibrate(clock: Clock, call: Callable[[], object], target: float) -> int:
 
 
 def interleave(
-    clock: Clock,
-    variants: Mapping[str, Timed],
-    rounds: int,
-    seed: int,
-    check: Callable[[str, float], None] | None = None,
-) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    clock: Clock, variants: Mapping[str, Timed], rounds: int, seed: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]], dict[str, list[str]]]:
     """Time every variant once a round.
 
-    Args:
-        check: called after each sample with the variant's name and the sample's seconds; `clock.last` is its output.
-
-    Returns wall seconds of one call of the workload, and CPU seconds, by variant in the order of the rounds.
+    Returns by variant, in the order of the rounds, wall seconds of one call of the workload, CPU seconds, and why the
+    clock had stopped too early, "" where it had not.
     """
     order, shuffled = list(variants), random.Random(seed)
     wall: dict[str, list[float]] = {name: [] for name in order}
     cpu: dict[str, list[float]] = {name: [] for name in order}
+    late: dict[str, list[str]] = {name: [] for name in order}
     for _ in range(rounds):
         shuffled.shuffle(order)
         for name in order:
@@ -181,8 +175,7 @@ def interleave(
                 variant.before()
             clock.sample(variant.call, 1)  # the variant before left its own data in the caches
             seconds, busy = clock.sample(variant.call, variant.count)
-            if check is not None:
-                check(name, seconds * variant.count)
+            late[name].append(clock.late(seconds * variant.count))
             wall[name].append(seconds / variant.calls)
             cpu[name].append(busy / variant.calls)
-    return wall, cpu
+    return wall, cpu, late

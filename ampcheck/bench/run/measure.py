@@ -9,12 +9,13 @@ process for the rest.
 
 import contextlib
 import gc
+import itertools
 import json
 import os
 import statistics
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch
 from ampcheck.bench.core.model import AA, BenchPlan, OverheadWorkload, Rounds, Workload
 from ampcheck.bench.core.precision_check import check_precision
 from ampcheck.bench.core.prepare import Prepared, prepare, reference
-from ampcheck.bench.core.timing import Clock, Timed, calibrate, clock, interleave, warm_up
+from ampcheck.bench.core.timing import Timed, calibrate, clock, interleave, warm_up
 from ampcheck.bench.run.variants import COMPILED_AHEAD, variants
 from ampcheck.bench.workloads import catalogue
 from ampcheck.devices.base import Device
@@ -84,10 +85,9 @@ class Measurer:
             timed[variant] = timing
         if timed:
             say("", "rounds")
-            blocked = Blocked(timer, found)
             seed = 1000 * self.plan.process + sum(map(ord, name))
-            found.samples, found.cpu = interleave(timer, timed, self.plan.rounds, seed, blocked.check)
-            blocked.conclude()
+            found.samples, found.cpu, late = interleave(timer, timed, self.plan.rounds, seed)
+            blocked(late, found)
         for variant, samples in found.samples.items():
             facts = found.facts[variant]
             if compiler in ("compile", "jit"):
@@ -177,23 +177,15 @@ class Measurer:
         return True
 
 
-class Blocked:
-    """Check whether the device had ended when the clock stopped, by asking it at once."""
+def blocked(late: Mapping[str, Sequence[str]], found: Rounds) -> None:
+    """Make variants invalid that were not waited for in most rounds; one slow read may be anything.
 
-    def __init__(self, timer: Clock, found: Rounds) -> None:
-        self._timer, self._found = timer, found
-        self._late: dict[str, list[str]] = {}
-
-    def check(self, variant: str, seconds: float) -> None:
-        """Check a sample that was just taken."""
-        self._late.setdefault(variant, []).append(self._timer.late(seconds))
-
-    def conclude(self) -> None:
-        """Make variants invalid that were not waited for in most rounds; one slow read may be anything."""
-        for variant, reasons in self._late.items():
-            late = [reason for reason in reasons if reason]
-            if 2 * len(late) > len(reasons):
-                self._found.facts[variant]["invalid"] = late[-1]
+    `late`: by variant, what `Clock.late` said of each sample as soon as it was taken.
+    """
+    for variant, reasons in late.items():
+        some = [reason for reason in reasons if reason]
+        if 2 * len(some) > len(reasons):
+            found.facts[variant]["invalid"] = some[-1]
 
 
 def peak_memory(ready: Prepared, device: Device, compiler: str) -> int | None:
@@ -214,20 +206,14 @@ def peak_memory(ready: Prepared, device: Device, compiler: str) -> int | None:
         ready.eager() if compiler == "graph" else ready.call()  # a graph has its memory before it is replayed
         torch.cuda.synchronize()
         return int(torch.cuda.max_memory_allocated() - before)
-    return _profiled(ready) if device.type == "cpu" else None
-
-
-def _profiled(ready: Prepared) -> int:
+    if device.type != "cpu":
+        return None
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         ready.call()
-    held = most = 0
     assert profiler.profiler is not None
-    results = profiler.profiler.kineto_results
-    events = [event for event in results.events() if event.name() == "[memory]"]
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return int(most)
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+    return int(max(held, default=0))
 
 
 # ---- the process

@@ -85,7 +85,7 @@ def other_tool(device: str, compiler: str, name: str) -> Verification:
             for tool, precision in order:
                 one = timed[precision]
                 if tool == "ours":
-                    wall, _ = interleave(timer, {"one": one}, 1, 0)
+                    wall, _, _ = interleave(timer, {"one": one}, 1, 0)
                     seconds[tool, precision] += wall["one"]
                     continue
                 # It asks the CUDA runtime for the time by itself; with another device it must be given a clock.
