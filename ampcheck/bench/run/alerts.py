@@ -60,6 +60,11 @@ class Move:
     threshold: float
     since: int
 
+    @property
+    def direction(self) -> str:
+        """Return "slower" or "faster"."""
+        return "faster" if self.ratio > 1 else "slower"
+
 
 @dataclass(frozen=True, slots=True)
 class Alert:
@@ -81,7 +86,7 @@ class Alert:
     @property
     def direction(self) -> str:
         """Return "slower", "faster", or "" where nothing moved."""
-        return "" if self.ratio is None else _way(self.ratio)
+        return "" if self.ratio is None else "faster" if self.ratio > 1 else "slower"
 
 
 def moved(values: Sequence[float]) -> Move | None:
@@ -124,23 +129,37 @@ def alerts(runs: Sequence[RunFigures]) -> list[Alert]:
     """
     if not runs:
         return []
-    _check(runs)
-    last = runs[-1]
-    history = [run for run in runs if run.machine == last.machine]
+    for earlier, run in pairwise(runs):
+        if earlier.started >= run.started:
+            raise UsageError(f"the run group of {run.started} follows that of {earlier.started}: they are not in order")
+    for name, value, started in ((name, value, run.started) for run in runs for name, value in run.values.items()):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise UsageError(f"{name} is {value:g} s in the run group of {started}, which no call can take")
+    history = [run for run in runs if run.machine == runs[-1].machine]
     today, before = _movers(history), _movers(history[:-1])
     found: list[Alert] = []
     single = dict(today.moves)
-    old = {(name, move.ratio > 1) for name, (move, _) in before.moves.items()}
-    for faster in (False, True):
-        if group := today.together(faster):
+    old = {(name, move.direction) for name, (move, _) in before.moves.items()}
+    for way in ("slower", "faster"):
+        if group := today.together(way):
             shift = median(math.log(move.ratio) for move, _ in group.values())
-            found.append(_machine(group, math.exp(shift), len(today.judged), runs, bool(before.together(faster))))
+            starts = sorted(since for _, since in group.values())
+            since, ratio = max(starts, key=starts.count), math.exp(shift)
+            sentence = (
+                f"{len(group)} of {len(today.judged)} series are {way} together since {since}, {ratio:.2f} × their "
+                f"former speed: it is the machine, or something that all of them use{_changes(since, runs)}"
+            )
+            new, members = not before.together(way), tuple(sorted(group))
+            found.append(Alert("machine", sentence, since, new, ratio=ratio, members=members))
             for name, (move, _) in group.items():
                 if abs(math.log(move.ratio) - shift) <= math.log(move.threshold):
                     del single[name]
     for name, (move, since) in sorted(single.items(), key=lambda item: -abs(math.log(item[1][0].ratio))):
-        found.append(_series(name, move, since, runs, (name, move.ratio > 1) in old))
-    return found + _not_measured(runs) + _not_judged(history, today, runs)
+        noise = f"below {move.threshold:.2f}" if move.ratio > 1 else f"above {1 / move.threshold:.2f}"
+        speed = f"{move.ratio:.2f} × its former speed, where noise stays {noise} ×"
+        sentence = f"{name} is {move.direction} since {since}: {speed}{_changes(since, runs)}"
+        found.append(Alert("series", sentence, since, (name, move.direction) not in old, name, move.ratio))
+    return found + _not_measured(runs) + _not_judged(history, today.few, runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +170,9 @@ class _Movers:
     few: list[str]
     moves: dict[str, tuple[Move, str]]
 
-    def together(self, faster: bool) -> dict[str, tuple[Move, str]]:
+    def together(self, way: str) -> dict[str, tuple[Move, str]]:
         """Those that moved one way, if they are so many that it is the machine; else none."""
-        group = {name: found for name, found in self.moves.items() if (found[0].ratio > 1) == faster}
+        group = {name: found for name, found in self.moves.items() if found[0].direction == way}
         return group if len(group) >= FEWEST and len(group) > TOGETHER * len(self.judged) else {}
 
 
@@ -176,16 +195,6 @@ def _measured(run: RunFigures) -> list[str]:
     return [name for name, value in run.values.items() if value is not None]
 
 
-def _check(runs: Sequence[RunFigures]) -> None:
-    for before, run in pairwise(runs):
-        if before.started >= run.started:
-            raise UsageError(f"the run group of {run.started} follows that of {before.started}: they are not in order")
-    for run in runs:
-        for name, value in run.values.items():
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise UsageError(f"{name} is {value:g} s in the run group of {run.started}, which no call can take")
-
-
 def _changes(since: str, runs: Sequence[RunFigures]) -> str:
     """Say what changed within a run group of that one; the split into levels can be off by one."""
     place = next(index for index, run in enumerate(runs) if run.started == since)
@@ -196,29 +205,6 @@ def _changes(since: str, runs: Sequence[RunFigures]) -> str:
 def _some(names: Sequence[str]) -> str:
     """Return the first three names, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _way(ratio: float) -> str:
-    return "faster" if ratio > 1 else "slower"
-
-
-def _series(name: str, move: Move, since: str, runs: Sequence[RunFigures], old: bool) -> Alert:
-    noise = f"below {move.threshold:.2f}" if move.ratio > 1 else f"above {1 / move.threshold:.2f}"
-    speed = f"{move.ratio:.2f} × its former speed, where noise stays {noise} ×"
-    sentence = f"{name} is {_way(move.ratio)} since {since}: {speed}{_changes(since, runs)}"
-    return Alert("series", sentence, since, not old, name, move.ratio)
-
-
-def _machine(
-    group: Mapping[str, tuple[Move, str]], ratio: float, judged: int, runs: Sequence[RunFigures], old: bool
-) -> Alert:
-    starts = sorted(since for _, since in group.values())
-    since = max(starts, key=starts.count)
-    moved = (
-        f"{len(group)} of {judged} series are {_way(ratio)} together since {since}, {ratio:.2f} × their former speed"
-    )
-    sentence = f"{moved}: it is the machine, or something that all of them use{_changes(since, runs)}"
-    return Alert("machine", sentence, since, not old, ratio=ratio, members=tuple(sorted(group)))
 
 
 def _not_measured(runs: Sequence[RunFigures]) -> list[Alert]:
@@ -236,8 +222,7 @@ def _not_measured(runs: Sequence[RunFigures]) -> list[Alert]:
     return found
 
 
-def _not_judged(history: Sequence[RunFigures], today: _Movers, runs: Sequence[RunFigures]) -> list[Alert]:
-    few = today.few
+def _not_judged(history: Sequence[RunFigures], few: Sequence[str], runs: Sequence[RunFigures]) -> list[Alert]:
     if not few:
         return []
     since = next(run.started for run in history if not set(few).isdisjoint(_measured(run)))

@@ -13,7 +13,7 @@ from typing import Any
 from tabulate import tabulate
 
 from ampcheck.bench.core import table
-from ampcheck.bench.core.model import DEFAULT, ESTIMATED, Group
+from ampcheck.bench.core.model import DEFAULT, ESTIMATED, Group, VariantResult
 from ampcheck.bench.run import exports
 from ampcheck.bench.run.runfile import BenchRun, read
 from ampcheck.bench.run.summary import BAND
@@ -115,13 +115,23 @@ def _estimated(groups: Mapping[str, Group]) -> str:
     return " (estimate)" if any(group.estimate for group in groups.values()) else ""
 
 
+def _beside(group: Group, default: bool) -> tuple[VariantResult | None, tuple[float | None, ...], str]:
+    """Return what a variant is compared with, float32 as asked for or by default; its speed with interval; verdict."""
+    variant = group.variant(VARIANT)
+    base = group.variant(DEFAULT) if default else next(iter(group.variants), None)
+    if variant is None:
+        return None, (None,) * 3, ""
+    if default:
+        return base, (variant.default_speed, variant.default_low, variant.default_high), variant.default_verdict
+    return base, (variant.speed, variant.speed_low, variant.speed_high), variant.verdict
+
+
 def _cell(group: Group | None, default: bool) -> str:
     """Return both times and the ratio, beside the first variant or beside float32 as the device computes it."""
+    base, (speed, *_), verdict = _beside(group, default) if group else (None, (None,), "")
     variant = group.variant(VARIANT) if group else None
-    base = group.variant(DEFAULT) if group and default else group.variants[0] if group and group.variants else None
     if base is None or variant is None:
         return "not measured"
-    speed, verdict = (variant.default_speed, variant.default_verdict) if default else (variant.speed, variant.verdict)
     if speed is not None:
         return f"{table.seconds(base.seconds)} → {table.seconds(variant.seconds)}, **{speed:.2f}×** {verdict}"
     if default:
@@ -181,12 +191,11 @@ def picture(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
         shift = (place - (len(series) - 1) / 2) * 0.7 / len(series)
         label: str | None = title
         for row, name in enumerate(names):
-            drawn = _drawn(groups.get(name), default)
-            if drawn is None:
+            speed, low, high = _beside(groups[name], default)[1] if name in groups else (None,) * 3
+            if speed is None:
                 continue
-            speed, low, high = drawn
             face = "none" if groups[name].estimate else colour
-            axes.plot([low, high], [row + shift] * 2, color=colour, linewidth=1.5)
+            axes.plot([low or speed, high or speed], [row + shift] * 2, color=colour, linewidth=1.5)
             axes.plot([speed], [row + shift], mark, color=colour, markerfacecolor=face, markersize=5, label=label)
             label = None
     axes.set_xscale("log")
@@ -202,16 +211,6 @@ def picture(columns: Mapping[tuple[str, str], Mapping[str, Group]]) -> str:
     figure.savefig(out, format="svg", metadata={"Date": None}, bbox_inches="tight")
     pyplot.close(figure)
     return out.getvalue()
-
-
-def _drawn(group: Group | None, default: bool) -> tuple[float, float, float] | None:
-    """Return a speed with its interval, beside the first variant or beside `fp32-default`; None where there is none."""
-    variant = group.variant(VARIANT) if group is not None else None
-    if variant is None:
-        return None
-    speed = variant.default_speed if default else variant.speed
-    low, high = (variant.default_low, variant.default_high) if default else (variant.speed_low, variant.speed_high)
-    return None if speed is None else (speed, low or speed, high or speed)
 
 
 def main() -> None:

@@ -67,7 +67,12 @@ def changes(before: RunGroup, after: RunGroup) -> list[SpeedChange]:
         sides = [side.get(key, {}).get(variant, []) for side in raw]
         found.append(_change(key, variant, group, one, two, sides))
     order = list(KINDS)
-    return sorted(found, key=lambda change: (order.index(change.kind), -_size(change), change.key, change.variant))
+
+    def place(change: SpeedChange) -> tuple[int, float, str, str]:
+        moved = change.found.ratio if change.kind in ("slower", "faster") else None
+        return order.index(change.kind), -abs(math.log(moved or 1)), change.key, change.variant
+
+    return sorted(found, key=place)
 
 
 def _change(
@@ -90,34 +95,20 @@ def _change(
 
 
 def _tested(group: Group, one: VariantResult, two: VariantResult, sides: Sequence[Samples]) -> TimingComparison:
-    """Compare the times of two run groups; by intervals where samples are missing."""
+    """Compare the times of two run groups; where samples are missing, by the middle 90 % of each.
+
+    Where a run group has no such range, as an estimate has none, the bound around its value takes its place.
+    """
     bound = BOUNDS.get(group.kind, BOUNDS["op"])
     if all(sides) and not group.estimate:
         found = compare_runs(sides[0], sides[1], bound)
         if found.ratio is not None:
             return found
-    ratio = one.seconds / two.seconds if one.seconds and two.seconds else None
-    return TimingComparison(_by_intervals(one, two, bound), ratio=ratio)
-
-
-def _by_intervals(one: VariantResult, two: VariantResult, bound: float) -> str:
-    """ "slower", "faster" or "same": whether the middle 90 % of the samples of two run groups are apart.
-
-    Where a run group has no such range, as an estimate has none, `bound` around its value takes its place.
-    """
-    (low, high), (later_low, later_high) = (_range(variant, bound) for variant in (one, two))
-    return "slower" if later_low > high else "faster" if later_high < low else "same"
-
-
-def _size(change: SpeedChange) -> float:
-    """Return the distance that a time moved, where the change is about that; else 0."""
-    ratio = change.found.ratio
-    return abs(math.log(ratio)) if ratio and change.kind in ("slower", "faster") else 0.0
-
-
-def _range(variant: VariantResult, bound: float) -> tuple[float, float]:
-    middle = variant.seconds or 0.0
-    return variant.low or middle / (1 + bound), variant.high or middle * (1 + bound)
+    before, after = one.seconds or 0.0, two.seconds or 0.0  # what is valid has them
+    slower = (two.low or after / (1 + bound)) > (one.high or before * (1 + bound))
+    faster = (two.high or after * (1 + bound)) < (one.low or before / (1 + bound))
+    verdict = "slower" if slower else "faster" if faster else "same"
+    return TimingComparison(verdict, ratio=before / after if after else None)
 
 
 # ---- alerts and steps, device by device
@@ -203,17 +194,14 @@ def _steps(name: str, figures: Sequence[tuple[str, float]]) -> list[BenchStep]:
     values = [value for _, value in figures]
     logs = [math.log(value) for value in values]
     key, _, variant = name.rpartition("/")
-    found, before = [], 0
+    found, before = [], ""
     for end in range(alerts.RECENT + alerts.ENOUGH, len(values) + 1):
         start = max(0, end - alerts.RECENT - alerts.BASELINE)
         change = median(logs[end - alerts.RECENT : end]) - median(logs[start : end - alerts.RECENT])
         # The rule asks for more than this, and most run groups do not even reach it.
         move = alerts.moved(values[start:end]) if abs(change) > math.log1p(alerts.SMALLEST) else None
-        way = 0 if move is None else 1 if move.ratio > 1 else -1
-        if move is not None and way != before:
-            word = "faster" if way > 0 else "slower"
-            found.append(
-                BenchStep(key, variant, figures[end - move.since][0], f"{word}: {move.ratio:.2f}× the speed before")
-            )
-        before = way
+        if move is not None and move.direction != before:
+            text = f"{move.direction}: {move.ratio:.2f}× the speed before"
+            found.append(BenchStep(key, variant, figures[end - move.since][0], text))
+        before = move.direction if move else ""
     return found

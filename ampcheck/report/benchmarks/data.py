@@ -21,6 +21,7 @@ SCALE = 1000
 LETTERS = dict(zip((*VERDICTS, "first"), "sfeauxnb", strict=True))
 _DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _COLORS = 12
+_GROUP = ("key", "workload", "family", "kind", "device", "compiler", "estimate")
 
 
 def color(variant: str, others: Sequence[str]) -> int:
@@ -89,7 +90,7 @@ def data(history: BenchHistory, tested: Sequence[SpeedChange]) -> dict[str, obje
         "bounds": statistics.BOUNDS,
         "runs": [_run_group(run_group, machines) for run_group in run_groups],
         "alerts": {name.lower(): getattr(alerts, name) for name in ("RECENT", "ENOUGH", "BASELINE", "SMALLEST")},
-        "groups": [_group(groups[key]) for key in keys],
+        "groups": [{name: getattr(groups[key], name) for name in _GROUP} for key in keys],
         "series": [
             {"g": places[key], "variant": variant, "color": color(variant, other)}
             | _columns(run_groups, key, variant, reasons)
@@ -126,25 +127,25 @@ def _run_group(run_group: RunGroup, machines: Interner) -> dict[str, object]:
     }
 
 
-def _group(group: Group) -> dict[str, object]:
-    names = ("key", "workload", "family", "kind", "device", "compiler", "estimate")
-    return {name: getattr(group, name) for name in names}
-
-
 def _columns(run_groups: Sequence[RunGroup], key: str, variant: str, reasons: Interner) -> dict[str, str]:
     results = [run_group.result(key, variant) for run_group in run_groups]
-    times = [_log(result.seconds if result else None) for result in results]
-    speeds = [_log(result.speed if result else None) for result in results]
-    said = [reasons(result.reason) if result and result.reason else None for result in results]
+
+    def column(name: str) -> list[int | None]:
+        return [_log(getattr(result, name, None)) for result in results]
+
+    def beside(middles: Sequence[int | None], name: str) -> list[int | None]:  # distances, which are small
+        return [None if a is None or b is None else b - a for a, b in zip(middles, column(name), strict=True)]
+
+    times, speeds = column("seconds"), column("speed")
     columns = {
         "seconds": times,
-        "low": _beside(times, [result.low if result else None for result in results]),
-        "high": _beside(times, [result.high if result else None for result in results]),
+        "low": beside(times, "low"),
+        "high": beside(times, "high"),
         "speed": speeds,
-        "speedLow": _beside(speeds, [result.speed_low if result else None for result in results]),
-        "speedHigh": _beside(speeds, [result.speed_high if result else None for result in results]),
-        "error": [_log(result.error if result else None) for result in results],
-        "reason": said,
+        "speedLow": beside(speeds, "speed_low"),
+        "speedHigh": beside(speeds, "speed_high"),
+        "error": column("error"),
+        "reason": [reasons(result.reason) if result and result.reason else None for result in results],
     }
     packed = {name: pack(column) for name, column in columns.items() if any(v is not None for v in column)}
     return {**packed, "verdict": letters((result.verdict if result else "" for result in results), LETTERS)}
@@ -157,12 +158,6 @@ def _log(value: float | None) -> int | None:
     if value in (0, math.inf):
         return (-SCALE if value == 0 else SCALE) * 1000
     return round(math.log(value) * SCALE)
-
-
-def _beside(middles: Sequence[int | None], values: Sequence[float | None]) -> list[int | None]:
-    """Values as distances from the middles, which are small."""
-    logs = map(_log, values)
-    return [None if a is None or b is None else b - a for a, b in zip(middles, logs, strict=True)]
 
 
 def _variable(value: int) -> str:
