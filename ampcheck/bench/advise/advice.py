@@ -85,7 +85,13 @@ class Advice:
             told += ["", title, *_told(some, said)] if some else []
         if self.notes:
             told += ["", "Note", *(f"  {note}" for note in self.notes)]
-        lines = [*wrapped(f"{self.step} on {self.device}: {pays}"), "", _table(self.groups)]
+        rows = [
+            ("" if n else group.compiler, *table.cells(v))
+            for group in self.groups
+            for n, v in enumerate(group.variants)
+        ]  # the reason of a verdict is told below
+        shown = tabulate(rows, table.HEADINGS[2:], disable_numparse=True)
+        lines = [*wrapped(f"{self.step} on {self.device}: {pays}"), "", shown]
         lines += [line for text in told for line in wrapped(text) or [""]]
         if self.found.table:
             lines += ["", f"What autocast does to it in {self.found.traced}, most bytes first", self.found.table]
@@ -183,12 +189,6 @@ def findings(groups: Sequence[Group], found: AdviceFigures, isa: Sequence[str]) 
                 AdviceFinding(group.compiler, variant.name, variant.verdict, speed, why, cost, unexplained, goes, wrong)
             )
     return out
-
-
-def _table(groups: Sequence[Group]) -> str:
-    """Return the variants, a row each; the reason of a verdict is told below the table."""
-    rows = [("" if n else group.compiler, *table.cells(v)) for group in groups for n, v in enumerate(group.variants)]
-    return tabulate(rows, table.HEADINGS[2:], disable_numparse=True)
 
 
 def _speed(variant: VariantResult, first: VariantResult) -> str:

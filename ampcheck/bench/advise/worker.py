@@ -209,16 +209,13 @@ def gradients(
     """
     variant, base = output[1:], first[1:]
     nonfinite = int((base.isfinite() & ~variant.isfinite()).sum())
-    bare = None if unscaled is None else _lost(unscaled[1:], base)
-    return Gradients(base.numel(), _lost(variant, base), nonfinite, scale, bare)
-
-
-def _lost(variant: torch.Tensor, base: torch.Tensor) -> int:
-    return int(((variant == 0) & (base != 0)).sum())
+    lost, bare = (None if one is None else int(((one[1:] == 0) & (base != 0)).sum()) for one in (output, unscaled))
+    return Gradients(base.numel(), lost or 0, nonfinite, scale, bare)
 
 
 def _lowered(kernels: Sequence[ProfiledKernel], first: Sequence[ProfiledKernel]) -> list[ProfiledKernel]:
     """Return those of `first` that run in lower precision among `kernels`, matched in their order by name."""
+    low = lambda kernel: any(name in LOW for name in kernel.given)  # noqa: E731
     ours = [kernel for kernel in kernels if not kernel.cast and not kernel.view]
     theirs = [kernel for kernel in first if not kernel.cast and not kernel.view]
     matcher = SequenceMatcher(None, [k.name for k in ours], [k.name for k in theirs], autojunk=False)
@@ -226,12 +223,8 @@ def _lowered(kernels: Sequence[ProfiledKernel], first: Sequence[ProfiledKernel])
         theirs[block.b + place]
         for block in matcher.get_matching_blocks()
         for place in range(block.size)
-        if _low(ours[block.a + place]) and not _low(theirs[block.b + place])
+        if low(ours[block.a + place]) and not low(theirs[block.b + place])
     ]
-
-
-def _low(kernel: ProfiledKernel) -> bool:
-    return any(name in LOW for name in kernel.given)
 
 
 def _count(casts: Iterable[CastRecord]) -> tuple[int, int]:

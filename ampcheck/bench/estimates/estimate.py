@@ -538,19 +538,14 @@ def main() -> None:
     given = json.load(sys.stdin)
     channel = Channel()
     warnings.simplefilter("ignore")
-    for workload, precision in given["tasks"]:
-        variant = estimated(workload, precision, given["device"])
+    for name, precision in given["tasks"]:
+        workload, chosen, device = catalogue()[name], PRECISIONS[precision], given["device"]
+        try:
+            variant = variant_result(workload, chosen, estimate(workload, chosen, device), chip(device))
+        except Exception as error:  # the compiler may refuse anything, and the next program is to be tried
+            variant = VariantResult(precision, "not measured", first_line(one_line(error)))
         channel.send(dataclasses.asdict(variant))
         gc.collect()
-
-
-def estimated(workload: str, precision: str, device: str) -> VariantResult:
-    """One variant, "not measured" where it cannot be compiled."""
-    of, chosen = catalogue()[workload], PRECISIONS[precision]
-    try:
-        return variant_result(of, chosen, estimate(of, chosen, device), chip(device))
-    except Exception as error:  # the compiler may refuse anything, and the next program is to be tried
-        return VariantResult(precision, "not measured", first_line(one_line(error)))
 
 
 if __name__ == "__main__":

@@ -117,33 +117,39 @@ class Bench:
         return now + max(rest / len(devices), rest - self.expected.seconds(devices[1:]))
 
     def _process(self, plan: BenchPlan, end: float) -> None:
-        left, given_up = list(plan.tasks), dict[str, dict[str, Any]]()
+        left, given_up, mode = list(plan.tasks), dict[str, dict[str, Any]](), self.mode
         self._foreseen += self.expected.starts.get(plan.device, 0.0)
         while left and not self._late(plan.device, left[0], end):
-            with _Worker(replace(plan, tasks=left, given_up=given_up), self.mode, end) as worker:
-                base, variant, doing, over = "", "", "", False
-                for kind, value in worker.lines():
-                    if kind == "begin":
-                        base, variant, doing = "", "", "begin"
-                        if over := self._late(plan.device, left[0], end):
-                            break
-                        self.tell(self._progress(_key(plan.device, left[0])))
-                    elif kind == "variant":
-                        variant, doing = value
-                        base = base or variant
-                    else:
-                        self._foreseen += self._cost(plan.device, left.pop(0))
-                        given_up = {}
-                        self._ended(Rounds(**value))
-                if not left or over or (worker.timed_out and time.monotonic() >= end):
+            given = asdict(replace(plan, tasks=left, given_up=given_up))
+            with Worker(COMMAND, environment(plan.threads), given) as worker:
+                base, variant, doing, over, timed_out = "", "", "", False, False
+                try:
+                    while not over and (line := worker.hear(self._wait(doing, end))) is not None:
+                        ((kind, value),) = line.items()
+                        if kind == "begin":
+                            base, variant, doing = "", "", ""
+                            over = self._late(plan.device, left[0], end)
+                            if not over:
+                                self.tell(self._progress(_key(plan.device, left[0])))
+                        elif kind == "variant":
+                            variant, doing = value
+                            base = base or variant
+                        else:
+                            variant, doing, given_up = "", "", {}
+                            self._foreseen += self._cost(plan.device, left.pop(0))
+                            self._ended(Rounds(**value))
+                except TimeoutError:
+                    timed_out = True
+                if not left or over or (timed_out and time.monotonic() >= end):
                     break
-                if worker.timed_out and variant and variant != base and doing != "rounds":
+                if timed_out and variant and variant != base and doing != "rounds":
                     given_up = {**given_up, variant: self._given_up(doing)}
                     continue
                 # It ended before its plan: the group that it was at is the reason.
                 self._foreseen += self._cost(plan.device, left[0])
-                found = failed(left.pop(0), plan, worker.end())
-                if worker.timed_out and variant and variant == base:
+                ended = f"took more than {mode.limit:.0f} s" if timed_out else worker.reason()
+                found = failed(left.pop(0), plan, ended if timed_out else f"the process ended with {ended}")
+                if timed_out and variant and variant == base:
                     why = self._given_up(doing)
                     found.failed, found.facts = {variant: why["reason"]}, {variant: {"at_least": why.get("at_least")}}
                 self._ended(found)
@@ -162,6 +168,11 @@ class Bench:
             return {"reason": reason, "at_least": mode.patience}
         what = {"prepare": "be made ready", "compile": "be called for the first time, which compiles it"}
         return {"reason": f"it took more than {mode.limit:.0f} s to {what.get(doing, 'have its precision checked')}"}
+
+    def _wait(self, doing: str, end: float) -> float:
+        """Return the seconds until the worker has to say something."""
+        limit = self.mode.patience if doing == "call" else self.mode.limit
+        return min(limit, end - time.monotonic())
 
     def _late(self, device: str, task: Task, end: float) -> bool:
         return time.monotonic() + min(self._pace(), 2.0) * self._cost(device, task) >= end
@@ -233,29 +244,3 @@ def _seconds(workload: Workload, compiler: str, device: str, mode: Mode, start: 
         whole = (_READY + mode.rounds) * call + mode.rounds * max(call, mode.target)
         total += min(whole, 2 * mode.patience) + start * (_COMPILE[workload.kind] if compiled else 0.01)
     return total
-
-
-class _Worker(Worker):
-    """A process that measures. `timed_out`: whether it said nothing for too long."""
-
-    def __init__(self, plan: BenchPlan, mode: Mode, end: float) -> None:
-        super().__init__(COMMAND, environment(plan.threads), asdict(plan))
-        self._mode, self._end, self.timed_out = mode, end, False
-
-    def lines(self) -> Iterable[tuple[str, Any]]:
-        """Return the worker's lines, until it ends, is silent for too long, or the time of all is over."""
-        limit = self._mode.limit
-        try:
-            while (line := self.hear(min(limit, self._end - time.monotonic()))) is not None:
-                for kind, value in line.items():
-                    single = kind == "variant" and value[1] == "call"
-                    limit = self._mode.patience if single else self._mode.limit
-                    yield kind, value
-        except TimeoutError:
-            self.timed_out = True
-
-    def end(self) -> str:
-        """Say how it ended."""
-        if self.timed_out:
-            return f"took more than {self._mode.limit:.0f} s"
-        return f"the process ended with {self.reason()}"
