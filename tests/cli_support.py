@@ -12,7 +12,6 @@ import textwrap
 import time
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
@@ -159,22 +158,22 @@ def environment() -> dict[str, str]:
     return {**env, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
+# A shell's background job is born ignoring the interrupt, and its children with it. No preexec_fn: it runs the hooks of a
+# fork, and that of JAX warns.
+_LISTEN = """\
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
 def interrupted(
     folder: Path, *arguments: str, when: Callable[[], bool], by: signal.Signals = signal.SIGINT
 ) -> tuple[int, str]:
     """Run ampcheck until `when` is true and interrupt it as Ctrl-C does. Returns its exit code and what it printed."""
-    # A shell's background job is born ignoring the interrupt, and its children with it.
-    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    command = [sys.executable, "-m", "ampcheck", *arguments]
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=listen,
-    ) as process:
+    command = [sys.executable, "-c", _LISTEN, sys.executable, "-m", "ampcheck", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, cwd=folder, env=environment(), text=True, **pipes) as process:
         deadline = time.monotonic() + LIMIT
         while not when() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.1)
