@@ -158,8 +158,8 @@ def environment() -> dict[str, str]:
     return {**env, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-# A shell's background job is born ignoring the interrupt, and its children with it. No preexec_fn: it runs the hooks of a
-# fork, and that of JAX warns.
+# A shell's background job is born ignoring the interrupt, and its children with it. No preexec_fn: it runs the hooks
+# of a fork, and JAX's warns.
 _LISTEN = """\
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
