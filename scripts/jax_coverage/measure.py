@@ -82,7 +82,9 @@ def samples(op: Any, limit: int, dtype: torch.dtype = torch.float32, kind: str =
 
 
 def _with_edges(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.is_contiguous():
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.layout is not torch.strided:
+        return value
+    if not value.is_contiguous():
         return value
     out = value.detach().round()
     for i, edge in enumerate(_EDGES[: max(value.numel() - 1, 0)]):

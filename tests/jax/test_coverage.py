@@ -135,50 +135,42 @@ def test_the_published_page_agrees_with_its_rows() -> None:
     assert agree / run >= 0.95
 
 
-@pytest.mark.parametrize(
-    ("actual", "expected", "words"),
-    [
-        (torch.tensor([float("nan"), 1.0]), torch.tensor([float("nan"), 1.0]), ""),
-        (torch.tensor([float("nan"), 1.0]), torch.tensor([0.0, 1.0]), "Mismatched elements: 1 / 2 (50.0%)"),
-        (torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0]), "Greatest absolute difference: 0.5 at index (1,)"),
-        (torch.ones(2, 1), torch.ones(2), "'shape' do not match: torch.Size([2, 1]) != torch.Size([2])"),
-        (
-            torch.ones(2, dtype=torch.int32),
-            torch.ones(2, dtype=torch.int64),
-            "the result is wrong: The values for attribute 'dtype' do not match: torch.int32",
-        ),
-        ((torch.ones(2), 3), (torch.ones(2), 4), "output 1 is 3; the CPU's is 4"),
-        ((torch.ones(2),), (torch.ones(2), 4), "gave 1 outputs; the CPU gives 2"),
-        (
-            torch.ones(1, dtype=torch.float64) + 1e-6,
-            torch.ones(1, dtype=torch.float64),
-            "Greatest absolute difference: ",
-        ),
-    ],
-    ids=["nan", "nan alone", "value", "shape", "dtype", "number", "count", "float64"],
-)
-def test_a_difference_is_named(actual: object, expected: object, words: str) -> None:
+NAN, WHOLE = float("nan"), torch.ones(2, dtype=torch.int64)
+DIFFERENCES: dict[str, tuple[object, object, str]] = {
+    "nan": (torch.tensor([NAN, 1.0]), torch.tensor([NAN, 1.0]), ""),
+    "nan alone": (torch.tensor([NAN, 1.0]), torch.tensor([0.0, 1.0]), "Mismatched elements: 1 / 2 (50.0%)"),
+    "value": (torch.tensor([1, 2.5]), torch.tensor([1, 2.0]), "Greatest absolute difference: 0.5 at index (1,)"),
+    "shape": (torch.ones(2, 1), torch.ones(2), "'shape' do not match: torch.Size([2, 1]) != torch.Size([2])"),
+    "dtype": (WHOLE.int(), WHOLE, "the result is wrong: The values for attribute 'dtype' do not match: torch.int32"),
+    "number": ((torch.ones(2), 3), (torch.ones(2), 4), "output 1 is 3; the CPU's is 4"),
+    "count": ((torch.ones(2),), (torch.ones(2), 4), "gave 1 outputs; the CPU gives 2"),
+    "float64": (WHOLE.double() + 1e-6, WHOLE.double(), "Greatest absolute difference: "),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_a_difference_is_named(name: str) -> None:
+    actual, expected, words = DIFFERENCES[name]
     found = judge.difference(actual, expected, measure.RTOL, measure.ATOL)
     assert words in found if words else found == ""
 
 
-@pytest.mark.parametrize(
-    ("mine", "theirs", "agree"),
-    [
-        (lambda: torch.rand(8), lambda: torch.rand(8), True),
-        (lambda: torch.empty(8).cauchy_(), lambda: torch.empty(8).cauchy_(), True),
-        (lambda: torch.rand(8) * 0.5, lambda: torch.rand(8), False),
-        (lambda: torch.randn(8) + 1.0, lambda: torch.randn(8), False),
-        (lambda: torch.zeros(8), lambda: torch.empty(8).cauchy_(), False),
-        (lambda: torch.bernoulli(torch.full((8,), 0.8)), lambda: torch.bernoulli(torch.full((8,), 0.5)), False),
-        (lambda: torch.rand(8, dtype=torch.float64), lambda: torch.rand(8), False),
-        (lambda: torch.rand(8) / 0.0, lambda: torch.rand(8), False),
-    ],
-    ids=["rand", "cauchy", "narrower", "shifted", "constant", "too many ones", "dtype", "infinite"],
-)
-def test_draws_of_another_distribution_are_told(
-    mine: Callable[[], torch.Tensor], theirs: Callable[[], torch.Tensor], agree: bool
-) -> None:
+Draw = Callable[[], torch.Tensor]
+DRAWS: dict[str, tuple[Draw, Draw, bool]] = {
+    "rand": (lambda: torch.rand(8), lambda: torch.rand(8), True),
+    "cauchy": (lambda: torch.empty(8).cauchy_(), lambda: torch.empty(8).cauchy_(), True),
+    "narrower": (lambda: torch.rand(8) * 0.5, lambda: torch.rand(8), False),
+    "shifted": (lambda: torch.randn(8) + 1.0, lambda: torch.randn(8), False),
+    "constant": (lambda: torch.zeros(8), lambda: torch.empty(8).cauchy_(), False),
+    "too many ones": (lambda: (torch.rand(8) < 0.8).float(), lambda: (torch.rand(8) < 0.5).float(), False),
+    "dtype": (lambda: torch.rand(8, dtype=torch.float64), lambda: torch.rand(8), False),
+    "infinite": (lambda: torch.rand(8) / 0.0, lambda: torch.rand(8), False),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_of_another_distribution_are_told(name: str) -> None:
+    mine, theirs, agree = DRAWS[name]
     torch.manual_seed(5)
     drawn = [theirs() for _ in range(64)]
     torch.manual_seed(3)

@@ -132,6 +132,7 @@ def test_like_on_another_device() -> None:
     assert torch.empty_like(x, device="meta").stride() == x.stride()
     assert torch.equal(x.new_full((2,), 7, device="cpu"), torch.tensor([7.0, 7.0]))
     assert torch.zeros_like(torch.ones(2), device="jax").device.type == "jax"
+    assert torch.equal(x + torch.tensor(2.0), x + 2)  # a number of the CPU's
 
 
 def test_accelerator() -> None:

@@ -50,21 +50,6 @@ def both(fn: Callable[..., Any], *inputs: tuple[Any, ...]) -> Any:
     return run
 
 
-def test_the_line_of_a_branch_is_told_once() -> None:
-    def branch(a: Tensor) -> Tensor:
-        if a.sum() > 0:
-            return a * 2
-        return a
-
-    run = jit(branch)
-    with pytest.warns(UserWarning, match="a program of .*branch for each outcome of") as told:
-        run(x())
-    assert len(told) == 1
-    assert not heard(lambda: run(-x()))
-    assert re.search(r"jit_values\.py:\d+ \(`if a\.sum\(\) > 0:`\)", str(told[0].message))
-    assert told[0].filename == __file__
-
-
 @pytest.mark.usefixtures("quiet")
 def test_random_numbers_are_drawn_once_a_call() -> None:
     def drops(a: Tensor) -> Tensor:
@@ -380,29 +365,6 @@ def test_what_a_program_cannot_do() -> None:
         with pytest.raises(kind, match=words):
             jit(fn)(given)
     assert (host == 0).all()
-
-
-def test_an_error_in_the_middle_leaves_no_tracer() -> None:
-    linear = torch.nn.Linear(3, 3).to("jax")
-    optimizer = torch.optim.Adam(linear.parameters(), lr=0.5)
-
-    def fails(a: Tensor) -> None:
-        a.add_(1)
-        linear(a).sum().backward()
-        optimizer.step()
-        raise ValueError("planted")
-
-    before, given = linear.weight.detach().clone(), grid()
-    with pytest.raises(ValueError, match="planted"):
-        jit(fails)(given)
-    assert torch.equal(given, grid())
-    assert torch.equal(before, linear.weight.detach())
-    assert linear.weight.grad is None
-    assert optimizer.param_groups[0]["lr"] == 0.5
-    assert optimizer.state[linear.weight]["step"].item() == 0
-    linear(given).sum().backward()
-    optimizer.step()
-    assert optimizer.state[linear.weight]["step"].item() == 1
 
 
 def test_a_mode_sees_the_ops() -> None:

@@ -144,20 +144,6 @@ def cat(tensors: Sequence[Array], dim: int = 0) -> Array:
     return kept[0] if len(kept) == 1 else jnp.concatenate(kept, dim)
 
 
-def _on_diagonal(base: Array, src: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
-    """Return `base` with `src`, whose last dimension runs along it, on the diagonal of two dimensions."""
-    turned = jnp.moveaxis(base, (dim1, dim2), (-2, -1))
-    steps = jnp.arange(src.shape[-1])
-    out = turned.at[..., steps + max(-offset, 0), steps + max(offset, 0)].set(src)
-    return jnp.moveaxis(out, (-2, -1), (dim1, dim2))
-
-
-lower("diagonal_scatter")(_on_diagonal)
-lower("diagonal_backward")(
-    lambda grad, sizes, *options: _on_diagonal(jnp.zeros(tuple(sizes), grad.dtype), grad, *options)
-)
-
-
 @lower("slice_backward")
 def slice_backward(grad_output: Array, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Array:
     """Return the gradient of a slice: zeros elsewhere, by padding, which XLA fuses."""
@@ -245,15 +231,6 @@ def index_put(
         return jnp.nonzero(mask != 0, size=count, fill_value=beyond)
 
     return _written(self, _spread(indices, places), values, accumulate)
-
-
-@lower("index_fill.int_Scalar", "index_fill.int_Tensor")
-def index_fill(self: Array, dim: int, index: Array, value: Number) -> Array:
-    """Return `self` with `value` at the places in `index`."""
-    flat = self if self.ndim else self.reshape(1)
-    value = jnp.asarray(value).astype(self.dtype)
-    where = (*(slice(None),) * (dim % flat.ndim), index.reshape(-1))
-    return flat.at[where].set(value, mode="drop").reshape(self.shape)
 
 
 lower("masked_fill.Scalar", "masked_fill.Tensor")(

@@ -19,10 +19,6 @@ from ampcheck.jax_device.dispatch.special import kernel
 from ampcheck.jax_device.lowering import Computation, Number, lower
 from ampcheck.jax_device.lowerings.accumulate import MEAN, pullback, reduced, rounded, spread, wanted, widened
 
-_SQRT_HALF = math.sqrt(0.5)
-_SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
-_CUBIC = 0.044715  # of the tanh form of gelu
-
 
 def _softplus(x: Array) -> Array:
     return jnp.logaddexp(x, jnp.zeros((), x.dtype))
@@ -99,9 +95,7 @@ def _mish_backward(grad: Array, x: Array) -> Array:
 @widened
 def gelu(x: Array, *, approximate: str = "none") -> Array:
     """Return x * Phi(x), Phi by erf or by its tanh form."""
-    if approximate == "tanh":
-        return 0.5 * x * (1 + jnp.tanh(_SQRT_2_OVER_PI * (x + _CUBIC * x * x * x)))
-    return x * 0.5 * (1 + jax.lax.erf(x * _SQRT_HALF))
+    return jax.nn.gelu(x, approximate=approximate == "tanh")
 
 
 @lower("_masked_softmax")

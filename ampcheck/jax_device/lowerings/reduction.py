@@ -538,26 +538,14 @@ def unique_consecutive(
 def insertion(ordered: Array, values: Array, right: bool, sorter: Array | None = None) -> Array:
     """Return where each of `values` goes in `ordered`, whose last dimension is sorted, before or after what equals it.
 
-    A binary search for all values at once, with the comparisons of ATen/native/Bucketization.cpp: nan goes last.
+    nan goes last.
     """
-    length = ordered.shape[-1]
-    low, high = jnp.zeros(values.shape, jnp.int64), jnp.full(values.shape, length, jnp.int64)
-    if not length or not values.size:
-        return low
-    lines = (lambda line, at: line[at]) if ordered.ndim == 1 else partial(jnp.take_along_axis, axis=-1)
-
-    def halve(_: int, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bounds
-        middle = (low + high) // 2
-        place = jnp.minimum(middle, length - 1)
-        found = lines(ordered, place if sorter is None else lines(sorter, place))
-        # Negated, so that a comparison with nan sends the search to the right.
-        before = ~(found > values) if right else ~(found >= values)
-        before = before & (low < high)
-        return jnp.where(before, middle + 1, low), jnp.where(before, high, middle)
-
-    out: Array = jax.lax.fori_loop(0, length.bit_length(), halve, (low, high))[0]
-    return out
+    ordered = ordered if sorter is None else jnp.take_along_axis(ordered, sorter, -1)
+    found = partial(jnp.searchsorted, side="right" if right else "left")
+    if ordered.ndim == 1 or not values.size:
+        return found(ordered.reshape(-1), values).astype(jnp.int64)
+    lines = jax.vmap(found)(*(a.reshape(-1, a.shape[-1]) for a in (ordered, values)))
+    return lines.reshape(values.shape).astype(jnp.int64)
 
 
 @lower("searchsorted.Tensor", "searchsorted.Scalar", promotes=True)
