@@ -83,6 +83,13 @@ def tensors(value: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
+def gradients(outputs: Any, inputs: Any) -> tuple[Tensor | None, ...]:
+    """The gradients of the inputs that ask for one, by some of the outputs."""
+    outs, ins = ([t for t in tensors(given) if t.requires_grad] for given in (outputs, inputs))
+    seeds = [torch.linspace(0.5, 1.5, t.numel()).reshape(t.shape).to(t.device, t.dtype) for t in outs]
+    return torch.autograd.grad(outs, ins, seeds, allow_unused=True) if outs and ins else ()
+
+
 def same(function: Callable[..., Any], *args: Any, loose: float = 1.0, **kwargs: Any) -> Any:
     """Asserts that results, and gradients where an argument asks for them, are CPU's; returns the device's result.
 
@@ -92,14 +99,7 @@ def same(function: Callable[..., Any], *args: Any, loose: float = 1.0, **kwargs:
     there = moved((args, kwargs))
     found = function(*there[0], **there[1])
     close(found, expected, loose)
-    inputs = [t for t in tensors((args, kwargs)) if t.requires_grad]
-    if inputs:
-        outputs = [t for t in tensors(expected) if t.requires_grad]
-        seeds = [torch.linspace(0.5, 1.5, t.numel()).reshape(t.shape).to(t.dtype) for t in outputs]
-        mine = [t for t in tensors(found) if t.requires_grad]
-        wanted = torch.autograd.grad(outputs, inputs, seeds, allow_unused=True)
-        theirs = [t for t in tensors(there) if t.requires_grad]
-        close(torch.autograd.grad(mine, theirs, moved(seeds), allow_unused=True), wanted, loose)
+    close(gradients(found, there), gradients(expected, (args, kwargs)), loose)
     return found
 
 

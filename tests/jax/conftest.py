@@ -29,6 +29,9 @@ _ALONE = "AMPCHECK_TESTS_ALONE"
 def pytest_configure(config: pytest.Config) -> None:
     # Tests try an op on as many shapes as they can; the session's own filters come after this one, and win.
     config.addinivalue_line("filterwarnings", "ignore:this line compiled:UserWarning")
+    # Dynamo's own slips, which say nothing of the device.
+    for words in ("The .grad attribute of a Tensor that is not a leaf", ".*Function'> should not be instantiated"):
+        config.addinivalue_line("filterwarnings", f"ignore:{words}")
     config.addinivalue_line(
         "markers", "alone(**environment): these tests of a file run in one process that has begun with nothing else"
     )

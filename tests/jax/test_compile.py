@@ -25,10 +25,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # PyTorch's own, while Dynamo is imported
     import ampcheck.jax_device.compile  # noqa: F401  # registers the backend
 
-pytestmark = [  # Dynamo's own slips, which say nothing of the device, and Inductor's imports
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Inductor's imports
 
 
 def test_the_entry_point_is_enough() -> None:

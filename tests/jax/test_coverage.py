@@ -177,13 +177,6 @@ def test_draws_of_another_distribution_are_told(name: str) -> None:
     assert (judge.distribution([mine() for _ in range(64)], drawn) == "") is agree
 
 
-# Dynamo's own slips, which say nothing of the device.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
-    pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated"),
-]
-
-
 def trained(name: str, dtype: str, *ways: str) -> list[Row]:
     return list(rows(MODELS[name], dtype, list(ways)))
 

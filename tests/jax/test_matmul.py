@@ -341,7 +341,6 @@ def test_recurrent_layers_otherwise() -> None:
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),  # Dynamo looks
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Inductor's imports
 ]
 LENGTH = 16

@@ -22,7 +22,7 @@ from scripts.jax_coverage import measure
 from scripts.jax_coverage.judge import INVARIANTS
 from scripts.jax_coverage.measure import Way
 from tests.cli_support import ROOT
-from tests.jax.agreement import close, moved, some, tensors
+from tests.jax.agreement import close, gradients, moved, some, tensors
 
 PAGE = ROOT / "docs" / "jax_ops.md"
 SAMPLES = 3
@@ -207,13 +207,9 @@ def test_out(name: str) -> None:
             assert strides[0] == strides[1] or name in OTHER_STRIDES
 
 
-def gradients(op: Any, sample: Any, given: Any) -> tuple[torch.Tensor | None, ...]:
+def sample_gradients(op: Any, sample: Any, given: Any) -> tuple[torch.Tensor | None, ...]:
     """Return the gradients of the tensors in a sample's arguments, by what of the result is unique."""
-    out = sample.output_process_fn_grad(op(given[0], *given[1], **given[2]))
-    outs = [t for t in tensors(out) if t.requires_grad]
-    ins = [t for t in tensors(given) if t.requires_grad]
-    seeds = [torch.linspace(0.5, 1.5, t.numel()).reshape(t.shape).to(t.device, t.dtype) for t in outs]
-    return torch.autograd.grad(outs, ins, seeds, allow_unused=True) if outs and ins else ()
+    return gradients(sample.output_process_fn_grad(op(given[0], *given[1], **given[2])), given)
 
 
 DIFFERENTIABLE = [name for name, op in measure.ops().items() if op.supports_autograd and name not in NO_GRADIENT]
@@ -225,7 +221,7 @@ def test_gradients(name: str) -> None:
     every = list(op.sample_inputs("cpu", torch.float32, requires_grad=True))
     for index in measure.spread(len(every), 2):
         given = (every[index].input, every[index].args, every[index].kwargs)
-        expected, found = (gradients(op, every[index], g) for g in (given, moved(given)))
+        expected, found = (sample_gradients(op, every[index], g) for g in (given, moved(given)))
         assert [g is None for g in found] == [g is None for g in expected]
         close(found, expected, LOOSE.get(name, 64))
 
@@ -233,7 +229,7 @@ def test_gradients(name: str) -> None:
 def strides(op: Any, sample: Any, given: Any) -> list[Any]:
     """Return the strides of results and gradients, by sizes other than 1."""
     results = tensors(op(given[0], *given[1], **given[2]))
-    grads = gradients(op, sample, given) if measure.name_of(op) in DIFFERENTIABLE else ()
+    grads = sample_gradients(op, sample, given) if measure.name_of(op) in DIFFERENTIABLE else ()
     found = [t for t in (*results, *grads) if t is not None and t.numel()]
     return [[s for n, s in zip(t.shape, t.stride(), strict=True) if n != 1] for t in found]
 
