@@ -35,17 +35,19 @@ _hidden.total = torch.zeros(3, device="jax")
 def test_state_from_everywhere_is_input_and_output() -> None:
     listed = [zeros(3)]
 
-    def add(a: Tensor) -> Tensor:
+    @jit
+    def jitted(a: Tensor) -> Tensor:
+        """Doc."""
         _counter.add_(1)
         listed[0].mul_(2).add_(1)
         _hidden.total.add_(a)
         return _counter + listed[0] + _hidden.total
 
-    jitted = jit(add)
     for _ in range(3):
         out = jitted(ones(3))
     assert out.tolist() == [13.0] * 3
     assert (_counter.tolist(), listed[0].tolist(), _hidden.total.tolist()) == ([3.0] * 3, [7.0] * 3, [3.0] * 3)
+    assert (jitted.__name__, jitted.__doc__) == ("jitted", "Doc.")
     listed[0] = zeros(3)  # another tensor at the same place
     assert jitted(ones(3)).tolist() == [4.0 + 1.0 + 4.0] * 3
     assert jitted.compiles == 1
@@ -165,24 +167,6 @@ def test_what_makes_a_new_program() -> None:
         model[0].weight.requires_grad_(False)
         run(grid())
     assert run.compiles == 4
-
-
-def test_structures_and_keywords() -> None:
-    run, given = jit(lambda d, *, k: {"a": d["x"] + k, "b": (d["x"], 3)}), grid()
-    for _ in range(2):
-        out = run({"x": given}, k=given)
-    assert torch.equal(out["a"], given * 2)
-    assert out["b"] == (given, 3)
-    assert out["b"][0] is given
-    assert run.compiles == 1
-
-    @jit(warn_after=3)
-    def decorated(a: Tensor) -> Tensor:
-        """Doc."""
-        return run({"x": a}, k=a)["a"]  # inside another trace, jit is the function itself
-
-    assert torch.equal(decorated(given), given * 2)
-    assert (decorated.__name__, decorated.__doc__) == ("decorated", "Doc.")
 
 
 def test_a_call_unlike_the_last_takes_no_short_way() -> None:
