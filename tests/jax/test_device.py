@@ -99,11 +99,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: ones(2, 2).to_sparse_csr(), NotImplementedError, STRIDED),
     (lambda: SPARSE(zeros(1).long()).sum().backward(), NotImplementedError, "no sparse tensors.* sparse=False"),
     (lambda: ones(2, 2).to_mkldnn(), NotImplementedError, "no MKL-DNN tensors: use strided ones"),
-    (
-        lambda: torch.quantize_per_tensor(ones(2), 0.1, 0, torch.qint8),
-        NotImplementedError,
-        "no quantized.*use bfloat",
-    ),
+    (lambda: torch.quantize_per_tensor(ones(2), 0.1, 0, torch.qint8), NotImplementedError, "no quantized.*use bfloat"),
     (lambda: torch.nested.nested_tensor([ones(2)]).relu(), NotImplementedError, "no strided nested.*layout=torch.j"),
     (lambda: CUDNN_RNN([ones(2, 2)], 1, 2, 2, 2, 0, 1, False, False), NotImplementedError, r"@lower\('_cudnn_rnn"),
     (lambda: ones(2).pin_memory(), RuntimeError, "only dense CPU tensors can be pinned"),

@@ -23,8 +23,6 @@ def _full(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 # What draws N numbers, their mean and their variance; the op database has more (test_op_database.py).
 _DRAWS: dict[str, tuple[Callable[[], torch.Tensor], float, float]] = {
-    "uniform_": (lambda: _empty().uniform_(-1, 3), 1, 16 / 12),
-    "rand": (lambda: torch.rand(N, device=JAX), 0.5, 1 / 12),
     "randn-fp16": (lambda: torch.randn(N, device=JAX, dtype=torch.float16), 0, 1),
     "normal.Tensor_Tensor": (lambda: torch.normal(_full(1), _full(2)), 1, 4),
     "bernoulli_.float": (lambda: _empty(torch.int64).bernoulli_(0.3), 0.3, 0.21),
@@ -33,7 +31,6 @@ _DRAWS: dict[str, tuple[Callable[[], torch.Tensor], float, float]] = {
     "binomial": (lambda: torch.binomial(_full(10), _full(0.3)), 3, 2.1),
     "_standard_gamma": (lambda: torch._standard_gamma(_full(3)), 3, 3),
     "_sample_dirichlet": (lambda: torch._sample_dirichlet(torch.full((N, 4), 3.0, device=JAX)), 0.25, 0.1875 / 13),
-    "dropout": (lambda: torch.nn.functional.dropout(_full(1), 0.3), 1, 3 / 7),
     "randperm": (lambda: torch.randperm(N, device=JAX), (N - 1) / 2, (N**2 - 1) / 12),
 }
 

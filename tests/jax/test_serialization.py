@@ -2,7 +2,6 @@
 
 import copy
 import io
-import pickle
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -87,23 +86,6 @@ def test_two_dtypes_of_one_storage() -> None:
     assert base[0].item() == 0
     with pytest.raises(RuntimeError, match="view the same data as different types"):
         saved((base, whole))
-
-
-def test_modules() -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).to("jax")
-    state = {name: value.cpu() for name, value in model.state_dict().items()}
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(saved(model), weights_only=False)):
-        for name, value in twin.state_dict().items():
-            assert value.device.type == "jax"
-            assert torch.equal(value.cpu(), state[name])
-        assert twin(torch.ones(2, 3, device="jax")).requires_grad
-    host = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    host.load_state_dict(torch.load(saved(model.state_dict()), map_location="cpu", weights_only=True))
-    assert all(torch.equal(value, state[name]) for name, value in host.state_dict().items())
-    tied = torch.nn.Linear(2, 2, bias=False, device="jax")
-    both = copy.deepcopy(torch.nn.ModuleList([tied, tied]))
-    assert both[0].weight is both[1].weight
 
 
 SCRIPTED = {"script": torch.jit.script, "trace": lambda module: torch.jit.trace(module, torch.ones(1, 3, device="jax"))}
@@ -204,19 +186,6 @@ def test_modules_of_the_cpu_are_as_before(convert: Callable[[nn.Module], nn.Modu
         assert not any(a is b for a in convert(model).parameters() for b in before)
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(False)
-
-
-def test_a_graph_from_before_is_refused_in_words() -> None:
-    """Its gradients belong to the CPU; they can be added to no gradient of the device."""
-    model = nn.Linear(2, 2)
-    loss = model(torch.ones(1, 2)).sum()
-    model.to("jax")
-    model(torch.ones(1, 2, device="jax")).sum().backward()
-    before = copy.deepcopy(model.weight.grad)
-    with pytest.raises(RuntimeError, match="given tensors on jax:0 and cpu"):
-        loss.backward()
-    assert before is not None
-    assert torch.equal(model.weight.grad, before)
 
 
 def test_a_build_without_the_function(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,10 +122,7 @@ class Entry:
         again = any(eqn.primitive.name == "optimization_barrier" for eqn in closed.jaxpr.eqns)
         kept = again and jax.default_backend() == "cpu" and known_options().keys() >= BARRIERS.keys()
         self.jitted = jax.jit(
-            program,
-            donate_argnums=tuple(self.donated),
-            compiler_options=BARRIERS if kept else None,
-            **placement,
+            program, donate_argnums=tuple(self.donated), compiler_options=BARRIERS if kept else None, **placement
         )
 
     def takes(self, known: tuple[Value, ...], grads: Tree) -> bool:
