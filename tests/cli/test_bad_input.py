@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,32 +14,18 @@ from ampcheck.runner import record as results
 from ampcheck.runner.deviations import KnownDeviations, load
 from tests.cli_support import ENTRY, ROOT, environment, pytest_here, refused, run, run_pytest, toml, write_suites
 
+TABLE = tomllib.loads(Path(__file__).with_name("refused.toml").read_text(encoding="utf-8"))
+
 # ---- options, which pytest refuses in the child of `ampcheck run` too
 
 
-@pytest.mark.parametrize(
-    ("option", "sentence"),
-    [
-        ("--device=nope", "there is no device named 'nope'; there are cpu, cuda, jax, emulated:cuda"),
-        ("--op=mmm", "there is no op named 'mmm'; did you mean"),
-        ("--rule=downcats", "there is no rule named 'downcats'; did you mean downcast"),
-        ("--rule=x", "there is no rule named 'x'; there are downcast, upcast, "),
-        ("--amp-dtype=fp8", "there is no region dtype named 'fp8'; there are fp16, bf16"),
-        ("--compiler=x", "there is no compiler named 'x'; there are "),
-        ("--executor=nope", "there is no compiler named 'nope'"),  # as --compiler was called
-        ("--device-module=no_such_module", "no_such_module cannot be loaded as a device: ModuleNotFoundError:"),
-        ("--deviations=no.toml", "the deviations file no.toml cannot be read: No such file or directory"),
-        ("--manifest=no.txt", "the manifest no.txt cannot be read:"),
-        ("--manifest=odd.txt", "'nonsense' is not a case; a case is written suite/rule/id"),
-        ("--manifest=fields.txt", 'fields.txt, line 2: \'{"ops": "mm"}\' are no fields of a case'),
-    ],
-)
-def test_an_option_is_refused(tmp_path: Path, option: str, sentence: str) -> None:
+@pytest.mark.parametrize("option", TABLE["options"])
+def test_an_option_is_refused(tmp_path: Path, option: str) -> None:
     (tmp_path / "odd.txt").write_text("nonsense\n")
     (tmp_path / "fields.txt").write_text('eager/downcast/mm-fp32-bf16-cpu\neager/downcast/a-bf16-cpu\t{"ops": "mm"}\n')
     code, said = pytest_here(tmp_path, str(ROOT / "suites"), option, f"--reports={tmp_path}")
     assert code == 2
-    assert sentence in said
+    assert TABLE["options"][option] in said
     assert "Traceback" not in said
     assert not list(tmp_path.rglob("*.jsonl"))
 
@@ -72,99 +60,9 @@ def test_an_absent_device_is_said_with_its_reason(tmp_path: Path) -> None:
     assert f"device 'cuda' cannot be used here: {reason}\n" in said
 
 
-FILES = {
-    "a.cpp": Path(__file__).with_name("autocast.cpp").read_bytes(),
-    "file": b"no folder",
-    "notes": b"dear reader,\n",
-    "odd.cpp": b"TORCH_LIBRARY_IMPL(aten, AutocastXPU, m) {\n  MY_KERNEL(mm)\n}\n",
-    "picture": b"\x89PNG\xff",
-    "broken_module.py": b"1 / 0\n",
-    "some_program.py": b"""NUMBER = 3
-def shout(word): print(word)
-def step(): pass
-if __name__ == "__main__":
-    raise RuntimeError("it ran")
-""",
-}
-REFUSED = {
-    "bench advise some_program.py --device=abacus": "there is no device named 'abacus'",
-    "bench advise some_program.py --device=virtual:cuda": "has no arithmetic, so that there is nothing to time",
-    "bench advise some_program.py --compiler=trace": "there is no compiler 'trace'",
-    "bench advise some_program.py --compiler=jit": "compiler 'jit' makes a program of a step on jax, not on 'cpu'",
-    "bench advise some_program.py --threads=0": "--threads is 0",
-    "bench advise some_program.py --json=nowhere/out.json": "the file nowhere/out.json cannot be written: No such file",
-    "bench --quick --device=abacus": "there is no device named 'abacus'",
-    "bench --quick --device=virtual:cuda": "has no arithmetic, so that there is nothing to time",
-    "bench --quick --device=tpu-v99": "tpu-v99",
-    "bench --quick --filter=mmm-64": "mmm-64",
-    "bench --quick --compiler=trace": "there is no compiler 'trace'; there are eager, graph, compile, jit",
-    "bench --quick --threads=0": "--threads is 0; at least one is needed",
-    "compare notes picture": "line 1: not JSON",
-    "compare picture notes": "is not a run file",
-    "compare gone.jsonl notes": "cannot be read: No such file",
-    "coverage --device abacus": "abacus",
-    "coverage gone.jsonl": "gone.jsonl",
-    "coverage --device virtual:mps --json gone/there.json": "gone/there.json",
-    "coverage --try 1 --device virtual:mtia": "virtual:mtia",
-    "deviations baseline no.jsonl": "the run file no.jsonl cannot be read",
-    "deviations suggest .": "cannot be read: Is a directory",
-    "doctor --every 0 some_program.py": "every is 0",
-    "doctor --steps -1 some_program.py": "steps is -1",
-    "doctor absent.py": "absent.py does not exist",
-    "doctor --json nowhere/x.json some_program.py": "nowhere/x.json cannot be written",
-    "doctor notes": "notes cannot be read as Python: line 1: invalid syntax",
-    "doctor picture": "picture cannot be read as Python: line ",
-    "entered --device abacus": "abacus",
-    "explain sofmax": "there is no op named 'sofmax'; did you mean softmax",
-    "explain torch.sofmax": "there is no op named 'torch.sofmax'; did you mean",
-    "explain aten::nope_nope": "there is no op named 'aten::nope_nope'",
-    f"explain {'x' * 99}": f"there is no op named '{'x' * 60}…'",
-    "explain mm --device=nope": "there is no device named 'nope'; there are cpu",
-    "explain mm --amp-dtype=fp32": "there is no region dtype named 'fp32'; there are fp16, bf16",
-    "explain mm --inputs=fp33": "there is no dtype named 'fp33'; there are",
-    "explain mm --inputs=,": "--inputs names no dtype",
-    "explain mm --inputs=fp32,fp32,fp32": "aten::mm takes 2 floating tensors; --inputs names 3 dtypes",
-    "lint": "name a file, a folder or a module",
-    "lint nothing.py": "'nothing.py'",
-    "lint --select bund .": "--select names no rule: 'bund'",
-    "lint --ignore bund .": "--ignore names no rule: 'bund'",
-    "lists cudda": "there is no autocast list named 'cudda'; did you mean cuda",
-    "lists --policy=half": "there is no policy named 'half'; there are downcast, upcast, optdtype",
-    "lists --torch=2.3": "there is no policy table for torch named '2.3'; there are 2.11",
-    "lists --op=sofmax": "there is no op named 'sofmax'; did you mean",
-    "lists gone.cpp": "the C++ source gone.cpp cannot be read: ",
-    "lists a.cpp": "which list of a.cpp to compare is not clear; it has a.cpp:AutocastXPU, a.cpp:AutocastPrivateUse1",
-    "lists odd.cpp": "odd.cpp registers by the macro MY_KERNEL, ",
-    "power --sample 0": "--sample",
-    "power --rule none": "none",
-    "power --device abacus": "abacus",
-    "report --reports=nowhere": "there is no run file in ",
-    "run --device=cpu --baseline=no.txt": "the baseline no.txt cannot be read: No such file or directory",
-    "run --device=cpu --baseline=picture": "is not valid TOML",
-    "run --device=nope": "there is no device named 'nope'; there are cpu, ",  # as its child says
-    "run --suite=nope": "there is no suite named 'nope'; there are ",
-    "torchscript --device virtual:mps": "TorchScript has no autocast",
-    "torchscript --device nothing": "nothing",
-    "torchscript --op=mmm": "there is no op with a policy named 'mmm'; did you",
-    "trace": "SCRIPT.py | MODULE:FUNCTION",
-    "trace absent.py": "absent.py does not exist",
-    "trace .": ". is a folder",
-    "trace absent_module:f": "absent_module cannot be imported: ModuleNotFoundError",
-    "trace broken_module:f": "broken_module cannot be imported: ZeroDivisionError",
-    "trace some_program:": "some_program: names no function",
-    "trace some_program:absent": "no function absent",
-    "trace some_program:NUMBER": "NUMBER of module some_program is an int",
-    "trace some_program:shout": "without arguments: missing a required argument: 'word'",
-    "trace some_program:step 4": "'4' was given",
-    "trace --sort size some_program.py": "invalid choice: 'size'",
-    "trace --limit 0 some_program.py": "--limit must be 1 or more",
-    "trace --json absent/out.json some_program.py": "absent/out.json cannot be written",
-    "trace notes": "notes cannot be read as Python: line 1: invalid syntax",
-    "trace picture": "picture cannot be read as Python: line ",
-    "trace --against some_program.py some_program.py": "some_program.py is no file of ampcheck trace --json",
-}
-
-
+FILES = {name: text.encode() for name, text in TABLE["files"].items()} | {"picture": b"\x89PNG\xff"}
+FILES["a.cpp"] = Path(__file__).with_name("autocast.cpp").read_bytes()
+REFUSED = dict(TABLE["commands"])
 WRITING = (
     *("coverage --json", "manifest --out", "deviations baseline run.jsonl --out", "power --json", "trace --json"),
     *("bench advise steps.py --trace", "doctor --json", "precision --svg", "run --junit", "run --run-file"),
@@ -204,55 +102,15 @@ def test_an_existing_run_file_is_kept(tmp_path: Path, capsys: pytest.CaptureFixt
 
 # ---- deviations
 
-BASELINE = '[[deviation]]\nkind = "baseline"\ncases = ["eager/downcast/a"]\nstatus = "fail"\ndifferences = []\n'
 
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("[[deviation", "is not valid TOML"),
-        ("[[deviations]]\n", "expected [[deviation]] tables only, found deviations"),
-        ('deviation = ["x"]\n', "deviation 1 is not a table"),
-        (toml({**ENTRY, "reason": " "}), "deviation 'one' has no reason"),
-        (toml({k: v for k, v in ENTRY.items() if k != "reason"}), "deviation 'one' has no reason"),
-        (toml({**ENTRY, "colour": "red"}), "deviation 'one' has unknown fields: colour"),
-        (toml({**ENTRY, "kind": "bug"}), "kind must be one of deviation, fault, unsupported, flaky, baseline; it is"),
-        (toml({**ENTRY, "cases": []}), 'cases must be a list of globs of the form "rule/id"'),
-        (toml({**ENTRY, "link": "somewhere"}), "link must be a URL or \"unreported\"; it is 'somewhere'"),
-        (toml({**ENTRY, "raises": "("}), "raises is not a regular expression"),
-        (toml(ENTRY) + "most = 3\n", "most must be a table of numbers from 0 on for named groups of raises"),
-        (toml(ENTRY) + 'most = { off = "x" }\n', "most must be a table of numbers from 0 on"),
-        (toml(ENTRY) + "most = { off = -1 }\n", "most must be a table of numbers from 0 on"),
-        (toml(ENTRY) + "most = { off = 1 }\n", "most names 'off', and raises has no group (?P<off>...)"),
-        (toml({**ENTRY, "torch": "new"}), "torch is not a version range: 'new'"),
-        (toml({**ENTRY, "but": []}), 'but must be a list of globs of the form "rule/id"'),
-        (toml({**ENTRY, "but": "x/y"}), 'but must be a list of globs of the form "rule/id"'),
-        (toml({**ENTRY, "lacks": "mmm bf16"}), 'lacks must be an op and a dtype, as in "mkldnn_rnn_layer bf16"'),
-        (toml({**ENTRY, "devices": "cpu"}), 'devices must be a list of names, as in ["cpu", "virtual:cuda"]'),
-        (toml({**ENTRY, "devices": []}), 'devices must be a list of names, as in ["cpu", "virtual:cuda"]'),
-        (toml({**ENTRY, "devices": ["cpu", "gpu"]}), "there is no device named 'gpu'; there are cpu, cuda, jax"),
-        (toml({**ENTRY, "libraries": "jax"}), "libraries must be a table of version ranges"),
-        (toml(ENTRY) + 'libraries = { pytest = "new" }\n', "libraries.pytest is not a version range: 'new'"),
-        (toml(ENTRY) + "libraries = { pytest = 8 }\n", "libraries must be a table of version ranges"),
-        (toml(ENTRY) + 'libraries = { pytset = ">8" }\n', "libraries names 'pytset', which is not installed and"),
-        (toml(ENTRY, ENTRY), "deviation 'one' is in the file more than once"),
-        (BASELINE + BASELINE, "eager/downcast/a occurs in the baseline more than once"),
-        (BASELINE.replace('"fail"', '"pass"'), "status is 'pass'; it is one of fail, broken"),
-        (BASELINE.replace("[]", '"x"'), "differences must be a list of texts"),
-        (BASELINE + 'reason = "x"\n', "unknown fields for kind baseline: reason"),
-        ("eager/downcast/a: pass\n", 'line 1: expected "suite/rule/id: STATUS", with a STATUS of fail, broken'),
-        ("# fine\n  - a line of no case\n", "line 2: expected"),
-        ("a: fail\n", "'a' is not a case; a case is written suite/rule/id"),
-        ("eager/downcast/a: fail\neager/downcast/a: fail\n", "eager/downcast/a occurs in the baseline more than once"),
-    ],
-)
-def test_a_malformed_deviations_file(text: str, sentence: str, tmp_path: Path) -> None:
-    """The last ones are baselines, whose lists were plain until 0.2."""
+@pytest.mark.parametrize("row", TABLE["deviations"])
+def test_a_malformed_deviations_file(row: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "deviations.toml"
+    text = row.get("text") or toml({**ENTRY, **row.get("entry", {})}) + row.get("more", "")
     path.write_text(text)
     with pytest.raises(UsageError) as refusal:
         load(path, tuple(known()), what="deviations file" if "[[" in text or "deviation" in text else "baseline")
-    assert sentence in str(refusal.value)
+    assert row["says"] in str(refusal.value)
     assert str(path) in str(refusal.value) or text.startswith("a: ")
 
 

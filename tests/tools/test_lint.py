@@ -3,6 +3,7 @@
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from ampcheck.tools.lint.fix import fix_source
 from tests.cli_support import ROOT, python
 
 OFF = 'torch.autocast("cpu", enabled=False)'
-ON = 'torch.autocast("cpu", torch.bfloat16)'
+TABLE = tomllib.loads(Path(__file__).with_name("linted.toml").read_text(encoding="utf-8"))
 
 
 def scripted(region: str, body: str = "return x @ x") -> str:
@@ -24,109 +25,19 @@ def rules(text: str) -> list[str]:
     return [report.rule for report in lint_source(text, "p.py")]
 
 
-@pytest.mark.parametrize(
-    ("setup", "region"),
-    [
-        ("", 'torch.autocast("cpu", None, False)'),
-        ("", 'torch.amp.autocast(device_type="cpu", enabled=False)'),
-        ("", 'torch.amp.autocast_mode.autocast("cpu", enabled=False)'),
-        ("from torch.cuda.amp import autocast as ac", "ac(False)"),
-        ("from torch.cpu.amp import autocast", "autocast(enabled=False)"),
-        ("import torch.cuda.amp as amp", "amp.autocast(False, torch.float16)"),
-        ("from torch import autocast", 'autocast("cuda", enabled=False)'),
-        ("cast = torch.autocast", 'cast("cpu", enabled=False)'),
-        ("OFF = False", 'torch.autocast("cpu", enabled=OFF)'),
-    ],
-)
+@pytest.mark.parametrize(("setup", "region"), TABLE["regions"])
 def test_every_spelling_of_a_region(setup: str, region: str) -> None:
     assert "disabled-in-script" in rules(f"import torch\n{setup}\n{scripted(region)}")
 
 
-LEFT_TO_PYTHON = f"\n@torch.jit.ignore\ndef g(x):\n    with {OFF}:\n        return x\n"
-HIDES_TORCH = "from torch.cuda.amp import autocast\ndef autocast(enabled):\n    return open('x')\n"
-TRACED = "import torch\nwith {}:\n    torch.jit.trace(torch.nn.Linear(2, 2), x)\n"
-LISTED = f"""import torch
-class Net(torch.nn.Module):
-    def forward(self, x):
-        with {OFF}:
-            return x @ x
-torch.jit.script(torch.nn.ModuleList([Net(), torch.nn.ReLU()]))
-"""
-CALLED = f"""import torch
-@torch.jit.script
-def g(x):
-    return x
-def f(x):
-    with {ON}:
-        return g(x)
-torch.jit.trace(f, x)
-"""
-FROZEN = "import torch\ndef f(x, on):\n    with torch.autocast('cpu', torch.bfloat16, on):\n        return x\n"
+@pytest.mark.parametrize("program", TABLE["ruled"])
+def test_rules(program: dict[str, Any]) -> None:
+    assert rules(program["text"]) == program["rules"]
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        (scripted('other.autocast("cpu", enabled=False)'), []),
-        (scripted("autocast(enabled=False)"), []),
-        (scripted("torch.no_grad()"), []),
-        (HIDES_TORCH + scripted("autocast(enabled=False)"), []),
-        (scripted(OFF).replace("@torch.jit.script", ""), []),
-        (scripted(ON, "return g(x)") + LEFT_TO_PYTHON, ["left-to-python"]),
-        (TRACED.format('torch.autocast("cpu")'), ["trace-under-autocast"]),
-        (TRACED.format('torch.autocast("cpu", cache_enabled=False)'), []),
-        (FROZEN + "torch.jit.trace(f, x)", ["frozen"]),
-        (FROZEN + "f = torch.jit.trace(f, x)", ["frozen"]),
-        (FROZEN + "torch.jit.trace(torch.jit.script(f), x)", ["enabled-not-constant", "frozen"]),
-        (LISTED, ["disabled-in-script"]),
-        (CALLED, ["scripted-callee"]),
-        (scripted(f"{ON} as r", "with r: return x"), ["bound", "entered-twice"]),
-        (scripted(f"{OFF}:  # ampcheck: ignore\n        pass\n    if x"), []),
-        (scripted(f"{OFF}:  # ampcheck: ignore[disabled-in-script]\n        pass\n    if x"), []),
-        (scripted(f"{OFF}:  # ampcheck: ignore[bound]\n        pass\n    if x"), ["disabled-in-script"]),
-        ("s = '# ampcheck: ignore[nothing]'\n", []),
-    ],
-)
-def test_rules(text: str, found: list[str]) -> None:
-    assert rules(text) == found
-
-
-@pytest.mark.parametrize(
-    "compiled",
-    [
-        "torch.jit.script(Net())",
-        "torch.jit.script(Net().eval().cuda())",
-        "torch.jit.trace(Net(), x)",
-        "torch.fx.symbolic_trace(Net())",
-        "torch.fx.Tracer().trace(Net())",
-        "net = Net()\ntorch.jit.script(net)",
-        "torch.jit.script(torch.nn.Sequential(torch.nn.ReLU(), Net()))",
-        "def g(net: Net):\n    return torch.jit.script(net)",
-    ],
-)
+@pytest.mark.parametrize("compiled", TABLE["compiled"])
 def test_what_is_reached_from_a_module(compiled: str) -> None:
-    text = f"""\
-import torch
-
-class Base(torch.nn.Module):
-    def step(self, x):
-        with torch.autocast("cpu", enabled=False):
-            return x
-
-class Part(Base):
-    def forward(self, x):
-        return self.step(x)
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.parts = torch.nn.ModuleList([Part()])
-
-    def forward(self, x):
-        return self.parts[0](x)
-
-{compiled}
-"""
+    text = f"{TABLE['net']}{compiled}\n"
     assert [(report.line, report.column) for report in lint_source(text, "p.py")] == [(5, 14)]
 
 
@@ -195,20 +106,7 @@ def test_formats(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ",line=5,col=10,title=ampcheck disabled-in-script::" in out("--format=github")
 
 
-@pytest.mark.parametrize(
-    ("settings", "options", "code"),
-    [
-        ('ignore = ["disabled-in-script"]', [], 0),
-        ('ignore = ["disabled-in-script"]', ["--ignore", "AMP001"], 1),
-        ('select = ["AMP001"]', [], 0),
-        ('exclude = ["p.*"]', [], 0),
-        ('exclude = ["q/*"]', [], 1),
-        ('ignore = ["bund"]', [], 2),
-        ('ignores = ["bound"]', [], 2),
-        ('ignore = "bound"', [], 2),
-        ("ignore =", [], 2),
-    ],
-)
+@pytest.mark.parametrize(("settings", "options", "code"), TABLE["settings"])
 def test_settings(program: Path, settings: str, options: list[str], code: int) -> None:
     (program.parent / "pyproject.toml").write_text(f"[tool.ampcheck.lint]\n{settings}\n")
     assert main.main(["lint", str(program), *options]) == code
@@ -231,24 +129,13 @@ def test_the_rules_are_listed_and_documented(capsys: pytest.CaptureFixture[str])
     assert [name for name in RULES if f"\n{name} (" not in f"\n{out}" or f"`{name}`" not in page] == []
 
 
-@pytest.mark.parametrize(
-    ("call", "device", "differs"),
-    [
-        ("torch.exp(x)", "cpu", True),
-        ("torch.exp(x)", "cuda", False),
-        ("torch.mm(x, x)", "cpu", False),
-        ("torch.cholesky(x)", "cpu", False),  # torch 2.14 took it off the CPU's list
-        ("numpy.exp(x)", "cpu", False),
-    ],
-)
+@pytest.mark.parametrize(("call", "device", "differs"), TABLE["policies"])
 def test_policies_are_compared_with_the_newest_table(call: str, device: str, differs: bool) -> None:
     found = rules(scripted(f'torch.autocast("{device}")', f"return {call}"))
     assert ("policies-in-script" in found) == differs
 
 
 # ---- mistakes in eager training code, and nothing in right programs
-
-TABLE = tomllib.loads(Path(__file__).with_name("linted.toml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("program", TABLE["program"])
