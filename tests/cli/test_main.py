@@ -105,52 +105,20 @@ def test_devices_of_others(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
 # ---- explain
 
 
-EXPLAINED: dict[str, list[str]] = {
-    "mm --inputs=fp16,fp32 --amp-dtype=fp16 --device=cpu": ["  fp16, fp32 +fp16, fp16 +fp16$"],
-    "cat --inputs=bf16,fp32 --device=cpu": [
-        "  bf16, fp32 +fp32, fp32 +fp32$",
-        r"Known deviation 'promote-mixed-low' \(",
-    ],
-    "mm --inputs=fp64,fp32 --device=cpu": ["  fp64, fp32 +fp64, bf16 +as the kernel gives$"],
-    "mm --inputs=fp64 --device=cpu": ["  fp64, fp64 +fp64, fp64 +fp64$"],
-    "hardshrink --inputs=fp32 --device=cpu": ["  fp32 +fp32 +as the kernel gives$"],
-    "binary_cross_entropy": [
-        *("AutocastCPU +upcast", "AutocastCUDA +banned", "AutocastMPS +fallthrough +not registered"),
-        "refused: use binary_cross_entropy_with_logits",
-    ],
-    "softmax --device=virtual:cuda": ["fp32         dtype=float32 filled in"],
-    "norm.Scalar --device=virtual:cuda": [r"runs aten::norm\.ScalarOpt_dtype"],
-    "softmax --device=cpu": ["bf16 +_softmax bf16 +bf16"],
-    "layer_norm --device=cpu": ["native_layer_norm.*RuntimeError"],
-    "fft_fft --device=virtual:cuda": ["fp16 +_fft_r2c fp16 +complex32"],
-}
-"""What is asked, and what lines of the answer hold."""
+TABLE = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("arguments", EXPLAINED)
+@pytest.mark.parametrize("arguments", TABLE["explained"])
 def test_explain(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = said(capsys, "explain", *arguments.split())
-    assert [pattern for pattern in EXPLAINED[arguments] if not re.search(pattern, out, re.MULTILINE)] == []
+    assert [pattern for pattern in TABLE["explained"][arguments] if not re.search(pattern, out, re.MULTILINE)] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "overloads"),
-    [
-        ("aten::mm", ["mm"]),
-        ("torch.ops.aten.sum.dim_IntList", ["sum.dim_IntList"]),
-        ("torch.ops.aten.mm.default", ["mm"]),
-        ("softmax", ["softmax.int"]),
-        ("torch.softmax", ["softmax.int"]),
-        ("F.linear", ["linear"]),
-        ("torch.nn.functional.linear", ["linear"]),
-        ("Tensor.mm", ["mm"]),
-        ("norm", ["norm.Scalar", "norm.ScalarOpt_dim"]),
-    ],
-)
-def test_explain_resolves_names(name: str, overloads: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", TABLE["resolved"])
+def test_explain_resolves_names(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     out = said(capsys, "explain", name, "--device=virtual:cuda")
     shown = [line.split()[0].removeprefix("aten::") for line in out.splitlines() if line.startswith("aten::")]
-    assert shown == overloads
+    assert shown == TABLE["resolved"][name]
 
 
 def test_explain_says_what_no_policy_means(capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,19 +181,7 @@ def test_compare_tells_a_part_from_the_whole(tmp_path: Path, capsys: pytest.Capt
 # ---- deviations
 
 
-FAILED = {
-    "eager/downcast/mm-fp32-bf16-cpu": "fail: argument 0 of aten::mm was given as fp32; expected bf16",
-    "eager/downcast/bmm-fp32-bf16-cpu": "fail: argument 1 of aten::bmm was given as fp32; expected bf16",
-    "eager/downcast/addmm-fp32-bf16-cpu": "fail: argument 0 of aten::addmm was given as fp32; expected bf16",
-    "eager/downcast/mm-fp32-fp16-cpu": "pass",
-    "eager/downcast/bmm-fp16-bf16-cpu": "pass",
-    "eager/downcast/conv1d-fp16-bf16-cpu": "fail: aten::conv1d raised RuntimeError: not \"implemented\" (for 'Half')",
-    "eager/upcast/exp-fp32-bf16-cpu": "fail: argument 0 of aten::exp was given as fp32; expected bf16\nand 2 casts",
-    "eager/upcast/log-fp32-bf16-cpu": "crash: the process ended with signal SIGSEGV",
-    "eager/promote/cat-fp32-bf16-cpu": "fail: odd",
-    "jit/promote/cat-fp32-bf16-cpu": "pass",
-    "eager/promote/stack-fp32-bf16-cpu": "deviation: odd",
-}
+FAILED = TABLE["failed"]
 LEFT = {"eager/upcast/log-fp32-bf16-cpu", "eager/promote/cat-fp32-bf16-cpu"}
 
 

@@ -1,4 +1,4 @@
-"""Deviations: what an entry excuses, on which devices, and what this package's own files say.
+"""Deviations: what an entry or a baseline excuses, on which devices, and what this package's own files say.
 
 Malformed files are in test_bad_input.py.
 """
@@ -17,15 +17,26 @@ import torch
 
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import OWN, groups, known, select
+from ampcheck.errors import UsageError
 from ampcheck.observe.dispatcher import compiled
 from ampcheck.runner import deviations
-from ampcheck.runner.deviations import JIT, KERNELS, SHARED, Deviation, KnownDeviations, after_deviations, load
-from ampcheck.runner.record import read
-from ampcheck.runner.summarize import stale_lines
+from ampcheck.runner.deviations import (
+    JIT,
+    KERNELS,
+    SHARED,
+    Deviation,
+    KnownDeviations,
+    after_deviations,
+    as_baseline,
+    load,
+)
+from ampcheck.runner.record import RED, Result, Run, read
+from ampcheck.runner.summarize import RunRecorder, stale_lines
 from ampcheck.spec.case import deviation_name
 from scripts.findings import OUTSIDE, Finding
 from scripts.findings import load as load_findings
 from tests.cli_support import ENTRY, collected, ended, pytest_here, toml, write_suites
+from tests.report.made_runs import make
 
 SECTIONS = {one.id: one for one in load_findings() if one.area != OUTSIDE}
 FILES = list(dict.fromkeys([SHARED, JIT, KERNELS, *(d.deviations for d in known().values() if d.deviations)]))
@@ -123,71 +134,25 @@ def entry(name: str = "one", raises: str = "first", **fields: Any) -> Deviation:
     return Deviation(**{"id": name, "raises": raises, "torch": ">=2.11", "added": "2026-11-22", **about, **fields})
 
 
+TABLE = tomllib.loads(Path(__file__).with_name("excused.toml").read_text(encoding="utf-8"))
 STATE = {**ENTRY, "cases": ["state/*"]}
 FIRST, SECOND = entry(), entry("two", "second")
-INHERITED = replace(SECOND, inherited=True)
-LACKS = entry("lack", "no kernel", kind="unsupported")
+ENTRIES = {"first": FIRST, "second": SECOND, "inherited": replace(SECOND, inherited=True)}
+ENTRIES |= {"lacks": entry("lack", "no kernel", kind="unsupported")}
+ENTRIES |= {kind: replace(FIRST, kind=kind) for kind in ("fault", "flaky")}
 
 
-@pytest.mark.parametrize(
-    ("status", "differences", "entries", "shown", "about"),
-    [
-        ("fail", ["first: got 1"], [FIRST], "deviation", "one"),
-        ("fail", ["first: got 1", "first: got 2"], [FIRST], "deviation", "one"),
-        ("fail", ["first: got 1", "second: got 2"], [FIRST, SECOND], "deviation", "one, two"),
-        ("fail", ["first: got 1", "second: got 2"], [FIRST, INHERITED], "deviation", "one, two"),
-        ("fail", ["first: got 1"], [FIRST, INHERITED], "deviation", "one"),
-        ("fail", ["ValueError: a line\nand the first one"], [FIRST], "deviation", "one"),
-        ("fail", ["first: got 1"], [replace(FIRST, kind="fault")], "deviation", "one"),
-        ("fail", ["first: got 1"], [replace(FIRST, kind="flaky")], "deviation", "one"),
-        ("fail", ["no kernel"], [LACKS], "unsupported", "lack"),
-        ("fail", ["no kernel"], [LACKS, FIRST], "unsupported", "lack"),
-        ("fail", ["no kernel", "first"], [LACKS, FIRST], "deviation", "lack, one"),
-        ("broken", ["first: got 1"], [FIRST], "deviation", "one"),
-        # red
-        ("fail", ["first: got 1", "second: got 2"], [FIRST], "fail", "one"),
-        ("fail", ["second: got 2", "first: got 1"], [FIRST], "fail", "one"),
-        ("fail", ["third"], [FIRST, INHERITED], "fail", "one, two"),
-        ("broken", ["second: got 2"], [FIRST], "broken", "one"),
-        ("fail", ["first: got 1"], [FIRST, SECOND], "fixed", "two"),
-        ("fail", ["first: got 1", "no kernel"], [FIRST, LACKS, SECOND], "fixed", "two"),
-        ("fail", ["first: got 1"], [], "fail", ""),
-        ("fail", [], [FIRST], "fail", ""),
-        ("error", ["first: got 1"], [FIRST], "error", ""),
-        ("pass", [], [FIRST], "fixed", "one"),
-        ("pass", [], [replace(FIRST, kind="fault")], "fixed", "one"),
-        ("pass", [], [LACKS, INHERITED], "fixed", "lack"),
-        # a pass is a pass
-        ("pass", [], [INHERITED], "pass", ""),
-        ("pass", [], [replace(FIRST, kind="flaky")], "pass", ""),
-        ("pass", [], [], "pass", ""),
-    ],
-)
+@pytest.mark.parametrize(("status", "differences", "entries", "shown", "about"), TABLE["judged"])
 def test_a_case_is_excused_where_each_difference_is_described(
-    status: str, differences: list[str], entries: list[Deviation], shown: str, about: str
+    status: str, differences: list[str], entries: list[str], shown: str, about: str
 ) -> None:
-    found, why, named = after_deviations(status, differences, entries)
+    found, why, named = after_deviations(status, differences, [ENTRIES[name] for name in entries])
     assert (found, ", ".join(entry.id for entry in named)) == (shown, about)
     if shown in ("deviation", "unsupported"):
         assert why == " ".join(f"{entry.reason} unreported" for entry in named)
 
 
-@pytest.mark.parametrize(
-    ("raises", "difference", "explains"),
-    [
-        (r"x: differs by (?P<off>\S+);", "x: differs by 0.02; at most 0", True),
-        (r"x: differs by (?P<off>\S+);", "x: differs by 0.0201; at most 0", False),
-        (r"x: differs by (?P<off>\S+);", "x: differs by -1; at most 0", False),
-        (r"x: differs by (?P<off>\S+);", "x: differs by nan; at most 0", False),
-        (r"x: differs by (?P<off>\S+);", "x: differs by nothing; at most 0", False),
-        (r"x: differs by (?P<off>\S+);", "x: differs by 0.01; x: differs by 3;", False),
-        (r"x: differs by (?P<off>\S+);|y", "y: got 3", True),
-        (r"got {low}; expected {other}$", "got fp16; expected bf16", True),
-        (r"got {low}; expected {other}$", "got torch.float16; expected c10::BFloat16", True),
-        (r"got {low}; expected {other}$", "got bf16; expected fp16", False),
-        (r"got {low}; expected {other}$", "got fp32; expected bf16", False),
-    ],
-)
+@pytest.mark.parametrize(("raises", "difference", "explains"), TABLE["explained"])
 def test_an_entry_names_dtypes_and_the_largest_amount(raises: str, difference: str, explains: bool) -> None:
     one = entry(raises=raises, most=(("off", 0.02),) if "off" in raises else ()).in_region("fp16")
     assert one.explains(difference) is explains
@@ -349,20 +314,7 @@ def test_a_glob_of_a_device_that_is_absent_is_not_judged() -> None:
     assert not set(stale) & set(stale_lines([deviations.stale([], absent=["emc"])]))
 
 
-@pytest.mark.parametrize(
-    ("condition", "applies"),
-    [
-        ("", True),
-        ('torch = ">=99"', False),
-        ('libraries = { packaging = ">=1" }', True),
-        ('libraries = { packaging = ">=1", PyTest = ">=1" }', True),
-        ('libraries = { packaging = "<1" }', False),
-        ('libraries = { packaging = ">=1", pytest = "<1" }', False),
-        ('libraries = { libtpu = ">=9999" }', False),  # of an extra of ampcheck, perhaps not installed
-        ('lacks = "mm bf16"', False),
-        ('lacks = "mm fp32"', True),
-    ],
-)
+@pytest.mark.parametrize(("condition", "applies"), TABLE["conditions"])
 def test_an_entry_applies_where_its_conditions_hold(
     condition: str, applies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,3 +402,91 @@ def test_python_kernels_are_told_from_compiled_ones() -> None:
         assert not compiled("AutocastHPU")
     finally:
         library._destroy()
+
+
+# ---- baselines: written from runs, read back, and what of a run they excuse
+
+MESSAGE = "output 0 of aten::mm is 0.375 away from the float64 result; expected at most 1.2e-05\nthe kernel saw fp32"
+CRASH = "the process ended with signal SIGSEGV; it was in bad (x.py:3)"
+
+
+def result(name: str, status: str = "fail", message: str = MESSAGE) -> Result:
+    return make(name, status, message=message)
+
+
+def judged(path: Path, *results: Result) -> list[Result]:
+    """Results as a run with that baseline has them."""
+    deviations = KnownDeviations([known()["cpu"]], baseline=path)
+    found = []
+    for one in results:
+        status, _, entries = after_deviations(one.status, [], deviations.baseline(one.key), one.message)
+        found.append(replace(one, status=status, deviation=", ".join(entry.id for entry in entries)))
+    return found
+
+
+def written(folder: Path, *results: Result) -> Path:
+    path = folder / "baseline.toml"
+    run = Run(Path("made.jsonl"), {"started": "2026"}, {r.key: r for r in results}, {"seconds": 1.0})
+    path.write_text(as_baseline(run), encoding="utf-8")
+    return path
+
+
+PLAIN = """# from an earlier version, 2 red cases
+eager/promote/a-bf16-bf16-cpu: crash
+  - the process ended with signal SIGSEGV; it was in bad (x.py:3)
+
+eager/promote/b-bf16-bf16-cpu: fail
+  - output 0 of aten::mm is 0.375 away from the float64 result; expected at most 1.2e-05
+  - the kernel saw fp32
+"""
+
+
+def test_a_baseline_is_a_deviations_file_and_may_be_a_plain_list(tmp_path: Path) -> None:
+    path = written(tmp_path, result("b"), result("a", "crash", CRASH), result("c", "pass", ""))
+    assert path.read_text().startswith("# from made.jsonl, 2 red cases\n\n[[deviation]]\nkind = ")
+    plain = tmp_path / "plain.txt"
+    plain.write_text(PLAIN)
+    assert load(path) == load(plain, what="baseline")
+    assert {entry.kind for entry in load(path)} == {"baseline"}
+    with pytest.raises(UsageError, match="is not valid TOML"):
+        load(plain)
+
+
+@pytest.mark.parametrize("status", RED)
+def test_what_fails_as_before_is_a_known_deviation(status: str, tmp_path: Path) -> None:
+    path = written(tmp_path, result("a", status))
+    (found,) = judged(path, result("a", status))
+    if status == "missing":  # a case that did not run was not seen to fail
+        assert (load(path), found.status) == ([], "missing")
+    else:
+        assert (found.status, found.deviation) == ("deviation", f"baseline-{status}")
+
+
+@pytest.mark.parametrize(("before", "after", "excused"), TABLE["baseline"])
+def test_a_measured_value_and_the_place_of_a_crash_may_differ(
+    before: str, after: str, excused: bool, tmp_path: Path
+) -> None:
+    status, message = ("fail", MESSAGE) if before in MESSAGE else ("crash", CRASH)
+    assert message.replace(before, after) != message
+    path = written(tmp_path, result("a", status, message))
+    (found,) = judged(path, result("a", status, message.replace(before, after)))
+    assert found.status == ("deviation" if excused else status)
+    assert [one.status for one in judged(path, result("a", "broken"), result("b"))] == ["broken", "fail"]
+
+
+def test_a_run_with_a_baseline_says_what_became_of_it(tmp_path: Path) -> None:
+    path = written(tmp_path, *(result(name) for name in ("same", "other", "mended", "absent")))
+    recorder = RunRecorder(None)
+    recorder.baselines = KnownDeviations([known()["cpu"]], baseline=path).baselines()
+    these = (result("same"), result("other", message="else"), result("mended", "pass", ""), result("new"))
+    for found in judged(path, *these):
+        recorder.take(found)
+    assert recorder.red() == 2
+    said = recorder.closing()
+    for words in (
+        "failing as it says: eager/promote/same-bf16-bf16-cpu",
+        "failing in another way than the baseline says: eager/promote/other-bf16-bf16-cpu",
+        "not red any more, to be taken out of it: eager/promote/mended-bf16-bf16-cpu",
+        "not in this run: eager/promote/absent-bf16-bf16-cpu",
+    ):
+        assert f"baseline {path}: 1 case is {words}\n" in said
