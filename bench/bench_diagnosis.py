@@ -11,7 +11,7 @@ from ampcheck.bench.advise import diagnosis, worker
 from ampcheck.bench.advise.user_step import UserStep
 from ampcheck.bench.core.model import PRECISIONS
 from ampcheck.bench.core.timing import CpuClock
-from tests.bench.test_diagnosis import BF16, CPU, mlp, saw
+from tests.bench.test_advice import BF16, CPU, mlp, saw
 
 
 @pytest.mark.parametrize(("width", "batch", "bound"), [(4, 2, True), (512, 256, False)], ids=["tiny", "big"])

@@ -2,6 +2,8 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.bench.core.model import PRECISIONS, OpWorkload, OverheadWorkload, Spec, StepWorkload, Workload
 from ampcheck.bench.core.prepare import flops, make_inputs, make_module, moved, prepare, reference
+from ampcheck.bench.run.runfile import read
 from ampcheck.bench.run.variants import FP16_GRADIENTS, NO_PRODUCT, NOT_FLOAT32, SLOW_FP16, compilers, select, variants
 from ampcheck.bench.workloads import catalogue
 from ampcheck.devices.cpu import Cpu
@@ -18,6 +21,7 @@ from ampcheck.devices.cuda import Cuda
 from ampcheck.errors import UsageError
 from ampcheck.observe.closeness import relative_error
 from ampcheck.observe.recorder import observe
+from tests.cli_support import run
 
 ALL = catalogue()
 OPS = {name: w for name, w in ALL.items() if isinstance(w, OpWorkload)}
@@ -213,6 +217,29 @@ def test_a_step_that_overflows_changes_nothing() -> None:
     losses = [float(ready.call()) for _ in range(3)]
     assert len(set(losses)) == 1
     assert ready.output().shape == (1,)
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(find_spec("jax") is None or find_spec("torchax") is None, reason="ampcheck[jax] is not here")
+def test_workloads_on_jax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overhead, inputs, modules, eager and jitted variants with their precision checks, which hold their errors."""
+    names = ("mm-64", "exp-half", "lstm-cell", "tiny-mlp-step", "tiny-mlp-step-overflow", "conv2d-nhwc", "sdpa-masked")
+    chosen = [f"--filter={name}" for name in (*names, "overhead")]
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    done = run(tmp_path, "bench", "--quick", "--device=jax", *chosen, "--run-file=a.jsonl")
+    assert done.returncode == 0, done.stdout + done.stderr
+    groups = read(tmp_path / "a.jsonl").groups
+    assert {group.workload for group in groups.values()} == {*names, *OVERHEAD}
+    for group in groups.values():
+        assert group.kind != "overhead" or {v.verdict for v in group.variants}.isdisjoint(("invalid", "not measured"))
+    texts = {
+        "mm-64": "dot_general in bf16",
+        "tiny-mlp-step": "dot_general in bf16",
+        "exp-half": "exponential in fp32 on",
+    }
+    for name, text in texts.items():
+        assert text in groups[f"jax/jit/{name}"].variant("bf16").precision_check
+    assert "mm in bf16" in groups["jax/eager/mm-64"].variant("bf16").precision_check
 
 
 # ---- the variants, compilers and workloads of a run
