@@ -7,15 +7,14 @@ they take their steps in turns. Times are printed; what is asserted is a ratio. 
 installed with ampcheck: without it, that way is left out.
 """
 
-import json
 import math
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,10 +24,11 @@ from torch import nn
 
 from ampcheck.bench.core.table import seconds
 from ampcheck.bench.workloads.steps import TransformerBlock
+from ampcheck.runner.worker import Channel, Worker
 
 LAYERS, WIDTH, HEADS, LENGTH, BATCH, TOKENS = 4, 256, 4, 128, 4, 512
 RATE, DECAY, BETAS, EPSILON = 1e-3, 0.01, (0.9, 0.999), 1e-8
-ROUNDS, STEPS = 15, 5
+ROUNDS, STEPS, LIMIT = 15, 5, 600.0
 
 
 class Block(TransformerBlock):
@@ -185,38 +185,33 @@ def child(way: str) -> None:
     loss = step()
     first = time.perf_counter() - built
     losses = [loss, step(), step()]
-    print(json.dumps({"built": built - began, "first": first, "losses": losses}), flush=True)
+    channel = Channel()
+    channel.send({"built": built - began, "first": first, "losses": losses})
     for line in sys.stdin:
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(int(line)):
             step()
         taken = [(time.perf_counter() - wall) / int(line), (time.process_time() - cpu) / int(line)]
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps({"wall": taken[0], "cpu": taken[1], "peak": peak}), flush=True)
+        channel.send({"wall": taken[0], "cpu": taken[1], "peak": peak})
 
 
 def test_a_gpt_in_every_way(show: Callable[[str], None]) -> None:
     found: dict[str, dict[str, Any]] = {}
-    children: dict[str, subprocess.Popen[str]] = {}
-    with TemporaryDirectory() as empty:
+    with TemporaryDirectory() as empty, ExitStack() as running:
         paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
         env = {**os.environ, "PYTHONPATH": paths}
         env |= {"XDG_CACHE_HOME": empty, "TORCHINDUCTOR_CACHE_DIR": f"{empty}/inductor", "JAX_PLATFORMS": "cpu"}
-        try:
-            for way in WAYS:
-                command = [sys.executable, "-W", "ignore", __file__, way]
-                children[way] = subprocess.Popen(command, env=env, stdin=-1, stdout=-1, stderr=-3, text=True)
-                said = children[way].stdout.readline()  # type: ignore[union-attr]
-                if said:
-                    found[way] = {**json.loads(said), "rounds": []}
-            for _ in range(ROUNDS):
-                for way in found:
-                    print(STEPS, file=children[way].stdin, flush=True)
-                    found[way]["rounds"].append(json.loads(children[way].stdout.readline()))  # type: ignore[union-attr]
-        finally:
-            for process in children.values():
-                process.kill()
-                process.communicate()
+        children = {}
+        for way in WAYS:
+            command = [sys.executable, "-W", "ignore", __file__, way]
+            children[way] = running.enter_context(Worker(command, env))
+            if said := children[way].hear(LIMIT):
+                found[way] = {**said, "rounds": []}
+        for _ in range(ROUNDS):
+            for way, row in found.items():
+                children[way].tell(str(STEPS))
+                row["rounds"].append(children[way].hear(LIMIT))
     show("| way | a step | its processor time | first step | peak memory | third loss |\n|---|---|---|---|---|---|")
     for way, row in found.items():
         wall, cpu = (statistics.median(one[name] for one in row["rounds"]) for name in ("wall", "cpu"))

@@ -10,10 +10,9 @@ from ampcheck import samples
 from ampcheck.devices.registry import known
 from ampcheck.errors import UsageError
 from ampcheck.report.benchmarks import data as bench_data
+from ampcheck.report.benchmarks import history as bench_history
 from ampcheck.report.benchmarks import pages as bench_pages
-from ampcheck.report.benchmarks import run_groups
-from ampcheck.report.benchmarks.changes import KINDS, SpeedChange, changes
-from ampcheck.report.benchmarks.run_groups import BenchHistory
+from ampcheck.report.benchmarks.history import KINDS, BenchHistory, SpeedChange, changes
 from ampcheck.report.conformance import data, pages
 from ampcheck.report.conformance.ops import ops
 from ampcheck.report.history import History, load
@@ -59,12 +58,12 @@ def build(
 
     Returns: the page to open. Raises UsageError for no or unusable files, and for a folder that cannot be written.
     """
-    measured = [path for path in runs if run_groups.is_bench(path)]
+    measured = [path for path in runs if bench_history.is_bench(path)]
     judged = [path for path in runs if path not in set(measured)]
     history = load(judged) if judged or not measured else None
     states = pages.states(counts) if counts else None
     power = [pages.power(path) for path in (figures, own) if path]
-    files = render(history, KnownDeviations(known().values()).all(), run_groups.load(measured), states, power)
+    files = render(history, KnownDeviations(known().values()).all(), bench_history.load(measured), states, power)
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():

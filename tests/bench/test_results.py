@@ -18,8 +18,8 @@ from ampcheck.bench.run.runfile import BenchRun, read
 from ampcheck.bench.run.summary import SHOWN, by_estimate, compare_with_default, summary
 from ampcheck.bench.run.variants import NO_PRODUCT
 from ampcheck.bench.session import BenchOutcome
-from ampcheck.report.benchmarks import pages, run_groups
-from ampcheck.report.benchmarks.run_groups import BenchHistory
+from ampcheck.report.benchmarks import pages
+from ampcheck.report.benchmarks.history import BenchHistory, load
 from tests.report.made_bench import PLAIN, made_group, two_run_groups, written
 
 
@@ -255,7 +255,7 @@ def test_the_sentence_counts_where_autocast_is_slower_than_the_default() -> None
 
 @pytest.fixture(scope="module")
 def history() -> BenchHistory:
-    return run_groups.load(sorted(readme.PUBLISHED.glob("*.jsonl")))
+    return load(sorted(readme.PUBLISHED.glob("*.jsonl")))
 
 
 def test_the_pages_have_the_speed_beside_the_default(history: BenchHistory) -> None:

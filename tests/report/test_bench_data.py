@@ -11,8 +11,7 @@ from ampcheck.bench.core.model import VariantResult
 from ampcheck.errors import UsageError
 from ampcheck.report import build
 from ampcheck.report.benchmarks import pages
-from ampcheck.report.benchmarks.changes import KINDS, changes, conditions, listed, steps
-from ampcheck.report.benchmarks.run_groups import BenchHistory, load
+from ampcheck.report.benchmarks.history import KINDS, BenchHistory, changes, conditions, listed, load, steps
 from tests.cli_support import refused
 from tests.report.made_bench import day, made_group, two_run_groups, written
 from tests.report.made_runs import make, write

@@ -9,8 +9,7 @@ import pytest
 
 from ampcheck.bench.run import alerts
 from ampcheck.report import build
-from ampcheck.report.benchmarks.changes import KINDS, changes
-from ampcheck.report.benchmarks.run_groups import load
+from ampcheck.report.benchmarks.history import KINDS, changes, load
 from tests.report.made_bench import day, made_group, many_run_groups, two_run_groups, written
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ampcheck.bench.core import table
-from ampcheck.bench.core.model import ESTIMATED, Group, OverheadWorkload, VariantResult, key_of
-from ampcheck.bench.run.runfile import BenchRun, lines_of
+from ampcheck.bench.core.model import ESTIMATED, Group, OverheadWorkload, VariantResult
+from ampcheck.bench.run.runfile import BenchRun, rounds_of
 from ampcheck.bench.run.variants import select
 from ampcheck.errors import UsageError
 
@@ -32,12 +32,10 @@ Samples = dict[str, dict[str, list[list[float]]]]
 def samples(path: Path) -> Samples:
     """Return the raw samples of a benchmark file. Raises UsageError as `runfile.read` does."""
     found: Samples = {}
-    for _, line in lines_of(path).body:
-        if line["kind"] == "rounds":
-            variants = found.setdefault(key_of(line["device"], line["compiler"], line["workload"]), {})
-            for variant, values in line.get("samples", {}).items():
-                if values:
-                    variants.setdefault(variant, []).append([float(value) for value in values])
+    for measured in rounds_of(path):
+        for variant, values in measured.samples.items():
+            if values:
+                found.setdefault(measured.key, {}).setdefault(variant, []).append(values)
     return found
 
 

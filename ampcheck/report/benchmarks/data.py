@@ -11,8 +11,7 @@ from itertools import groupby
 from ampcheck.bench.core import statistics
 from ampcheck.bench.core.model import AA, PRECISIONS, VERDICTS, Group
 from ampcheck.bench.run import alerts
-from ampcheck.report.benchmarks.changes import SpeedChange, conditions, machine, steps
-from ampcheck.report.benchmarks.run_groups import BenchHistory, RunGroup
+from ampcheck.report.benchmarks.history import BenchHistory, RunGroup, SpeedChange, conditions, machine, steps
 from ampcheck.report.conformance.data import Interner, letters
 
 SCALE = 1000

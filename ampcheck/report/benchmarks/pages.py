@@ -12,9 +12,18 @@ from ampcheck.bench.core import table
 from ampcheck.bench.core.model import AA, PRECISIONS, Group, VariantResult
 from ampcheck.bench.run import exports
 from ampcheck.bench.run.runfile import BenchRun
-from ampcheck.report.benchmarks.changes import KINDS, SpeedChange, listed, machine
 from ampcheck.report.benchmarks.data import color, extra_names
-from ampcheck.report.benchmarks.run_groups import BenchHistory, RunGroup, order, usable, valid
+from ampcheck.report.benchmarks.history import (
+    KINDS,
+    BenchHistory,
+    RunGroup,
+    SpeedChange,
+    listed,
+    machine,
+    order,
+    usable,
+    valid,
+)
 from ampcheck.report.conformance.data import Status
 
 EXPORTS = {

@@ -60,7 +60,7 @@
     const DECIDED = ["slower", "faster", "same"];
     const lowered = data.series.map((_, s) => B.name(s).toLowerCase());
     const at = (run) => data.runs.indexOf(run);
-    // As ampcheck/report/benchmarks/changes.py sorts and compares; the tests hold the two against each other.
+    // As ampcheck/report/benchmarks/history.py sorts and compares; the tests hold the two against each other.
     const range = (c, i, bound) => [
       Number.isNaN(c.low[i]) ? c.seconds[i] / (1 + bound) : c.low[i],
       Number.isNaN(c.high[i]) ? c.seconds[i] * (1 + bound) : c.high[i],
