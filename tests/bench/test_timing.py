@@ -1,7 +1,6 @@
 """Rounds, calibration, clocks: what is timed, how often, and that a clock which does not wait is found out."""
 
 import math
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -94,12 +93,6 @@ def test_a_variant_that_is_far_too_slow_is_not_even_shown_to_be_what_it_says(mon
 # ---- a device that computes after it has returned
 
 
-class Later(torch.Tensor):
-    """A result that is there some time after the call that made it."""
-
-    done: threading.Event
-
-
 class Asynchronous(Cpu):
     """A device whose calls return at once; reading a result waits for it."""
 
@@ -107,22 +100,18 @@ class Asynchronous(Cpu):
     """Of a call's work: longer than a busy machine keeps this thread from its next line."""
 
     def __init__(self, waits: bool) -> None:
-        self._waits = waits
-        self._last: threading.Event | None = None
+        self._waits, self._done = waits, 0.0
 
     def compute(self) -> torch.Tensor:
-        result = torch.ones(1).as_subclass(Later)
-        result.done = self._last = threading.Event()
-        threading.Timer(self.SECONDS, result.done.set).start()
-        return result
+        self._done = time.perf_counter() + self.SECONDS
+        return torch.ones(1)
 
     def synchronize(self) -> None:
-        if self._waits and self._last:
-            self._last.wait()
+        if self._waits:
+            self.host(torch.ones(1))
 
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
-        if isinstance(tensor, Later):
-            tensor.done.wait()
+        time.sleep(max(self._done - time.perf_counter(), 0.0))
         return tensor
 
 

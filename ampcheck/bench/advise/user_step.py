@@ -7,9 +7,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -18,7 +16,7 @@ import torch
 from torch import nn
 
 from ampcheck.bench.core.model import Precision
-from ampcheck.bench.core.prepare import FP64, Prepared, region_of, training
+from ampcheck.bench.core.prepare import Prepared, region_of, training
 from ampcheck.devices.registry import told
 from ampcheck.errors import UsageError
 from ampcheck.spec.torch_dtypes import name_of
@@ -123,7 +121,15 @@ class UserStep(Prepared):
         if scaled is None:
             scaled = precision.region is torch.float16 and loss is not None
         self.scaler = torch.amp.GradScaler(device, enabled=scaled)
-        stepping: Callable[..., Any] = partial(_inference, region)
+
+        def inference(forward: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*inputs: torch.Tensor) -> Any:
+                with torch.no_grad(), region():
+                    return forward(*inputs)
+
+            return run
+
+        stepping: Callable[..., Any] = inference
         if loss is not None:
             stepping = training(model, _RATE, self.scaler, region, loss, len(given) - (_takes(loss) == 2))
         trains = loss is not None
@@ -148,19 +154,6 @@ class UserStep(Prepared):
         except Exception as error:  # the user's model and loss may raise anything
             raise UsageError(f"the step cannot be run in float32 on {self._device}: {told(error)}") from error
         self.restore()
-
-
-def reference(spec: StepSpec) -> torch.Tensor:
-    """Return the step's result in float64 on the CPU, as `UserStep.output` gives it."""
-    return UserStep(spec, FP64, "cpu").output()
-
-
-def _inference(region: Callable[[], AbstractContextManager[object]], forward: Callable[..., Any]) -> Callable[..., Any]:
-    def inference(*inputs: torch.Tensor) -> Any:
-        with torch.no_grad(), region():
-            return forward(*inputs)
-
-    return inference
 
 
 def _takes(loss: Callable[..., Any]) -> int:

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 from ampcheck.bench.advise.diagnosis import CACHE_OFF, TILE, Gradients, Recast, Seen
-from ampcheck.bench.advise.user_step import StepSpec, UserStep, load, reference
+from ampcheck.bench.advise.user_step import StepSpec, UserStep, load
 from ampcheck.bench.core.model import AA, PRECISIONS, BenchPlan, Precision, Rounds
-from ampcheck.bench.core.prepare import Prepared
+from ampcheck.bench.core.prepare import FP64, Prepared
 from ampcheck.bench.core.timing import Timed
 from ampcheck.bench.run.measure import Measurer, Say, peak_memory, pin
 from ampcheck.bench.torch_private import dynamo_config
@@ -339,7 +339,7 @@ class _StepMeasurer(Measurer):
             self.advice.notes.append("the step draws random numbers, e.g. for dropout, so its errors are not known")
             return
         try:
-            self._exact = reference(self.spec)
+            self._exact = UserStep(self.spec, FP64, "cpu").output()
         except Exception as error:  # a model may have float32 written into it
             self.advice.notes.append(f"errors are not known, as the step cannot be run in float64: {one_line(error)}")
 

@@ -99,10 +99,11 @@ def lower(function: Any, structs: Sequence[Any], device: Any, platform: str) -> 
 
 
 @cache
-def _device(topology: str) -> Any:
+def _described(platform: str, **about: str) -> Any:
+    """Return a device that is described, not there."""
     from jax.experimental import topologies  # noqa: PLC0415  # jax only where it is measured
 
-    return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]
+    return topologies.get_topology_desc(platform=platform, **about).devices[0]
 
 
 def compiled(lowered: Any, made: "Chip | Gpu") -> Estimate:
@@ -184,7 +185,7 @@ class Chip:
 
     def device(self) -> Any:
         """Return the described device, to compile for."""
-        return _device(self.topology)
+        return _described("tpu", topology_name=self.topology)
 
     def products(self, program: HloProgram) -> Counter[DotProduct]:
         """Count the program's products of each kind."""
@@ -270,7 +271,16 @@ class Gpu:
 
     def device(self) -> Any:
         """Return the described device, to compile for."""
-        return _gpu(self)
+        described = f"""
+            gpu_device_info {{ threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+            shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448 shared_memory_per_core: 233472
+            core_count: {self.cores} fpus_per_core: 128 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
+            block_dim_limit_z: 65535 memory_bandwidth: {self.bandwidth:.0f} l2_cache_size: {self.cache}
+            clock_rate_ghz: {self.ghz} device_memory_size: {self.memory} registers_per_core_limit: 65536
+            registers_per_block_limit: 65536 cuda_compute_capability {{ major: {self.capability} }} }}
+            platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} runtime_version {{ major: 13 }}
+            device_description_str: "{self.model}" """
+        return _described("cuda", target_config=described, topology="1x1x1")
 
     def products(self, program: HloProgram) -> Counter[DotProduct]:
         """Count the program's products of each kind: of float32 in full, or rounded to TF32."""
@@ -318,22 +328,6 @@ class Gpu:
 
 def _full(attributes: str) -> bool:
     return '"operand_precision":["HIGHEST"' in attributes
-
-
-@cache
-def _gpu(gpu: Gpu) -> Any:
-    from jax.experimental import topologies  # noqa: PLC0415  # jax only where it is measured
-
-    described = f"""
-        gpu_device_info {{ threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
-        shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448 shared_memory_per_core: 233472
-        core_count: {gpu.cores} fpus_per_core: 128 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
-        block_dim_limit_z: 65535 memory_bandwidth: {gpu.bandwidth:.0f} l2_cache_size: {gpu.cache}
-        clock_rate_ghz: {gpu.ghz} device_memory_size: {gpu.memory} registers_per_core_limit: 65536
-        registers_per_block_limit: 65536 cuda_compute_capability {{ major: {gpu.capability} }} }}
-        platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} runtime_version {{ major: 13 }}
-        device_description_str: "{gpu.model}" """
-    return topologies.get_topology_desc(platform="cuda", target_config=described, topology="1x1x1").devices[0]
 
 
 GPUS: Mapping[str, Gpu] = {

@@ -31,18 +31,15 @@ def variants(workload: Workload, device: str, platform: str = "") -> tuple[list[
     """
     if isinstance(workload, OverheadWorkload):
         raise TypeError(f"{workload.name} measures overhead: its variants are made by `make`")
-    names = ["fp32", *_shortened(device, platform), "bf16", "fp16", "bf16-native", "fp16-native"]
+    names = ["fp32", "bf16", "fp16", "bf16-native", "fp16-native"]
+    if device.endswith("cuda"):  # products in float32 are shortened
+        names.insert(1, "tf32")
+    elif device == "jax" and platform not in ("", "cpu"):
+        names.insert(1, "fp32-default")
     found = {name: _left_out(workload, PRECISIONS[name], device) for name in names}
     chosen = [PRECISIONS[name] for name, reason in found.items() if not reason]
     baseline = replace(chosen[0], name=chosen[0].name + AA)
     return [chosen[0], baseline, *chosen[1:]], {n: r for n, r in found.items() if r}
-
-
-def _shortened(device: str, platform: str) -> list[str]:
-    """Return the precisions that shorten float32 products on a device."""
-    if device.endswith("cuda"):
-        return ["tf32"]
-    return ["fp32-default"] if device == "jax" and platform not in ("", "cpu") else []
 
 
 def _left_out(workload: Workload, precision: Precision, device: str) -> str:
