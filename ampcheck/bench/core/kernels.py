@@ -1,7 +1,7 @@
 """Find the kernels that a call runs, and their dtypes: observed, read in graphs, or read in a program's text."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,25 +158,16 @@ def compiled(make: Callable[[Any], Callable[[], object]]) -> list[BenchKernel]:
     kernels: list[BenchKernel] = []
 
     def note(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Any:
-        kernels.extend(_in_graph(graph))
+        for node in graph.graph.nodes:
+            if node.op == "call_function" and isinstance(node.target, OpOverload):
+                given = tensors([n.meta["val"] for n in node.all_input_nodes if "val" in n.meta])
+                got, dtype = filter(is_floating, (name_of(value.dtype) for value in given)), node.kwargs.get("dtype")
+                asked = name_of(dtype) if isinstance(dtype, torch.dtype) else None
+                kernels.append(BenchKernel(overload_name(node.target), tuple(got), asked))
         return make_boxed_func(graph.forward)
 
     make(aot_autograd(fw_compiler=note, bw_compiler=note))()
     return kernels
-
-
-def _in_graph(graph: torch.fx.GraphModule) -> Iterator[BenchKernel]:
-    for node in graph.graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, OpOverload):
-            continue
-        arguments = [n.meta["val"] for n in node.all_input_nodes if "val" in n.meta]
-        got = (name_of(value.dtype) for value in tensors(arguments))
-        dtype = node.kwargs.get("dtype")
-        yield BenchKernel(
-            overload_name(node.target),
-            tuple(filter(is_floating, got)),
-            name_of(dtype) if isinstance(dtype, torch.dtype) else None,
-        )
 
 
 @dataclass(frozen=True, slots=True)

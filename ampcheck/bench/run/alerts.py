@@ -104,7 +104,14 @@ def moved(values: Sequence[float]) -> Move | None:
     change = median(now) - middle
     if abs(change) <= threshold:
         return None
-    return Move(math.exp(-change), math.exp(threshold), _since(logs))
+
+    def residuals(part: Sequence[float]) -> float:
+        middle = median(part)
+        return sum(abs(value - middle) for value in part)
+
+    # On the new level since the split in two with the least absolute residuals.
+    since = min(range(1, len(logs)), key=lambda runs: residuals(logs[:-runs]) + residuals(logs[-runs:]))
+    return Move(math.exp(-change), math.exp(threshold), since)
 
 
 def marks(runs: Sequence[RunFigures]) -> list[tuple[str, str]]:
@@ -244,13 +251,3 @@ def _spread(logs: Sequence[float]) -> float:
     limit = 5 * 1.4826 * median(abs(value - middle) for value in logs)
     kept = [value for value in logs if abs(value - middle) <= limit]
     return stdev(kept) if len(kept) > 1 else 0.0
-
-
-def _since(logs: Sequence[float]) -> int:
-    """Count the last run groups on the new level: the split in two with the least absolute residuals."""
-
-    def residuals(part: Sequence[float]) -> float:
-        middle = median(part)
-        return sum(abs(value - middle) for value in part)
-
-    return min(range(1, len(logs)), key=lambda runs: residuals(logs[:-runs]) + residuals(logs[-runs:]))
