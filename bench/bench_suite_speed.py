@@ -1,4 +1,4 @@
-"""Time the suite: cases a second beside PyTorch's own lists, and collecting.
+"""Time the suite: cases a second beside PyTorch's own lists, and collecting; and tools by times measured here.
 
     pytest bench/bench_suite_speed.py
 
@@ -13,12 +13,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ampcheck.bench.advise import diagnosis, worker
+from ampcheck.bench.advise.user_step import UserStep
+from ampcheck.bench.core.model import PRECISIONS
+from ampcheck.bench.core.timing import CpuClock
 from bench.conftest import ROOT
+from tests.bench.test_advice import BF16, CPU, mlp, saw
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
@@ -201,3 +207,24 @@ def test_a_trace_costs_a_bounded_factor(show: Callable[[str], None]) -> None:
         traced = min(timed() for _ in range(5))
     show(f"a traced step takes {traced / plain:.0f} of an untraced one (at most 200)")
     assert traced / plain < 200
+
+
+# ---- what `ampcheck bench advise` says of steps whose bottleneck is known, from times measured here
+
+
+@pytest.mark.parametrize(("width", "batch", "bound"), [(4, 2, True), (512, 256, False)], ids=["tiny", "big"])
+def test_a_tiny_step_is_launch_bound_and_a_big_one_is_not(width: int, batch: int, bound: bool) -> None:
+    add = worker.tiny(CPU)
+    add()
+    spec = mlp(width, batch)
+    step = UserStep(spec, PRECISIONS["fp32"], "cpu")
+    step.call()
+    clock = CpuClock(CPU)
+    rows = [(clock.sample(step.call, 3)[0], clock.sample(add, 1)[0] / worker.ADDS) for _ in range(9)]
+    seconds, tiny = (min(row[place] for row in rows) for place in (0, 1))
+    case = replace(BF16, first=replace(BF16.first, seconds=seconds), tiny=tiny, first_seen=saw(spec, "fp32"))
+    assert bool(diagnosis.launch_bound(case)) is bound, (seconds, tiny, case.first_seen.ops)
+
+
+def test_what_autocast_lowers_in_a_big_product_is_most_of_its_time() -> None:
+    assert max(saw(mlp(256, 256)).lowered_share for _ in range(5)) > 0.7  # one may be held up by other processes
