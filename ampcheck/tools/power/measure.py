@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import convert
 from tabulate import tabulate
 
 from ampcheck.devices.base import Device
@@ -26,44 +27,11 @@ from ampcheck.tools.power.kernels import KernelMutant
 from ampcheck.tools.power.process import OWN, mutant_of
 from ampcheck.tools.power.source import UNAPPLIED, SourceMutant, Target, generate, path_of
 
-_COMPILED, _RANKS = ("jit/*",), ("autograd/ranks", "autograd/dataparallel")
-_REGIONS = ("eager/errors", "eager/defaults", "eager/context")
-_AMP = r"\bamp\b|_amp\b|[aA]utocast"
-TARGETS = (
-    Target("torch.amp.autocast_mode", elsewhere=(("virtual:cuda", _REGIONS), ("jax", _REGIONS))),
-    Target("torch.amp.grad_scaler"),
-    Target("torch.distributed.fsdp.sharded_grad_scaler"),
-    Target("torch.utils.checkpoint", about="autocast", elsewhere=(("jax", ("autograd/checkpoint",)),)),
-    Target(
-        "torch._dynamo.variables.ctx_manager",
-        ("AutocastModeVariable.*",),
-        rules=_COMPILED,
-        elsewhere=(("virtual:cuda", ("jit/defaults",)),),
-    ),
-    Target("torch._functorch._aot_autograd.graph_compile", about=_AMP, rules=_COMPILED),
-    Target("torch._functorch._aot_autograd.collect_metadata_analysis", about=_AMP, rules=_COMPILED),
-    Target("torch._functorch._aot_autograd.utils", about=_AMP, rules=_COMPILED),
-    Target("torch.distributed.fsdp._fully_shard._fsdp_param", about="reduce_dtype|param_dtype", rules=_RANKS),
-    Target("torch.distributed.fsdp._fully_shard._fsdp_state", about="_cast|cast_|output_dtype", rules=_RANKS),
-)
+_HERE = Path(__file__).parent
+_TABLE = tomllib.loads((_HERE / "targets.toml").read_text(encoding="utf-8"))
+TARGETS = convert(_TABLE["torch"], tuple[Target, ...])
 """What of PyTorch is mutated."""
-
-
-def _comparing(module: str, *functions: str) -> Target:
-    return Target(f"ampcheck.{module}", functions, rules=("own/*",), operators=True)
-
-
-COMPARING = (
-    _comparing("observe.closeness", "*"),
-    _comparing("checks.comparisons", "*"),
-    _comparing("checks.amp", "Amp.assert_*", "Amp.check", "Amp.note"),
-    _comparing("checks.forward", "_same_*", "_wrong", "received", "received_by_parts", "shared_when_written"),
-    _comparing("checks.backward", "output_grads", "gradient_*", "backward_kernels", "squares"),
-    _comparing("checks.compiled", "compare_programs", "refusal", "same_*", "within"),
-    _comparing("checks.op_database", "compare_outcomes"),
-    _comparing("checks.relations", "difference", "apart", "unlike"),
-    _comparing("checks.sweep", "compare_cells"),
-)
+COMPARING = tuple(Target(name, (*of,), rules=("own/*",), operators=True) for name, of in _TABLE["own"].items())
 """What of ampcheck is mutated, for ampcheck's own tests to notice: the functions that compare."""
 UNCOMPILED = 5
 """How many times more cases are recorded of a scenario that compiles nothing, and so takes a hundredth of the time."""
@@ -335,8 +303,8 @@ def comparing() -> list[Mutant]:
     return [mutant for target in COMPARING for mutant in generate(target)]
 
 
-_FILE = Path(__file__).with_name("equivalent.toml")
-EQUIVALENT = [(e["where"], e["change"], e["why"]) for e in tomllib.loads(_FILE.read_text(encoding="utf-8"))["mutant"]]
+_EQUIVALENT = tomllib.loads((_HERE / "equivalent.toml").read_text(encoding="utf-8"))["mutant"]
+EQUIVALENT = [(row["where"], row["change"], row["why"]) for row in _EQUIVALENT]
 """Mutants that no case can notice: they compute the same, or differ only on hardware that no test machine has. Where
 such a mutant is (`module:function: statement`), what it changes, both as searched, and why it is not counted. One that
 a user could notice on the CPU, or on a virtual device, is never among them."""
