@@ -6,15 +6,15 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from ampcheck.cli import bench, devices, files, gpu, lint, measures, onboard, ops, run, torchscript
+from ampcheck.cli import bench, files, gpu, lint, measures, onboard, ops, run
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import versions
 
 _COMMANDS = (
-    *(devices.add, onboard.add, ops.add_explain, ops.add_lists, run.add, run.add_manifest),
+    *(ops.add_devices, onboard.add, ops.add_explain, ops.add_lists, run.add, run.add_manifest),
     *(files.add_report, files.add_compare, files.add_deviations),
     *(measures.add_coverage, measures.add_power, measures.add_entered),
-    *(lint.add, torchscript.add, bench.add, gpu.add),
+    *(lint.add, ops.add_torchscript, bench.add, gpu.add),
 )
 
 _OF_PROGRAMS = {"doctor": "doctor.session", "precision": "precision", "trace": "trace"}

@@ -4,12 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree as xml
 
 import pytest
+import torch
 
-from ampcheck.runner.record import RED, Run, first_line, read
+from ampcheck.programs.regions.draw import programs
+from ampcheck.programs.search import Search
+from ampcheck.runner.record import FIXED_SEED, RED, Run, first_line, read, seed_of_programs
 from ampcheck.runner.run import Supervisor, share_of, suites_folder
 from ampcheck.runner.run import environment as child_environment
 from ampcheck.runner.summarize import RunRecorder, merge
@@ -373,3 +377,116 @@ def test_the_pytest_line_reproduces_where_the_module_is(whole: Run, folder: Path
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 failed" in done.stdout
     assert "reached the kernel as bf16; expected fp16" in done.stdout
+
+
+# ---- on a torch that no table covers, and on one without TorchScript: the installed one, changed at import
+
+CHANGED = """
+import importlib.machinery, sys
+
+CHANGES = {changes}
+
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name not in CHANGES:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        right = spec.loader.exec_module
+
+        def exec_module(module):
+            right(module)
+            exec(CHANGES[name], {{"module": module}})
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, Finder())
+"""
+NEWER = {"torch.version": "module.__version__ = '2.99.0'"}
+WITHOUT_JIT = {"torch": "del module.jit.script"}
+
+
+def run_on(folder: Path, changes: dict[str, str], *arguments: str) -> Ran:
+    """`ampcheck run` in processes that each import torch with these changes."""
+    (folder / "sitecustomize.py").write_text(CHANGED.format(changes=changes))
+    command = [sys.executable, "-m", "ampcheck", "run", "--device=cpu", "--run-file=run.jsonl", *arguments]
+    done = ended(command, folder, PYTHONPATH=f"{folder}{os.pathsep}{ROOT}")
+    assert (folder / "run.jsonl").exists(), done.stdout + done.stderr
+    return done, read(folder / "run.jsonl")
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(torch.__version__ >= "2.14", reason="the newest table is this torch's, so that nothing drifted")
+def test_a_torch_above_every_table_runs_and_says_once_what_drifted(tmp_path: Path) -> None:
+    done, found = run_on(tmp_path, NEWER, "--rule=drift", "--rule=cache", "--rule=banned", "--op=mm", "--op=cholesky")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("torch 2.99.0 has no policy table; it is compared with the table of torch 2.15") == 1
+    assert done.stdout.count("AutocastCPU registers aten::cholesky, which the table of torch 2.15 does not list") == 1
+    statuses = {(r.rule, r.op): r.status for r in found.results.values()}
+    assert statuses["drift", "cholesky"] == "pass"
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.nightly
+def test_a_torch_without_torchscript_says_so_in_its_cases(tmp_path: Path) -> None:
+    done, found = run_on(tmp_path, WITHOUT_JIT, "--suite=jit", "--rule=downcast", "--op=mm")
+    assert done.returncode == 0, done.stdout + done.stderr
+    status = {case.id: (case.status, case.message) for case in found.results.values()}
+    scripted = {name: said for name, said in status.items() if "-script-" in name}
+    assert set(scripted.values()) == {("unsupported", f"torch {torch.__version__} has no torch.jit.script")}
+    assert all(said == "pass" for name, (said, _) in status.items() if name not in scripted)
+    assert len(status) > len(scripted) > 2
+
+
+# ---- the seed in a run file is the one that the random programs are drawn from
+
+
+def _today() -> int:
+    return int(f"{datetime.now(UTC):%Y%m%d}")
+
+
+def test_which_seed_a_run_has() -> None:
+    assert seed_of_programs(False) == seed_of_programs(False, 7) == FIXED_SEED
+    assert seed_of_programs(True, "12") == seed_of_programs(True, 12) == 12
+    assert seed_of_programs(True, "night") == seed_of_programs(True, "night") != seed_of_programs(True, "day")
+    assert seed_of_programs(True) in (_today(), _today() - 1)
+
+
+def drawn(search: Search) -> list[str]:
+    """The programs that a search draws, none of them run."""
+    found: list[str] = []
+    assert search.first_difference(found.append, programs(["cpu"]), examples=20, nightly=20) is None
+    return found
+
+
+def test_a_seed_decides_what_is_drawn() -> None:
+    usual = drawn(Search())
+    assert len(usual) > 10
+    assert usual == drawn(Search(given=7))  # only a nightly run takes one
+    assert usual == drawn(Search(nightly=True, given=FIXED_SEED))
+    assert usual != drawn(Search(nightly=True, given=7))
+
+
+def test_a_run_file_has_the_seed(tmp_path: Path) -> None:
+    """Given, fixed, or, in the test of a supervised run, the day's."""
+    command = (str(ROOT / "suites" / "eager" / "test_defaults.py"), "--device=cpu", "--run-file=run.jsonl")
+    given, fixed = tmp_path / "given", tmp_path / "fixed"
+    given.mkdir()
+    done = run_pytest(given, *command, "--nightly", "--hypothesis-seed=7")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert read(given / "run.jsonl").header["seed"] == 7
+    fixed.mkdir()
+    assert pytest_here(fixed, *command)[0] == 0
+    assert read(fixed / "run.jsonl").header["seed"] == FIXED_SEED
+
+
+@pytest.mark.nightly
+def test_a_supervised_run_has_the_seed(tmp_path: Path) -> None:
+    before = _today()
+    done = run(tmp_path, "run", "--device=cpu", "--rule=defaults", "--nightly", "--run-file=run.jsonl")
+    assert done.returncode == 0, done.stdout + done.stderr
+    header = json.loads((tmp_path / "run.jsonl").read_text().splitlines()[0])
+    assert header["nightly"] is True
+    assert before <= header["seed"] <= _today()

@@ -1,12 +1,14 @@
-"""`ampcheck precision`: its answer as text, as a picture and as JSON."""
+"""`ampcheck precision`: its answer, with the code that keeps lines in float32, as text, as a picture and as JSON."""
 
 import argparse
+import ast
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from math import inf, isfinite, log10
+from pathlib import Path
 from textwrap import dedent, indent, shorten, wrap
 
 import torch
@@ -15,11 +17,20 @@ from tabulate import tabulate
 from ampcheck.errors import UsageError
 from ampcheck.observe.closeness import relative_error
 from ampcheck.tools import user_program
-from ampcheck.tools.precision import code
 from ampcheck.tools.precision.runs import Figures, Pair, Program, checked, least
 
 _SCREEN = 22
 """Lines of the answer on a terminal of 24."""
+
+
+@dataclass(frozen=True, slots=True)
+class PastedCode:
+    """Code that replaces the lines `first` to `last` of a file; without a file it belongs where the model is made."""
+
+    text: str
+    file: str = ""
+    first: int = 0
+    last: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +72,7 @@ class Answer:
     reached: float
     step: int
     runs: int
-    changes: Sequence[code.PastedCode]
+    changes: Sequence[PastedCode]
     ops: Sequence[OpError]
     modules: Sequence[ModuleError]
     losses: Sequence[tuple[float, ...]]
@@ -88,13 +99,84 @@ def find(program: Program, tolerance: float, name: str) -> Answer:
     kept = program.kept(found) if found else region
     on = [record.region for record, _ in seen.ops if record.region.enabled]
     device, low = (on[0].device, on[0].dtype) if on else ("cpu", "the region")
-    changes = code.changes(found or (), seen.lines | kept.lines, seen.variables, device)
+    changes = pasted(found or (), seen.lines | kept.lines, seen.variables, device)
     sizes = [[float(x.norm()) for x in some] for some in (region.losses, wide.losses, wide.exact, kept.losses)]
     losses = list(zip(*sizes, strict=False))
     modules = _modules(seen, seen_wide)
     reached = kept.distance(wide)
     return Answer(name, region.training, low, tolerance, distance, found, reached, step, program.runs, changes, ops,
                   modules, losses)  # fmt: skip
+
+
+# ---- code that keeps a line of a program, or some modules, in float32
+
+_NARROW = ("half", "bfloat16", "float16")
+
+
+def pasted(
+    units: Sequence[str], lines: Mapping[str, Collection[str]], variables: Mapping[str, str], device: str
+) -> list[PastedCode]:
+    """Return the code that keeps some units in float32.
+
+    Args:
+        units: lines and modules as `Sources.unit` names them.
+        lines: the variables that hold tensors of a line.
+        variables: what holds the outermost modules, by their class.
+        device: the type of the regions.
+    """
+    modules = [unit for unit in units if unit not in lines]
+    out = [_line(unit, lines[unit], device) for unit in units if unit in lines]
+    for root in dict.fromkeys(unit.partition(".")[0] for unit in modules):
+        paths = "".join(f'"{unit.partition(".")[2]}", ' for unit in modules if unit.partition(".")[0] == root)
+        text = f"""\
+for name in ({paths.strip()}):
+    module = {variables.get(root, "model")}.get_submodule(name)
+    in_float32 = torch.amp.custom_fwd(device_type="{device}", cast_inputs=torch.float32)
+    module.forward = in_float32(module.forward)"""
+        out.append(PastedCode(text))
+    return out
+
+
+def _line(unit: str, tensors: Collection[str], device: str) -> PastedCode:
+    file, _, number = unit.rpartition(":")
+    line = int(number)
+    source = Path(file).read_text(encoding="utf-8")
+    found = [x for x in ast.walk(ast.parse(source)) if isinstance(x, ast.stmt) and x.lineno <= line <= _end(x)]
+    statement = max(found, key=lambda x: x.lineno)
+    margin = " " * statement.col_offset
+    if hasattr(statement, "body"):  # its head alone would have to be in float32
+        return PastedCode(f"{margin}# in float32: {source.splitlines()[line - 1].strip()}", file, line, line - 1)
+    code = ast.unparse(_Widened(tensors).visit(statement))
+    text = f'with torch.autocast("{device}", enabled=False):\n{indent(code, "    ")}'
+    return PastedCode(indent(text, margin), file, statement.lineno, _end(statement))
+
+
+def _end(node: ast.stmt) -> int:
+    return node.end_lineno or node.lineno
+
+
+class _Widened(ast.NodeTransformer):
+    """Makes a statement compute in float32: its tensors, and the dtypes that it names."""
+
+    def __init__(self, tensors: Collection[str]) -> None:
+        self._tensors = tensors
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Widen a variable that holds a tensor."""
+        if node.id not in self._tensors or not isinstance(node.ctx, ast.Load):
+            return node
+        return ast.Call(ast.Attribute(node, "float", ast.Load()), [], [])
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        """Replace `torch.float16` and `x.half()` by float32's; what only asks a tensor something stays."""
+        if node.attr in _NARROW:
+            whole = isinstance(node.value, ast.Name) and node.value.id == "torch"
+            return ast.Attribute(self.visit(node.value), "float32" if whole else "float", node.ctx)
+        self.generic_visit(node)
+        return node
+
+
+# ---- the errors of ops and modules
 
 
 def _ops(seen: Figures, wide: Figures) -> list[OpError]:
@@ -176,7 +258,7 @@ def text(answer: Answer, *, everything: bool = False) -> str:
     return "\n".join(lines + [user_program.shortened(line, width) for line in tables[: max(_SCREEN - height, 0)]])
 
 
-def _pasted(change: code.PastedCode) -> list[str]:
+def _pasted(change: PastedCode) -> list[str]:
     where = f"{change.file}:{change.first}" if change.file else "after the model is made"
     instead = ", instead of what is there" if change.last >= change.first > 0 else ""
     return [f"# {where}{instead}", *dedent(change.text).splitlines()]

@@ -24,10 +24,8 @@ from ampcheck.spec.casting import Leaf, expect
 from ampcheck.spec.dtypes import is_floating
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.torch_private import FakeTensor, current_node, is_functorch_wrapped, restored_state, sequence_number
-from ampcheck.tools.trace import names
-from ampcheck.tools.trace.names import CONVERSIONS
 from ampcheck.tools.trace.records import CastRecord, OpRecord, Origin, TracedRegion
-from ampcheck.tools.trace.sources import Sources
+from ampcheck.tools.trace.sources import CONVERSIONS, Sources, call_policy, kernel_policy, public_name
 
 _TYPES = ("cpu", "cuda", "xpu", "mps", "mtia", "maia", "hpu", "xla", "ipu")
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
@@ -128,7 +126,7 @@ class TraceRecorder:
             return out
         with _untraced():
             record = self._record(call, given)
-            policy = names.kernel_policy(record.region.device, signature.overload)
+            policy = kernel_policy(record.region.device, signature.overload)
             self._casts.consumed(call, policy, signature.overload, given)
         # An op with a policy runs with autocast off inside; one without leaves it on for what it calls.
         free = policy == "fallthrough" and record.policy in ("", "fallthrough")
@@ -194,8 +192,8 @@ class TraceRecorder:
         region = TracedRegion(device, on, dtype, torch.is_autocast_cache_enabled())
         phase = "forward" if call.node is None else "backward"
         if call.func is not None:
-            name = names.public_name(call.func)
-            policy = names.call_policy(device, name, call.args, call.kwargs)
+            name = public_name(call.func)
+            policy = call_policy(device, name, call.args, call.kwargs)
             module, location = self._sources.place()
         else:
             name, policy, module, location = self._unnamed(call)

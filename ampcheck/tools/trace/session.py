@@ -22,10 +22,11 @@ from ampcheck.tools.torch_private import (
     is_multithreaded,
     set_multithreaded,
 )
-from ampcheck.tools.trace import names, report
+from ampcheck.tools.trace import report
 from ampcheck.tools.trace.recorder import TracedCall, TraceRecorder
 from ampcheck.tools.trace.records import OpRecord
 from ampcheck.tools.trace.report import SORTS
+from ampcheck.tools.trace.sources import forget
 
 _active = threading.local()
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -45,7 +46,7 @@ class Trace(AbstractContextManager["Trace"]):
             raise UsageError("this trace was used already; make a new one with ampcheck.trace()")
         if getattr(_active, "trace", None) is not None:
             raise UsageError("a trace runs in this thread already, and one trace cannot hold another")
-        names.forget()
+        forget()
         with ExitStack() as stack:
             # Otherwise the backward of another device runs in another thread, in no order with this one.
             stack.enter_context(one_thread())
