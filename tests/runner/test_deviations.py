@@ -173,31 +173,6 @@ def test_what_no_entry_describes_is_named() -> None:
     assert why == "deviation 'one' is stale: the case passes now (a.toml)"
 
 
-SUITE = """
-import pytest
-from ampcheck.runner.suite import scenario
-
-pytestmark = pytest.mark.rule("state")
-
-@scenario(dtypes="default")
-def test_two(amp):
-    amp.assert_equal("first", 1, 2)
-    amp.assert_equal("second", 1, 2)
-
-@scenario(dtypes="default")
-def test_noted_before_it_raised(amp):
-    amp.assert_equal("first", 1, 2)
-    raise ValueError("second")
-
-@scenario(dtypes="default")
-def test_noted_before_it_was_unsupported(amp):
-    amp.assert_equal("first", 1, 2)
-    amp.unsupported("second")
-
-@scenario(dtypes="default")
-def test_many_lines(amp):
-    raise ValueError("a line\\nand a first one")
-"""
 NAMES = ["two", "noted_before_it_raised", "noted_before_it_was_unsupported", "many_lines"]
 
 
@@ -210,7 +185,7 @@ NAMES = ["two", "noted_before_it_raised", "noted_before_it_was_unsupported", "ma
     ],
 )
 def test_a_run_holds_every_difference_against_the_entries(tmp_path: Path, raises: str, statuses: list[str]) -> None:
-    write_suites(tmp_path, {"eager/test_state.py": SUITE})
+    write_suites(tmp_path, {"eager/test_state.py": TABLE["suites"]["two"]})
     (tmp_path / "mine.toml").write_text(toml({**STATE, "raises": raises}), encoding="utf-8")
     _, said = pytest_here(tmp_path, "suites", "--device=cpu", "--deviations=mine.toml", "--run-file=run.jsonl")
     found = {result.op: result for result in read(tmp_path / "run.jsonl").results.values()}
@@ -236,19 +211,6 @@ def test_changed_results_are_excused_by_no_entry() -> None:
     assert re.search(r"^\d+ entries, 0 to mend$", said, re.MULTILINE)
 
 
-OFF = """
-import pytest
-import torch
-from ampcheck.runner.suite import scenario
-
-pytestmark = pytest.mark.rule("state")
-
-@scenario(dtypes="default")
-def test_off(amp):
-    amp.assert_close("a value", torch.tensor(2.1), torch.tensor(2.0))
-    amp.assert_equal("a dtype", torch.float64, amp.dtype)
-    raise ValueError("what it says")
-"""
 EXACT = r"^a value: differs by (?P<off>\S+);|^a dtype: got torch\.float64;|^ValueError: what it says$"
 
 
@@ -264,7 +226,7 @@ EXACT = r"^a value: differs by (?P<off>\S+);|^a dtype: got torch\.float64;|^Valu
     ids=["exact", "amount", "dtype", "class", "text"],
 )
 def test_an_entry_that_is_too_wide_is_named(raises: str, most: float, excused: list[str], tmp_path: Path) -> None:
-    write_suites(tmp_path, {"eager/test_off.py": OFF})
+    write_suites(tmp_path, {"eager/test_off.py": TABLE["suites"]["off"]})
     (tmp_path / "mine.toml").write_text(toml({**STATE, "raises": raises}) + f"most = {{ off = {most} }}\n")
     code, said = changed("--device=cpu", f"--deviations={tmp_path / 'mine.toml'}", str(tmp_path / "suites"))
     assert re.findall(r"^    eager/state/off-bf16-cpu: (\w+, \w+):", said, re.MULTILINE) == excused, said
@@ -431,21 +393,11 @@ def written(folder: Path, *results: Result) -> Path:
     return path
 
 
-PLAIN = """# from an earlier version, 2 red cases
-eager/promote/a-bf16-bf16-cpu: crash
-  - the process ended with signal SIGSEGV; it was in bad (x.py:3)
-
-eager/promote/b-bf16-bf16-cpu: fail
-  - output 0 of aten::mm is 0.375 away from the float64 result; expected at most 1.2e-05
-  - the kernel saw fp32
-"""
-
-
 def test_a_baseline_is_a_deviations_file_and_may_be_a_plain_list(tmp_path: Path) -> None:
     path = written(tmp_path, result("b"), result("a", "crash", CRASH), result("c", "pass", ""))
     assert path.read_text().startswith("# from made.jsonl, 2 red cases\n\n[[deviation]]\nkind = ")
     plain = tmp_path / "plain.txt"
-    plain.write_text(PLAIN)
+    plain.write_text(TABLE["plain"])
     assert load(path) == load(plain, what="baseline")
     assert {entry.kind for entry in load(path)} == {"baseline"}
     with pytest.raises(UsageError, match="is not valid TOML"):

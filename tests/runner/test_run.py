@@ -381,36 +381,14 @@ def test_the_pytest_line_reproduces_where_the_module_is(whole: Run, folder: Path
 
 # ---- on a torch that no table covers, and on one without TorchScript: the installed one, changed at import
 
-CHANGED = """
-import importlib.machinery, sys
-
-CHANGES = {changes}
-
-
-class Finder:
-    def find_spec(self, name, path, target=None):
-        if name not in CHANGES:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        right = spec.loader.exec_module
-
-        def exec_module(module):
-            right(module)
-            exec(CHANGES[name], {{"module": module}})
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-
-sys.meta_path.insert(0, Finder())
-"""
 NEWER = {"torch.version": "module.__version__ = '2.99.0'"}
 WITHOUT_JIT = {"torch": "del module.jit.script"}
 
 
 def run_on(folder: Path, changes: dict[str, str], *arguments: str) -> Ran:
     """`ampcheck run` in processes that each import torch with these changes."""
-    (folder / "sitecustomize.py").write_text(CHANGED.format(changes=changes))
+    finder = Path(__file__).with_name("sitecustomize.txt").read_text(encoding="utf-8")
+    (folder / "sitecustomize.py").write_text(finder.format(changes=changes))
     command = [sys.executable, "-m", "ampcheck", "run", "--device=cpu", "--run-file=run.jsonl", *arguments]
     done = ended(command, folder, PYTHONPATH=f"{folder}{os.pathsep}{ROOT}")
     assert (folder / "run.jsonl").exists(), done.stdout + done.stderr

@@ -4,6 +4,7 @@ import csv
 import importlib
 import json
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from ampcheck.tools.doctor import callbacks
 from scripts.mistakes import FIELDS, FIGURES, PAGES, Program, index, page, programs
 
 ALL = programs()
+FOR_EVER = tomllib.loads(Path(__file__).with_name("programs.toml").read_text(encoding="utf-8"))["for_ever"]
 NAMED = {one.name: one for one in ALL}
 WHOLE = [one for one in ALL if one.of == "whole"]
 
@@ -130,24 +132,6 @@ def test_command(
     assert json.loads((tmp_path / "found.json").read_text())["findings"] == []
     assert "ampcheck" not in err.replace(str(tmp_path), "")
     assert ("RuntimeError: mine" in err) == (code == 1)
-
-
-FOR_EVER = """\
-import torch
-def train(inside=False):
-    model = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    while True:
-        with torch.autocast("cpu"):
-            loss = model(torch.randn(2, 4)).float().mean()
-            if inside:
-                loss.backward()
-        if not inside:
-            loss.backward()
-        optimizer.step()
-def mistaken():
-    train(inside=True)
-"""
 
 
 def test_the_command_ends_after_the_steps_asked_for(

@@ -402,26 +402,7 @@ def test_an_empty_trace() -> None:
 
 # ---- the command
 
-PROGRAM = """
-import sys
-import torch
-
-def step():
-    with torch.autocast("cpu"):
-        return torch.mm(torch.ones(4, 4), torch.ones(4, 4))
-
-def shout(word):
-    print(word)
-
-class Holder:
-    run = staticmethod(step)
-
-NUMBER = 3
-if __name__ == "__main__":
-    print("arguments", sys.argv[1:])
-    step()
-    {end}
-"""
+PROGRAM = tomllib.loads(Path(__file__).with_name("programs.toml").read_text(encoding="utf-8"))["traced"]
 
 
 @pytest.fixture
@@ -454,7 +435,7 @@ def test_a_script_is_shown_however_it_ends(
     shot = capsys.readouterr()
     assert "arguments ['--sort', 'x', '-v']" in shot.out
     assert "2 casts by autocast" in shot.out
-    assert "program.py:7" in shot.out
+    assert "program.py:6" in shot.out
     assert shown in shot.err
 
 
