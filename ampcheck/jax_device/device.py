@@ -24,7 +24,7 @@ from torch.library import Library
 
 from ampcheck.jax_device.annotations import NAME, Device, Function, Kernel, Tree
 from ampcheck.jax_device.dtypes import TO_JAX
-from ampcheck.jax_device.storage.memory import guarded
+from ampcheck.jax_device.storage.arrays import guarded
 from ampcheck.jax_device.torch_private import C, CGenerator
 
 

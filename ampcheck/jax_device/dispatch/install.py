@@ -11,8 +11,7 @@ from ampcheck.jax_device.device import placed
 from ampcheck.jax_device.dispatch.kernels import computed, inplace_kernel, missing, out_kernel
 from ampcheck.jax_device.dispatch.special import COMPOSED, SPECIAL, by_convolution
 from ampcheck.jax_device.lowering import OWN, arguments, find, functional, is_out, is_view, overloads, short_name
-from ampcheck.jax_device.storage.arrays import META
-from ampcheck.jax_device.storage.memory import guarded
+from ampcheck.jax_device.storage.arrays import META, guarded
 from ampcheck.jax_device.torch_private import C, suggest_memory_format
 from ampcheck.register.torch_private import OpOverload, has_kernel
 

@@ -25,8 +25,7 @@ from ampcheck.jax_device.dispatch.program import GENERATED, Functional, Key, qui
 from ampcheck.jax_device.dtypes import TO_JAX, convert, jax_dtype
 from ampcheck.jax_device.lowering import Kind, arguments, compiled, find, overload, takes_lazy
 from ampcheck.jax_device.storage import arrays
-from ampcheck.jax_device.storage.arrays import META, Layout, Place, contents, contiguous, meshes, storage_of, store
-from ampcheck.jax_device.storage.memory import guarded, refuse
+from ampcheck.jax_device.storage.arrays import Layout, Place, contents, contiguous, guarded, refuse, storage_of, store
 from ampcheck.jax_device.torch_private import function_modes, pytree, set_storage
 from ampcheck.register.torch_private import OpOverload, dynamo_skip, has_kernel
 
@@ -61,7 +60,7 @@ def assign(target: Tree, values: Tree) -> Tree:
             and target.is_neg() is values.is_neg()
         ):
             # Arrays never change: the whole write is that the storage takes over the other one.
-            mine.array = arrays.spread(mine.array, theirs.array) if meshes else theirs.array
+            mine.array = arrays.spread(mine.array, theirs.array) if arrays.meshes else theirs.array
             return target
     else:
         check_cast(values.dtype, target.dtype)
@@ -126,7 +125,7 @@ def resize(tensor: Tensor, size: Sequence[int], stride: Sequence[int] | None = N
 
 def place(tensor: Tensor, source: DeviceStorage, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
     """Put the tensor, in place, somewhere on a device storage, which grows where it must; what is new is zero."""
-    set_storage(META, tensor, source, offset, size, stride)
+    set_storage(arrays.META, tensor, source, offset, size, stride)
     grow(tensor, 0 if 0 in size else offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)))
     _adopt(source, tensor)
     return tensor

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from ampcheck.jax_device.annotations import NAME, Args, Device, Function, Kwargs, Tree
 from ampcheck.jax_device.storage import transfer
-from ampcheck.jax_device.storage.arrays import wrap
-from ampcheck.jax_device.storage.memory import guarded
+from ampcheck.jax_device.storage.arrays import guarded, wrap
 from ampcheck.jax_device.storage.transfer import values
 from ampcheck.jax_device.torch_private import pytree
 

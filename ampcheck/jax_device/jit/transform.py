@@ -30,8 +30,7 @@ from ampcheck.jax_device.jit.reads import Places
 from ampcheck.jax_device.jit.state import PLAIN, Concretize, make_static, reach
 from ampcheck.jax_device.jit.trace import Restart, StepCall, grad_leaves, trace, tracing
 from ampcheck.jax_device.jit.watch import Value, ValueNeededError
-from ampcheck.jax_device.storage.arrays import copy_of_slice, is_slice, storage_of
-from ampcheck.jax_device.storage.memory import refuse
+from ampcheck.jax_device.storage.arrays import copy_of_slice, is_slice, refuse, storage_of
 from ampcheck.jax_device.torch_private import pytree
 
 

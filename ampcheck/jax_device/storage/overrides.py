@@ -21,8 +21,7 @@ import torch
 
 from ampcheck.jax_device.annotations import NAME, Device, DeviceStorage, Function, Tree
 from ampcheck.jax_device.storage import arrays, transfer
-from ampcheck.jax_device.storage.arrays import Bytes, storage_of, wrap
-from ampcheck.jax_device.storage.memory import guarded
+from ampcheck.jax_device.storage.arrays import Bytes, guarded, storage_of, wrap
 from ampcheck.jax_device.torch_private import StorageBase
 
 Storage = torch.UntypedStorage
