@@ -54,12 +54,7 @@ def _exported(tensor: Tensor) -> Tree:
 
 
 def _capsule(
-    tensor: Tensor,
-    *,
-    stream: int | None = -1,
-    max_version: tuple[int, int] | None = None,
-    dl_device: Tree = None,
-    copy: bool | None = None,
+    tensor: Tensor, *, stream: int | None = -1, max_version: Tree = None, dl_device: Tree = None, copy: Tree = None
 ) -> Tree:
     """Return the tensor's values as a DLPack capsule on JAX's device.
 
@@ -380,18 +375,10 @@ def _gradient(flat: Callable[..., Sequence[Tensor]], wanted: Sequence[int], coun
                 primals[i] = primals[i] if primals[i].requires_grad else primals[i].detach().requires_grad_()
             out = [o for o in flat(*primals) if o.is_floating_point() or o.is_complex()]
             reached = [(o, g) for o, g in zip(out, grads, strict=True) if o.requires_grad]
-            found = (
-                torch.autograd.grad(
-                    [o for o, _ in reached],
-                    [primals[i] for i in wanted],
-                    [g for _, g in reached],
-                    create_graph=again,
-                    allow_unused=True,
-                    materialize_grads=True,
-                )
-                if reached
-                else [torch.zeros_like(primals[i]) for i in wanted]
-            )
-        return list(found)
+            inputs, options = [primals[i] for i in wanted], {"allow_unused": True, "materialize_grads": True}
+            if not reached:
+                return [torch.zeros_like(given) for given in inputs]
+            outs, gradients = zip(*reached, strict=True)
+            return list(torch.autograd.grad(outs, inputs, gradients, create_graph=again, **options))
 
     return gradient

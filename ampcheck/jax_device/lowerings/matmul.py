@@ -16,7 +16,7 @@ from jax.lax import RaggedDotDimensionNumbers, ragged_dot_general
 from torch import Tensor
 from torch.library import Library
 
-from ampcheck.jax_device.dispatch.special import kernel
+from ampcheck.jax_device.dispatch.special import DType, kernel
 from ampcheck.jax_device.dtypes import jax_dtype, opmath_dtype
 from ampcheck.jax_device.lowering import Number, lower
 from ampcheck.jax_device.lowerings import accumulate
@@ -110,11 +110,7 @@ def _grouped(left: Array, right: Array, ends: Array, dtype: np.dtype) -> Array:
 
 @kernel("_grouped_mm")
 def grouped_mm(
-    self: Tensor,
-    mat2: Tensor,
-    offs: Tensor | None = None,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
+    self: Tensor, mat2: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: DType = None
 ) -> Tensor:
     """Return the product of each group of rows, of columns, or of both, by `jax.lax.ragged_dot_general`."""
     groups = {t.shape[0] for t in (self, mat2) if t.dim() == 3}

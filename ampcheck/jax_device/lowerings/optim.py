@@ -144,17 +144,10 @@ def _correction(beta: Rate, step: Array) -> Array:
 
 def _adam(decoupled: bool) -> Computation:
     def compute(
-        self: list[Array],
-        *lists: list[Array],
-        lr: Rate,
-        beta1: Rate,
-        beta2: Rate,
-        weight_decay: float,
-        eps: float,
-        amsgrad: bool,
-        **options: Any,
+        *lists: list[Array], lr: Rate, beta1: Rate, beta2: Rate, eps: Rate, amsgrad: bool, **options: Any
     ) -> tuple[list[Array], ...]:
-        grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps = lists
+        self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps = lists
+        weight_decay = options.pop("weight_decay")
         step, lr, new = _FusedStep(weight_decay=0 if decoupled else weight_decay, **options), _number(lr), []
         for i, stored in enumerate(self):
             param, dtype = wide(stored), wide(stored).dtype
@@ -181,18 +174,10 @@ lower("_fused_adamw", "_fused_adamw.tensor_lr", traced=_ADAM)(_adam(decoupled=Tr
 
 @lower("_fused_sgd", "_fused_sgd.tensor_lr", traced=("lr", "momentum", "dampening"))
 def sgd(
-    self: Arrays,
-    grads: Arrays,
-    buffers: Arrays,
-    *,
-    momentum: Rate,
-    lr: Rate,
-    dampening: float,
-    nesterov: bool,
-    is_first_step: bool,
-    **options: Any,
+    self: Arrays, grads: Arrays, buffers: Arrays, *, momentum: Rate, lr: Rate, dampening: Rate, **options: Any
 ) -> tuple[list[Array], ...]:
     """Take a step of stochastic gradient descent; without momentum the list of buffers is empty."""
+    nesterov, is_first_step = options.pop("nesterov"), options.pop("is_first_step")
     step, lr, new = _FusedStep(**options), _number(lr), []
     for i, stored in enumerate(self):
         param = wide(stored)
@@ -249,24 +234,19 @@ def unscale(self: Arrays, found_inf: Array, inv_scale: Array) -> tuple[list[Arra
 
 @lower("_amp_update_scale", traced=("scale_growth_factor", "scale_backoff_factor", "growth_interval"))
 def update_scale(
-    self: Array,
-    growth_tracker: Array,
-    found_inf: Array,
-    scale_growth_factor: float | Array,
-    scale_backoff_factor: float | Array,
-    growth_interval: int | Array,
+    self: Array, growth_tracker: Array, found_inf: Array, growth: Rate, backoff: Rate, interval: Rate
 ) -> tuple[Array, Array]:
     """Return the next scale, and how many steps since the last growth or overflow.
 
-    After an overflow the scale backs off; after `growth_interval` steps without one it grows, where float32 holds it.
+    After an overflow the scale backs off; after `interval` steps without one it grows, where float32 holds it.
     """
     _single("current_scale", self, jnp.float32)
     _single("growth_tracker", growth_tracker, jnp.int32)
     _single("found_inf", found_inf, jnp.float32)
     overflow = found_inf.reshape(()) != 0
     successful = growth_tracker + 1
-    grows = (successful == growth_interval) & ~overflow
-    grown = (self.astype(jnp.float64) * scale_growth_factor).astype(jnp.float32)
-    backed = (self.astype(jnp.float64) * scale_backoff_factor).astype(jnp.float32)
+    grows = (successful == interval) & ~overflow
+    grown = (self.astype(jnp.float64) * growth).astype(jnp.float32)
+    backed = (self.astype(jnp.float64) * backoff).astype(jnp.float32)
     scale = jnp.where(overflow, backed, jnp.where(grows & jnp.isfinite(grown), grown, self))
     return scale, jnp.where(overflow | grows, 0, successful).astype(jnp.int32)

@@ -65,31 +65,19 @@ def lstm_cell_backward(
 
 
 @kernel("_thnn_fused_lstm_cell")
-def lstm_cell_kernel(
-    input_gates: Tensor,
-    hidden_gates: Tensor,
-    cx: Tensor,
-    input_bias: Tensor | None = None,
-    hidden_bias: Tensor | None = None,
-) -> Tree:
+def lstm_cell_kernel(input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, *biases: Tensor | None) -> Tree:
     """Run the cell; PyTorch's Meta kernel fails where there are no biases, so it is given zeros."""
-    if input_bias is None or hidden_bias is None:
-        input_bias = hidden_bias = wrap(zeros((input_gates.shape[-1],), input_gates.dtype))
-    return computed("_thnn_fused_lstm_cell")(input_gates, hidden_gates, cx, input_bias, hidden_bias)
+    if len(biases) < 2 or None in biases:
+        biases = (wrap(zeros((input_gates.shape[-1],), input_gates.dtype)),) * 2
+    return computed("_thnn_fused_lstm_cell")(input_gates, hidden_gates, cx, *biases)
 
 
 @lower("_thnn_fused_gru_cell")
 @rounded
-def gru_cell(
-    input_gates: Array,
-    hidden_gates: Array,
-    hx: Array,
-    input_bias: Array | None = None,
-    hidden_bias: Array | None = None,
-) -> tuple[Array, Array]:
+def gru_cell(input_gates: Array, hidden_gates: Array, hx: Array, *biases: Array | None) -> tuple[Array, Array]:
     """Return the new hidden state, and for the backward pass reset, update and new gates, hx, hidden part of new."""
-    ir, iz, i_new = jnp.split(_sum(input_gates, input_bias), 3, axis=-1)
-    hr, hz, h_new = jnp.split(_sum(hidden_gates, hidden_bias), 3, axis=-1)
+    ir, iz, i_new = jnp.split(_sum(input_gates, *biases[:1]), 3, axis=-1)
+    hr, hz, h_new = jnp.split(_sum(hidden_gates, *biases[1:]), 3, axis=-1)
     r, z = jax.nn.sigmoid(ir + hr), jax.nn.sigmoid(iz + hz)
     n = jnp.tanh(i_new + r * h_new)
     return n + z * (hx - n), jnp.concatenate([r, z, n, hx, h_new], axis=-1)
@@ -227,43 +215,29 @@ def _served(
     )
 
 
-def _layers(
-    kind: str,
-    input: Tensor,
-    state: Sequence[Tensor],
-    params: Sequence[Tensor],
-    biased: bool,
-    count: int,
-    dropout: float,
-    directions: int,
-) -> tuple[Tensor, list[Tensor]]:
-    """Run all layers on (T, B, in); return the last one's outputs, and each state's last values of all layers."""
-    run, each = _differentiable(), 4 if biased else 2
-    lasts = []
-    for i in range(count):
-        outputs = []
-        for side in range(i * directions, (i + 1) * directions):
-            by_input, by_hidden, *biases = params[side * each : (side + 1) * each]
-            gates = F.linear(input, by_input)  # where autocast casts; the rest follows
-            given = [t.to(gates.dtype) for t in (*(s[side] for s in state), by_hidden, *biases)]
-            first, weight, rest = given[: len(state)], given[len(state)], given[len(state) + 1 :]
-            out, last = run(kind, side % directions == 1, gates, tuple(first), weight, tuple(rest))
-            outputs.append(out)
-            lasts.append(last)
-        input = torch.cat(outputs, -1) if directions == 2 else outputs[0]
-        if dropout and i < count - 1:
-            input = F.dropout(input, dropout)
-    return input, [torch.stack(values) for values in zip(*lasts, strict=True)]
-
-
 def _module(kind: str, whole: OpOverload, args: Sequence[Tree]) -> Tree:
+    """Run all layers; return the last one's outputs, and each state's last values of all layers."""
     input, given, params, biased, count, dropout, train, bidirectional, batch_first = args
     state, directions = given if kind == "lstm" else [given], 1 + bidirectional
     steps = input.transpose(0, 1) if batch_first and input.dim() == 3 else input
     if not _served(kind, steps, state, params, biased, count * directions):
         return apart(whole, *args)
-    out, last = _layers(kind, steps, state, params, biased, count, dropout if train else 0.0, directions)
-    return (out.transpose(0, 1) if batch_first else out, *last)
+    run, each, lasts = _differentiable(), 4 if biased else 2, []
+    for i in range(count):
+        outputs = []
+        for side in range(i * directions, (i + 1) * directions):
+            by_input, by_hidden, *biases = params[side * each : (side + 1) * each]
+            gates = F.linear(steps, by_input)  # where autocast casts; the rest follows
+            cast = [t.to(gates.dtype) for t in (*(s[side] for s in state), by_hidden, *biases)]
+            first, weight, rest = cast[: len(state)], cast[len(state)], cast[len(state) + 1 :]
+            out, last = run(kind, side % directions == 1, gates, tuple(first), weight, tuple(rest))
+            outputs.append(out)
+            lasts.append(last)
+        steps = torch.cat(outputs, -1) if directions == 2 else outputs[0]
+        if dropout and train and i < count - 1:
+            steps = F.dropout(steps, dropout)
+    out = steps.transpose(0, 1) if batch_first else steps
+    return (out, *(torch.stack(values) for values in zip(*lasts, strict=True)))
 
 
 @composed("lstm.input")

@@ -439,23 +439,6 @@ def _cubic(x: Array) -> Array:
     return jnp.where(x <= 1, near, far)
 
 
-def _weighted(
-    flat: Array,
-    size: Sequence[int],
-    places: Sequence[Array],
-    offsets: Sequence[int],
-    weigh: Computation,
-    pad: Computation,
-) -> Array:
-    out = jnp.zeros((), flat.dtype)
-    floors = [jax.lax.stop_gradient(jnp.floor(p)) for p in places]
-    for corner in itertools.product(offsets, repeat=len(size)):
-        weight = math.prod(weigh(p - (f + c)) for p, f, c in zip(places, floors, corner, strict=True))
-        taken = _fetch(flat, size, [pad(f + c, n) for f, c, n in zip(floors, corner, size, strict=True)])
-        out = out + taken * weight[:, None]
-    return out
-
-
 @lower("grid_sampler_2d", "grid_sampler_3d")
 @widened
 def grid_sampler(input: Array, grid: Array, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Array:
@@ -468,14 +451,23 @@ def grid_sampler(input: Array, grid: Array, interpolation_mode: int, padding_mod
     def pad(place: Array, length: int) -> Array:
         return _inside(place, length, padding_mode, align_corners)
 
+    def weighted(offsets: Sequence[int], weigh: Computation, pad: Computation) -> Array:
+        out = jnp.zeros((), flat.dtype)
+        floors = [jax.lax.stop_gradient(jnp.floor(p)) for p in places]
+        for corner in itertools.product(offsets, repeat=len(size)):
+            weight = math.prod(weigh(p - (f + c)) for p, f, c in zip(places, floors, corner, strict=True))
+            taken = _fetch(flat, size, [pad(f + c, n) for f, c, n in zip(floors, corner, size, strict=True)])
+            out = out + taken * weight[:, None]
+        return out
+
     if interpolation_mode == _BICUBIC:
-        out = _weighted(flat, size, places, (-1, 0, 1, 2), _cubic, pad)
+        out = weighted((-1, 0, 1, 2), _cubic, pad)
     else:
         places = [pad(p, n) for p, n in zip(places, size, strict=True)]
         if interpolation_mode == _NEAREST_MODE:
             out = _fetch(flat, size, [jnp.round(p) for p in places])
         else:
-            out = _weighted(flat, size, places, (0, 1), lambda x: 1 - jnp.abs(x), lambda p, _: p)
+            out = weighted((0, 1), lambda x: 1 - jnp.abs(x), lambda p, _: p)
     return out.reshape(*input.shape[:2], *shape)
 
 
@@ -502,6 +494,12 @@ def _turned(weight: Array, groups: int) -> Array:
     return jnp.flip(swapped, tuple(range(2, weight.ndim)))
 
 
+def _convolved(input: Array, weight: Array, steps: Sequence[int], pads: Tree, **options: Any) -> Array:
+    """Convolve as it is accumulated."""
+    kept: dict[str, Any] = {**options, "preferred_element_type": asked(input.dtype)}
+    return jax.lax.conv_general_dilated(input, weight, steps, pads, **kept)
+
+
 @lower("convolution_overrideable", one_dtype=True)
 def convolve(input: Array, weight: Array, bias: Array | None, *options: Tree) -> Array:
     """Convolve (N, C, …) with 1, 2 or 3 spatial dimensions; it is rounded once, on a CPU with the bias.
@@ -516,16 +514,7 @@ def convolve(input: Array, weight: Array, bias: Array | None, *options: Tree) ->
         reach = [d * (k - 1) - p for d, k, p in zip(dilation, weight.shape[2:], padding, strict=True)]
         pads = [(r, r + o) for r, o in zip(reach, each(output_padding, dims), strict=True)]
         steps, spread, weight = spread, stride, _turned(weight, groups)
-    out = jax.lax.conv_general_dilated(
-        input,
-        weight,
-        steps,
-        pads,
-        lhs_dilation=spread,
-        rhs_dilation=dilation,
-        feature_group_count=groups,
-        preferred_element_type=asked(input.dtype),
-    )
+    out = _convolved(input, weight, steps, pads, lhs_dilation=spread, rhs_dilation=dilation, feature_group_count=groups)
     if bias is not None:
         out = out + bias.reshape(1, -1, *((1,) * dims)).astype(out.dtype)
     return out.astype(input.dtype)
@@ -547,16 +536,11 @@ def _by_weight(large: Array, small: Array, kernel: Sequence[int], groups: int, *
     spatial = zip(large.shape[2:], small.shape[2:], kernel, *window, strict=True)
     pads = [(p, (k - 1) * d + (o - 1) * s + 1 - n - p) for n, o, k, s, p, d in spatial]
     axes = "DHW"[3 - len(kernel) :]
-    return jax.lax.conv_general_dilated(
-        large,
-        small,
-        dilation,
-        pads,
-        rhs_dilation=stride,
-        dimension_numbers=(f"CN{axes}", f"IO{axes}", f"CN{axes}"),
-        batch_group_count=groups,
-        preferred_element_type=asked(large.dtype),
-    ).astype(large.dtype)
+    kinds = (f"CN{axes}", f"IO{axes}", f"CN{axes}")
+    out = _convolved(
+        large, small, dilation, pads, rhs_dilation=stride, dimension_numbers=kinds, batch_group_count=groups
+    )
+    return out.astype(large.dtype)
 
 
 @lower("convolution_backward_overrideable")
