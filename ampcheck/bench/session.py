@@ -22,7 +22,7 @@ from ampcheck.bench.run.variants import compilers, select
 from ampcheck.bench.workloads import catalogue
 from ampcheck.devices import registry
 from ampcheck.devices.base import Device
-from ampcheck.errors import UsageError
+from ampcheck.errors import UsageError, unknown
 from ampcheck.runner.record import output_file, versions
 
 _CEILING_S = {QUICK.name: (0.5, 20.0), FULL.name: (2.0, 120.0)}
@@ -94,7 +94,7 @@ def choose(options: BenchOptions) -> Chosen:
         raise UsageError(f"--threads is {options.threads}; at least one is needed")
     for name in options.compilers:
         if name not in COMPILERS:
-            raise UsageError(f"there is no compiler {name!r}; there are {', '.join(COMPILERS)}")
+            raise unknown("compiler", name, COMPILERS)
     names = [name for name in options.devices if not name.startswith(ESTIMATED)]
     estimates = [name for name in options.devices if name.startswith(ESTIMATED)]
     for name in estimates:

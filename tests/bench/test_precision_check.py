@@ -188,7 +188,7 @@ def test_what_cannot_be_seen_is_not_proven() -> None:
     found = check_precision(ready, PRECISIONS["bf16"], MM, Cpu(), "eager")
     assert found.invalid == "its dtypes could not be seen: RuntimeError: no kernel"
     assert ready.restored
-    with pytest.raises(UsageError, match="there is no compiler 'tpu'"):
+    with pytest.raises(UsageError, match="there is no compiler named 'tpu'"):
         check_precision(ready, PRECISIONS["bf16"], MM, Cpu(), "tpu")
 
 

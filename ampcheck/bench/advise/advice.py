@@ -21,7 +21,7 @@ from ampcheck.bench.run.group import FULL, QUICK
 from ampcheck.bench.run.measure import environment
 from ampcheck.bench.run.summary import summarize
 from ampcheck.devices.registry import select
-from ampcheck.errors import UsageError
+from ampcheck.errors import UsageError, unknown
 from ampcheck.runner.worker import Worker
 from ampcheck.tools.user_program import plain, wrapped
 
@@ -69,7 +69,23 @@ class Advice:
     @property
     def findings(self) -> list[AdviceFinding]:
         """The advice on each variant but the first and the A/A baseline."""
-        return findings(self.groups, self.found, self.machine.get("isa", ()))
+        found, isa = self.found, self.machine.get("isa", ())
+        seen = {name: msgspec.convert(values, Seen) for name, values in found.seen.items()}
+        out = []
+        for group in self.groups:
+            first, eager = group.variants[0], group.compiler == "eager"
+            for v in group.variants[1:]:
+                if v.name.endswith(AA):
+                    continue
+                looks = [seen.get(one.name, Seen()) for one in (first, v)]
+                case = StepCase(group.device, found.platform, isa, found.tiny, first, v, looks[0], looks[1])
+                why = diagnosis.spoken(case, diagnosis.SPEED if eager else _COMPILED)
+                cost = diagnosis.spoken(case, diagnosis.VALUES)
+                unexplained = not why and eager and v.verdict in ("same", "slower")
+                goes, wrong = diagnosis.shares(case) if eager else "", v.error == math.inf != first.error
+                told = (v.verdict, _speed(v, first), why, cost, unexplained, goes, wrong)
+                out.append(AdviceFinding(group.compiler, v.name, *told))
+        return out
 
     def text(self) -> str:
         """Return the table of variants, the sentences, and the trace."""
@@ -141,8 +157,8 @@ def advise(
     (found_device,) = select([device], modules)
     if not found_device.has_values:
         raise UsageError(f"device {device!r} has no arithmetic, so that there is nothing to time")
-    if unknown := [name for name in compilers if name not in COMPILERS]:
-        raise UsageError(f"there is no compiler {unknown[0]!r}; there are {', '.join(COMPILERS)}")
+    if wrong := [name for name in compilers if name not in COMPILERS]:
+        raise unknown("compiler", wrong[0], COMPILERS)
     if "graph" in compilers:
         raise UsageError("compiler 'graph' replays a single op; a step of your own runs eager, compile or jit")
     if "jit" in compilers and found_device.type != "jax":
@@ -166,29 +182,6 @@ def advise(
     groups = summarize(rounds, {STEP: kind})
     pooled[0].tiny = statistics.median(found.tiny for found in pooled)
     return Advice(step, device, groups, pooled[0], described)
-
-
-def findings(groups: Sequence[Group], found: AdviceFigures, isa: Sequence[str]) -> list[AdviceFinding]:
-    """Return the advice on each variant but the first and the A/A baseline. `isa`: the CPU's instruction sets."""
-    seen = {name: msgspec.convert(values, Seen) for name, values in found.seen.items()}
-    out = []
-    for group in groups:
-        first = group.variants[0]
-        for variant in group.variants[1:]:
-            if variant.name.endswith(AA):
-                continue
-            looks = [seen.get(one.name, Seen()) for one in (first, variant)]
-            case = StepCase(group.device, found.platform, isa, found.tiny, first, variant, looks[0], looks[1])
-            why = diagnosis.spoken(case, diagnosis.SPEED if group.compiler == "eager" else _COMPILED)
-            cost = diagnosis.spoken(case, diagnosis.VALUES)
-            unexplained = not why and group.compiler == "eager" and variant.verdict in ("same", "slower")
-            goes = diagnosis.shares(case) if group.compiler == "eager" else ""
-            wrong = variant.error == math.inf != first.error
-            speed = _speed(variant, first)
-            out.append(
-                AdviceFinding(group.compiler, variant.name, variant.verdict, speed, why, cost, unexplained, goes, wrong)
-            )
-    return out
 
 
 def _speed(variant: VariantResult, first: VariantResult) -> str:

@@ -23,7 +23,7 @@ from ampcheck.bench.core.kernels import (
 from ampcheck.bench.core.model import COMPILERS, Precision, StepWorkload, Workload
 from ampcheck.bench.core.prepare import Prepared, flops
 from ampcheck.devices.base import Device
-from ampcheck.errors import UsageError, one_line
+from ampcheck.errors import one_line, unknown
 from ampcheck.observe.closeness import relative_error
 from ampcheck.spec.casting import expect
 from ampcheck.spec.dtypes import LOW, is_floating, widest
@@ -61,7 +61,7 @@ def check_precision(
     Raises UsageError for an unknown compiler.
     """
     if compiler not in COMPILERS:
-        raise UsageError(f"there is no compiler {compiler!r}; there are {', '.join(COMPILERS)}")
+        raise unknown("compiler", compiler, COMPILERS)
     output = prepared.output() if output is None else output
     try:
         text, invalid = _dtypes(prepared, variant, workload, device, compiler)
