@@ -6,13 +6,15 @@ newest run, which only the page of one case reads. `app.js` is the other half: i
 
 import json
 import shlex
+import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from ampcheck.report.history import History, expected, ran, reproduced, virtual
-from ampcheck.runner.record import RED, STATUSES, Result, Run, causes_of
+from ampcheck.runner.record import RED, Result, Run, causes_of
 from ampcheck.runner.summarize import devices, unfinished
 from ampcheck.spec.ids import op_token
 from ampcheck.spec.rules import RULES, Rule
@@ -21,23 +23,13 @@ COLUMNS = ("suite", "rule", "op", "sample", "inputs", "amp", "device", "compiler
 OP_RULES = ("downcast", "upcast", "optdtype", "append", "promote", "banned", "drift", "fallthrough")
 """The rules about single ops, each with a line of its own."""
 
-AREAS = {
-    "regions": "autocast regions: what they set, nest, cache and put back, also in threads and after errors",
-    "decorators": "functions decorated with a region, and whatever else holds one",
-    "modules": "modules, methods, in-place calls and random programs do what the ops they are made of do",
-    "gradients": "backward passes, checkpoints and custom functions run in the dtypes of the forward pass",
-    "scaler": "GradScaler scales, unscales, skips and grows as documented",
-    "compilers": "compiled programs cast as the eager ones do",
-}
+_WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+AREAS = {name: str(row["sentence"]) for name, row in _WORDS["area"].items()}
 """The other rules by what they are about, in the order of the first page's grid."""
-
-_AREA_OF_SUITE = {"autograd": "gradients", "scaler": "scaler", "jit": "compilers"}
-_AREA_OF_RULE = {
-    **dict.fromkeys(("decorator", "holders"), "decorators"),
-    **dict.fromkeys(("modules", "variants", "moves", "relations", "modes", "programs", "reports"), "modules"),
+_AREA_OF_SUITE: dict[str, str] = {
+    suite: name for name, row in _WORDS["area"].items() for suite in row.get("suites", ())
 }
-
-_LETTERS = dict(zip(STATUSES, "pfbdxuectm", strict=True))  # a status as one letter; "." is a case the run does not have
+_AREA_OF_RULE: dict[str, str] = {rule: name for name, row in _WORDS["area"].items() for rule in row.get("rules", ())}
 
 
 class Interner:
@@ -104,8 +96,7 @@ def cases(history: History, ops: Collection[str]) -> dict[str, Any]:
     named = words["op"].texts
     return {
         "statuses": [
-            {"name": s.name, "letter": _LETTERS[s.name], "mark": s.mark, "label": s.label, "red": s.red}
-            for s in SHOWN.values()
+            {"name": s.name, "letter": s.letter, "mark": s.mark, "label": s.label, "red": s.red} for s in SHOWN.values()
         ],
         "rules": {
             rule.name: {"sentence": rule.sentence, "source": rule.source, "href": source_link(rule, history.newest)}
@@ -224,6 +215,8 @@ class Status:
     mark: str
     label: str
     meaning: str
+    letter: str = ""
+    todo: str = ""
 
     @property
     def red(self) -> bool:
@@ -236,21 +229,9 @@ class Status:
         return self.name.replace(" ", "-")
 
 
-_ALL = (
-    Status("pass", "✓", "as promised", "The case does what PyTorch promises."),
-    Status("fail", "✗", "fail", "The case does not do what PyTorch promises, and no deviation explains it."),
-    Status("broken", "!", "broken", "The op raises or is wrong without autocast, too."),
-    Status("deviation", "≠", "known deviation", "It fails in the way a deviation entry describes, with a reason."),
-    Status("fixed", "↑", "stale deviation", "A deviation entry says it fails, but it passes now: delete the entry."),
-    Status("unsupported", "∅", "unsupported", "The device says that it lacks this, or PyTorch has no kernel for it."),
-    Status("error", "E", "harness error", "The suite itself broke, so nothing is known of the device."),
-    Status("crash", "C", "crash", "The case ended its process."),
-    Status("timeout", "T", "timeout", "The case did not end in time."),
-    Status("missing", "?", "missing", "The manifest lists the case, but it did not run."),
-)
-
-SHOWN = {status.name: status for status in _ALL}
+SHOWN = {name: Status(name, **words) for name, words in _WORDS["status"].items()}
 """Every status of `ampcheck.runner.record.STATUSES`, by name, in that order."""
+_LETTERS = {status.name: status.letter for status in SHOWN.values()}
 
 
 def number(count: int) -> str:

@@ -31,17 +31,6 @@ from ampcheck.spec.rules import RULES
 _CAUSES = 20
 """The first page shows this many causes, the first few in full."""
 
-_TODO = {
-    "fail": "Open the example: it has the call in plain torch. Correct the device, or describe a known deviation.",
-    "broken": "The op is wrong without autocast too: correct its kernel first, then run these cases again.",
-    "fixed": "Delete the entry of the deviations file: the case passes now.",
-    "error": "ampcheck itself broke, which says nothing of the device: report it with the example's traceback.",
-    "crash": "Run the example alone: its process ended, and the last lines of its output say where.",
-    "timeout": "Run the example alone with a longer --timeout, and see whether it ends.",
-    "missing": "ampcheck run --resume RUN goes on with an interrupted run, --shard N/COUNT runs a missing shard.",
-}
-"""What to do about red cases, by their status."""
-
 _CHOOSING = ("--suite", "--device", "--op", "--rule", "--amp-dtype", "--compiler", "--last-failed", "-k")
 """The options that take one value and leave cases out."""
 
@@ -102,7 +91,7 @@ def devices_page(history: History) -> dict[str, object]:
         "state": state,
         "verdict": verdict,
         "chosen": ("--smoke " if newest.header.get("smoke") else "") + options(newest, _CHOOSING),
-        "go_on": _TODO["missing"] if unfinished(newest) else "",
+        "go_on": SHOWN["missing"].todo if unfinished(newest) else "",
         "cards": cards,
         "grid": _grid(results, shown, areas=True),
         "rules": _grid(results, shown, areas=False),
@@ -347,7 +336,7 @@ def _cause(cause: Cause, said: Mapping[str, str], history: History) -> dict[str,
         "rules": list(rules),
         "since": _since(cause, history),
         "promise": promise if example.status in ("fail", "crash", "timeout") else "",
-        "todo": _TODO[example.status],
+        "todo": SHOWN[example.status].todo,
         "example": example,
         "said": said.get(example.key, ""),
     }
