@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import wraps
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 from unittest.mock import patch
 
@@ -25,11 +27,9 @@ import pytest
 import torch
 from _pytest.runner import runtestprotocol
 
-from ampcheck.checks import backward, comparisons, compiled, relations, sweep
 from ampcheck.checks.scenario import DeviceAmp
 from ampcheck.devices.registry import groups
 from ampcheck.errors import CheckFailure, HarnessError, Unsupported
-from ampcheck.programs.regions import run
 from ampcheck.runner.collect import CASE
 from ampcheck.runner.deviations import KnownDeviations
 from ampcheck.runner.record import RED
@@ -133,31 +133,8 @@ def nearer(text: str, before: Sequence[str]) -> bool:
 # ---- where a check sees results
 
 SEEN: Mapping[Any, Mapping[str, int]] = {
-    comparisons: {
-        "received": 1,
-        "never_ran": 2,
-        "kernel": 0,
-        "untouched_dtype": 0,
-        "refused": 0,
-        "same_error": 0,
-        "output_dtypes": 0,
-        "same_bits": 0,
-        "far": 0,
-        "pytorch_dtype": 0,
-    },
-    compiled: {"refusal": 0, "compare_programs": 0, "within": 1, "same_kernels": 0, "same_parts": 0},
-    backward: {"output_grads": 0, "gradient_dtypes": 1, "backward_kernels": 0},
-    sweep: {"compare_cells": 0},
-    relations: {"difference": 0, "_several": 0, "unlike": 1, "unexplained": 0, "different_ends": 0},
-    run: {"compare": 0},
-    DeviceAmp: {
-        "note_error": 2,
-        "assert_equal": 2,
-        "assert_close": 2,
-        "assert_raises": 4,
-        "assert_warns": 4,
-        "assert_no_warning": 2,
-    },
+    resolve_name(owner): places
+    for owner, places in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
 }
 """The functions that compare, by module or class, and at which place each is given what was seen."""
 _CALLS = ("assert_raises", "assert_warns", "assert_no_warning")

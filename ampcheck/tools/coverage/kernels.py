@@ -11,11 +11,13 @@ On MTIA an overload counts where autocast's work is seen: a cast, a filled-in dt
 of which happens without the kernel.
 """
 
+import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -143,16 +145,8 @@ def table(rows: Mapping[str, tuple[Entered, Entered]]) -> str:
 
 _PLACES: dict[str, object] = {"torch": torch, "nn": nn_functions, "linalg": linalg_functions, "methods": None}
 
-# What the third element of a list's rows is to the file that runs them: keyword arguments, a flag to leave the row
-# out, the arguments for float16, the dtype of the output, or the module. einsum's row has its tensors where
-# test_cuda.py and test_xpu.py look for the flag.
-_BUILTIN = ("torch_expect_builtin_promote", "methods_expect_builtin_promote")
-_CPU = dict.fromkeys((*_BUILTIN, "torch_need_autocast_promote"), "fp16 arguments")
-_CPU |= dict.fromkeys(("torch_16", "nn_16", "torch_fp32", "nn_fp32"), "kwargs")
-_CUDA = dict.fromkeys(_BUILTIN, "dtype") | {"torch_fp16": "skip", "banned": "module"}
-_CUDA |= dict.fromkeys(("nn_fp16", "linalg_fp16", "methods_fp16", "torch_fp32", "nn_fp32", "methods_fp32"), "kwargs")
-_CUDA["torch_need_autocast_promote"] = "kwargs"
-_XPU = {"torch_fp16": "skip", "torch_need_autocast_promote": "kwargs", "torch_expect_builtin_promote": "dtype"}
+_LISTS = tomllib.loads(Path(__file__).with_name("walked.toml").read_text(encoding="utf-8"))["lists"]
+"""What PyTorch's files do with the rows of each list, by device type."""
 _XPU_LEFT_OUT = ("gru_cell", "lstm_cell")  # test_xpu.py names them as not implemented there
 
 
@@ -181,16 +175,15 @@ def entries(device: Device) -> list[ListedCall]:
 
     The device must be entered. Raises UsageError where this torch has no such lists.
     """
-    if device.type not in ("cpu", "cuda", "xpu"):
+    if device.type not in _LISTS:
         return []
     module = internal("autocast_test_lists")
     made = module.AutocastCPUTestLists if device.type == "cpu" else module.AutocastTestLists
     with torch.random.fork_rng(devices=[]):  # they draw their values as they are made
         torch.manual_seed(0)
         lists = made(torch.device(device.type))
-    wanted = {"cpu": _CPU, "cuda": _CUDA, "xpu": _XPU}[device.type]
     out: list[ListedCall] = []
-    for name, third in wanted.items():
+    for name, third in _LISTS[device.type].items():
         if not hasattr(lists, name):
             raise UsageError(f"the autocast lists of torch {torch.__version__} have no list {name}")
         for row in getattr(lists, name):

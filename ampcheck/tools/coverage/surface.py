@@ -7,6 +7,7 @@ module, optimizer or loss scaler are not counted; `ampcheck/samples/surface.txt`
 import ast
 import inspect
 import sys
+import tomllib
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
@@ -14,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
+from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -25,18 +27,8 @@ from ampcheck.runner.run import suites_folder
 from ampcheck.samples import op_database, surface
 from ampcheck.samples.torch_testing import internal
 
-SPACES = (
-    *("", "Tensor", "nn", "nn.functional", "nn.init", "nn.parallel", "linalg", "fft", "special", "distributions"),
-    *("distributions.transforms", "distributions.kl", "distributions.constraints", "distributions.constraint_registry"),
-    *("optim", "optim.lr_scheduler", "optim.swa_utils", "nn.utils", "nn.utils.parametrize"),
-    *("nn.utils.parametrizations", "nn.utils.prune", "nn.utils.rnn", "nn.utils.stateless", "nn.utils.fusion", "func"),
-    *("sparse", "nested", "masked", "ao.quantization", "ao.nn.quantized", "ao.nn.qat", "ao.nn.intrinsic"),
-    *("distributed", "distributed.fsdp", "distributed.tensor", "distributed.optim", "distributed.pipelining"),
-    *("distributed.algorithms", "utils.data", "utils.checkpoint", "export", "compiler", "autograd"),
-    *("autograd.functional", "autograd.forward_ad", "autograd.graph", "amp", "cpu.amp", "cuda.amp", "signal.windows"),
-    *("nn.attention", "nn.attention.flex_attention", "library", "utils.flop_counter", "fx", "quasirandom"),
-    "utils.dlpack",
-)
+_TABLE = Path(__file__).with_name("walked.toml")
+SPACES: tuple[str, ...] = tuple(tomllib.loads(_TABLE.read_text(encoding="utf-8"))["spaces"])
 """What is walked, below torch."""
 HOW = ("op database", "scenario", "program of relations")
 """How something is called: by an op of PyTorch's database in one of its forms, or by name."""
