@@ -40,18 +40,11 @@ class Argument(NamedTuple):
 
 
 _KINDS = {
-    "Tensor": Kind.TENSOR,
-    "Optional[Tensor]": Kind.TENSOR,
-    "List[Tensor]": Kind.TENSORS,
-    "List[Optional[Tensor]]": Kind.TENSORS,
-    "number": Kind.NUMBER,
-    "Optional[number]": Kind.NUMBER,
-    "Scalar": Kind.NUMBER,
-    "Optional[Scalar]": Kind.NUMBER,
-    "List[number]": Kind.NUMBERS,
-    "List[Scalar]": Kind.NUMBERS,
-    "Generator": Kind.GENERATOR,
-    "Optional[Generator]": Kind.GENERATOR,
+    **dict.fromkeys(("Tensor", "Optional[Tensor]"), Kind.TENSOR),
+    **dict.fromkeys(("List[Tensor]", "List[Optional[Tensor]]"), Kind.TENSORS),
+    **dict.fromkeys(("number", "Optional[number]", "Scalar", "Optional[Scalar]"), Kind.NUMBER),
+    **dict.fromkeys(("List[number]", "List[Scalar]"), Kind.NUMBERS),
+    **dict.fromkeys(("Generator", "Optional[Generator]"), Kind.GENERATOR),
 }
 REQUIRED = object()
 

@@ -165,20 +165,8 @@ def compare(model: TrainedModel, dtype: str, found: Training, wanted: Training, 
     over = [abs(loss - want) / most for (loss, want), most in zip(pairs, bounds, strict=True)]
     worst = max(range(STEPS), key=lambda i: (over[i] != over[i], over[i]))  # nan is the worst
     loss, want = pairs[worst]
-    row = Row(
-        model.name,
-        dtype,
-        "",
-        "agrees",
-        found.note,
-        losses=found.losses,
-        cpu_losses=wanted.losses,
-        difference=abs(loss - want),
-        bound=bounds[worst],
-        first=found.first,
-        later=found.later,
-        cpu_later=wanted.later,
-    )
+    row = Row(model.name, dtype, "", "agrees", found.note, found.losses, wanted.losses, abs(loss - want), bounds[worst])
+    row.first, row.later, row.cpu_later = found.first, found.later, wanted.later
     reasons = []
     if found.tied != wanted.tied:
         reasons.append(f"tied parameters are {_names(found.tied)}, on the CPU {_names(wanted.tied)}")

@@ -128,16 +128,9 @@ class Machine(RuleBasedStateMachine):
 
 
 def test_views_and_writes_against_the_cpu() -> None:
-    limits = settings(
-        max_examples=25,
-        stateful_step_count=12,
-        deadline=None,
-        phases=(Phase.generate,),
-        derandomize=True,
-        database=None,
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
+    options = {"derandomize": True, "database": None, "suppress_health_check": list(HealthCheck), "deadline": None}
+    options |= {"phases": (Phase.generate,), "report_multiple_bugs": False}
+    limits = settings(max_examples=25, stateful_step_count=12, **options)
     run_state_machine_as_test(Machine, settings=limits)
 
 

@@ -52,15 +52,9 @@ def lstm_cell_backward(
     by_hidden = jnp.zeros_like(cy) if grad_hy is None else grad_hy
     by_cell = by_hidden * o * (1 - squashed * squashed)
     by_cell = by_cell if grad_cy is None else by_cell + grad_cy
-    gates = jnp.concatenate(
-        [
-            by_cell * g * i * (1 - i),
-            by_cell * cx * f * (1 - f),
-            by_cell * i * (1 - g * g),
-            by_hidden * squashed * o * (1 - o),
-        ],
-        axis=-1,
-    )
+    by_i, by_f = by_cell * g * i * (1 - i), by_cell * cx * f * (1 - f)
+    by_g, by_o = by_cell * i * (1 - g * g), by_hidden * squashed * o * (1 - o)
+    gates = jnp.concatenate([by_i, by_f, by_g, by_o], axis=-1)
     return gates, by_cell * f, jnp.sum(gates, axis=0) if has_bias else None
 
 
