@@ -153,12 +153,7 @@ def jit(
 ) -> JittedFunction: ...
 @overload
 def jit(
-    fn: None = None,
-    *,
-    donate: bool = True,
-    warn_after: int = 16,
-    fullgraph: bool = False,
-    buckets: Buckets | None = None,
+    fn: None = ..., *, donate: bool = ..., warn_after: int = ..., fullgraph: bool = ..., buckets: Buckets | None = ...
 ) -> Callable[[Function], JittedFunction]: ...
 def jit(
     fn: Function | None = None,

@@ -255,9 +255,7 @@ def batch_norm(
 
 
 lower("_native_batch_norm_legit.no_stats")(
-    lambda input, weight, bias, *options: batch_norm(
-        input, weight, bias, jnp.zeros(()), jnp.zeros(()), True, *options[1:]
-    )[:3]
+    lambda x, w, bias, *options: batch_norm(x, w, bias, jnp.zeros(()), jnp.zeros(()), True, *options[1:])[:3]
 )
 lower("_native_batch_norm_legit_no_training")(
     lambda input, *given: batch_norm(input, *given[:4], False, *given[4:])[:3]
