@@ -328,8 +328,6 @@ class _StepMeasurer(Measurer):
         self._outputs: dict[str, torch.Tensor] = {}
         self._base_seconds: dict[str, float] = {}
         self._singles: dict[str, float] = {}
-        if any(compiler == "compile" for _, compiler in plan.tasks):
-            dynamo_config().recompile_limit = 64  # every variant is a program of the same code
 
     def values(self, first: UserStep) -> None:
         """Find what errors are measured against: float64, and float32 for gradients."""
@@ -345,6 +343,8 @@ class _StepMeasurer(Measurer):
 
     def group(self, compiler: str) -> None:
         """Measure the variants through a compiler."""
+        if compiler == "compile":
+            dynamo_config().recompile_limit = 64  # every variant is a program of the same code
         rounds = self.measure(STEP, compiler)
         if _TINY in rounds.samples:
             self.advice.tiny = statistics.median(rounds.samples.pop(_TINY)) / ADDS
