@@ -25,8 +25,6 @@ OUTPUTS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".
 for _line, _schema in (("run_header", SCHEMA), ("bench_header", BENCH_SCHEMA)):
     OUTPUTS[_line]["fields"]["schema"]["const"] = _schema
 _CLASSES = (Result, Rounds, Group, VariantResult, Comparison, Change)
-_UNCHANGED = {"type": "integer", "minimum": 0, "description": "How many common cases have the same status."}
-"""`changes.json` has this property of `Comparison` too, which msgspec does not see."""
 
 
 def definitions() -> dict[str, Definition]:
@@ -34,12 +32,15 @@ def definitions() -> dict[str, Definition]:
     names = {row["of"]: name for name, row in OUTPUTS.items() if "of" in row}
     _, made = msgspec.json.schema_components(_CLASSES, ref_template="{name}")
     found = {names.get(name, name): _plain(definition, names) for name, definition in made.items()}
-    found["changes"]["properties"]["unchanged"] = _UNCHANGED
+    # A property of `Comparison`, which msgspec does not see.
+    found["changes"]["properties"]["unchanged"] = {"type": "integer", "minimum": 0}
     for name, row in OUTPUTS.items():
         if "of" not in row:
             required = [field for field in row["fields"] if field not in row.get("optional", ())]
             found[name] = {"type": "object", "properties": dict(row["fields"]), "required": required}
         one = found[name]
+        for field, words in row.get("fields", {}).items() if "of" in row else ():
+            one["properties"][field]["description"] = words
         one["description"] = row.get("description") or one["description"]
         one["required"] = [*(f for f in one["required"] if f not in row.get("absent", ())), *row.get("always", ())]
         if "kind" in row:

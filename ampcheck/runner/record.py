@@ -44,40 +44,27 @@ BASELINE = "baseline-"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Hold what became of one case."""
+    """Hold what became of one case. `ampcheck/report/outputs.toml` says what each field is."""
 
-    id: Annotated[
-        str,
-        Meta(
-            description="The case within its suite and rule. `suite/rule/id` is its key, the same from version to "
-            "version."
-        ),
-    ]
-    suite: Annotated[str, Meta(description="`eager`, `autograd`, `scaler` or `jit`.")]
-    rule: Annotated[str, Meta(description="The promise that it checks.")]
-    status: Annotated[
-        str,
-        Meta(
-            description="See [statuses](#statuses).",
-            pattern=f"^({'|'.join(STATUSES)})$",
-            extra_json_schema={"enum": STATUSES},
-        ),
-    ]
-    seconds: Annotated[float, Meta(description="Wall time of the case, in seconds.", ge=0)]
-    op: Annotated[str, Meta(description="The overload, without `aten::`.")] = ""
-    amp: Annotated[str, Meta(description="The region's dtype.")] = ""
-    device: Annotated[str, Meta(description="Name of the device.")] = ""
-    inputs: Annotated[str, Meta(description="Dtypes of the inputs.")] = ""
-    sample: Annotated[str, Meta(description="Which sample of the op.")] = ""
-    node: Annotated[str, Meta(description="Node id of pytest.")] = ""
-    message: Annotated[str, Meta(description="Each difference, a line each.")] = ""
-    deviation: Annotated[str, Meta(description="Ids of the known deviations, with `, ` between.")] = ""
-    pytest: Annotated[str, Meta(description="The line of pytest that repeats it.")] = ""
-    torch: Annotated[str, Meta(description="The same as plain torch.")] = ""
-    compiler: Annotated[str, Meta(description="The compiler; absent where the suite runs all in one way.")] = ""
-    cause: Annotated[str, Meta(description="One text for all cases that are red for one reason.")] = ""
-    traceback: Annotated[str, Meta(description="Of what was raised, from the first frame outside of ampcheck on.")] = ""
-    warnings: Annotated[str, Meta(description="Those given while it ran, a line each.")] = ""
+    id: str
+    suite: str
+    rule: str
+    status: Annotated[str, Meta(pattern=f"^({'|'.join(STATUSES)})$", extra_json_schema={"enum": STATUSES})]
+    seconds: Annotated[float, Meta(ge=0)]
+    op: str = ""
+    amp: str = ""
+    device: str = ""
+    inputs: str = ""
+    sample: str = ""
+    node: str = ""
+    message: str = ""
+    deviation: str = ""
+    pytest: str = ""
+    torch: str = ""
+    compiler: str = ""
+    cause: str = ""
+    traceback: str = ""
+    warnings: str = ""
 
     @property
     def name(self) -> str:

@@ -561,12 +561,12 @@ GROUPS = tuple(MEANING)
 class Change:
     """One case that the runs do not agree on. `before` or `after` is "" where that run does not have it."""
 
-    key: Annotated[str, Meta(description="`suite/rule/id`.")]
-    device: Annotated[str, Meta(description="Name of the device.")]
-    rule: Annotated[str, Meta(description="The promise that it checks.")]
-    before: Annotated[str, Meta(description="Status in the earlier run, empty where it does not have the case.")]
-    after: Annotated[str, Meta(description="Status in the later run, empty where it does not have the case.")]
-    message: Annotated[str, Meta(description="The difference in the later run.")] = ""
+    key: str
+    device: str
+    rule: str
+    before: str
+    after: str
+    message: str = ""
 
     @property
     def words(self) -> str:
@@ -578,18 +578,16 @@ class Change:
 class Comparison:
     """Two runs over their common cases. `a`, `b`: the earlier and the later run in words; `notes` limit it."""
 
-    a: Annotated[str, Meta(description="The earlier run in words.")]
-    b: Annotated[str, Meta(description="The later run in words.")]
-    common: Annotated[int, Meta(description="How many cases both have.", ge=0)]
-    still_red: Annotated[int, Meta(description="How many of those are red in both, with the same status.", ge=0)]
-    regressed: Annotated[
-        tuple[Change, ...], Meta(description="Not red before and red now, or passed before and does not now.")
-    ]
-    fixed: Annotated[tuple[Change, ...], Meta(description="Red before and not now, or passes now and did not.")]
-    changed: Annotated[tuple[Change, ...], Meta(description="Another status, as bad as before.")]
-    removed: Annotated[tuple[Change, ...], Meta(description="In the earlier run only.")]
-    added: Annotated[tuple[Change, ...], Meta(description="In the later run only.")]
-    notes: Annotated[tuple[str, ...], Meta(description="Sentences that limit the comparison.")] = ()
+    a: str
+    b: str
+    common: Annotated[int, Meta(ge=0)]
+    still_red: Annotated[int, Meta(ge=0)]
+    regressed: tuple[Change, ...]
+    fixed: tuple[Change, ...]
+    changed: tuple[Change, ...]
+    removed: tuple[Change, ...]
+    added: tuple[Change, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def partial(self) -> bool:
