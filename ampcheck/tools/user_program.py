@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from ampcheck.errors import UsageError, one_line
-from ampcheck.runner.record import output_file
+from ampcheck.runner.record import output_file, print_or_write
 
 _RUNS = (str(Path(__file__).parents[1]) + os.sep, "<frozen runpy>", runpy.__file__)
 """Files whose frames are around a program, and between it and PyTorch."""
@@ -65,11 +65,6 @@ def wrapped(text: str) -> list[str]:
     )
 
 
-def shortened(line: str, width: int) -> str:
-    """Return a line that fits a width."""
-    return line if len(line) <= width else line[: width - 1] + "…"
-
-
 def end(text: str, most: int) -> str:
     """Return a text that has so many characters at most, of a longer one its end."""
     return text if len(text) <= most else f"…{text[1 - most :]}"
@@ -86,12 +81,16 @@ def plain(value: object) -> Any:
 
 def write(path: Path | None, text: Callable[[], str]) -> None:
     """Write a file where one is named. Raises UsageError where it cannot be written."""
-    if path is None:
-        return
-    try:
-        path.write_text(text() + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+    if path is not None:
+        print_or_write(f"{text().rstrip()}\n", path, "file")
+
+
+def drawn(template: Path, **values: object) -> str:
+    """Return an SVG with values, which are escaped, in the place of their names."""
+    from jinja2 import Environment  # noqa: PLC0415  # few commands draw something
+
+    environment = Environment(autoescape=True, trim_blocks=True, keep_trailing_newline=True)
+    return environment.from_string(template.read_text(encoding="utf-8")).render(values)
 
 
 def run(program: Callable[[], object], watching: AbstractContextManager[object]) -> int:

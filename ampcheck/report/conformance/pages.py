@@ -4,7 +4,6 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -27,6 +26,7 @@ from ampcheck.runner.summarize import (
     without_passes,
 )
 from ampcheck.spec.rules import RULES
+from ampcheck.tools.user_program import drawn
 
 _CAUSES = 20
 """The first page shows this many causes, the first few in full."""
@@ -411,18 +411,8 @@ def shields(run: Run) -> str:
 def svg(run: Run) -> str:
     """Return the badge as an SVG that needs no font but a sans-serif one."""
     text, color = message(run)
-    left, right = _width(LABEL) + 12, _width(text) + 12
-    whole = f"{LABEL}: {text}"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img" '
-        f'aria-label="{escape(whole)}"><title>{escape(whole)}</title>'
-        f'<clipPath id="r"><rect width="{left + right}" height="20" rx="3"/></clipPath><g clip-path="url(#r)">'
-        f'<rect width="{left}" height="20" fill="#3f454d"/>'
-        f'<rect x="{left}" width="{right}" height="20" fill="{COLORS[color]}"/></g>'
-        '<g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">'
-        f'<text x="6" y="14" textLength="{left - 12}">{escape(LABEL)}</text>'
-        f'<text x="{left + 6}" y="14" textLength="{right - 12}">{escape(text)}</text></g></svg>\n'
-    )
+    wide = {"left": _width(LABEL) + 12, "right": _width(text) + 12}
+    return drawn(Path(__file__).with_name("badge.svg"), label=LABEL, text=text, color=COLORS[color], **wide)
 
 
 def summary(run: Run, comparison: Comparison | None = None) -> str:

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from math import inf, isfinite, log10
 from pathlib import Path
 from textwrap import dedent, indent, shorten, wrap
@@ -16,6 +15,7 @@ from tabulate import tabulate
 
 from ampcheck.errors import UsageError
 from ampcheck.observe.closeness import relative_error
+from ampcheck.runner.record import first_line
 from ampcheck.tools import user_program
 from ampcheck.tools.precision.runs import Figures, Pair, Program, checked, least
 
@@ -255,7 +255,7 @@ def text(answer: Answer, *, everything: bool = False) -> str:
     if everything:
         return "\n".join([*lines, *tables])
     height = sum(1 + (len(line) - 1) // width for line in lines)
-    return "\n".join(lines + [user_program.shortened(line, width) for line in tables[: max(_SCREEN - height, 0)]])
+    return "\n".join(lines + [first_line(line, width) for line in tables[: max(_SCREEN - height, 0)]])
 
 
 def _pasted(change: PastedCode) -> list[str]:
@@ -299,30 +299,12 @@ def _module_table(answer: Answer, room: int | None) -> list[str]:
 
 def picture(answer: Answer) -> str:
     """Return an SVG: the error of each module against float64, forward and backward, in the region and in float32."""
-    rows = answer.modules
-    height, left, span = 60 + 18 * len(rows), 330, 400
-    x = lambda error: left + span * (min(max(log10(error), -9), 1) + 9) / 10 if error > 0 else left  # noqa: E731
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="780" height="{height}" '
-        'font-family="sans-serif" font-size="12">',
-        f"<title>{escape(answer.program)}: relative error against float64</title>",
-        f'<text x="10" y="18">{escape(answer.program)}: relative error against float64 in step {answer.step}</text>',
-        f'<text x="10" y="36"><tspan fill="#c0392b">● {escape(answer.low)}</tspan> '
-        '<tspan fill="#2471a3">● float32</tspan> ↩ gradients</text>',
-    ]
-    for power in range(-9, 2, 2):
-        at = x(10.0**power)
-        parts.append(
-            f'<path d="M{at:.0f} 44V{height - 14}" stroke="#ddd"/>'
-            f'<text x="{at - 14:.0f}" y="{height - 2}">1e{power}</text>'
-        )
-    for place, row in enumerate(rows):
-        y, label = 58 + 18 * place, _named(row.module, row.backward)
-        parts.append(f'<text x="10" y="{y}">{escape(shorten(label, 46))}</text>')
-        for error, colour, name in ((row.float32, "#2471a3", "float32"), (row.region, "#c0392b", answer.low)):
-            mark = f"<title>{escape(label)}, {escape(name)}: {percent(error)}</title>"
-            parts.append(f'<circle cx="{x(error):.1f}" cy="{y - 4}" r="5" fill="{colour}">{mark}</circle>')
-    return "\n".join([*parts, "</svg>"])
+
+    def place(error: float) -> float:
+        return 330 + 40 * (min(max(log10(error), -9), 1) + 9) if error > 0 else 330
+
+    how = {"place": place, "percent": percent, "named": _named, "shorten": shorten}
+    return user_program.drawn(Path(__file__).with_name("picture.svg"), answer=answer, **how)
 
 
 def data(answer: Answer) -> dict[str, object]:

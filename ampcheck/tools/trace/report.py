@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
@@ -12,6 +11,7 @@ from msgspec import convert
 from tabulate import tabulate
 
 from ampcheck.errors import UsageError, one_line
+from ampcheck.runner.record import first_line
 from ampcheck.tools import user_program
 from ampcheck.tools.trace.records import CastRecord, OpRecord
 
@@ -63,14 +63,14 @@ def table(ops: list[OpRecord], sort: Sort = "order", limit: int | None = None, w
     if width is not None:
         for row in cells:
             row["module"] = row["module"].partition(".")[2] or row["module"]
-            row["op"] = user_program.shortened(row["op"], _PLACE)
-            row["from→to"] = user_program.shortened(row["from→to"], _PLACE)
+            row["op"] = first_line(row["op"], _PLACE)
+            row["from→to"] = first_line(row["from→to"], _PLACE)
             row["line"] = user_program.end(row["line"].rpartition("/")[2], _PLACE)
     text = _grid(cells)
     if width is not None and (over := max(map(len, text.splitlines())) - width) > 0:
         most = max(max(len(row["module"]) for row in cells) - over, _PLACE // 2)
         text = _grid([{**row, "module": user_program.end(row["module"], most)} for row in cells])
-        text = "\n".join(user_program.shortened(line, width) for line in text.splitlines())
+        text = "\n".join(first_line(line, width) for line in text.splitlines())
     left = Counter[str]()
     for other in (row for row in rows if row not in shown):
         left[other.first.name] += other.calls
@@ -315,28 +315,16 @@ def _by_op(ops: Iterable[OpRecord]) -> dict[tuple[str, str, str], tuple[int, int
 
 def picture(ops: list[OpRecord]) -> str:
     """Return an SVG: a bar a module below that of its parent, as wide as its share of the bytes that are cast."""
-    found = by_module(ops)
-    whole, height = found[""][1] or 1, 20
-    depth = max(path.count(".") + 2 if path else 1 for path in found)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="1000" height="{height * depth + 4}" '
-        'font-family="sans-serif" font-size="12">',
-        f"<title>Bytes cast by autocast, by module: {size(found[''][1])} in all</title>",
-    ]
+    found, bars = by_module(ops), []
     at = {"": 0.0}  # where the next child of a module begins
     for path, (count, moved) in found.items():
         parent, _, name = path.rpartition(".")
-        x, wide = at[parent] if path else 0.0, 1000 * moved / whole
+        x, wide = at[parent] if path else 0.0, 1000 * moved / (found[""][1] or 1)
         at[parent], at[path] = (x + wide if path else 0.0), x
-        level, label = (path.count(".") + 1 if path else 0), name or "all"
-        text = f'<text x="{x + 4:.1f}" y="{level * height + 14}">{escape(label)}</text>'
         told = f"{path or 'all'}: {times(count) if count else 'no casts'}, {size(moved)}"
-        colour = f"hsl({30 - 5 * level % 30},80%,{70 + 3 * (level % 4)}%)"
-        parts.append(
-            f'<g><title>{escape(told)}</title><rect x="{x:.1f}" y="{level * height}" width="{wide:.1f}" '
-            f'height="{height}" stroke="white" fill="{colour}"/>{text if wide > 8 * len(label) else ""}</g>'
-        )
-    return "\n".join([*parts, "</svg>"])
+        level = path.count(".") + 1 if path else 0
+        bars.append({"x": x, "wide": wide, "level": level, "label": name or "all", "told": told})
+    return user_program.drawn(Path(__file__).with_name("picture.svg"), bars=bars, all=size(found[""][1]))
 
 
 def read(path: Path) -> list[OpRecord]:
