@@ -6,9 +6,11 @@ A result has the status after known deviations, its cause, and how to reproduce 
 import argparse
 import os
 import sys
+import tomllib
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -33,20 +35,7 @@ from ampcheck.spec.rules import RULES
 WARNED = pytest.StashKey[list[warnings.WarningMessage]]()
 """The warnings given while a case ran."""
 
-# PyTorch warns once a process when a deprecated op is called; calling each of them is what the cases are for.
-_OP_WARNINGS = (
-    r"(?s).*(chain_matmul|frobenius_norm|nuclear_norm|cholesky|qr|lu|lu_solve|triangular_solve|svd)\b.* deprecated",
-    # stft asks for a window, and is right without one.
-    "A window was not provided",
-    # Half-precision complex is experimental; fft in half precision makes it on fake tensors.
-    "ComplexHalf support is experimental",
-    # layer_norm on the CPU warns where weight and input differ in dtype, which the mixed inputs of a case do.
-    "(?s).*mixed d?type",
-    # What a device does to repeat its results, as far as it can.
-    "(?s).*does not have a deterministic implementation",
-    # The backward pass of a loss resizes its output where the arguments were broadcast.
-    "(?s)An output with one or more elements was resized",
-)
+_OP_WARNINGS = tomllib.loads(Path(__file__).with_name("op_warnings.toml").read_text(encoding="utf-8"))["warning"]
 
 SCENARIO = pytest.StashKey[ScenarioCheck]()
 """The scenario that a case is."""
@@ -91,8 +80,8 @@ class Judge:
                 stack.enter_context(without_overhead())
                 item.stash[WARNED] = stack.enter_context(warnings.catch_warnings(record=True))
                 warnings.simplefilter("always")  # a warning decides no verdict
-                for text in _OP_WARNINGS:
-                    warnings.filterwarnings("ignore", text)
+                for row in _OP_WARNINGS:
+                    warnings.filterwarnings("ignore", row["text"])
                 if "amp" in item.funcargs:
                     item.funcargs["amp"] = stack.enter_context(self._scenario(item).entered(case, device))
                 yield

@@ -22,13 +22,7 @@ from ampcheck.tools.lint.record import differences, refusal
 from ampcheck.tools.lint.rules import RULES, Diagnostic
 from ampcheck.tools.lint.static import lint_source
 
-_COMPILED = {
-    "script": "compiled = torch.jit.script(program)",
-    "traced": "compiled = torch.jit.trace(program, (a, b), check_trace=False)",
-    "fx": "compiled = torch.fx.symbolic_trace(program)",
-    "export": "compiled = torch.export.export(program, (a, b)).module()",
-    "strict": "compiled = torch.export.export(program, (a, b), strict=True).module()",
-}
+_TABLE = tomllib.loads(Path(__file__).with_name("limits.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -52,7 +46,7 @@ class Limit:
         text = self.text.strip("\n")
         for name, value in {"{device}": repr(device.type), "{dtype}": str(dtype), "{other}": str(other)}.items():
             text = text.replace(name, value)
-        return f"{text}\n\n{_COMPILED[self.compiler]}\n"
+        return f"{text}\n\n{_TABLE['compilation'][self.compiler]}\n"
 
 
 def _as_module(text: str) -> str:
@@ -63,9 +57,6 @@ def _as_module(text: str) -> str:
     lines = [decorator, "def forward(self, a, b):", *body.splitlines()]
     inner = "\n".join(f"    {line}" for line in lines if line)
     return f"{head}class Program(torch.nn.Module):\n{inner}\n\nprogram = Program()\n"
-
-
-_TABLE = tomllib.loads(Path(__file__).with_name("limits.toml").read_text(encoding="utf-8"))
 
 
 def limits(compiler: str) -> dict[str, Limit]:
@@ -143,27 +134,13 @@ def check_found(amp: DeviceAmp, limit: Limit, name: str) -> None:
         amp.assert_equal("differences without a line of the program", lost, [])
 
 
-CHECK = """\
-def check(what, got, want):
-    print("ok  " if got == want else "FAIL", what, "| got", got, "| expected", want)"""
-_COMPARED = """\
-try:
-    {compile}
-except Exception as error:
-    compiled = None
-    check("what compiling gives", *refusal(error, {says!r}))
-
-if compiled is not None:
-    for what, got, want in differences(program, compiled, (a, b), {type!r}, ({dtype}, {other}), {says!r}):
-        check(what, got, want)"""
-
-
 def of_limit(limit: Limit, amp: DeviceAmp) -> str:
     """Write a limit in plain torch that prints `ok` or `FAIL` for each thing looked at, with what was expected."""
     a, b = (expression(TensorArg((2, 2), None, "unit", seed=n), "fp32", 0, amp.device)[0] for n in (1, 2))
     text, _, last = limit.source(amp.device, amp.dtype, amp.other).rstrip("\n").rpartition("\n")
     marks = {"F.": "import torch.nn.functional as F\n", "Optional[": "from typing import Optional\n"}
     imports = "".join(line for mark, line in marks.items() if mark in text)
-    compared = _COMPARED.format(compile=last, says=limit.says, type=amp.type, dtype=amp.dtype, other=amp.other)
-    lines = [CHECK, f"a = {a}\nb = {b}", imports + text.rstrip("\n"), compared]
+    told = _TABLE["reproduction"]
+    compared = told["compared"].format(compile=last, says=limit.says, type=amp.type, dtype=amp.dtype, other=amp.other)
+    lines = [told["check"].rstrip("\n"), f"a = {a}\nb = {b}", imports + text.rstrip("\n"), compared]
     return written(amp.device, (), [differences, refusal], lines)

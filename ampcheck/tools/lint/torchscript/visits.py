@@ -1,8 +1,10 @@
 """Visits to one function that is scripted or traced: its regions, and the calls it makes."""
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 from ampcheck.spec.policies import table, versions
 from ampcheck.tools.lint.names import Function, own
@@ -108,19 +110,7 @@ def _disables(program: LintedProgram, roots: list[Function]) -> bool:
 VISITS: dict[str, Visit] = {"script": script, "traced": trace}
 
 
-# From torch/csrc/jit/passes/autocast.cpp of torch 2.13.
-_SCRIPTED = {
-    "downcast": "_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d convolution cudnn_convolution "
-    "cudnn_convolution_transpose prelu addmm addmv addr matmul mm mv linear addbmm baddbmm bmm chain_matmul lstm_cell "
-    "gru_cell rnn_tanh_cell rnn_relu_cell",
-    "upcast": "native_layer_norm acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow "
-    "softplus gelu layer_norm group_norm frobenius_norm nuclear_norm cosine_similarity cosine_embedding_loss nll_loss "
-    "nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss mse_loss margin_ranking_loss multilabel_margin_loss "
-    "soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm "
-    "logsumexp prod log_softmax cumprod cumsum sum",
-    "promote": "addcdiv addcmul atan2 bilinear cat cross dot equal index_put stack tensordot add sub mul div",
-    "banned": "binary_cross_entropy",
-}
+_SCRIPTED = tomllib.loads(Path(__file__).with_name("policies.toml").read_text(encoding="utf-8"))
 _BY_OP = {op: policy for policy, ops in _SCRIPTED.items() for op in ops.split()}
 _KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 # A sum in float32 is asked for in another way, with the same result.
