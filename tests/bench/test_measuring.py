@@ -332,6 +332,7 @@ def test_a_quick_run_without_time_says_what_it_left_out(
 # ---- the command
 
 
+@pytest.mark.nightly
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     def measured_some() -> bool:
         return any('"rounds"' in file.read_text() for file in tmp_path.glob("bench/*.jsonl"))

@@ -112,6 +112,7 @@ def test_one_type_of_two_backends_is_refused() -> None:
     )
 
 
+@pytest.mark.nightly
 def test_one_run_tests_both(tmp_path: Path) -> None:
     options = ("--suite=eager", "--rule=downcast", "--op=addbmm", "--amp-dtype=bf16", "-n1", "--run-file=one.jsonl")
     done = run(tmp_path, "run", "--device=jax", "--device=torchax", "--device=cpu", *options)

@@ -128,6 +128,7 @@ OPERATORS = 'python -P -W error -c "import ampcheck.torchscript as t; print(t.OP
 EMULATED = "ampcheck run --device emulated:cuda --op mm --suite eager --smoke --run-file emulated.jsonl"
 
 
+@pytest.mark.nightly
 def test_a_wheel_built_with_a_compiler_has_its_libraries(installed: Installed) -> None:
     assert installed.run(OPERATORS).stdout.startswith("the library of operators built for torch ")
     done = installed.run(EMULATED)

@@ -106,6 +106,7 @@ def test_an_interrupted_run_is_resumed(folder: Path, whole: Run) -> None:
         assert (done.returncode, why in done.stderr) == (2, True), done.stderr
 
 
+@pytest.mark.nightly
 def test_what_hung_twice_is_not_tried_a_third_time(folder: Path) -> None:
     options = ("--device=hanging", "--device-module=dying_device", "--op=addbmm", "--op=mm", "--amp-dtype=bf16")
     done = run(folder, *EAGER, *options, "--timeout=4", "-n1", "--run-file=hangs.jsonl")
