@@ -390,6 +390,28 @@ def test_what_an_optimizer_cannot_do() -> None:
     assert schedule.optimizer.param_groups[0]["lr"] == 1.0
 
 
+def test_state_that_is_loaded() -> None:
+    torch.manual_seed(1)
+    net, given = torch.nn.Linear(4, 3).to("jax"), torch.randn(8, 4).to("jax")
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+
+    @jit
+    def run() -> Tensor:
+        optimizer.zero_grad()
+        loss = net(given).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    run()
+    saved = [{k: v.clone() for k, v in net.state_dict().items()}, optimizer.state_dict()]
+    saved[1] = {**saved[1], "state": {i: {k: v.clone() for k, v in s.items()} for i, s in saved[1]["state"].items()}}
+    after = [run().item() for _ in range(3)]
+    net.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    torch.testing.assert_close([run().item() for _ in range(3)], after, rtol=0, atol=0)
+
+
 # ---- buckets
 
 SIZES = Bucket((4, 8))
