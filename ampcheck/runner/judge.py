@@ -151,12 +151,14 @@ class Judge:
             op = case.op if case.op in samples.catalogue() or case.op in op_database.rows() else ""
             details["cause"] = cause or cause_text(shown, message or why, case.rule, op, error)
             details["traceback"] = blame.trimmed(error) if error is not None else ""
+        given = item.stash.get(WARNED, [])
+        warned = (f"{w.category.__name__}: {' '.join(str(w.message).split())}" for w in given)
         result = Result(
             **case.fields(),
             status=shown,
             seconds=round(seconds, 5),
             deviation=", ".join(entry.id for entry in entries),
-            warnings=_texts(item.stash.get(WARNED, [])),
+            warnings="\n".join(dict.fromkeys(warned)),
             **details,
         )
         return result, why
@@ -258,9 +260,3 @@ def _further(option: argparse.Namespace) -> list[str]:
         return []
     seed = getattr(option, "hypothesis_seed", None)
     return ["--nightly", *([f"--hypothesis-seed={seed}"] if seed is not None else [])]
-
-
-def _texts(warned: list[warnings.WarningMessage]) -> str:
-    """Return each warning of a case once, a line each."""
-    lines = (f"{w.category.__name__}: {' '.join(str(w.message).split())}" for w in warned)
-    return "\n".join(dict.fromkeys(lines))

@@ -90,7 +90,8 @@ def cases(history: History, ops: Collection[str]) -> dict[str, Any]:
         values |= {"deviation": now.deviation if now else ""}
         for name, column in columns.items():
             column.append(words[name](values[name]))
-        if _composed(result, token) != result.id:
+        parts = (op_token(result.op, result.sample), result.inputs, result.compiler, result.amp, token)
+        if "-".join(filter(None, parts)) != result.id:  # `app.js` puts them together so
             odd[place] = result.id
     unreal = set().union(*(virtual(run) for run in history.runs))
     named = words["op"].texts
@@ -167,13 +168,6 @@ def source_link(rule: Rule, run: Run) -> str:
 def script(name: str, value: Mapping[str, Any]) -> str:
     """Return a value as a script file that a page opened from disk can load."""
     return f"window.{name} = {json.dumps(value, separators=(',', ':'))};\n"
-
-
-def _composed(result: Result, token: str) -> str:
-    """Return the id as `app.js` puts it together; the rare other ones are written out."""
-    return "-".join(
-        part for part in (op_token(result.op, result.sample), result.inputs, result.compiler, result.amp, token) if part
-    )
 
 
 def _packed(column: Sequence[int]) -> list[Any]:

@@ -183,7 +183,7 @@ class KernelWatch:
         what = nonfinite(results)
         if not what:
             return
-        known = [x for x in given if self._is_bad(x)]
+        known = [x for x in given if (bad := self._bad.get(id(x))) is not None and bad() is x]
         for x in results:
             self._bad[id(x)] = weakref.ref(x)
         written = {id(x) for x in results}
@@ -221,10 +221,6 @@ class KernelWatch:
         region, low = _region_dtype(out.device.type), min(finite, default=0.0)
         where = (f"in a {region} region" if region else "in no region", self.place(), current_node() is not None)
         self.nonfinite.append(NonFinite(name, out.dtype, what, given, low, zero, met, *where))
-
-    def _is_bad(self, x: torch.Tensor) -> bool:
-        known = self._bad.get(id(x))
-        return known is not None and known() is x
 
     def _named(self, x: torch.Tensor) -> str:
         if id(x) in self.parameters or self._sources.known(x):

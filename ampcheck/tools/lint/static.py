@@ -79,7 +79,9 @@ def lint_source(
     found: set[Report] = {broken(rule, file, node, compiler, what) for compiler, (node, rule, what) in _all(program)}
     if not set(rules).isdisjoint(TRAINING):
         unfollowed: list[str] = []
-        found |= {_mistake(file, node, name) for node, name in mistakes(names, unfollowed)}
+        for node, name in mistakes(names, unfollowed):
+            rule = TRAINING[name]
+            found.add(TrainingReport(file, *place(node), name, rule.id, rule.sentence, rule.why, rule.instead))
         if read is not None:
             read.unfollowed += [f"{file}: {name}" for name in unfollowed]
     selected = (report for report in found if report.rule in rules)
@@ -154,11 +156,6 @@ def visited(program: LintedProgram, function: Function, compiler: str) -> Iterat
     """Yield the places in a function that a compiler runs otherwise than eager mode."""
     yield from _VISITS[compiler](program, function)
     yield from every_compiler(program, function, compiler)
-
-
-def _mistake(file: str, node: ast.AST, name: str) -> TrainingReport:
-    rule = TRAINING[name]
-    return TrainingReport(file, *place(node), name, rule.id, rule.sentence, rule.why, rule.instead)
 
 
 def _ignored(text: str, file: str) -> Iterator[tuple[int, frozenset[str]]]:

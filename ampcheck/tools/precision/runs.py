@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext, redirect_
 from dataclasses import dataclass, field
 from math import inf
 from traceback import walk_stack
-from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -62,7 +61,8 @@ class Keep(TorchFunctionMode):
                 return body(*args, **kwargs)
         self.unit, frame = self.sources.unit()
         if frame is not None and self.unit not in self.lines:
-            self.lines[self.unit] = _floating(frame)
+            held, floats = frame.f_locals.items(), (*LOW, torch.float32)
+            self.lines[self.unit] = {name for name, x in held if isinstance(x, torch.Tensor) and x.dtype in floats}
         if self.units is not None and self.unit not in self.units:
             return func(*args, **kwargs)
         if name in _TO_LOW:
@@ -73,11 +73,6 @@ class Keep(TorchFunctionMode):
             args, kwargs = pytree.tree_map(_widened, (args, kwargs))
         with switched([device for device in DEVICES if torch.is_autocast_enabled(device)], on=False):
             return func(*args, **kwargs)
-
-
-def _floating(frame: FrameType) -> set[str]:
-    found = frame.f_locals.items()
-    return {name for name, x in found if isinstance(x, torch.Tensor) and x.dtype in (*LOW, torch.float32)}
 
 
 def _is_low(x: Any) -> bool:

@@ -408,17 +408,14 @@ def _origin(call: TracedCall, record: OpRecord, pending: _Pending, asked: dict[i
         origins = {cast.origin for cast in _matching(pending.cast, call.forward)}
         return "gradient" if "autocast" in origins else "user" if "user" in origins else "op"
     wanted = asked.get(pending.source)
-    if wanted is None and pending.cast.got in asked.values() and _transformed(call):
+    # Where vmap, grad or the like wraps its arguments, autocast casts the tensors inside of them.
+    wrapped = any(is_functorch_wrapped(tensor) for tensor in tensors((call.args, call.kwargs)))
+    if wanted is None and pending.cast.got in asked.values() and wrapped:
         wanted = pending.cast.got
     # An op with a policy casts its arguments before anything else; later casts are part of its own computation.
     if wanted is not None and pending.first and pending.leaf.eligible and wanted in ("", pending.cast.got):
         return "autocast"
     return "op"
-
-
-def _transformed(call: TracedCall) -> bool:
-    """Return whether vmap, grad or the like wraps its arguments: autocast then casts the tensors inside of them."""
-    return any(is_functorch_wrapped(t) for t in tensors((call.args, call.kwargs)))
 
 
 def _matching(cast: CastRecord, forward: OpRecord) -> list[CastRecord]:
