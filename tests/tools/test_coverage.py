@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,8 @@ from tests.cli_support import ROOT, ended, run
 
 # ---- cells
 
+CELLS_OF = tomllib.loads(Path(__file__).with_name("cells.toml").read_text(encoding="utf-8"))
+
 
 @pytest.fixture
 def few_ops(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,23 +40,9 @@ def few_ops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_ops")
-@pytest.mark.parametrize(
-    ("device", "cell", "reason"),
-    [
-        ("virtual:cuda", Cell("mm", "fp32", "plain", "transposed", ""), ""),
-        ("virtual:cuda", Cell("mm", "fp32", "plain", "channels_last", ""), "dimensions enough"),
-        ("virtual:cuda", Cell("conv2d", "fp32", "plain", "channels_last", ""), ""),
-        ("virtual:cuda", Cell("exp", "fp32+low", "plain", "contiguous", ""), "fewer tensors"),
-        ("virtual:cuda", Cell("mm", "int64", "grad", "contiguous", ""), "requires grad"),
-        ("virtual:cuda", Cell("binary_cross_entropy", "fp32", "grad", "contiguous", ""), "no gradient"),
-        ("virtual:cuda", Cell("mm", "fp32", "grad", "contiguous", "dynamo"), "fake tensor"),
-        # A fake kernel takes it in eager mode.
-        ("virtual:cuda", Cell("conv2d", "fp64+low", "plain", "contiguous", "dynamo"), "eager mode refuses"),
-        ("cpu", Cell("mm", "fp64+low", "plain", "contiguous", "export"), "eager mode refuses"),
-    ],
-)
-def test_a_cell_that_cannot_be_has_its_reason(device: str, cell: Cell, reason: str) -> None:
-    why = dict(cells(known()[device]))[cell]
+@pytest.mark.parametrize(("device", "cell", "reason"), CELLS_OF["reasons"])
+def test_a_cell_that_cannot_be_has_its_reason(device: str, cell: list[str], reason: str) -> None:
+    why = dict(cells(known()[device]))[Cell(*cell)]
     assert reason in why
     assert bool(reason) == bool(why)
 
@@ -102,19 +91,11 @@ def test_the_calls_of_a_sweep_are_cases_too() -> None:
     assert {"jit/upcast/exp-fp32-strict-bf16-cpu", "jit/upcast/exp-bf16-strict-bf16-cpu"} < {*names}
 
 
-@pytest.mark.parametrize(
-    ("case", "cell"),
-    [
-        (("eager", "downcast", "mm", "", "fp32_fp16"), Cell("mm", "fp32+other", "plain", "contiguous", "")),
-        (("autograd", "downcast", "mm", "", "fp32-grad"), Cell("mm", "fp32", "grad", "contiguous", "")),
-        (("jit", "downcast", "mm", CELLS, "inference"), Cell("mm", "fp64+low", "inference", "strided", "aot")),
-        (("eager", "fallthrough", "relu", "", "fp32"), None),
-    ],
-)
-def test_a_case_reaches_the_cell_that_it_runs(case: tuple[str, str, str, str, str], cell: Cell | None) -> None:
+@pytest.mark.parametrize(("case", "cell"), CELLS_OF["reached"])
+def test_a_case_reaches_the_cell_that_it_runs(case: list[str], cell: list[str]) -> None:
     made = Case(*case, "bf16", "cpu", "cpu", "aot" if case[0] == "jit" else "")
     found = set(reached(made, known()["cpu"]))
-    assert cell in found if cell is not None else not found
+    assert Cell(*cell) in found if cell else not found
 
 
 # ---- the surface of torch
