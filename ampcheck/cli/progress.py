@@ -18,7 +18,7 @@ _EVERY = (0.2, 30.0)
 _NAMED = 3
 """How many causes have their first red case named as it comes; the end of the run names all of them."""
 DURATIONS = Path(__file__).with_name("durations.csv")
-"""How long the cases of each rule take on each device of a machine with two cores."""
+"""How long the cases of each rule take on each device and by each compiler on a machine with two cores."""
 _LEAST_SECONDS = 0.0008
 """What every case takes beside its own work: pytest's part, and its line of the run file."""
 _ASSUMED = 0.1
@@ -51,28 +51,29 @@ Cases = Mapping[str, Mapping[str, str]]
 
 
 def weights(cases: Cases, run: Run | None) -> dict[str, float]:
-    """Return each case's seconds in an earlier run; for a case that it lacks, the mean of its rule on its device.
+    """Return each case's seconds in an earlier run; for a case that it lacks, the mean of its kind (`usual_seconds`).
 
-    Where the earlier run has none of that rule either, that is the mean on the machine that `DURATIONS` is of.
+    Where the earlier run has none of that kind either, that is the mean on the machine that `DURATIONS` is of, and
+    that of the CPU for a device that was not measured there.
     """
     means = usual_seconds()
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for result in run.results.values() if run is not None else ():
-        found[result.device, f"{result.suite}/{result.rule}"].append(result.seconds)
+        found[result.device, f"{result.suite}/{result.rule}", result.compiler].append(result.seconds)
     means |= {place: fmean(seconds) for place, seconds in found.items()}
     usual = fmean(means.values())
     out = {}
     for key, case in cases.items():
-        place = case.get("device", ""), key.rpartition("/")[0]
-        known = run.results[key].seconds if run is not None and key in run.results else means.get(place, usual)
-        out[key] = known + _LEAST_SECONDS
+        place = case.get("device", ""), key.rpartition("/")[0], case.get("compiler", "")
+        mean = means.get(place, means.get(("cpu", *place[1:]), usual))
+        out[key] = (run.results[key].seconds if run is not None and key in run.results else mean) + _LEAST_SECONDS
     return out
 
 
-def usual_seconds() -> dict[tuple[str, str], float]:
-    """Return the mean seconds of a case by device and rule, as `scripts/durations.py` measured them."""
+def usual_seconds() -> dict[tuple[str, str, str], float]:
+    """Return the mean seconds of a case by device, rule and compiler, as `scripts/durations.py` measured them."""
     with DURATIONS.open(encoding="utf-8", newline="") as file:
-        return {(row["device"], row["rule"]): float(row["seconds"]) for row in csv.DictReader(file)}
+        return {(row["device"], row["rule"], row["compiler"]): float(row["seconds"]) for row in csv.DictReader(file)}
 
 
 def forecast(run: Run, cases: Cases, processes: int) -> float:
