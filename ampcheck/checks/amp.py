@@ -20,10 +20,8 @@ from ampcheck.checks.comparisons import bitwise, output_dtypes, same_error
 from ampcheck.compilers.source import define
 from ampcheck.errors import one_line
 from ampcheck.observe.closeness import relative_distance
-from ampcheck.observe.isolation import depth
-from ampcheck.observe.recorder import Observation, Recorder, attempt, observe, tensors
-from ampcheck.observe.replay import CALLERS, Casting, replay
-from ampcheck.observe.threads import in_thread, interleave
+from ampcheck.observe.isolation import depth, in_thread, interleave
+from ampcheck.observe.recorder import CALLERS, Casting, Observation, Recorder, attempt, observe, replay, tensors
 from ampcheck.register.torch_private import OpOverload
 from ampcheck.spec.casting import APPENDED
 from ampcheck.spec.policies import KEYS
@@ -36,7 +34,7 @@ class Amp:
     """One device type, one of its lower-precision dtypes ("low" in docstrings), and what a scenario compares there.
 
     `region()` is `torch.autocast` of the two; the `assert_…` methods compare what happens with what is promised. In the
-    suite `jit` each case has a compiler, the way a program is compiled (`ampcheck/spec/compilers.py`), and
+    suite `jit` each case has a compiler, the way a program is compiled (`ampcheck/spec/case.py`), and
     `compiled(compiler, program, inputs)` compiles. `default` is the dtype that a region takes when it is given none.
     """
 

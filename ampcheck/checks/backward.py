@@ -14,11 +14,10 @@ from zlib import crc32
 
 import torch
 
-from ampcheck.checks.base import OpCheck, carrying
-from ampcheck.checks.call import CallPlan, because, plan
+from ampcheck.checks.cases import CallPlan, because, plan
 from ampcheck.checks.comparisons import changed, far, same_bits, same_error, wrong_anyway
 from ampcheck.checks.forward import DISABLED, float32_products, judged_at, require_inputs
-from ampcheck.checks.program import PlainProgram, cast_blocks, region
+from ampcheck.checks.program import OpCheck, PlainProgram, carrying, cast_blocks, region
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.virtual import graphs

@@ -9,11 +9,10 @@ from unittest.mock import patch
 import torch
 
 from ampcheck.checks import layouts
-from ampcheck.checks.base import OpCheck, carrying
-from ampcheck.checks.call import CallPlan, plan
+from ampcheck.checks.cases import CallPlan, plan
 from ampcheck.checks.comparisons import layout, output_dtypes, strides
 from ampcheck.checks.forward import judge_raise, run_reference
-from ampcheck.checks.program import PlainProgram, cast_blocks, region
+from ampcheck.checks.program import OpCheck, PlainProgram, carrying, cast_blocks, region
 from ampcheck.compilers import source
 from ampcheck.compilers.kinds import COMPILERS, Compiler, Everything, quiet, source_of_making
 from ampcheck.devices.base import Device

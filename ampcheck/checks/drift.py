@@ -6,12 +6,10 @@ from dataclasses import replace
 import torch
 
 from ampcheck import samples
-from ampcheck.checks.base import OpCheck
-from ampcheck.checks.call import plan
-from ampcheck.checks.cases import assignments, floating_count
+from ampcheck.checks.cases import assignments, floating_count, plan
 from ampcheck.checks.comparisons import kernel, refused, untouched_dtype
 from ampcheck.checks.forward import watch
-from ampcheck.checks.program import Needed, PlainProgram, preamble, region, written
+from ampcheck.checks.program import Needed, OpCheck, PlainProgram, preamble, region, written
 from ampcheck.devices.base import Device
 from ampcheck.errors import Unsupported
 from ampcheck.observe.recorder import Observation, observe

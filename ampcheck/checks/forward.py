@@ -9,11 +9,12 @@ from functools import partial
 import torch
 
 from ampcheck.checks import comparisons
-from ampcheck.checks.base import OpCheck, carrying
-from ampcheck.checks.call import CallPlan, because, plan
+from ampcheck.checks.cases import CallPlan, because, plan
 from ampcheck.checks.program import (
     Needed,
+    OpCheck,
     PlainProgram,
+    carrying,
     cast_blocks,
     cast_expression,
     overload_path,
@@ -26,8 +27,7 @@ from ampcheck.compilers import source
 from ampcheck.devices.base import Device
 from ampcheck.errors import Broken, Difference, Unsupported, error_of, one_line
 from ampcheck.observe.closeness import dense, moved_by, mover
-from ampcheck.observe.dispatcher import lacks_kernel
-from ampcheck.observe.kernel_override import recording, replaceable
+from ampcheck.observe.dispatcher import lacks_kernel, recording, replaceable
 from ampcheck.observe.recorder import (
     Observation,
     Recorder,

@@ -1,11 +1,11 @@
 """The kinds of case, and which kind a case is of."""
 
 from ampcheck.checks.backward import BackwardCheck
-from ampcheck.checks.base import Check
 from ampcheck.checks.compiled import CompiledCheck
 from ampcheck.checks.drift import DriftCheck
 from ampcheck.checks.forward import ForwardCheck
 from ampcheck.checks.op_database import OpDatabaseCheck
+from ampcheck.checks.program import Check
 from ampcheck.checks.sweep import SweepCheck
 from ampcheck.spec.case import Case
 

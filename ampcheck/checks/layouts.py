@@ -6,8 +6,7 @@ from itertools import islice
 import torch
 
 from ampcheck.checks.backward import leaf
-from ampcheck.checks.call import plan
-from ampcheck.checks.cases import op_cases
+from ampcheck.checks.cases import op_cases, plan
 from ampcheck.checks.forward import ForwardProgram, received
 from ampcheck.devices.base import Device
 from ampcheck.observe.recorder import exists

@@ -15,15 +15,13 @@ from typing import Any
 
 import torch
 
-from ampcheck.checks.base import OpCheck, carrying
 from ampcheck.checks.comparisons import raises_anyway, received
 from ampcheck.checks.forward import kernels_with_policy, received_by_parts
-from ampcheck.checks.program import Needed, region, report, written
+from ampcheck.checks.program import Needed, OpCheck, carrying, region, report, written
 from ampcheck.devices.base import Device
 from ampcheck.errors import Broken, Difference, Unsupported, UsageError, error_of, one_line
 from ampcheck.observe.closeness import identical
-from ampcheck.observe.dispatcher import lacks_kernel
-from ampcheck.observe.kernel_override import recording, replaceable
+from ampcheck.observe.dispatcher import lacks_kernel, recording, replaceable
 from ampcheck.observe.recorder import Observation, observe, tensors
 from ampcheck.observe.torch_private import pytree, unset_fake_temporarily
 from ampcheck.samples import op_database

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ampcheck.checks.call import CallPlan
+from ampcheck.checks.cases import CallPlan
 from ampcheck.checks.comparisons import changed, layout
 from ampcheck.devices.cpu import Cpu
 from ampcheck.observe.closeness import dense, moved_by, mover

@@ -25,24 +25,20 @@ import pytest
 import torch
 
 from ampcheck.checks.amp import Amp
-from ampcheck.checks.base import Check
 from ampcheck.checks.compiled import simulate_cuda
 from ampcheck.checks.product import Product
-from ampcheck.checks.program import merged, preamble, region
-from ampcheck.checks.source import PrintedSource, Unreproducible
+from ampcheck.checks.program import Check, PrintedSource, Unreproducible, merged, preamble, region
 from ampcheck.compilers.kinds import COMPILERS, quiet
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known
 from ampcheck.errors import Broken, CheckFailure, Difference, HarnessError, Unsupported, error_of, one_line
-from ampcheck.observe.dispatcher import lacks_kernel
+from ampcheck.observe.dispatcher import added, lacks_kernel
 from ampcheck.observe.isolation import reset
-from ampcheck.observe.kernel_override import added
-from ampcheck.observe.recorder import Observation, attempt, tensors
-from ampcheck.observe.replay import Casting, casting
+from ampcheck.observe.recorder import Casting, Observation, attempt, casting, tensors
 from ampcheck.samples import op_database
 from ampcheck.samples.describe import TensorArg
 from ampcheck.spec.case import Case
-from ampcheck.spec.dtypes import LOW
+from ampcheck.spec.casting import LOW
 from ampcheck.spec.policies import closest, table
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 

@@ -15,14 +15,21 @@ import torch
 
 from ampcheck import samples
 from ampcheck.checks.backward import Pass, differentiable, leaf, run_passes
-from ampcheck.checks.base import OpCheck, carrying
-from ampcheck.checks.call import CallPlan, because, plan
-from ampcheck.checks.cases import MODES, assignments, compilers, floating_count, without_gradient
+from ampcheck.checks.cases import (
+    MODES,
+    CallPlan,
+    assignments,
+    because,
+    compilers,
+    floating_count,
+    plan,
+    without_gradient,
+)
 from ampcheck.checks.comparisons import kernel, output_dtypes, refused, same_error, same_tensor
 from ampcheck.checks.compiled import CompiledOpProgram, Parity, simulate_cuda
 from ampcheck.checks.layouts import channels_last, contiguous, strided, transposed
 from ampcheck.checks.product import Product
-from ampcheck.checks.program import PlainProgram, cast_blocks, region
+from ampcheck.checks.program import OpCheck, PlainProgram, carrying, cast_blocks, region
 from ampcheck.checks.reference import raised_by_cpu
 from ampcheck.compilers import source
 from ampcheck.compilers.kinds import COMPILERS, quiet
@@ -31,11 +38,8 @@ from ampcheck.devices.virtual import graphs
 from ampcheck.errors import Difference, Unsupported, error_of
 from ampcheck.observe.recorder import exists, is_composite, observe
 from ampcheck.samples.describe import Op, Sample, leaves
-from ampcheck.spec.case import AROUND, CELLS, GRADIENT, Case
-from ampcheck.spec.casting import POLICIES
-from ampcheck.spec.dtypes import is_floating
-from ampcheck.spec.gradients import WITHOUT
-from ampcheck.spec.ids import assign
+from ampcheck.spec.case import AROUND, CELLS, GRADIENT, Case, assign
+from ampcheck.spec.casting import POLICIES, WITHOUT_GRADIENT, is_floating
 from ampcheck.spec.torch_dtypes import name_of
 
 GIVEN = "given"
@@ -142,7 +146,7 @@ def impossible(op: Op, device: Device, mix: str, mode: str, layout: str) -> str:
     needed = _DIMS[layout]
     if needed and not any(len(shape) == needed if needed == 4 else len(shape) >= needed for shape in shapes):
         return "no floating tensor of the op has dimensions enough for the layout"
-    if mode == "grad" and (op.overload in WITHOUT or device.policies()[op.overload] == "banned"):
+    if mode == "grad" and (op.overload in WITHOUT_GRADIENT or device.policies()[op.overload] == "banned"):
         return "the op has no gradient"
     if mode == "grad" and not any(_floats(sample, mix)):
         return "no tensor of these dtypes requires grad"

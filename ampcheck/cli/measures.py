@@ -35,7 +35,7 @@ def add_coverage(commands: Subparsers) -> None:
 def coverage(args: argparse.Namespace) -> int:
     """Count and print. Raises UsageError for an unknown device and a file that is no run file."""
     from ampcheck.devices.registry import select  # noqa: PLC0415  # imports torch
-    from ampcheck.observe.kernel_override import replaceable  # noqa: PLC0415  # imports torch
+    from ampcheck.observe.dispatcher import replaceable  # noqa: PLC0415  # imports torch
     from ampcheck.runner.record import read  # noqa: PLC0415  # imports torch
     from ampcheck.tools.coverage import cells, faults, surface  # noqa: PLC0415  # imports torch
 
@@ -90,7 +90,7 @@ def power(args: argparse.Namespace) -> int:
     """Measure and print. Raises UsageError for an unknown device or rule, and for a number below 1."""
     from ampcheck.devices.registry import select  # noqa: PLC0415  # imports torch
     from ampcheck.runner.run import suites_folder  # noqa: PLC0415  # imports torch
-    from ampcheck.spec.rules import RULES  # noqa: PLC0415  # imports torch
+    from ampcheck.spec.case import RULES  # noqa: PLC0415  # imports torch
     from ampcheck.tools.power import measure  # noqa: PLC0415  # imports torch
     from ampcheck.tools.power.process import OWN  # noqa: PLC0415  # imports torch
 

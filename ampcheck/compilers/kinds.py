@@ -189,7 +189,7 @@ COMPILERS = {
     "jaxcompile": Compiler(_jaxcompile, roundings=_OTHER),
     "jaxjit": Compiler(_jaxjit, grads=False, roundings=_OTHER),
 }
-"""The compilers by the names of `ampcheck.spec.compilers`."""
+"""The compilers by the names of `ampcheck.spec.case`."""
 
 
 def source_of_making(compiler: str, function: str, inputs: str) -> tuple[Callable[..., Compiled], str]:

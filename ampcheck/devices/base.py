@@ -16,8 +16,7 @@ from ampcheck.observe.dispatcher import UNKNOWN, live_registrations, unlisted
 from ampcheck.observe.recorder import Observation, observe
 from ampcheck.samples.describe import TensorArg
 from ampcheck.samples.tensors import host_tensor
-from ampcheck.spec.drift import covered
-from ampcheck.spec.policies import KEYS, closest, table
+from ampcheck.spec.policies import KEYS, closest, covered, table
 from ampcheck.spec.torch_dtypes import DTYPES
 from ampcheck.spec.torch_private import registered
 
@@ -91,7 +90,7 @@ class Device(ABC):
     without_autograd: str = ""
     """Why PyTorch's autograd does not run on it; "" for a device on which it does."""
     compilers: tuple[str, ...] = ()
-    """The compilers (`ampcheck.spec.compilers`) that take programs on it. Suite jit has no case on a device without
+    """The compilers (`ampcheck.spec.case`) that take programs on it. Suite jit has no case on a device without
     one: what a compiler does with a backend it was not told of has nothing to do with autocast."""
     refusals: tuple[str, ...] = ()
     """Regular expressions: how its kernels say that they do not take a dtype. A call that raises such a text under

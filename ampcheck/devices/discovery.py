@@ -10,7 +10,7 @@ import torch
 from ampcheck.devices.registry import loaded
 from ampcheck.errors import UsageError
 from ampcheck.register.torch_private import backend_name
-from ampcheck.spec.dtypes import LOW
+from ampcheck.spec.casting import LOW
 from ampcheck.spec.policies import KEYS, closest, table
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 from ampcheck.spec.torch_private import registered

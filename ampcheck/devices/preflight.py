@@ -18,7 +18,7 @@ from ampcheck.errors import UsageError
 from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.observe.torch_private import unscale, update_scale
 from ampcheck.register.torch_private import backend_name, has_kernel
-from ampcheck.spec.dtypes import LOW
+from ampcheck.spec.casting import LOW
 from ampcheck.spec.policies import closest, table
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 

@@ -26,10 +26,9 @@ from ampcheck.observe.blame import owner
 from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.observe.torch_private import schema_of
 from ampcheck.register.torch_private import backend_name, op_names
-from ampcheck.spec.casting import APPENDED, POLICIES
-from ampcheck.spec.dtypes import FLOATING, LOW
+from ampcheck.spec.case import RULES
+from ampcheck.spec.casting import APPENDED, FLOATING, LOW, POLICIES
 from ampcheck.spec.policies import rows, versions
-from ampcheck.spec.rules import RULES
 
 GROUP = "ampcheck.devices"
 _REQUIRED = ("name", "token", "type", "key")

@@ -22,7 +22,7 @@ from ampcheck.compilers.kinds import COMPILERS, quiet, source_of_making
 from ampcheck.devices.base import Device
 from ampcheck.observe.closeness import rounding_bound
 from ampcheck.observe.isolation import reset
-from ampcheck.programs.regions.draw import indented
+from ampcheck.programs.regions import indented
 from ampcheck.programs.search import Search
 from ampcheck.spec.torch_dtypes import DTYPES
 from ampcheck.tools.lint import defined

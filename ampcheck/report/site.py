@@ -18,7 +18,7 @@ from ampcheck.report.conformance.ops import ops
 from ampcheck.report.history import History, load
 from ampcheck.runner.deviations import Deviation, KnownDeviations
 from ampcheck.samples import op_database
-from ampcheck.spec.ids import op_token
+from ampcheck.spec.case import op_token
 
 TEMPLATES = Path(__file__).parent / "templates"
 OUT = Path("reports") / "site"

@@ -34,11 +34,8 @@ from ampcheck.runner.record import (
     versions,
 )
 from ampcheck.samples import op_database
-from ampcheck.spec.case import Case
-from ampcheck.spec.compilers import COMPILERS
-from ampcheck.spec.dtypes import LOW
-from ampcheck.spec.ids import Shard, check_key
-from ampcheck.spec.rules import RULES
+from ampcheck.spec.case import COMPILERS, RULES, Case, Shard, check_key
+from ampcheck.spec.casting import LOW
 
 CASE = pytest.StashKey[Case]()
 

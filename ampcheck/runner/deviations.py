@@ -44,7 +44,7 @@ from ampcheck.devices.registry import OWN, known
 from ampcheck.errors import UsageError
 from ampcheck.observe.dispatcher import compiled
 from ampcheck.runner.record import BASELINE, RED, Result, Run, cause_of, counted, first_line, normalised, varying
-from ampcheck.spec.ids import check_key
+from ampcheck.spec.case import check_key
 from ampcheck.spec.policies import KEYS
 from ampcheck.spec.torch_dtypes import DTYPES
 

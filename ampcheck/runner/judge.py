@@ -29,8 +29,7 @@ from ampcheck.runner.deviations import Deviation, KnownDeviations, after_deviati
 from ampcheck.runner.record import RED, Result, cause_text
 from ampcheck.runner.summarize import case_text
 from ampcheck.samples import op_database
-from ampcheck.spec.case import CELLS, Case
-from ampcheck.spec.rules import RULES
+from ampcheck.spec.case import CELLS, RULES, Case
 
 WARNED = pytest.StashKey[list[warnings.WarningMessage]]()
 """The warnings given while a case ran."""

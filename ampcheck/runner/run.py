@@ -25,7 +25,7 @@ from ampcheck.observe.driver import asked
 from ampcheck.runner.record import RED, Result, Run, cause_text, manifest_hash, seed_of_programs, unmeasured
 from ampcheck.runner.summarize import RunRecorder, choice_lines, stale_lines
 from ampcheck.runner.worker import Worker
-from ampcheck.spec.ids import Shard
+from ampcheck.spec.case import Shard
 
 # ---- the suites, and how pytest is called
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -36,7 +36,7 @@ from ampcheck.runner.record import (
     manifest_hash,
     unmeasured,
 )
-from ampcheck.spec.ids import Shard
+from ampcheck.spec.case import Shard
 
 K = TypeVar("K")
 

@@ -1,15 +1,43 @@
-"""The casting oracle: what autocast does to the arguments of one call.
+"""The casting oracle: what autocast does to the arguments of one call, and the dtype names the specification speaks in.
 
 Source: https://docs.pytorch.org/docs/2.13/amp.html (op eligibility, the op lists per device) and
 `aten/src/ATen/autocast_mode.h` of PyTorch 2.13 for what the page leaves to the reader: which tensors are eligible
 and which policy each overload has. Where the code falls short of the page, the page wins and the difference is a
 deviation (`ampcheck/devices/deviations.toml`).
+
+The specification is plain Python: it names dtypes by strings, so that it can be read, tested and shown without torch.
+`ampcheck.spec.torch_dtypes` maps them to `torch.dtype`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ampcheck.spec.dtypes import is_floating, widest
+LOW = ("fp16", "bf16")
+"""The lower precisions autocast casts to."""
+
+FLOATING = ("fp8e4m3", "fp8e5m2", "fp16", "bf16", "fp32", "fp64")
+"""Every floating-point dtype the suite uses."""
+
+_WIDTH = {"fp8e4m3": 1, "fp8e5m2": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
+
+
+def is_floating(dtype: str) -> bool:
+    """Return whether a dtype is a floating-point one; integers, bool and complex are not."""
+    return dtype in _WIDTH
+
+
+def widest(dtypes: list[str]) -> str:
+    """Return the widest of some floating dtypes, as `torch.promote_types` orders them.
+
+    fp16 and bf16 hold values the other cannot, so the narrowest dtype that holds both is fp32.
+    """
+    distinct = set(dtypes)
+    top = max(_WIDTH[d] for d in distinct)
+    candidates = {d for d in distinct if _WIDTH[d] == top}
+    if len(candidates) == 1:
+        return candidates.pop()
+    return "fp32" if top <= 2 else "fp64"
+
 
 Policy = str
 """One of `POLICIES`, or "fallthrough" for an overload that has none."""
@@ -21,7 +49,7 @@ POLICIES = ("downcast", "upcast", "optdtype", "append", "promote", "banned")
 class Leaf:
     """One tensor among the arguments of a call, as far as autocast looks at it.
 
-    `dtype` is a name of `ampcheck.spec.dtypes`; `on_device` says whether it lives on the region's device type.
+    `dtype` is a name of `ampcheck.spec.casting`; `on_device` says whether it lives on the region's device type.
     """
 
     dtype: str
@@ -105,3 +133,15 @@ def expect(
 
 def _cast(given: Sequence[Leaf], overload: str, dtype: str) -> Expectation:
     return Expectation(tuple(dtype if leaf.eligible else leaf.dtype for leaf in given), overload)
+
+
+WITHOUT_GRADIENT: Mapping[str, str] = {
+    "_addmm_activation": "PyTorch has no derivative of this fused kernel",
+    "_native_multi_head_attention": "PyTorch has no derivative of this fused kernel",
+    "geqrf": "its derivative is declared and not written",
+    "linalg_matrix_rank": "a rank is an integer",
+    "linalg_matrix_rank.atol_rtol_float": "a rank is an integer",
+    "linalg_matrix_rank.atol_rtol_tensor": "a rank is an integer",
+    "linalg_matrix_rank.tol_tensor": "a rank is an integer",
+}
+"""Overloads that have a policy and no gradient, each with the reason."""

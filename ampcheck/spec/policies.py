@@ -11,7 +11,7 @@ could not be read and is taken over from the version before. Versions that diffe
 
 import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -157,3 +157,42 @@ def _check(row: PolicyRow, where: str) -> None:
     ):
         if value not in known:
             raise ValueError(f"{where}: {row.overload} has {what} {value!r}; known: {', '.join(known)}")
+
+
+def covered(torch_version: str) -> bool:
+    """Return whether this torch version's minor version, e.g. of "2.13.1+cpu", has a table.
+
+    Raises ValueError for a text that does not start with two numbers.
+    """
+    return minor(torch_version) in versions()
+
+
+def drift(registrations: Mapping[str, Collection[str]], version: str) -> list[str]:
+    """Every difference between some registrations and the table of a torch minor version, one sentence each.
+
+    The tables say what PyTorch registered when they were written. On a version that has a table a difference is an
+    error of the table; on a newer one it is news. `ampcheck.observe.dispatcher` gives the registrations of this build.
+
+    Args:
+        registrations: per dispatch key, the aten overloads registered, without the namespace. A key that is not in it
+            is not compared.
+        version: the table's minor version, e.g. "2.13".
+
+    Returns: the sentences, ordered by key; none where they agree. A row with a `builds` value may be registered or not.
+    Raises ValueError where there is no such table.
+    """
+    known = rows(version)
+    out = []
+    for key in sorted(registrations):
+        live = set(registrations[key])
+        listed = {row.overload for row in known if row.key == key}
+        required = {row.overload for row in known if row.key == key and not row.builds}
+        out += [
+            f"{key} registers aten::{name}, which the table of torch {version} does not list"
+            for name in sorted(live - listed)
+        ]
+        out += [
+            f"{key} does not register aten::{name}, which the table of torch {version} lists"
+            for name in sorted(required - live)
+        ]
+    return out

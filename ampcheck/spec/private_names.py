@@ -22,8 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from ampcheck.errors import UsageError
-from ampcheck.spec.drift import covered
-from ampcheck.spec.policies import TABLES, versions
+from ampcheck.spec.policies import TABLES, covered, versions
 
 
 class MissingPrivateNames(UsageError, ImportError):

@@ -14,8 +14,7 @@ is entered twice, a cache that forgets the dtype), the model keeps the promise a
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ampcheck.spec.casting import Expectation, Leaf, Policy, expect
-from ampcheck.spec.dtypes import LOW
+from ampcheck.spec.casting import LOW, Expectation, Leaf, Policy, expect
 
 DEFAULTS = {
     **dict.fromkeys(("cpu", "maia", "xla", "hpu"), "bf16"),

@@ -12,8 +12,7 @@ import torch
 from tabulate import tabulate
 
 from ampcheck import samples
-from ampcheck.checks.call import plan
-from ampcheck.checks.cases import floating_count, op_cases
+from ampcheck.checks.cases import floating_count, op_cases, plan
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import UsageError, one_line, unknown
@@ -23,11 +22,9 @@ from ampcheck.observe.recorder import overload as callable_of
 from ampcheck.register.torch_private import op_names
 from ampcheck.runner.deviations import Deviation, KnownDeviations
 from ampcheck.samples.describe import Sample, TensorArg, leaves, map_leaves
-from ampcheck.spec.case import Case
-from ampcheck.spec.casting import Expectation, Leaf, expect
-from ampcheck.spec.dtypes import LOW, is_floating
+from ampcheck.spec.case import RULES, Case
+from ampcheck.spec.casting import LOW, Expectation, Leaf, expect, is_floating
 from ampcheck.spec.policies import KEYS, closest, rows
-from ampcheck.spec.rules import RULES
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 from ampcheck.tools.user_program import wrapped
 

@@ -15,12 +15,10 @@ import torch
 from tabulate import tabulate
 
 from ampcheck.checks import comparisons
-from ampcheck.checks.call import CallPlan, because, plan
-from ampcheck.checks.cases import op_cases
+from ampcheck.checks.cases import CallPlan, because, op_cases, plan
 from ampcheck.devices.base import Device
 from ampcheck.errors import HarnessError, one_line
-from ampcheck.observe.recorder import Observation, attempt, exists, overload, tensors
-from ampcheck.observe.replay import by_policies, replay
+from ampcheck.observe.recorder import Observation, attempt, by_policies, exists, overload, replay, tensors
 from ampcheck.samples.tensors import build
 from ampcheck.spec.case import Case
 from ampcheck.spec.casting import POLICIES

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ampcheck.errors import UsageError
-from ampcheck.observe.replay import CALLERS
+from ampcheck.observe.recorder import CALLERS
 from ampcheck.register.torch_private import has_kernel
 from ampcheck.spec.casting import BANNED_MESSAGE
 from ampcheck.torchscript.fallback import FIXED_FORMS

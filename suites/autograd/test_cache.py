@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from ampcheck.checks.gradients import copy_of, plain_function
+from ampcheck.checks.training import copy_of, plain_function
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("cache")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.checks.gradients import custom_function
+from ampcheck.checks.training import custom_function
 from ampcheck.runner.suite import Amp, named, scenario
 
 pytestmark = pytest.mark.rule("context")

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel, parallel_apply, replicate
 
-from ampcheck.checks.scaling import one_process
+from ampcheck.checks.training import one_process
 from ampcheck.runner.suite import Amp, named, scenario
 
 pytestmark = [pytest.mark.rule("dataparallel"), pytest.mark.filterwarnings("ignore:.*:UserWarning:torch.distributed")]

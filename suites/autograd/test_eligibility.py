@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from ampcheck.checks.gradients import custom_function
+from ampcheck.checks.training import custom_function
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("eligibility")

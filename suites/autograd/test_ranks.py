@@ -6,7 +6,7 @@ hook (https://docs.pytorch.org/docs/2.13/ddp_comm_hooks.html), fully_shard compu
 semantics of one tensor (https://docs.pytorch.org/docs/2.13/distributed.tensor.html). A region on each rank casts what
 it casts in one process, and a `GradScaler` skips a step on all ranks or on none.
 
-Each case starts two processes or four, the ranks of a gloo group (`ampcheck/checks/ranks.py`). What they return is
+Each case starts two processes or four, the ranks of a gloo group (`ampcheck/checks/training.py`). What they return is
 compared here with the same arithmetic in one process, outside of any region, with explicit casts.
 """
 
@@ -24,8 +24,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
-from ampcheck.checks.ranks import on_ranks
-from ampcheck.checks.scaling import iterate, step_and_update, trained
+from ampcheck.checks.training import iterate, on_ranks, step_and_update, trained
 from ampcheck.runner.suite import Amp, Product, named, other_than, scenario, where
 
 pytestmark = [pytest.mark.rule("ranks"), pytest.mark.forks]

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 import torch
 
-from ampcheck.checks.gradients import plain_function
+from ampcheck.checks.training import plain_function
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("exceptions")

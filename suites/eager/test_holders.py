@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampcheck.checks.gradients import plain_function
+from ampcheck.checks.training import plain_function
 from ampcheck.runner.suite import Amp, Product, named, promised, scenario, where
 from ampcheck.spec.state import Process, Region, Tensor, Thread
 from ampcheck.spec.torch_dtypes import name_of

@@ -11,8 +11,7 @@ from textwrap import dedent
 
 import pytest
 
-from ampcheck.programs.regions.draw import program, programs, weight_programs
-from ampcheck.programs.regions.run import RegionExplorer
+from ampcheck.programs.regions import RegionExplorer, program, programs, weight_programs
 from ampcheck.programs.search import Search
 from ampcheck.runner.suite import DeviceAmp, scenario
 

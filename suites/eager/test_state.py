@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from ampcheck.checks.sweep import TRANSITIONS
 from ampcheck.observe.isolation import reset
-from ampcheck.programs.regions.run import Model, OnDevices, compare
+from ampcheck.programs.regions import Model, OnDevices, compare
 from ampcheck.runner.suite import Amp, DeviceAmp, scenario
 
 pytestmark = pytest.mark.rule("state")

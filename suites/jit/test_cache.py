@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from ampcheck.runner.suite import Amp, Product, scenario, where
-from ampcheck.spec.compilers import DYNAMO
+from ampcheck.spec.case import DYNAMO
 
 pytestmark = pytest.mark.rule("cache")
 

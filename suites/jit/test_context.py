@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
-from ampcheck.spec.compilers import DYNAMO, TRACEABLE
+from ampcheck.spec.case import DYNAMO, TRACEABLE
 
 pytestmark = pytest.mark.rule("context")
 

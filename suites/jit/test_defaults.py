@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
-from ampcheck.spec.compilers import GUARDED, TRACEABLE
+from ampcheck.spec.case import GUARDED, TRACEABLE
 
 pytestmark = pytest.mark.rule("defaults")
 

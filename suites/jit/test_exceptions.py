@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
-from ampcheck.spec.compilers import DYNAMO, GUARDED
+from ampcheck.spec.case import DYNAMO, GUARDED
 
 pytestmark = pytest.mark.rule("exceptions")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
-from ampcheck.spec.compilers import DYNAMO, GUARDED, TRACEABLE
+from ampcheck.spec.case import DYNAMO, GUARDED, TRACEABLE
 
 pytestmark = pytest.mark.rule("nesting")
 

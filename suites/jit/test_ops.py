@@ -4,7 +4,7 @@ The policies are those of eager mode: https://docs.pytorch.org/docs/2.13/amp.htm
 and torch version, `ampcheck/spec/tables/`.
 
 There is one function per policy. It runs once for each overload of that policy, each assignment of dtypes to the
-inputs, each device and each compiler, which is a way to compile (`ampcheck/spec/compilers.py`): the case
+inputs, each device and each compiler, which is a way to compile (`ampcheck/spec/case.py`): the case
 `promote/cat-bf16_fp32at0-dynamo-bf16-cpu` compiles a call of torch.cat in a region of bf16, with bf16 inputs, of which
 number 0 is fp32, with torch.compile(backend="eager"). `check` compares the dtypes that kernels receive, what comes out,
 gradients and the autocast state afterwards with eager mode.

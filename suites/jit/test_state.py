@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, Product, other_than, scenario, where
-from ampcheck.spec.compilers import DYNAMO, GUARDED
+from ampcheck.spec.case import DYNAMO, GUARDED
 
 pytestmark = pytest.mark.rule("state")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ampcheck.runner.suite import Amp, scenario
-from ampcheck.spec.compilers import DYNAMO
+from ampcheck.spec.case import DYNAMO
 
 pytestmark = pytest.mark.rule("threads")
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.checks.scaling import iterate, one_process, step_and_update, trained
+from ampcheck.checks.training import iterate, one_process, step_and_update, trained
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("loops")

@@ -16,8 +16,8 @@ import torch
 from torch.amp import GradScaler
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from ampcheck.checks.scaling import one_process, step_and_update
-from ampcheck.programs.scaler.run import ScalerExplorer
+from ampcheck.checks.training import one_process, step_and_update
+from ampcheck.programs.scaler import ScalerExplorer
 from ampcheck.programs.search import Search
 from ampcheck.runner.suite import Amp, Product, named, scenario
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from ampcheck.checks.scaling import iterate, one_process, trained
+from ampcheck.checks.training import iterate, one_process, trained
 from ampcheck.runner.suite import Amp, named, scenario
 
 pytestmark = pytest.mark.rule("misuse")

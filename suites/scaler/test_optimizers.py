@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _get_capturable_supported_devices
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
-from ampcheck.checks.scaling import one_process, step_and_update
+from ampcheck.checks.training import one_process, step_and_update
 from ampcheck.runner.suite import Amp, Product, other_than, scenario, where
 
 pytestmark = pytest.mark.rule("optimizers")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.checks.scaling import iterate, trained
+from ampcheck.checks.training import iterate, trained
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("persistence")

@@ -14,8 +14,7 @@ from ampcheck.devices.virtual import DEVICES as VIRTUAL
 from ampcheck.devices.virtual import graphs
 from ampcheck.errors import Unsupported
 from ampcheck.spec.case import Case
-from ampcheck.spec.casting import POLICIES
-from ampcheck.spec.gradients import WITHOUT
+from ampcheck.spec.casting import POLICIES, WITHOUT_GRADIENT
 from tests.processor import NO_BF16_LSTM
 
 CHECK = BackwardCheck()
@@ -37,7 +36,7 @@ def the(device: Device, name: str) -> Case:
 @pytest.mark.parametrize("device", known().values(), ids=lambda device: device.name)
 def test_every_op_with_a_policy_has_cases_or_a_reason(device: Device) -> None:
     promised = {overload for overload, policy in device.policies().items() if policy in RULES}
-    assert promised - {case.op for case in cases(device)} == promised & set(WITHOUT)
+    assert promised - {case.op for case in cases(device)} == promised & set(WITHOUT_GRADIENT)
 
 
 @pytest.mark.parametrize("device", known().values(), ids=lambda device: device.name)
@@ -49,7 +48,7 @@ def test_ids_differ_from_those_of_other_suites(device: Device) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # deprecated ops are called as well
-@pytest.mark.parametrize("overload", WITHOUT)
+@pytest.mark.parametrize("overload", WITHOUT_GRADIENT)
 def test_what_has_no_case_has_no_gradient(overload: str) -> None:
     device = Cpu()
     policy = device.policies()[overload]

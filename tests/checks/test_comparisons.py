@@ -10,7 +10,7 @@ import torch
 
 from ampcheck.checks import backward, comparisons, compiled
 from ampcheck.checks.backward import Pass
-from ampcheck.checks.call import because, plan
+from ampcheck.checks.cases import because, plan
 from ampcheck.checks.compiled import ProgramOutcome
 from ampcheck.checks.forward import received, received_by_parts, shared_when_written
 from ampcheck.checks.reference import Reference

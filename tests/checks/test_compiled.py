@@ -15,9 +15,7 @@ from ampcheck.devices.registry import known
 from ampcheck.errors import Broken, Unsupported
 from ampcheck.observe.recorder import Observation
 from ampcheck.samples import catalogue
-from ampcheck.spec.case import AROUND, Case
-from ampcheck.spec.compilers import COMPILERS
-from ampcheck.spec.rules import RULES
+from ampcheck.spec.case import AROUND, COMPILERS, RULES, Case
 from tests.cli_support import python
 
 CPU = known()["cpu"]
@@ -92,7 +90,7 @@ def test_dynamo_meets_no_function_that_a_replay_puts_in() -> None:
     """A replay may import Dynamo first, which keeps what `torch.is_autocast_enabled` is at that moment."""
     program = """
 import torch
-from ampcheck.observe.replay import replay
+from ampcheck.observe.recorder import replay
 replay(lambda: __import__("torch._dynamo"), "cpu", "bf16", {})
 compiled = torch.compile(lambda x: x + torch.is_autocast_enabled("cpu"), backend="eager", fullgraph=True)
 assert compiled(torch.ones(1)) == 1

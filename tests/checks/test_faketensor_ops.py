@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ampcheck.devices.registry import known
-from ampcheck.observe.kernel_override import recording
+from ampcheck.observe.dispatcher import recording
 from ampcheck.runner.suite import DeviceAmp
 from ampcheck.samples import op_database
 from ampcheck.spec.policies import minor

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ampcheck.checks import forward
-from ampcheck.checks.call import CallPlan, plan
+from ampcheck.checks.cases import CallPlan, plan
 from ampcheck.checks.forward import ForwardCheck, judge_raise
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import Broken, CheckFailure, Unsupported

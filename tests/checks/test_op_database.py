@@ -15,11 +15,9 @@ from ampcheck.devices.registry import known
 from ampcheck.errors import Broken, Unsupported, UsageError
 from ampcheck.observe.recorder import tensors
 from ampcheck.samples import op_database
-from ampcheck.spec.case import Case
-from ampcheck.spec.dtypes import FLOATING
-from ampcheck.spec.ids import MAX_LENGTH
+from ampcheck.spec.case import MAX_LENGTH, RULES, Case
+from ampcheck.spec.casting import FLOATING
 from ampcheck.spec.policies import minor, versions
-from ampcheck.spec.rules import RULES
 from scripts import op_database as tool
 from tests.cli_support import python
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ampcheck.checks import reference as own
-from ampcheck.checks.call import CallPlan, plan
+from ampcheck.checks.cases import CallPlan, plan
 from ampcheck.checks.comparisons import far
 from ampcheck.checks.reference import reference
 from ampcheck.devices.cpu import Cpu

@@ -5,8 +5,8 @@ from importlib import import_module
 
 import pytest
 
+from ampcheck.checks.program import PrintedSource, Unreproducible
 from ampcheck.checks.scenario import ScenarioCheck
-from ampcheck.checks.source import PrintedSource, Unreproducible
 from ampcheck.devices.registry import known
 from ampcheck.observe.isolation import reset
 from ampcheck.spec.case import Case

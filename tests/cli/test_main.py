@@ -17,8 +17,8 @@ from ampcheck.devices.registry import known
 from ampcheck.errors import UsageError
 from ampcheck.runner.deviations import load, suggest
 from ampcheck.runner.record import read
+from ampcheck.spec.case import RULES
 from ampcheck.spec.policies import closest, table
-from ampcheck.spec.rules import RULES
 from ampcheck.tools.lists import read_cpp
 from tests.cli_support import MODULE, ROOT, environment, python, refused
 from tests.report import made_runs

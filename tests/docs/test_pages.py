@@ -8,9 +8,8 @@ import pytest
 
 import ampcheck
 from ampcheck.devices.registry import known
-from ampcheck.spec.compilers import COMPILERS
-from ampcheck.spec.dtypes import FLOATING
-from ampcheck.spec.rules import RULES
+from ampcheck.spec.case import COMPILERS, RULES
+from ampcheck.spec.casting import FLOATING
 from scripts import api_page
 from tests.cli_support import ROOT, collected
 

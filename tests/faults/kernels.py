@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.library import get_kernel
 
-from ampcheck.observe.kernel_override import replaced
+from ampcheck.observe.dispatcher import replaced
 from ampcheck.observe.recorder import map_tensors, overload, tensors
 from tests.faults.mutant import CPU, CUDA, MPS, MTIA, XPU, Inject, Mutant, both, mutants
 

@@ -18,9 +18,9 @@ from ampcheck.compilers import source
 from ampcheck.devices.registry import known
 from ampcheck.observe import blame
 from ampcheck.observe import recorder as observe
-from ampcheck.observe.threads import in_thread
+from ampcheck.observe.isolation import in_thread
 from ampcheck.runner.judge import status_of
-from ampcheck.spec import ids
+from ampcheck.spec.case import assign
 from tests.cli_support import ROOT
 
 
@@ -124,9 +124,9 @@ def test_what_pytorch_evaluates_is_its_own(code: str, whose: str, monkeypatch: p
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: ids.assign("fp32_bf16at9", 2),
+        lambda: assign("fp32_bf16at9", 2),
         lambda: observe.overload_name(None),  # type: ignore[arg-type]
-        lambda: ids.assign(None, 2),  # type: ignore[arg-type]
+        lambda: assign(None, 2),  # type: ignore[arg-type]
         lambda: Amp(known()["cpu"], "bf16").finish(),
         lambda: source.written(_circle(), iter(())),
     ],
@@ -155,8 +155,8 @@ def test_the_frame_is_that_of_a_cause_where_the_last_exception_has_none() -> Non
 
 
 def test_without_a_backends_frame_the_harness_shows_its_own() -> None:
-    text = blame.trimmed(raised_from(lambda: ids.assign("fp32_bf16at9", 2)))
-    assert 'ids.py", line' in text
+    text = blame.trimmed(raised_from(lambda: assign("fp32_bf16at9", 2)))
+    assert 'case.py", line' in text
     assert "in assign" in text
 
 

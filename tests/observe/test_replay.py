@@ -3,7 +3,7 @@
 import torch
 
 from ampcheck.devices.registry import known
-from ampcheck.observe.replay import by_policies, replay
+from ampcheck.observe.recorder import by_policies, replay
 
 DEVICES = known()
 

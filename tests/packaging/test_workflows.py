@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ampcheck.cli import main
-from ampcheck.spec.ids import Shard
+from ampcheck.spec.case import Shard
 from tests.cli_support import LIMIT, MODULE, ROOT, jobs, workflow
 
 NOTE = '#!/bin/bash\nprintf "%s\\n" "$(basename "$0")" "$@" >> "$KEPT/notes"\n'

@@ -13,8 +13,7 @@ import torch
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known
 from ampcheck.observe.isolation import reset
-from ampcheck.programs.regions.draw import program, programs, weight_programs
-from ampcheck.programs.regions.run import RegionExplorer
+from ampcheck.programs.regions import RegionExplorer, program, programs, weight_programs
 from ampcheck.programs.search import Search
 
 CPU = known()["cpu"]

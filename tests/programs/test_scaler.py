@@ -6,8 +6,16 @@ import pytest
 import torch
 
 from ampcheck.devices.registry import known
-from ampcheck.programs.scaler.draw import OPTIMIZERS, OptimizerPlan, ParameterPlan, ScalerProgram, backward, setup
-from ampcheck.programs.scaler.run import ScalerExplorer, ScalerRun
+from ampcheck.programs.scaler import (
+    OPTIMIZERS,
+    OptimizerPlan,
+    ParameterPlan,
+    ScalerExplorer,
+    ScalerProgram,
+    ScalerRun,
+    backward,
+    setup,
+)
 from tests.cli_support import python
 
 CPU = ParameterPlan("cpu")

@@ -11,13 +11,13 @@ from xml.etree import ElementTree as xml
 import pytest
 import torch
 
-from ampcheck.programs.regions.draw import programs
+from ampcheck.programs.regions import programs
 from ampcheck.programs.search import Search
 from ampcheck.runner.record import FIXED_SEED, RED, Run, first_line, read, seed_of_programs
 from ampcheck.runner.run import Supervisor, share_of, suites_folder
 from ampcheck.runner.run import environment as child_environment
 from ampcheck.runner.summarize import RunRecorder, merge
-from ampcheck.spec.ids import Shard
+from ampcheck.spec.case import Shard
 from tests.cli_support import MODULE, ROOT, ended, interrupted, pytest_here, run, run_pytest
 
 SUITE = ROOT / "suites" / "eager"

@@ -22,7 +22,7 @@ from ampcheck.runner.summarize import (
     verdict,
     write_whole,
 )
-from ampcheck.spec.rules import RULES
+from ampcheck.spec.case import RULES
 from tests.report.made_runs import make as made
 
 CPU = {"name": "cpu", "has_values": True}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ampcheck.checks.call import floating_count
+from ampcheck.checks.cases import floating_count
 from ampcheck.devices.registry import known
 from ampcheck.observe.closeness import identical
 from ampcheck.observe.recorder import exists, overload

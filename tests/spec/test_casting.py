@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampcheck.spec import torch_dtypes
-from ampcheck.spec.casting import APPENDED, POLICIES, Expectation, Leaf, expect
-from ampcheck.spec.dtypes import FLOATING, widest
+from ampcheck.spec.casting import APPENDED, FLOATING, POLICIES, Expectation, Leaf, expect, widest
 
 DTYPES = (*FLOATING, "int64", "int8", "bool", "complex64", "complex128")
 FP16, BF16, FP32, FP64 = Leaf("fp16"), Leaf("bf16"), Leaf("fp32"), Leaf("fp64")

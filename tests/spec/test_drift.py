@@ -8,8 +8,7 @@ import torch
 
 from ampcheck.observe.dispatcher import live_drift, unlisted
 from ampcheck.spec import policies
-from ampcheck.spec.drift import covered, drift
-from ampcheck.spec.policies import KEYS, table, versions
+from ampcheck.spec.policies import KEYS, covered, drift, table, versions
 
 CPU, XPU, CUDA = (set(table(key, "2.13")) for key in ("AutocastCPU", "AutocastXPU", "AutocastCUDA"))
 

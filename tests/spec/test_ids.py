@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from ampcheck.spec.dtypes import FLOATING
-from ampcheck.spec.ids import MAX_LENGTH, assign, case_id, one_off, op_token
+from ampcheck.spec.case import MAX_LENGTH, assign, case_id, one_off, op_token
+from ampcheck.spec.casting import FLOATING
 
 PAIRS = list(itertools.permutations(FLOATING, 2))
 

@@ -1,12 +1,12 @@
-"""The docstrings of the op rules' functions, `suites/*/test_ops.py`, say what `ampcheck.spec.rules` says."""
+"""The docstrings of the op rules' functions, `suites/*/test_ops.py`, say what `ampcheck.spec.case` says."""
 
 import ast
 from pathlib import Path
 
 import pytest
 
+from ampcheck.spec.case import RULES
 from ampcheck.spec.casting import POLICIES
-from ampcheck.spec.rules import RULES
 
 SUITES = Path(__file__).parents[2] / "suites"
 FILES = sorted(SUITES.rglob("test_ops.py"))

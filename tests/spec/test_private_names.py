@@ -16,7 +16,7 @@ OTHERS = {
     *("_elem", "_get_op_or_decomp"),
 }
 """Private names of namedtuple, sys, argparse, pytest, os and torchax that the package uses."""
-PRINTED = {"checks/amp.py", "programs/regions/run.py"}
+PRINTED = {"checks/amp.py", "programs/regions.py"}
 """The files whose source reproductions print: they need torch alone, and take its private names themselves."""
 WITHOUT = "there is no thing without them"
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from ampcheck.spec import policies
-from ampcheck.spec.drift import covered
-from ampcheck.spec.policies import KEYS, minor, rows, versions
+from ampcheck.spec.policies import KEYS, covered, minor, rows, versions
 from ampcheck.spec.torch_private import registered
 from scripts.release import HEADER, Release, listed, release, write
 

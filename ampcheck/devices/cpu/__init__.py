@@ -11,7 +11,7 @@ from ampcheck.devices.base import Device
 from ampcheck.observe.recorder import overload
 from ampcheck.samples.describe import leaves
 from ampcheck.samples.tensors import build
-from ampcheck.spec.compilers import ANYWHERE
+from ampcheck.spec.case import ANYWHERE
 
 
 class Cpu(Device):

@@ -9,7 +9,7 @@ import torch
 
 from ampcheck.devices.base import Device, promised
 from ampcheck.observe.driver import asked
-from ampcheck.spec.compilers import ANYWHERE
+from ampcheck.spec.case import ANYWHERE
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 

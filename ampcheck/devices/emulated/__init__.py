@@ -22,7 +22,7 @@ import torch
 from ampcheck.devices.cuda import Cuda
 from ampcheck.errors import Unsupported
 from ampcheck.observe.torch_private import StorageBase, get_cudnn_enabled, set_cudnn_enabled
-from ampcheck.spec.compilers import ANYWHERE
+from ampcheck.spec.case import ANYWHERE
 
 _LIBRARY = Path(__file__).parent / f"_emulated-torch{torch.__version__}.so"
 

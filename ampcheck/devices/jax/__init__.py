@@ -14,7 +14,7 @@ import torch
 
 from ampcheck.devices.base import Device
 from ampcheck.register.torch_private import backend_name
-from ampcheck.spec.compilers import ANYWHERE
+from ampcheck.spec.case import ANYWHERE
 from ampcheck.spec.policies import closest, table
 
 _PROGRAMS = 400

@@ -23,7 +23,7 @@ from ampcheck.observe.torch_private import (
     set_fuse_on_gpu,
 )
 from ampcheck.samples.describe import TensorArg
-from ampcheck.spec.compilers import ANYWHERE
+from ampcheck.spec.case import ANYWHERE
 from ampcheck.spec.torch_dtypes import DTYPES
 
 _LOGGER = logging.getLogger("torch._subclasses.fake_tensor")

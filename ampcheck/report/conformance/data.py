@@ -16,8 +16,7 @@ from typing import Any
 from ampcheck.report.history import History, expected, ran, reproduced, virtual
 from ampcheck.runner.record import RED, Result, Run, causes_of
 from ampcheck.runner.summarize import devices, unfinished
-from ampcheck.spec.ids import op_token
-from ampcheck.spec.rules import RULES, Rule
+from ampcheck.spec.case import RULES, Rule, op_token
 
 COLUMNS = ("suite", "rule", "op", "sample", "inputs", "amp", "device", "compiler", "deviation", "cause")
 OP_RULES = ("downcast", "upcast", "optdtype", "append", "promote", "banned", "drift", "fallthrough")

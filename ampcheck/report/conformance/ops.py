@@ -22,8 +22,8 @@ from ampcheck.report.conformance.data import SHOWN
 from ampcheck.report.history import History, torch_release
 from ampcheck.runner.record import Result
 from ampcheck.runner.summarize import devices
+from ampcheck.spec.case import RULES
 from ampcheck.spec.policies import KEYS, closest, table, versions
-from ampcheck.spec.rules import RULES
 from ampcheck.tools.explain import Effect, effects, spellings, without_policy
 from ampcheck.tools.lists import MEANING
 

@@ -25,7 +25,7 @@ from ampcheck.runner.summarize import (
     unfinished,
     without_passes,
 )
-from ampcheck.spec.rules import RULES
+from ampcheck.spec.case import RULES
 from ampcheck.tools.user_program import drawn
 
 _CAUSES = 20

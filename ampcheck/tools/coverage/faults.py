@@ -17,7 +17,7 @@ from ampcheck.compilers.kinds import quiet
 from ampcheck.devices.base import Device
 from ampcheck.errors import Broken, Unsupported, UsageError
 from ampcheck.observe.closeness import alike
-from ampcheck.observe.kernel_override import replaceable
+from ampcheck.observe.dispatcher import replaceable
 from ampcheck.observe.recorder import map_tensors
 from ampcheck.spec.case import Case
 from ampcheck.spec.casting import POLICIES

@@ -24,12 +24,11 @@ import torch
 from tabulate import tabulate
 
 from ampcheck import samples
-from ampcheck.checks.call import plan
-from ampcheck.checks.cases import op_cases
+from ampcheck.checks.cases import op_cases, plan
 from ampcheck.checks.forward import watch
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError
-from ampcheck.observe.kernel_override import recording, replaceable
+from ampcheck.observe.dispatcher import recording, replaceable
 from ampcheck.observe.recorder import Observation
 from ampcheck.register.torch_private import nn_functions
 from ampcheck.samples.torch_testing import internal

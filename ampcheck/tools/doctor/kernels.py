@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ampcheck.observe.finite import CHOSEN, FLOATS, bounds, nonfinite
+from ampcheck.observe.closeness import CHOSEN, FLOATS, bounds, nonfinite
 from ampcheck.observe.recorder import CASTS, Recorder, overload_name, tensors
 from ampcheck.register.torch_private import OpOverload
 from ampcheck.spec import policies

@@ -9,7 +9,7 @@ import torch
 from torch.library import get_kernel
 
 from ampcheck.devices.base import Device
-from ampcheck.observe.kernel_override import replaceable, replaced
+from ampcheck.observe.dispatcher import replaceable, replaced
 from ampcheck.observe.recorder import map_tensors, overload
 from ampcheck.register.torch_private import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard
 from ampcheck.spec.policies import closest, table

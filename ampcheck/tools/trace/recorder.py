@@ -14,14 +14,13 @@ import torch
 from torch.autograd.graph import Node
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ampcheck.observe.closeness import CHOSEN, nonfinite
 from ampcheck.observe.dispatcher import UNKNOWN
-from ampcheck.observe.finite import CHOSEN, nonfinite
 from ampcheck.observe.recorder import CASTS, Recorder, overload_name, tensors
 from ampcheck.observe.torch_private import DisableTorchFunction
 from ampcheck.register.torch_private import DispatchKey, OpOverload, backend_name, has_kernel
 from ampcheck.samples.torch_private import disable_current_modes
-from ampcheck.spec.casting import Leaf, expect
-from ampcheck.spec.dtypes import is_floating
+from ampcheck.spec.casting import Leaf, expect, is_floating
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.torch_private import FakeTensor, current_node, is_functorch_wrapped, restored_state, sequence_number
 from ampcheck.tools.trace.records import CastRecord, OpRecord, Origin, TracedRegion

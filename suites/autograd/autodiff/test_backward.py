@@ -16,7 +16,7 @@ import torch
 from torch.autograd.grad_mode import set_multithreading_enabled
 from torch.nn import functional as F
 
-from ampcheck.checks.gradients import assert_same_gradients, copies_of, copy_of
+from ampcheck.checks.training import assert_same_gradients, copies_of, copy_of
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("autodiff")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
-from ampcheck.checks.gradients import copy_of
+from ampcheck.checks.training import copy_of
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("autodiff")

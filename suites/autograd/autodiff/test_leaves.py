@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
 
-from ampcheck.checks.gradients import assert_same_gradients, backward, copies_of, copy_of
+from ampcheck.checks.training import assert_same_gradients, backward, copies_of, copy_of
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("autodiff")

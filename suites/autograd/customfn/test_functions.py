@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.autograd.function import once_differentiable
 
-from ampcheck.checks.gradients import (
+from ampcheck.checks.training import (
     assert_same_gradients,
     backward,
     copies_of,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, library
 
-from ampcheck.checks.gradients import assert_same_gradients, backward, copies_of
+from ampcheck.checks.training import assert_same_gradients, backward, copies_of
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("customfn")

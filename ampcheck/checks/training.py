@@ -1,21 +1,108 @@
-"""Ranks of a group, in processes of their own, for scenarios of distributed training.
-
-They are forked: so they have what the scenario has made, and a rank takes a fraction of a second.
-"""
+"""What scenarios of training share: gradients, custom functions, `torch.amp.GradScaler`, and ranks of a group."""
 
 import importlib
 import multiprocessing
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import distributed
 
 from ampcheck.checks.amp import Amp
+
+
+def copy_of(leaf: torch.Tensor) -> torch.Tensor:
+    """Return a leaf with the values of another one, and without its gradient."""
+    return leaf.detach().clone().requires_grad_()
+
+
+def copies_of(*leaves: torch.Tensor) -> list[torch.Tensor]:
+    """Return a copy of each leaf; see `copy_of`."""
+    return [copy_of(leaf) for leaf in leaves]
+
+
+def backward(*results: torch.Tensor) -> None:
+    """Run the backward pass of the sum of squares of each result, which is taken in float32."""
+    for result in results:
+        result.float().pow(2).sum().backward()
+
+
+def assert_same_gradients(
+    amp: Amp, names: Sequence[str], leaves: Sequence[torch.Tensor], others: Sequence[torch.Tensor]
+) -> None:
+    """Note gradients that differ from those of other leaves in a bit."""
+    for name, leaf, other in zip(names, leaves, others, strict=True):
+        amp.assert_identical(f"gradient of {name}", leaf.grad, other.grad)
+
+
+def custom_function(
+    device_type: str,
+    forward: Callable[..., object],
+    backward: Callable[..., object] | None = None,
+    cast_inputs: torch.dtype | None = None,
+    **members: object,
+) -> type[torch.autograd.Function]:
+    """Return a torch.autograd.Function of two passes, which custom_fwd and custom_bwd decorate."""
+    options = {} if cast_inputs is None else {"cast_inputs": cast_inputs}
+    decorated = torch.amp.custom_fwd(device_type=device_type, **options)(forward)
+    return plain_function(decorated, backward and torch.amp.custom_bwd(device_type=device_type)(backward), **members)
+
+
+def plain_function(
+    forward: Callable[..., object], backward: Callable[..., object] | None = None, **members: object
+) -> type[torch.autograd.Function]:
+    """Return a torch.autograd.Function of two passes."""
+    passes = {"forward": forward, **({"backward": backward} if backward else {})}
+    held = {name: staticmethod(each) for name, each in passes.items()}
+    return type("Function", (torch.autograd.Function,), {**held, **members})
+
+
+def trained(
+    amp: Amp,
+    values: Sequence[float] = (1.0, 1.0),
+    lr: float = 0.5,
+    make: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    **options: Any,
+) -> tuple[torch.nn.Parameter, torch.optim.Optimizer, torch.amp.GradScaler]:
+    """Return a parameter on the device, its optimizer and a scaler, which has the options."""
+    leaf = torch.nn.Parameter(torch.tensor(values, device=amp.type))
+    return leaf, make([leaf], lr=lr), torch.amp.GradScaler(amp.type, **options)
+
+
+def step_and_update(scaler: torch.amp.GradScaler, *optimizers: torch.optim.Optimizer) -> None:
+    """Step each optimizer, then update the scale, as an iteration ends."""
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    scaler.update()
+
+
+def iterate(
+    leaf: torch.nn.Parameter, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, slope: float = 1.0
+) -> None:
+    """Make one iteration, in which every element of the parameter has the same gradient."""
+    leaf.grad = None
+    scaler.scale((leaf * slope).sum()).backward()
+    step_and_update(scaler, optimizer)
+
+
+@contextmanager
+def one_process(kind: str = "fake") -> Iterator[None]:
+    """Make a process group of this process alone, which a scaler of shards asks, for any device."""
+    if kind == "fake":
+        importlib.import_module("torch.testing._internal.distributed.fake_pg")  # gloo reduces no tensors of a backend
+    store = distributed.HashStore()  # type: ignore[attr-defined]  # not in __all__
+    distributed.init_process_group(kind, store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
 
 T = TypeVar("T")
 
