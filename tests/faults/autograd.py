@@ -22,10 +22,9 @@ from torch.utils._pytree import tree_map
 from tests.faults.gradients import cache as another_cache
 from tests.faults.gradients import cast_again, computed, detached, doubled, one_dtype_for_all, passed
 from tests.faults.kernels import complex_too, in_low, kernel, low, low_doubles_too, wide
-from tests.faults.modules import function, outside
-from tests.faults.modules import low as in_regions_low
 from tests.faults.mutant import Change, Inject, both, fresh, giving, mutants, put, returns, within, wrap
-from tests.faults.state import vaguely
+from tests.faults.state import function, outside, vaguely
+from tests.faults.state import low as in_regions_low
 
 Tensor = torch.Tensor
 

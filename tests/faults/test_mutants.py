@@ -4,9 +4,11 @@ The pairs are those of `kills.csv`. Each run tries a part of them, one of every 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -16,7 +18,7 @@ from tests.cli_support import ROOT
 from tests.faults import BY_NAME, MUTANTS, matrix
 from tests.faults.backends import BACKENDS, WARNINGS
 from tests.faults.gradients import cache
-from tests.faults.matrix import Kill
+from tests.faults.matrix import Kill, Selection
 from tests.faults.mutant import CPU, JAX, Mutant, Result
 from tests.faults.suites import Runners
 
@@ -194,3 +196,63 @@ def test_program_says_what_its_check_says(name: str, runners: Runners, tmp_path:
     lines, wrong = _printed(result["torch"], kill, None, tmp_path / "alone.py", runners)
     assert lines[0].startswith("ok  ")
     assert not wrong
+
+
+CASES = {
+    "eager/context/left-bf16-cpu": ("cpu", "eager/context/left"),
+    "eager/context/left-fp16-cpu": ("cpu", "eager/context/left"),
+    "eager/context/entered-bf16-cpu": ("cpu", "eager/context/entered"),
+    "eager/downcast/mm-fp32-bf16-cpu": ("cpu", "eager/downcast"),
+    "eager/downcast/bmm-fp32-bf16-cpu": ("cpu", "eager/downcast"),
+}
+TRIED = (
+    Mutant("stays", "eager/context", lambda device: nullcontext()),
+    Mutant("uncast", "eager/downcast", lambda device: nullcontext(), cases="mm-*"),
+)
+NOTICES = {"stays": {"eager/context/left-fp16-cpu"}, "uncast": {"eager/downcast/mm-fp32-bf16-cpu"}}
+
+
+class Scripted:
+    """Runners of cases whose results are written down."""
+
+    def __init__(self, interrupted_at: str = "") -> None:
+        self.ran: list[tuple[str, str]] = []
+        self._interrupted_at = interrupted_at
+
+    def of(self, device: str) -> Any:
+        return self
+
+    def cases(self) -> dict[str, tuple[str, str]]:
+        return CASES
+
+    def run(self, mutant: Mutant | None, device: str, keys: Sequence[str]) -> dict[str, dict[str, str]]:
+        if mutant and mutant.name == self._interrupted_at:
+            raise KeyboardInterrupt
+        if mutant:
+            self.ran += [(mutant.name, key) for key in keys]
+        return {key: {"status": "fail" if mutant and key in NOTICES[mutant.name] else "pass"} for key in keys}
+
+    def again(self, device: str, keys: Sequence[str]) -> dict[str, dict[str, str]]:
+        return self.run(None, device, keys)
+
+
+def _measured(runners: Scripted, results: Path, **chosen: Any) -> list[Kill]:
+    return matrix.measure(Selection(**chosen), TRIED, runners, results, lambda line: None)  # type: ignore[arg-type]
+
+
+def test_each_row_is_tried_until_a_case_notices(tmp_path: Path) -> None:
+    runners = Scripted()
+    found = _measured(runners, tmp_path / "results")
+    assert [(kill.mutant, kill.case, kill.status) for kill in found] == [
+        ("stays", "eager/context/left-fp16-cpu", "fail"),
+        ("uncast", "eager/downcast/mm-fp32-bf16-cpu", "fail"),
+    ]
+    assert ("uncast", "eager/downcast/bmm-fp32-bf16-cpu") not in runners.ran
+
+
+def test_an_interrupted_measurement_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        _measured(Scripted(interrupted_at="uncast"), tmp_path / "results")
+    runners = Scripted()
+    assert len(_measured(runners, tmp_path / "results")) == 2
+    assert {mutant for mutant, _ in runners.ran} == {"uncast"}

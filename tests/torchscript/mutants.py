@@ -15,7 +15,7 @@ from ampcheck.torchscript.agreement import OURS, measure
 from ampcheck.torchscript.regions import scripted
 from tests.faults.mutant import Inject, Result, mutants, put
 from tests.torchscript import programs as known_programs
-from tests.torchscript.test_regions import AMBIENT, around, given
+from tests.torchscript.test_modules import AMBIENT, around, given
 
 AGREEMENT = "torchscript/agreement"
 

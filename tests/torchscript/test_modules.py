@@ -1,4 +1,4 @@
-"""The pass for TorchScript on modules, frozen and traced programs, and what it refuses."""
+"""The pass for TorchScript does what the same source does eagerly: regions, modules, traced programs, all overloads."""
 
 import io
 import warnings
@@ -10,20 +10,114 @@ import torch
 from torch import Tensor, nn
 
 from ampcheck import torchscript
+from ampcheck.cli.main import main
+from ampcheck.devices.registry import select
 from ampcheck.errors import UsageError
+from ampcheck.observe.dispatcher import live_registrations
+from ampcheck.torchscript.agreement import OURS, PYTORCH, WAYS, measure
 from ampcheck.torchscript.regions import scripted
 from tests.processor import lstm_that_runs
 from tests.torchscript import programs
-from tests.torchscript.test_regions import AMBIENT, around, given, same
+
+pytestmark = [
+    pytest.mark.filterwarnings(r"ignore:(?s).*torch\.jit\.:DeprecationWarning"),
+    pytest.mark.filterwarnings(r"ignore:.*is_autocast_cpu_enabled:DeprecationWarning"),  # TorchScript has no other
+]
+
+
+class Recurrent(torch.nn.Module):
+    """One layer used four times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for _ in range(4):
+                x = self.layer(x)
+        return x
+
+
+AMBIENT = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def given(requires_grad: bool = False) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.rand(4, 4, generator=generator).requires_grad_(requires_grad) for _ in range(3)]
+
+
+def around(dtype: torch.dtype | None) -> torch.autocast:
+    return torch.autocast("cpu", dtype=dtype, enabled=dtype is not None, cache_enabled=False)
+
+
+def same(got: Any, want: Any) -> None:
+    assert [t.dtype for t in got] == [t.dtype for t in want]
+    for place, (g, w) in enumerate(zip(got, want, strict=True)):
+        assert torch.equal(g, w), f"result {place} differs by {(g.double() - w.double()).abs().max()}"
+
+
+@pytest.mark.parametrize("ambient", AMBIENT)
+@pytest.mark.parametrize("program", programs.PROGRAMS, ids=lambda program: program.__name__)
+def test_as_eager(program: Callable[..., list[torch.Tensor]], ambient: str) -> None:
+    """Also as it was saved and loaded."""
+    rewritten = torchscript.autocast(scripted(program))
+    loaded = torch.jit.load(io.BytesIO(rewritten.save_to_buffer()))
+    with around(AMBIENT[ambient]):
+        same(loaded(*given(), True), program(*given(), True))
+        for on in (True, False):
+            for _ in range(3):  # as it is compiled, profiled and optimized
+                same(rewritten(*given(), on), program(*given(), on))
+
+
+@pytest.mark.parametrize("ambient", AMBIENT)
+@pytest.mark.parametrize("name", ["one_region", "nested", "flag", "several", "loops", "biases", "upcasts", "no_region"])
+def test_gradients(name: str, ambient: str) -> None:
+    """As in eager without its weight cache, which sums the gradients of a weight's uses in the lower precision."""
+    program = getattr(programs, name)
+    rewritten = torchscript.autocast(scripted(program))
+
+    def gradients(call: Callable[..., list[torch.Tensor]]) -> list[torch.Tensor]:
+        inputs = given(requires_grad=True)
+        with around(AMBIENT[ambient]):
+            out = call(*inputs, True)
+        torch.stack([o.float().sum() for o in out if o.requires_grad]).sum().backward()
+        return [i.grad for i in inputs if i.grad is not None]
+
+    torch.set_autocast_cache_enabled(False)
+    try:
+        want = gradients(program)
+        for _ in range(3):
+            for g, w in zip(gradients(rewritten), want, strict=True):
+                assert g.dtype == w.dtype
+                torch.testing.assert_close(g, w, rtol=1e-6, atol=1e-6)
+    finally:
+        torch.set_autocast_cache_enabled(True)
+
+
+def test_gradients_of_many_uses_are_summed_in_float32() -> None:
+    """Nothing merges the casts of one weight, after which its gradients would be summed in the lower precision."""
+    torch.manual_seed(0)
+    module, x = Recurrent(), given()[0]
+    rewritten = torchscript.autocast(scripted(module))
+
+    def gradients(call: Any, *, cached: bool) -> list[torch.Tensor]:
+        torch.set_autocast_cache_enabled(cached)
+        try:
+            return list(torch.autograd.grad(call(x).float().sum(), list(module.parameters())))
+        finally:
+            torch.set_autocast_cache_enabled(True)
+
+    want, cached = gradients(module, cached=False), gradients(module, cached=True)
+    assert not all(map(torch.equal, want, cached))
+    for _ in range(3):
+        same(gradients(rewritten, cached=True), want)
 
 
 @pytest.fixture(autouse=True)
 def _lstm_that_runs() -> Iterator[None]:
     with lstm_that_runs():
         yield
-
-
-pytestmark = pytest.mark.filterwarnings(r"ignore:(?s).*torch\.jit\.:DeprecationWarning")
 
 
 class Block(nn.Module):
@@ -302,3 +396,47 @@ def test_refused(what: str) -> None:
     call, says = REFUSED[what]
     with pytest.raises(UsageError, match=says):
         call()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["cpu", "virtual:cuda"])
+def test_every_overload_agrees(name: str) -> None:
+    """Every dtype assignment of every overload, in each of the device's lower precisions."""
+    device = select([name], [])[0]
+    found = list(measure(device, {OURS: torchscript.autocast}))
+    assert {one.overload: one.differences for one in found if not one.agrees(OURS)} == {}
+    assert {one.overload for one in found} == live_registrations()[device.key]
+    assert sum(one.cases for one in found) > 1500
+
+
+A_FEW = ("linear", "conv2d", "mkldnn_rnn_layer", "avg_pool3d", "linalg_svd", "nll_loss", "cat", "stack", "index_copy")
+"""Overloads of the CPU, of each policy: with lists, optional arguments, several outputs, one number for a list."""
+
+
+@pytest.mark.parametrize("op", A_FEW)
+def test_an_overload_agrees(op: str) -> None:
+    (one,) = measure(select(["cpu"], [])[0], {OURS: torchscript.autocast}, op)
+    assert one.differences == {}
+    assert one.cases > 5
+
+
+@pytest.mark.parametrize("op", ["mm", "conv_transpose2d.input", "cat"])
+def test_what_pytorch_does_is_seen(op: str) -> None:
+    """PyTorch's pass casts float32 alone, knows some ops only, and widens what it does not know."""
+    (one,) = measure(select(["cpu"], [])[0], WAYS, op)
+    assert one.agrees(OURS)
+    assert not one.agrees(PYTORCH)
+    assert one.agrees(PYTORCH, "fp32") == (op != "conv_transpose2d.input")
+
+
+@pytest.mark.parametrize(
+    ("op", "said"),
+    [
+        ("mm", ("downcast", "PyTorch, mm, inputs fp16, region of bf16: argument 0 of aten::mm")),
+        ("relu", ("cpu: relu has no policy",)),
+    ],
+)
+def test_the_command(op: str, said: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["torchscript", "--op", op, "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert [words for words in (torchscript.OPERATORS, *said) if words not in out] == []
