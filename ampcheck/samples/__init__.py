@@ -7,8 +7,8 @@ from importlib import import_module
 from ampcheck.samples.describe import Op
 
 FAMILIES = (
-    *("matmul", "convolution", "recurrent", "attention", "pointwise", "indexing", "reduction", "loss"),
-    *("normalization", "fft", "linalg", "pooling", "padding", "resampling", "unlisted"),
+    *("matmul", "convolution", "recurrent", "attention", "pointwise", "reduction", "fft", "linalg", "pooling"),
+    *("padding", "resampling", "unlisted"),
 )
 
 SUMS = ("sum", "mean", "cumsum", "trace")
