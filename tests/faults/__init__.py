@@ -6,7 +6,7 @@ measures which cases notice which mutants. To add one, add it to `edits.toml` if
 the module of its kind, and measure it.
 """
 
-from tests.faults import autograd, backends, compilers, edits, gradients, kernels, scaler, state
+from tests.faults import backends, compilers, edits, gradients, kernels, scaler, state
 from tests.register import mutants as register
 from tests.torchscript import mutants as torchscript
 
@@ -15,7 +15,6 @@ MUTANTS = (
     *state.MUTANTS,
     *kernels.MUTANTS,
     *gradients.MUTANTS,
-    *autograd.MUTANTS,
     *scaler.MUTANTS,
     *compilers.MUTANTS,
     *backends.MUTANTS,
