@@ -91,7 +91,7 @@ def carrying(error: BaseException | None, differences: Iterable[str]) -> list[st
 PRINTED = frozenset(
     f"ampcheck.{name}"
     for name in (
-        *("checks.amp", "checks.backward", "checks.comparisons", "checks.compiled", "checks.drift", "checks.layouts"),
+        *("checks.amp", "checks.backward", "checks.comparisons", "checks.compiled", "checks.kinds", "checks.layouts"),
         *("checks.op_database", "checks.program", "checks.relations", "checks.sweep", "checks.training"),
         *("compilers.kinds", "compilers.source", "devices.virtual.graphs", "errors", "observe.closeness"),
         *("observe.isolation", "observe.recorder", "samples.surface", "samples.tensors", "spec.casting"),

@@ -112,13 +112,13 @@ def _events(timeout: float, task: Mapping[str, object]) -> Iterator[dict[str, An
 
 def examine_device() -> None:
     """Examine the device that standard input names, and answer with an event as each step begins and ends."""
-    from ampcheck.devices import discovery, preflight, registry  # noqa: PLC0415  # imports torch: the child alone needs it
+    from ampcheck.devices import preflight, registry  # noqa: PLC0415  # imports torch: the child alone needs it
 
     task = json.loads(sys.stdin.readline())
     channel = Channel()
     if "package" in task:
         try:
-            channel.send({"kind": "discovered", **asdict(discovery.discover(task["package"]))})
+            channel.send({"kind": "discovered", **asdict(preflight.discover(task["package"]))})
         except UsageError as error:
             channel.send({"kind": "refused", "message": str(error)})
         return

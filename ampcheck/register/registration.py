@@ -10,8 +10,7 @@ from torch.library import Library, fallthrough_kernel
 
 from ampcheck.errors import UsageError
 from ampcheck.register.casts import Cache, Casts
-from ampcheck.register.hops import HigherOrder
-from ampcheck.register.kernels import KEY, overload_name
+from ampcheck.register.kernels import KEY, HigherOrder, overload_name
 from ampcheck.register.plan import BASES, FALLTHROUGH, PolicyPlan, plan
 from ampcheck.register.torch_private import DispatchKey, backend_name, has_fallback, has_kernel
 

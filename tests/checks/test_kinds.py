@@ -15,9 +15,8 @@ import torch
 
 from ampcheck.checks import forward
 from ampcheck.checks.cases import CallPlan, op_cases, plan
-from ampcheck.checks.drift import DriftCheck
 from ampcheck.checks.forward import ForwardCheck, judge_raise
-from ampcheck.checks.kinds import check_of
+from ampcheck.checks.kinds import DriftCheck, check_of
 from ampcheck.checks.sweep import SweepCheck
 from ampcheck.devices import base
 from ampcheck.devices.cpu import Cpu

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.devices import discovery
+from ampcheck.devices import preflight
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.preflight import PreflightFinding, before_run, examine
 from ampcheck.devices.registry import known
@@ -363,9 +363,9 @@ CUDA, CPU = (table(key, closest(torch.__version__)) for key in ("AutocastCUDA", 
 def test_a_written_module_promises_the_kernels_of_its_backend(
     kernels: Collection[str], nearest: Mapping[str, str], constant: str, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery, "backend_name", lambda: "cpu")
-    monkeypatch.setattr(discovery, "registered", lambda _: set(kernels))
-    found = discovery.discover("math")
+    monkeypatch.setattr(preflight, "backend_name", lambda: "cpu")
+    monkeypatch.setattr(preflight, "registered", lambda _: set(kernels))
+    found = preflight.discover("math")
     module: dict[str, Any] = {}
     calls: list[tuple[Any, ...]] = []
     monkeypatch.setattr("ampcheck.register.register_autocast", lambda *args, **given: calls.append((*args, given)))

@@ -14,7 +14,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 from torch._C import DispatchKey
 
-from ampcheck.register import casts, hops, kernels, plan, registration
+from ampcheck.register import casts, kernels, plan, registration
 from ampcheck.tools.power import process
 from tests.cli_support import ROOT
 from tests.faults.mutant import Inject, Result, both, mutants, put, wrap
@@ -79,7 +79,7 @@ def written(*changes: tuple[str, str]) -> Inject:
     return put(kernels, _TEMPLATE=text)
 
 
-_HIGHER = hops.HigherOrder
+_HIGHER = kernels.HigherOrder
 MISTAKES = {
     "any-op-takes-any-policy": both(
         put(kernels, optdtype=kernels.upcast), put(plan, _is_optional_dtype=lambda _: True)

@@ -1,5 +1,5 @@
 // The operators that a program rewritten by ampcheck.torchscript runs. Each decides at run time, from the tensors it is
-// given, what eager autocast decides in its kernels. ampcheck/torchscript/fallback.py says the same in Python, and what
+// given, what eager autocast decides in its kernels. ampcheck/torchscript/library.py says the same in Python, and what
 // each operator is for.
 
 #include <ATen/core/TensorBody.h>
@@ -29,7 +29,7 @@ using torch::jit::Operator;
 using torch::jit::pop;
 using torch::jit::Stack;
 
-// The longest fixed form of an operator that is variadic; fallback.py has as many.
+// The longest fixed form of an operator that is variadic; library.py has as many.
 constexpr size_t FIXED_FORMS = 8;
 
 at::DeviceType type_of(const IValue& name) {
