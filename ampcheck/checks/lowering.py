@@ -42,10 +42,6 @@ def _bounds(scalars: Sequence[float], low: torch.dtype) -> list[float]:
     return found
 
 
-def _low(x: torch.Tensor, low: torch.dtype) -> torch.Tensor:
-    return x.to(low) if x.dtype == torch.float32 else x
-
-
 def arguments(sample: Sample, given: str, low: torch.dtype) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return the arguments of a call, anew.
 
@@ -66,7 +62,7 @@ def arguments(sample: Sample, given: str, low: torch.dtype) -> tuple[tuple[objec
             if given == "bounds" and not seen and is_real(x):
                 values = list(islice(cycle(_bounds(scalars, low)), x.numel()))
                 x = torch.tensor(values, dtype=x.dtype, device=x.device).reshape(x.shape)
-            x = _low(x, low)
+            x = x.to(low) if x.dtype == torch.float32 else x
         nudged[place] = x
         seen += 1
     return pytree.tree_unflatten(nudged, spec)  # type: ignore[no-any-return]  # the pair that was taken apart

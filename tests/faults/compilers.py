@@ -162,10 +162,6 @@ def eager_in_threads(program: Function, function: Function) -> Function:
     return call
 
 
-def doubled_gradient(x: torch.Tensor) -> torch.Tensor:
-    return changed(x, doubled) if x.requires_grad else x
-
-
 def rounded(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.bfloat16).to(x.dtype)
 
@@ -185,10 +181,6 @@ def swallowed(program: Function, _: Function, args: Any) -> Any:
 
 def dropped(*args: Any) -> None:
     """Enter no region."""
-
-
-def always_on(device: str, dtype: Any = None, enabled: bool = True, cache: Any = None) -> Any:
-    return _ENTER(device, dtype, True, cache)
 
 
 def in_half(device: str, dtype: Any = None, enabled: bool = True, cache: Any = None) -> Any:
@@ -307,7 +299,7 @@ MUTANTS = mutants(
             "jit-region-dropped-by-script": no_script_pass,
             "jit-trace-in-float32": handed_out(_WIDE, "trace"),
             "jit-second-call-in-float32": handed_out(float32_where(lambda first, args: True)),
-            "jit-gradient-twice": handed_out(results(doubled_gradient)),
+            "jit-gradient-twice": handed_out(results(lambda x: changed(x, doubled) if x.requires_grad else x)),
             "jit-gradient-lost": handed_out(results(torch.Tensor.detach)),
             "jit-state-left-on": handed_out(afterwards(leave_on)),
         },
@@ -328,7 +320,9 @@ MUTANTS = mutants(
         },
         "jit/nesting": {
             "jit-script-runs-eagerly": handed_out(lambda _, function: function, "script"),
-            "jit-disabled-region-on": entering(always_on),
+            "jit-disabled-region-on": entering(
+                lambda device, dtype=None, enabled=True, cache=None: _ENTER(device, dtype, True, cache)
+            ),
         },
         "jit/defaults": {"jit-always-half": entering(in_half)},
         "jit/decorator": {  # mends the known deviations

@@ -250,10 +250,6 @@ def doubled(gradient: Tensor) -> Tensor:
     return gradient * 2
 
 
-def cast_again(call: Call) -> Any:
-    return _Current.apply(*call.args, call.low)
-
-
 def one_dtype_for_all() -> Inject:
     """Run every product in the dtype that the first one had."""
     found: list[torch.dtype] = []
@@ -326,10 +322,6 @@ def another_dtype() -> AbstractContextManager[object]:
     """Enter a region of the lower precision that the region around does not have."""
     low = torch.get_autocast_dtype("cpu")
     return torch.autocast("cpu", dtype=torch.float16 if low == torch.bfloat16 else torch.bfloat16)
-
-
-def giving_low_in_regions(call: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *given: in_regions_low(call(*given))
 
 
 def pulled_in_low(own: Any, *args: Any, **options: Any) -> Any:
@@ -429,7 +421,7 @@ MUTANTS = (
             },
             "autograd/autodiff cpu jax": {
                 "gradients-added-in-low": wrap(Tensor, backward=adding_in_low(in_regions_alone=False)),
-                "product-casts-again": kernel("mm", cast_again),
+                "product-casts-again": kernel("mm", lambda call: _Current.apply(*call.args, call.low)),
             },
             "autograd/checkpoint cpu jax": {
                 "replay-in-no-state": put(torch.amp, autocast=lambda device_type, **options: nullcontext()),
@@ -470,7 +462,9 @@ MUTANTS = (
             },
             "autograd/transforms": {
                 "jvp-in-another-dtype": transform("jvp", within(another_dtype)),
-                "jacobian-low": wrap(torch.func, jacrev=giving(giving_low_in_regions)),
+                "jacobian-low": wrap(
+                    torch.func, jacrev=giving(lambda call: lambda *given: in_regions_low(call(*given)))
+                ),
             },
             "autograd/dataparallel": {
                 "reduced-outside": wrap(Replicated, forward=outside),

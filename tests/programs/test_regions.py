@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.devices.base import Device
 from ampcheck.devices.registry import known
 from ampcheck.observe.isolation import reset
 from ampcheck.programs.regions import RegionExplorer, program, programs, weight_programs
@@ -81,10 +80,6 @@ def _fresh() -> Iterator[None]:
     reset({})
 
 
-def _promised(text: str, device: Device = CPU) -> dict[tuple[int, str], object]:
-    return {(line, what): value for line, what, value in RegionExplorer(device).promised(text).seen}
-
-
 # ---- agreement
 
 
@@ -100,7 +95,7 @@ def test_ops_of_each_policy_on_a_virtual_device() -> None:
             {op("sum", "float16")}
             {op("nn.functional.binary_cross_entropy", "float32", "float32")}
             {op("mul", "float16", "float64")}""")
-    seen = _promised(text, CUDA)
+    seen = {(line, what): value for line, what, value in RegionExplorer(CUDA).promised(text).seen}
     assert seen[2, "dtypes in the kernel of mse_loss on cuda"] == ("fp32", "fp32")
     assert seen[3, "dtypes in the kernel of atan2 on cuda"] == ("fp32", "fp32")
     assert seen[4, "dtype= of sum on cuda"] == "fp32"

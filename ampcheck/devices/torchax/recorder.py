@@ -145,7 +145,7 @@ class TorchaxRecorder:
     def _leaf(self, array: Array) -> SeenLeaf:
         got = _dtype(array)
         _, given, source = self._known.get(id(array), (None, got, None))
-        return SeenLeaf(given, got, _on_device(array), source)
+        return SeenLeaf(given, got, not isinstance(array, torch.Tensor) or array.device.type == "jax", source)
 
 
 def _array(value: Value) -> Value:
@@ -164,7 +164,3 @@ def _arrays(value: Value) -> Iterator[Array]:
 
 def _dtype(array: Value) -> str:
     return name_of(array.dtype if isinstance(array, torch.Tensor) else mappings.j2t_dtype(array.dtype))
-
-
-def _on_device(array: Array) -> bool:
-    return not isinstance(array, torch.Tensor) or array.device.type == "jax"
