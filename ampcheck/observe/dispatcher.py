@@ -18,8 +18,7 @@ import torch
 from torch.library import Library, get_kernel
 
 from ampcheck.observe.torch_private import dispatch_dump
-from ampcheck.register.casts import Cache, Casts
-from ampcheck.register.kernels import KEY
+from ampcheck.register.kernels import KEY, Cache, Casts
 from ampcheck.register.plan import plan
 from ampcheck.register.registration import clear_with_torch
 from ampcheck.register.torch_private import DispatchKeySet, backend_name, dynamo_skip, has_fallback, has_kernel

@@ -9,8 +9,7 @@ import torch
 from torch.library import Library, fallthrough_kernel
 
 from ampcheck.errors import UsageError
-from ampcheck.register.casts import Cache, Casts
-from ampcheck.register.kernels import KEY, HigherOrder, overload_name
+from ampcheck.register.kernels import KEY, Cache, Casts, HigherOrder, overload_name
 from ampcheck.register.plan import BASES, FALLTHROUGH, PolicyPlan, plan
 from ampcheck.register.torch_private import DispatchKey, backend_name, has_fallback, has_kernel
 

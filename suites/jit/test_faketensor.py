@@ -56,7 +56,7 @@ _NAMES = """
 """
 OPS = {name: _LATER.get(name, 0) for name in _NAMES.split()}
 """Ops without a policy that reach a kernel with one, and the number of the first sample that does: found on torch 2.13
-by a call of each op of the database, which tests/checks/test_relations.py repeats."""
+by a call of each op of the database, which tests/checks/test_scenario.py repeats."""
 COMPOSED = ("linalg.pinv.singular",)
 """Two ops that PyTorch's tests compose: the first one casts, and the second one refuses what it gives."""
 _DERIVATIVES = """

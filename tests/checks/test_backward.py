@@ -14,7 +14,7 @@ from ampcheck.devices.virtual import DEVICES as VIRTUAL
 from ampcheck.devices.virtual import graphs
 from ampcheck.errors import Unsupported
 from ampcheck.spec.case import Case
-from ampcheck.spec.casting import POLICIES, WITHOUT_GRADIENT
+from ampcheck.spec.state import POLICIES, WITHOUT_GRADIENT
 from tests.processor import NO_BF16_LSTM
 
 CHECK = BackwardCheck()

@@ -17,7 +17,7 @@ import ampcheck
 from ampcheck.devices.registry import known
 from ampcheck.observe.isolation import reset
 from ampcheck.spec.case import COMPILERS, RULES
-from ampcheck.spec.casting import FLOATING
+from ampcheck.spec.state import FLOATING
 from scripts import api_page, findings
 from tests.cli_support import LIMIT, ROOT, collected
 

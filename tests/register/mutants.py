@@ -14,7 +14,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 from torch._C import DispatchKey
 
-from ampcheck.register import casts, kernels, plan, registration
+from ampcheck.register import kernels, plan, registration
 from ampcheck.tools.power import process
 from tests.cli_support import ROOT
 from tests.faults.mutant import Inject, Result, both, mutants, put, wrap
@@ -96,7 +96,7 @@ MISTAKES = {
         ("    finally:\n        exclude(key, False)", "    finally: pass\n    exclude(key, False)\n    return out"),
     ),
     "flex-attention-falls-through": put(registration, HigherOrder=lambda base: _HIGHER(DispatchKey.AutocastXPU)),
-    "gradients-stay-low": put(casts._Graph, forward=staticmethod(lambda ctx, weight, holder: holder[0])),
+    "gradients-stay-low": put(kernels._Graph, forward=staticmethod(lambda ctx, weight, holder: holder[0])),
 }
 
 MUTANTS = mutants({f"{REGISTRATION} {DEVICE}": MISTAKES})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ampcheck.spec.case import MAX_LENGTH, RULES, assign, case_id, one_off, op_token
-from ampcheck.spec.casting import FLOATING, POLICIES
+from ampcheck.spec.state import FLOATING, POLICIES
 
 PAIRS = list(itertools.permutations(FLOATING, 2))
 

@@ -15,7 +15,7 @@ from torch._C import DispatchKey
 from torch.library import Library
 
 from ampcheck.register import register_autocast
-from ampcheck.spec.casting import APPENDED
+from ampcheck.spec.state import APPENDED
 
 aten = torch.ops.aten
 

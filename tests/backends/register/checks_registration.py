@@ -183,7 +183,7 @@ def check_blocks(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def check_policies_are_listed() -> None:
-    from ampcheck.spec.casting import POLICIES
+    from ampcheck.spec.state import POLICIES
 
     rows = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
     assert rows == [*POLICIES, "fallthrough"]
