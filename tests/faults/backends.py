@@ -201,7 +201,7 @@ MUTANTS = made(
         "eager/optdtype sum.dim_IntList": {
             "wrong-for-integers": kernels(
                 "sum.dim_IntList", giving(lambda out: out + 1, lambda x, *args, **kwargs: x.dtype == torch.int64)
-            ),
+            )
         },
         "eager/promote addcmul": {"addcmul-not-promoted": policies(addcmul="fallthrough")},
         "eager/banned binary_cross_entropy": {"banned-runs": policies(binary_cross_entropy="fallthrough")},
@@ -210,7 +210,7 @@ MUTANTS = made(
             "gradient-off-in-regions-alone": kernels("_softmax", giving(lambda out: out * 0.5, in_region)),
         },
         "autograd/upcast mse_loss": {
-            "gradient-of-another-shape": kernels("mse_loss_backward", giving(lambda out: out.mT.contiguous())),
+            "gradient-of-another-shape": kernels("mse_loss_backward", giving(lambda out: out.mT.contiguous()))
         },
         "autograd/downcast mm": {"detached": autocast("mm", without_a_graph)},
         "eager/eligibility every_spelling_of_powers": {"a-power-not-cast": policies(pow__Tensor_Scalar="fallthrough")},

@@ -303,10 +303,7 @@ MUTANTS = mutants(
             "jit-gradient-lost": handed_out(results(torch.Tensor.detach)),
             "jit-state-left-on": handed_out(afterwards(leave_on)),
         },
-        "jit/upcast": {
-            "jit-upcast-lost": handed_out(_LOW),
-            "jit-upcast-after-rounding": handed_out(results(rounded)),
-        },
+        "jit/upcast": {"jit-upcast-lost": handed_out(_LOW), "jit-upcast-after-rounding": handed_out(results(rounded))},
         "jit/banned virtual:cuda": {"jit-refusal-swallowed": handed_out(calling(swallowed))},
         "jit/promote": {"jit-mixed-refused-by-script": handed_out(calling(refusing_mixed), "script")},
         "jit/context": {
@@ -326,7 +323,7 @@ MUTANTS = mutants(
         },
         "jit/defaults": {"jit-always-half": entering(in_half)},
         "jit/decorator": {  # mends the known deviations
-            "jit-decorator-lost": handed_out(lambda _, function: _COMPILE(inspect.unwrap(function), backend="eager")),
+            "jit-decorator-lost": handed_out(lambda _, function: _COMPILE(inspect.unwrap(function), backend="eager"))
         },
         "jit/exceptions": {
             "jit-state-left-by-exception": handed_out(failing(leave_on)),

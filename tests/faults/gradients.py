@@ -370,9 +370,7 @@ MUTANTS = (
             "autograd/upcast": {"gradient-of-a-constant": ("hinge_embedding_loss", of_a_constant)},
             "autograd/upcast virtual:cuda jax": {"gradient-of-exp-in-low": ("exp", computed(wide, low))},
             "autograd/upcast virtual:xpu": {"gradient-of-softplus-missing": ("softplus", detached(None, wide))},
-            "autograd/upcast virtual:mps": {
-                "gradient-of-layer-norm-weight-missing": ("layer_norm", detached(1, wide)),
-            },
+            "autograd/upcast virtual:mps": {"gradient-of-layer-norm-weight-missing": ("layer_norm", detached(1, wide))},
             "autograd/promote": {"gradient-of-promoted-in-low": ("stack", rounded(promoted))},
         }
     ),
@@ -424,7 +422,7 @@ MUTANTS = (
                 "product-casts-again": kernel("mm", lambda call: _Current.apply(*call.args, call.low)),
             },
             "autograd/checkpoint cpu jax": {
-                "replay-in-no-state": put(torch.amp, autocast=lambda device_type, **options: nullcontext()),
+                "replay-in-no-state": put(torch.amp, autocast=lambda device_type, **options: nullcontext())
             },
             "autograd/checkpoint": {
                 "replay-draws-anew": both(
@@ -458,7 +456,7 @@ MUTANTS = (
             "autograd/functorch cpu jax": {
                 "vmap-swaps-slices": wrap(
                     apis, vmap_impl=giving(lambda out: tree_map(lambda tensor: tensor.flip(0), out))
-                ),
+                )
             },
             "autograd/transforms": {
                 "jvp-in-another-dtype": transform("jvp", within(another_dtype)),

@@ -292,7 +292,7 @@ MUTANTS = (
                 "sum-fills-low": ("sum", fills(low)),
             },
             "eager/optdtype virtual:xpu": {
-                "prod-fills-for-integers": ("prod", fills(wide, lambda call, t: t.dtype != torch.float64)),
+                "prod-fills-for-integers": ("prod", fills(wide, lambda call, t: t.dtype != torch.float64))
             },
             "eager/append virtual:cuda": {
                 "norm-not-redirected": ("norm.Scalar", as_given),
@@ -307,7 +307,7 @@ MUTANTS = (
                 "cross-entropy-refused-badly": (_LOSS, refuses(RuntimeError("this is not supported"))),
             },
             "eager/banned virtual:xpu": {
-                "cross-entropy-type-error": (_LOSS, refuses(TypeError(f"{_LOSS} is unsafe; use {_LOSS}_with_logits"))),
+                "cross-entropy-type-error": (_LOSS, refuses(TypeError(f"{_LOSS} is unsafe; use {_LOSS}_with_logits")))
             },
             "eager/fallthrough virtual:cuda": {"cat-downcast-on-cuda": ("cat", in_low)},
             "eager/fallthrough virtual:xpu": {"stack-downcast-on-xpu": ("stack", in_low)},
@@ -341,10 +341,7 @@ MUTANTS = (
             },
             "eager/eligibility virtual:cuda": {
                 "mm-casts-other-devices": ("mm", other_devices_too),
-                "host-numbers-are-cast": (
-                    "atan2",
-                    each(lambda call, t: t.to(FP32) if t.device.type == "cpu" else t),
-                ),
+                "host-numbers-are-cast": ("atan2", each(lambda call, t: t.to(FP32) if t.device.type == "cpu" else t)),
                 "softmax-ignores-dtype": (
                     "softmax.int",
                     lambda call: call.op(*call.args, **{**call.kwargs, "dtype": FP32}),

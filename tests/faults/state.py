@@ -179,7 +179,7 @@ MUTANTS = mutants(
             "add-cached-tensor-does-nothing": wrap(torch._C, _add_cached_tensor=returns(None)),
         },
         "eager/deprecated": {
-            "get-autocast-xla-dtype-is-bfloat16": on_torch(get_autocast_xla_dtype=returns(torch.bfloat16)),
+            "get-autocast-xla-dtype-is-bfloat16": on_torch(get_autocast_xla_dtype=returns(torch.bfloat16))
         },
         "eager/deprecated virtual:cuda": {
             "set-gpu-dtype-nothing": on_torch(set_autocast_gpu_dtype=lambda own, dtype: own(DTYPE("cuda"))),
@@ -244,7 +244,7 @@ MUTANTS = mutants(
             "loss-narrowed": forward(nn.MSELoss, narrowed),
         },
         "eager/modules virtual:cuda": {
-            "logits-widened": function("nn.functional.cross_entropy", lambda own, x, *rest: own(x.float(), *rest)),
+            "logits-widened": function("nn.functional.cross_entropy", lambda own, x, *rest: own(x.float(), *rest))
         },
         "eager/variants": {
             "bag-lowered-in-inference": forward(nn.EmbeddingBag, lowered_in_inference),

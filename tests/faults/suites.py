@@ -30,10 +30,7 @@ MODULES = {"npy": "numpy_backend"}
 """The modules of devices that are called otherwise."""
 
 KNOWN = {**BY_NAME, **{mutant.name: mutant for mutant in WARNINGS}}
-OTHERS = {
-    torchscript.AGREEMENT: torchscript.agreement,
-    registration.REGISTRATION: registration.checks,
-}
+OTHERS = {torchscript.AGREEMENT: torchscript.agreement, registration.REGISTRATION: registration.checks}
 """What runs the cases of rules that no suite has."""
 
 _builtins: list[object] = []
