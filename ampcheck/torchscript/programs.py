@@ -9,8 +9,7 @@ import torch
 
 from ampcheck.errors import UsageError
 from ampcheck.spec.policies import closest, table
-from ampcheck.torchscript.inlining import inline, take_in
-from ampcheck.torchscript.rewrite import Tables, rewrite
+from ampcheck.torchscript.rewrite import Tables, inline, rewrite, take_in
 from ampcheck.torchscript.torch_private import (
     BufferDict,
     CompilationUnit,
