@@ -185,7 +185,7 @@ def torchscript(args: argparse.Namespace) -> int:
     """
     from ampcheck.devices.registry import exists, select  # noqa: PLC0415  # imports torch
     from ampcheck.torchscript import OPERATORS, agreement  # noqa: PLC0415  # registers operators
-    from ampcheck.torchscript.programs import TABLES  # noqa: PLC0415  # imports torch
+    from ampcheck.torchscript.rewrite import TABLES  # noqa: PLC0415  # imports torch
 
     chosen = select(args.device or list(_DEVICES), args.device_module)
     for device in chosen:

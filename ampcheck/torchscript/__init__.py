@@ -10,6 +10,6 @@ from ampcheck.torchscript.library import load
 OPERATORS = load()
 """Which operators this process has, in a sentence: those of the library, or those written in Python, and why."""
 
-from ampcheck.torchscript.programs import autocast  # noqa: E402  # scripts code that calls the operators
+from ampcheck.torchscript.rewrite import autocast  # noqa: E402  # scripts code that calls the operators
 
 __all__ = ["OPERATORS", "autocast"]

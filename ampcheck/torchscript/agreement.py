@@ -23,8 +23,8 @@ from ampcheck.samples.tensors import build
 from ampcheck.spec.case import Case
 from ampcheck.spec.state import POLICIES
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
-from ampcheck.torchscript.programs import autocast
 from ampcheck.torchscript.regions import scripted
+from ampcheck.torchscript.rewrite import autocast
 from ampcheck.torchscript.torch_private import JitCode, function_of_graph
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from ampcheck.samples.tensors import build
 LISTED = sorted({name for device in known().values() for name in device.policies()} & set(catalogue()))
 
 _ONE_LSTM = "oneDNN's layer takes one kind of cell and sizes that the weights decide, and has forward kernels alone"
+_OF_LSTM = ("batch_first", "batch_sizes", "has_biases", "hidden_size", "mode", "num_layers", "train")
 _BENCHMARK = "a benchmark picks an algorithm anew, so the bits of two calls would differ"
 FIXED = {
     ("_convolution", "benchmark"): _BENCHMARK,
@@ -31,13 +32,7 @@ FIXED = {
     ("cudnn_convolution_transpose", "deterministic"): "the bits of two calls would differ",
     ("linalg_svd", "driver"): "PyTorch takes it on CUDA alone",
     ("linalg_svdvals", "driver"): "PyTorch takes it on CUDA alone",
-    ("mkldnn_rnn_layer", "batch_first"): _ONE_LSTM,
-    ("mkldnn_rnn_layer", "batch_sizes"): _ONE_LSTM,
-    ("mkldnn_rnn_layer", "has_biases"): _ONE_LSTM,
-    ("mkldnn_rnn_layer", "hidden_size"): _ONE_LSTM,
-    ("mkldnn_rnn_layer", "mode"): _ONE_LSTM,
-    ("mkldnn_rnn_layer", "num_layers"): _ONE_LSTM,
-    ("mkldnn_rnn_layer", "train"): _ONE_LSTM,
+    **dict.fromkeys([("mkldnn_rnn_layer", name) for name in _OF_LSTM], _ONE_LSTM),
 }
 """Arguments that have one value in all samples, and why."""
 

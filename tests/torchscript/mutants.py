@@ -10,7 +10,7 @@ import torch
 
 from ampcheck import torchscript
 from ampcheck.devices.registry import select
-from ampcheck.torchscript import programs, rewrite
+from ampcheck.torchscript import rewrite
 from ampcheck.torchscript.agreement import OURS, measure
 from ampcheck.torchscript.regions import scripted
 from tests.faults.mutant import Inject, Result, mutants, put
@@ -64,7 +64,7 @@ def forgetting(kind: str) -> Inject:
 
 PASS = {
     "pass-forgets-what-may-be-none": forgetting("optional"),
-    "pass-the-other-table": put(programs, TABLES={"cpu": "AutocastCUDA", "cuda": "AutocastCPU"}),
+    "pass-the-other-table": put(rewrite, TABLES={"cpu": "AutocastCUDA", "cuda": "AutocastCPU"}),
 }
 MUTANTS = mutants({AGREEMENT: PASS})
 """Mutants of what the pass looks up; those of its source are in `tests/faults/edits.toml`."""
