@@ -47,9 +47,9 @@ ELSEWHERE = {
     "using.md: @ampcheck.step": "tests/bench/test_advice.py::test_the_example_of_the_documentation_runs",
     "your_backend.md: # mydevice_ampcheck.py": "tests/packaging/test_wheel.py::test_every_command_of_the_page_works",
     "your_backend.md: # torch_mydevice.py": "tests/packaging/test_wheel.py::test_every_command_of_the_page_works",
-    "your_backend.md: ^from ampcheck.register": "tests/backends/register/checks_registration.py::check_blocks",
-    "your_backend.md: ^register_autocast(": "tests/backends/register/checks_registration.py::check_blocks",
-    "your_backend.md: ^handle": "tests/backends/register/checks_registration.py::check_blocks",
+    "your_backend.md: ^from ampcheck.register": "tests/backends/register/checks_register.py::check_blocks",
+    "your_backend.md: ^register_autocast(": "tests/backends/register/checks_register.py::check_blocks",
+    "your_backend.md: ^handle": "tests/backends/register/checks_register.py::check_blocks",
 }
 """Blocks by their page and a part of their text, or its beginning, and the test that runs each."""
 MODEL = """
