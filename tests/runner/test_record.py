@@ -14,7 +14,7 @@ from ampcheck.errors import UsageError
 from ampcheck.observe import recorder as observe
 from ampcheck.runner.record import MISSING, Result, RunWriter, cause_of, cause_text, grouped, normalised, read
 from tests.cli_support import refused
-from tests.observe.test_blame import kernel, raised_from
+from tests.observe.test_recorder import kernel, raised_from
 from tests.report import made_runs
 
 TABLE = tomllib.loads(Path(__file__).with_name("causes.toml").read_text(encoding="utf-8"))
@@ -72,7 +72,7 @@ def test_what_tells_reasons_apart_is_kept(one: str, other: str) -> None:
 def test_the_cause_of_an_exception_names_the_backends_innermost_frame() -> None:
     error = raised_from(lambda: observe.map_tensors(torch.ones(2), lambda _: kernel("mm")))
     assert cause_text("fail", "aten::mm raised", "downcast", "mm", error) == (
-        "fail: RuntimeError: … is wrong (test_blame.py in kernel)"
+        "fail: RuntimeError: … is wrong (test_recorder.py in kernel)"
     )
     assert cause_text("broken", "aten::mm raised", "downcast", "mm", error).startswith("broken: RuntimeError: …")
 
