@@ -97,12 +97,9 @@ def evaluate(program: str, given: Mapping[str, torch.Tensor]) -> object:
     for name in re.findall(r"\btorch((?:\.[a-z_]\w*)+)\.", program):
         _imported(name)
     made = eval(program, {**given, **Helpers(given["a"]).names(), **names, "torch": torch, "nn": nn})  # our own text
-    return pytree.tree_map(_padded, made)
-
-
-def _padded(x: object) -> object:
-    """Return a tensor that can be compared in place of a nested one."""
-    return torch.nested.to_padded_tensor(x, 0.0) if isinstance(x, torch.Tensor) and x.is_nested else x
+    return pytree.tree_map(  # a nested tensor cannot be compared
+        lambda x: torch.nested.to_padded_tensor(x, 0.0) if isinstance(x, torch.Tensor) and x.is_nested else x, made
+    )
 
 
 def _imported(path: str) -> None:

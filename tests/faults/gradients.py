@@ -340,14 +340,9 @@ def policy(**fixed: Any) -> Inject:
     return wrap(fsdp, MixedPrecisionPolicy=lambda own, **options: own(**{**options, **fixed}))
 
 
-def without_infinity(done: Any) -> torch.Tensor:
-    """Give finite gradients in place of those that are not."""
-    return torch.nan_to_num(done.value(), nan=0.0, posinf=0.0, neginf=0.0)
-
-
 @wraps(powerSGD_hook.powerSGD_hook)
 def finite_hook(state: Any, bucket: Any) -> Any:
-    return _POWER_SGD(state, bucket).then(without_infinity)
+    return _POWER_SGD(state, bucket).then(lambda done: torch.nan_to_num(done.value(), nan=0.0, posinf=0.0, neginf=0.0))
 
 
 def joined_low(own: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:

@@ -150,11 +150,6 @@ def as_given(call: Call) -> Any:
     return call.run()
 
 
-def as_first(call: Call, t: Tensor) -> Tensor:
-    """Cast a result to the dtype of the first argument."""
-    return t.to(call.tensors()[0].dtype)
-
-
 in_float32, in_low = to(wide), to(low)
 always_bfloat16 = to(lambda call: torch.bfloat16)
 low_but_last = to(low, last)
@@ -259,7 +254,7 @@ MUTANTS = (
             "eager/downcast": {
                 "mm-in-float32": ("mm", in_float32),
                 "linear-bias-forgotten": ("linear", low_but_last),
-                "addbmm-result-cast-back": ("addbmm", result(in_low, as_first)),
+                "addbmm-result-cast-back": ("addbmm", result(in_low, lambda call, t: t.to(call.tensors()[0].dtype))),
                 "mm-changes-its-arguments": ("mm", low_for_good),
             },
             "eager/downcast virtual:cuda": {
