@@ -558,6 +558,7 @@ warnings.simplefilter("ignore")
 import ampcheck.torchscript as torchscript
 from ampcheck.torchscript.regions import scripted
 from tests.torchscript import programs
+from tests.torchscript.test_modules import AMBIENT, around, given, same
 print(torchscript.OPERATORS)
 for program in programs.PROGRAMS:
     rewritten = torchscript.autocast(scripted(program))
