@@ -443,7 +443,6 @@ def test_a_failure_carries_the_exception_of_its_first_difference() -> None:
     assert CheckFailure(["a sentence"]).error is None
 
 
-NAN, INF = float("nan"), float("inf")
 HALF, SINGLE, DOUBLE = torch.float16, torch.float32, torch.float64
 EPS = 2.0**-10  # of float16
 

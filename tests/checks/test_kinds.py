@@ -419,14 +419,14 @@ def test_the_parts_of_an_op_receive_what_they_do_without_a_region() -> None:
     assert all("[low+other, " in text for text in found)
 
 
-CPU = known()["cpu"]
+ON_CPU = known()["cpu"]
 CHECK = OpDatabaseCheck()
 DEVICES = [device for device in known().values() if device.key.startswith("Autocast")]
 
 
 def case(op: str) -> Case:
     """The database's case of an op."""
-    (found,) = (c for c in database_cases(CPU) if (c.op, c.inputs) == (op, "fp32"))
+    (found,) = (c for c in database_cases(ON_CPU) if (c.op, c.inputs) == (op, "fp32"))
     return found
 
 
@@ -560,11 +560,11 @@ def _refuse(out: object) -> object:
 def test_a_difference_is_found(op: str, change: object, says: str) -> None:
     chosen = case(op)
     with _planted(op, _only_under_autocast(change, op_database.database()[op].op)):
-        differences = CHECK.run(chosen, CPU)
+        differences = CHECK.run(chosen, ON_CPU)
     assert len(differences) == 1
     assert says in differences[0]
     assert differences[0].startswith("sample 0: ")
-    assert CHECK.run(chosen, CPU) == []
+    assert CHECK.run(chosen, ON_CPU) == []
 
 
 def test_a_part_that_gets_a_wrong_dtype_is_found() -> None:
@@ -576,7 +576,7 @@ def test_a_part_that_gets_a_wrong_dtype_is_found() -> None:
             return torch.mm(a, a)
 
     with _planted("add", wrong):
-        differences = CHECK.run(case("add"), CPU)
+        differences = CHECK.run(case("add"), ON_CPU)
     assert differences == [
         f"sample 0: argument {place} of aten::mm was given as fp32 and reached the kernel as fp32; expected bf16 "
         f"(rule downcast: {RULES['downcast'].sentence})"
@@ -588,16 +588,16 @@ def test_what_is_raised_with_and_without_autocast_is_broken_unless_the_device_de
     said = "RuntimeError: not under autocast"
     with _planted("add", lambda *args, **kwargs: _refuse(None)):
         with pytest.raises(Broken, match=rf"^add raised {said}; it raises that without autocast, too$"):
-            CHECK.run(case("add"), CPU)
-        with patch.object(type(CPU), "refusals", ("not under",)), pytest.raises(Unsupported, match=f"^{said}$"):
-            CHECK.run(case("add"), CPU)
+            CHECK.run(case("add"), ON_CPU)
+        with patch.object(type(ON_CPU), "refusals", ("not under",)), pytest.raises(Unsupported, match=f"^{said}$"):
+            CHECK.run(case("add"), ON_CPU)
 
 
 def test_an_op_without_samples_is_no_pass() -> None:
     with patch.object(op_database.database()["add"], "sample_inputs_func", lambda *args: iter(())):
-        assert CHECK.run(case("add"), CPU) == ["the op database has no fp32 sample of add for cpu"]
+        assert CHECK.run(case("add"), ON_CPU) == ["the op database has no fp32 sample of add for cpu"]
 
 
 def test_an_op_this_torch_lacks_is_one_sentence() -> None:
     with pytest.raises(UsageError, match=r"^the op database of torch .* has no abacus$"):
-        CHECK.run(Case("eager", "fallthrough", "abacus", "database", "fp32", "bf16", "cpu", "cpu"), CPU)
+        CHECK.run(Case("eager", "fallthrough", "abacus", "database", "fp32", "bf16", "cpu", "cpu"), ON_CPU)

@@ -123,7 +123,7 @@ def warning(text: str = "") -> Callable[[], int]:
     return lambda: (warnings.warn(text, stacklevel=1) if text else None, 3)[1]
 
 
-ONE, LOW, OFF = torch.ones(1), (True, torch.bfloat16, True), (False, torch.bfloat16, True)
+ONE, LOW_STATE, OFF_STATE = torch.ones(1), (True, torch.bfloat16, True), (False, torch.bfloat16, True)
 ASSERTED: dict[str, tuple[str, tuple[Any, ...], str]] = {
     "near": ("assert_close", (ONE, ONE + 1e-6), ""),
     "far": ("assert_close", (ONE, ONE + 1e-3), "it: differs by 0.0005; at most 1e-05 is expected"),
@@ -141,9 +141,9 @@ ASSERTED: dict[str, tuple[str, tuple[Any, ...], str]] = {
     "wanted none": ("assert_identical", (ONE, None), "whether there is a it: got True; expected False"),
     "equal": ("assert_equal", ("a", "a"), ""),
     "unequal": ("assert_equal", ("a", torch.half), "it: got 'a'; expected torch.float16"),
-    "state": ("assert_state", (LOW, 1), ""),
-    "other state": ("assert_state", (OFF,), "state it: got (True, "),
-    "other depth": ("assert_state", (LOW, 0), "nesting depth it: got 1; expected 0"),
+    "state": ("assert_state", (LOW_STATE, 1), ""),
+    "other state": ("assert_state", (OFF_STATE,), "state it: got (True, "),
+    "other depth": ("assert_state", (LOW_STATE, 0), "nesting depth it: got 1; expected 0"),
     "raises": ("assert_raises", (ValueError, "no", failing(outside=True)), ""),
     "raises otherwise": (
         "assert_raises",
@@ -200,14 +200,14 @@ def test_what_a_comparison_notes(name: str, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize("amp", [DeviceAmp(known()["cpu"], "bf16"), Amp("cpu", torch.bfloat16, torch.bfloat16)])
 def test_a_thread_is_outside_of_a_region(amp: Amp) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        amp.thread(lambda: amp.assert_state("now", OFF, 0))
+        amp.thread(lambda: amp.assert_state("now", OFF_STATE, 0))
     assert amp.differences == []
 
 
 @pytest.mark.parametrize("depth", [None, 0])
 def test_a_depth_is_compared_where_one_is_given(depth: int | None) -> None:
     amp = DeviceAmp(known()["cpu"], "bf16")
-    amp.assert_state("now", OFF, depth)
+    amp.assert_state("now", OFF_STATE, depth)
     assert (amp.looked_at, amp.differences) == (2 if depth is None else 3, [])
 
 
