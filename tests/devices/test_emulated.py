@@ -11,8 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+from ampcheck.checks.cases import op_cases
+from ampcheck.checks.forward import ForwardCheck
 from ampcheck.devices.registry import absent, groups, known, select
 from ampcheck.errors import UsageError
+from tests.cli_support import python
 
 DEVICE = known()["emulated:cuda"]
 if reason := DEVICE.unavailable():
@@ -153,3 +156,11 @@ def test_it_shares_no_process_with_a_privateuse1_backend(tmp_path: Path, monkeyp
     assert "emulated:cuda" not in {device.name for device in select([], modules)}
     assert "is in this process, and PyTorch has one accelerator" in absent(modules)["emulated:cuda"]
     assert "emulated:cuda" not in absent(modules, ["emulated:cuda"])
+
+
+def test_what_is_printed_runs_on_the_device(tmp_path: Path) -> None:
+    case, *_ = op_cases(DEVICE, "downcast", only="mm")
+    (tmp_path / "program.py").write_text(ForwardCheck().program(case, DEVICE), encoding="utf-8")
+    said = python(tmp_path / "program.py").splitlines()
+    assert said
+    assert all(line.startswith("ok  ") for line in said)

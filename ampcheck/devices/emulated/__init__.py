@@ -163,7 +163,8 @@ class Emulated(Cuda):
     deviations = Path(__file__).parent / "deviations.toml"
     setup = (
         "from ampcheck.devices.emulated import DEVICES",
-        "DEVICES[0].activate().__enter__()  # for all that follows",
+        "emulation = DEVICES[0].activate()",
+        "emulation.__enter__()  # for all that follows, while it is held",
     )
     refusals = (
         *Cuda.refusals,
