@@ -19,8 +19,8 @@ import torch
 
 from ampcheck.errors import UsageError
 from ampcheck.spec import policies, versioned
+from ampcheck.spec.casting import POLICIES
 from ampcheck.spec.policies import COLUMNS, KEYS, RELEASES, PolicyRow, minor, numbers, releases, rows, versions
-from ampcheck.spec.state import POLICIES
 from ampcheck.spec.torch_private import registered
 
 HEADER = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"

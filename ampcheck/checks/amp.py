@@ -23,8 +23,8 @@ from ampcheck.observe.closeness import relative_distance
 from ampcheck.observe.isolation import depth, in_thread, interleave
 from ampcheck.observe.recorder import CALLERS, Casting, Observation, Recorder, attempt, observe, replay, tensors
 from ampcheck.register.torch_private import OpOverload
+from ampcheck.spec.casting import APPENDED
 from ampcheck.spec.policies import KEYS
-from ampcheck.spec.state import APPENDED
 from ampcheck.spec.torch_dtypes import name_of
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from ampcheck.samples import op_database
 from ampcheck.samples.describe import Op, Sample, leaves, map_leaves
 from ampcheck.samples.tensors import MakesTensors, build
 from ampcheck.spec.case import AROUND, CELLS, GRADIENT, RULES, Case, assign, one_off
-from ampcheck.spec.state import LOW, POLICIES, WITHOUT_GRADIENT, Expectation, Leaf, expect, is_floating
+from ampcheck.spec.casting import LOW, POLICIES, WITHOUT_GRADIENT, Expectation, Leaf, expect, is_floating
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
 _DTYPE = re.compile(r"fp\d+|bf16|int64|bool|given")

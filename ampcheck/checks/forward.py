@@ -45,7 +45,7 @@ from ampcheck.register.torch_private import DispatchKey, has_kernel
 from ampcheck.samples import catalogue, sums_products
 from ampcheck.samples.describe import FORMS, TensorArg, in_form
 from ampcheck.spec.case import Case
-from ampcheck.spec.state import APPENDED, POLICIES, Leaf, expect
+from ampcheck.spec.casting import APPENDED, POLICIES, Leaf, expect
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
 MODES = {

@@ -28,7 +28,7 @@ from ampcheck.errors import Difference
 from ampcheck.samples import tensors as fills
 from ampcheck.samples.describe import TensorArg, leaves
 from ampcheck.spec.case import Case
-from ampcheck.spec.state import is_floating
+from ampcheck.spec.casting import is_floating
 from ampcheck.spec.torch_dtypes import DTYPES
 
 
@@ -91,10 +91,11 @@ def carrying(error: BaseException | None, differences: Iterable[str]) -> list[st
 PRINTED = frozenset(
     f"ampcheck.{name}"
     for name in (
-        *("checks.amp", "checks.backward", "checks.comparisons", "checks.compiled", "checks.kinds", "checks.layouts"),
-        *("checks.program", "checks.relations", "checks.sweep", "checks.training", "compilers.kinds"),
-        *("compilers.source", "devices.virtual.graphs", "errors", "observe.closeness", "observe.isolation"),
-        *("observe.recorder", "samples.surface", "samples.tensors", "spec.policies", "spec.state", "spec.torch_dtypes"),
+        *("checks.amp", "checks.backward", "checks.comparisons", "checks.compiled", "checks.drift", "checks.layouts"),
+        *("checks.op_database", "checks.program", "checks.relations", "checks.sweep", "checks.training"),
+        *("compilers.kinds", "compilers.source", "devices.virtual.graphs", "errors", "observe.closeness"),
+        *("observe.isolation", "observe.recorder", "samples.surface", "samples.tensors", "spec.casting"),
+        *("spec.policies", "spec.torch_dtypes"),
     )
 )
 """The modules of ampcheck of which a program may have parts: those parts need torch and the standard library alone."""

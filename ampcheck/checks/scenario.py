@@ -38,8 +38,8 @@ from ampcheck.observe.recorder import Casting, Observation, attempt, casting, te
 from ampcheck.samples import op_database
 from ampcheck.samples.describe import TensorArg
 from ampcheck.spec.case import Case
+from ampcheck.spec.casting import LOW
 from ampcheck.spec.policies import closest, table
-from ampcheck.spec.state import LOW
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
 F = TypeVar("F", bound=Callable[..., object])

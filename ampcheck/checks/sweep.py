@@ -39,7 +39,7 @@ from ampcheck.errors import Difference, Unsupported, error_of
 from ampcheck.observe.recorder import exists, is_composite, observe
 from ampcheck.samples.describe import Op, Sample, leaves
 from ampcheck.spec.case import AROUND, CELLS, GRADIENT, Case, assign
-from ampcheck.spec.state import POLICIES, WITHOUT_GRADIENT, is_floating
+from ampcheck.spec.casting import POLICIES, WITHOUT_GRADIENT, is_floating
 from ampcheck.spec.torch_dtypes import name_of
 
 GIVEN = "given"

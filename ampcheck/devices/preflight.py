@@ -20,8 +20,8 @@ from ampcheck.errors import UsageError
 from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.observe.torch_private import unscale, update_scale
 from ampcheck.register.torch_private import backend_name, has_kernel
+from ampcheck.spec.casting import LOW
 from ampcheck.spec.policies import KEYS, closest, table
-from ampcheck.spec.state import LOW
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 from ampcheck.spec.torch_private import registered
 

@@ -27,8 +27,8 @@ from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.observe.torch_private import schema_of
 from ampcheck.register.torch_private import backend_name, op_names
 from ampcheck.spec.case import RULES
+from ampcheck.spec.casting import APPENDED, FLOATING, LOW, POLICIES
 from ampcheck.spec.policies import rows, versions
-from ampcheck.spec.state import APPENDED, FLOATING, LOW, POLICIES
 
 GROUP = "ampcheck.devices"
 _REQUIRED = ("name", "token", "type", "key")

@@ -24,7 +24,7 @@ from ampcheck.observe.torch_private import (
     pytree,
 )
 from ampcheck.register.torch_private import DispatchKey, OpOverload, has_kernel
-from ampcheck.spec.state import POLICIES, Leaf, expect
+from ampcheck.spec.casting import POLICIES, Leaf, expect
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
 T = TypeVar("T")
@@ -337,7 +337,7 @@ def casting(
     enabled: bool = True,
     dtype_given: bool = False,
 ) -> Casting:
-    """Return what the specification says of a call; see `ampcheck.spec.state.expect`.
+    """Return what the specification says of a call; see `ampcheck.spec.casting.expect`.
 
     `given`: the dtype of each tensor argument, None for one of another device type.
     """

@@ -27,7 +27,7 @@ from ampcheck.observe.recorder import Recorder
 from ampcheck.observe.torch_private import AutoDispatchBelowAutograd
 from ampcheck.programs.search import Search
 from ampcheck.spec import state as spec
-from ampcheck.spec.state import LOW, is_floating, widest
+from ampcheck.spec.casting import LOW, is_floating, widest
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
 Lines: TypeAlias = st.SearchStrategy[tuple[str, ...]]

@@ -51,7 +51,7 @@ from ampcheck.register.torch_private import (
     nn_functions,
     tracing_state,
 )
-from ampcheck.spec.state import BANNED_MESSAGE
+from ampcheck.spec.casting import BANNED_MESSAGE
 
 _FAKE, _PROXY, _FUNCTIONAL = (ModeKey.FAKE, ModeKey.PROXY, ModeKey.FUNCTIONAL)
 _is_inference = torch.is_inference_mode_enabled

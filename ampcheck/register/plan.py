@@ -10,8 +10,8 @@ from ampcheck.errors import UsageError
 from ampcheck.register import kernels
 from ampcheck.register.kernels import Casts, Kernel, kind, overload_name
 from ampcheck.register.torch_private import Argument, OpOverload, op_names
+from ampcheck.spec.casting import APPENDED, POLICIES
 from ampcheck.spec.policies import closest, table
-from ampcheck.spec.state import APPENDED, POLICIES
 
 BASES = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU"}
 """The tables a registration can start from, and the dispatch key each is of."""

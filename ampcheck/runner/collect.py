@@ -35,7 +35,7 @@ from ampcheck.runner.record import (
 )
 from ampcheck.samples import op_database
 from ampcheck.spec.case import COMPILERS, RULES, Case, Shard, check_key
-from ampcheck.spec.state import LOW
+from ampcheck.spec.casting import LOW
 
 CASE = pytest.StashKey[Case]()
 

@@ -24,7 +24,7 @@ from msgspec import Meta, ValidationError, convert
 from ampcheck.errors import UsageError
 from ampcheck.observe.blame import frame
 from ampcheck.spec.case import deviation_name
-from ampcheck.spec.state import POLICIES
+from ampcheck.spec.casting import POLICIES
 
 SCHEMA, OLDER = 2, 1
 """Files of schema 1 call the field `compiler` of a case `executor`."""

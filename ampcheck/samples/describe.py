@@ -29,7 +29,7 @@ class TensorArg:
     """A tensor argument.
 
     `shape`: its sizes. `dtype`: None for a floating argument whose dtype the case decides, else a name of
-    `ampcheck.spec.state` ("int64", "bool", "complex64", "fp32", …) that stays. `fill`: how values are made, a key of
+    `ampcheck.spec.casting` ("int64", "bool", "complex64", "fp32", …) that stays. `fill`: how values are made, a key of
     `ampcheck.samples.tensors.FILLS` ("normal", "unit" for the open interval (0, 1), "positive", "spd" for symmetric
     positive definite, …). `high`: exclusive bound of integer values. `device`: "own", or "cpu" for an argument that
     PyTorch requires on the CPU. `seed`: tells apart two arguments of the same shape. `strided`: whether it is made as a

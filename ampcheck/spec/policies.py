@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from ampcheck.spec import versioned
-from ampcheck.spec.state import POLICIES
+from ampcheck.spec.casting import POLICIES
 
 TABLES = Path(__file__).parent / "tables"
 
@@ -27,7 +27,7 @@ KEYS = ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS", "AutocastMT
 
 @dataclass(frozen=True, slots=True)
 class PolicyRow:
-    """One registration in one version: `policy` is one of `ampcheck.spec.state.POLICIES`."""
+    """One registration in one version: `policy` is one of `ampcheck.spec.casting.POLICIES`."""
 
     key: str
     overload: str

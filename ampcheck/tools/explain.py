@@ -23,8 +23,8 @@ from ampcheck.register.torch_private import op_names
 from ampcheck.runner.deviations import Deviation, KnownDeviations
 from ampcheck.samples.describe import Sample, TensorArg, leaves, map_leaves
 from ampcheck.spec.case import RULES, Case
+from ampcheck.spec.casting import LOW, Expectation, Leaf, expect, is_floating
 from ampcheck.spec.policies import KEYS, closest, rows
-from ampcheck.spec.state import LOW, Expectation, Leaf, expect, is_floating
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 from ampcheck.tools.user_program import wrapped
 

@@ -16,8 +16,8 @@ from ampcheck.devices.registry import known, promised, unusable
 from ampcheck.errors import UsageError, unknown
 from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.spec.case import RULES
+from ampcheck.spec.casting import POLICIES
 from ampcheck.spec.policies import KEYS, TABLES, rows, table
-from ampcheck.spec.state import POLICIES
 from ampcheck.tools.explain import resolve
 
 TYPES = {key.removeprefix("Autocast").lower(): key for key in KEYS}

@@ -1,6 +1,6 @@
 """How far scripted code agrees with eager autocast: each overload with a policy as a program of one region and one op.
 
-PyTorch's pass and ours get the same program and are compared with the specification (`ampcheck.spec.state`) by the
+PyTorch's pass and ours get the same program and are compared with the specification (`ampcheck.spec.casting`) by the
 dtypes the kernel received, and where there are values against eager autocast, bit for bit.
 """
 
@@ -21,7 +21,7 @@ from ampcheck.errors import HarnessError, one_line
 from ampcheck.observe.recorder import Observation, attempt, by_policies, exists, overload, replay, tensors
 from ampcheck.samples.tensors import build
 from ampcheck.spec.case import Case
-from ampcheck.spec.state import POLICIES
+from ampcheck.spec.casting import POLICIES
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 from ampcheck.torchscript.regions import scripted
 from ampcheck.torchscript.rewrite import autocast

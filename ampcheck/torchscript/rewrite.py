@@ -19,8 +19,8 @@ import torch
 from ampcheck.errors import UsageError
 from ampcheck.observe.recorder import CALLERS
 from ampcheck.register.torch_private import has_kernel
+from ampcheck.spec.casting import BANNED_MESSAGE
 from ampcheck.spec.policies import closest, table
-from ampcheck.spec.state import BANNED_MESSAGE
 from ampcheck.torchscript.library import FIXED_FORMS
 from ampcheck.torchscript.regions import Builder, GraphState, States, is_region, off
 from ampcheck.torchscript.torch_private import (

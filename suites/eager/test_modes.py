@@ -5,7 +5,7 @@ after autograd and autocast, with the tensors that the kernel is to get
 (https://docs.pytorch.org/docs/2.13/notes/extending.html, "Extending torch native API" and "Extending all torch API
 with Modes"; the order of the keys in c10/core/DispatchKey.h). A subclass with a `__torch_dispatch__` has the dtype it
 says it has, and autocast casts it by that dtype. While `__torch_dispatch__` runs, autocast does not act again; while
-`__torch_function__` does, it does. `ampcheck.spec.state` says what each op receives.
+`__torch_function__` does, it does. `ampcheck.spec.casting` says what each op receives.
 """
 
 from __future__ import annotations

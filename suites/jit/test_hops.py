@@ -5,7 +5,7 @@ The promise: torch.cond, scan, map and their like run the functions they are giv
 (`HigherOrderOperator` of torch/_ops.py; pytorch#107934). So a region around an operator holds in its functions, one in
 a function holds there alone (https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast), and what comes out is what
 the same program in plain Python gives outside of any region with explicit casts: dtypes, values and gradients. Those
-casts follow from `ampcheck.spec.state`. Two operators do more:
+casts follow from `ampcheck.spec.casting`. Two operators do more:
 
 - `wrap_with_autocast`, which torch.export makes of a region, is itself a region;
 - an op of torch.library with `register_autocast` casts all that it is given, and runs with autocast disabled

@@ -40,7 +40,7 @@ from ampcheck.observe.recorder import Cast, KernelCall, Observation, SeenLeaf
 from ampcheck.samples.describe import in_form
 from ampcheck.samples.tensors import host_values as own_values
 from ampcheck.spec.case import Case
-from ampcheck.spec.state import Expectation
+from ampcheck.spec.casting import Expectation
 from ampcheck.spec.torch_dtypes import DTYPES
 from tests.checks.test_kinds import Elsewhere
 

@@ -22,7 +22,7 @@ from ampcheck.errors import Broken, Unsupported
 from ampcheck.observe.recorder import Observation
 from ampcheck.samples import catalogue
 from ampcheck.spec.case import AROUND, COMPILERS, RULES, Case
-from ampcheck.spec.state import POLICIES, WITHOUT_GRADIENT
+from ampcheck.spec.casting import POLICIES, WITHOUT_GRADIENT
 from tests.cli_support import python
 from tests.processor import NO_BF16_LSTM
 

@@ -16,8 +16,10 @@ import torch
 from ampcheck import samples
 from ampcheck.checks import forward
 from ampcheck.checks.cases import CallPlan, database_cases, op_cases, plan
+from ampcheck.checks.drift import DriftCheck
 from ampcheck.checks.forward import ForwardCheck, judge_raise
-from ampcheck.checks.kinds import SAMPLES, DriftCheck, OpDatabaseCheck, check_of
+from ampcheck.checks.kinds import check_of
+from ampcheck.checks.op_database import SAMPLES, OpDatabaseCheck
 from ampcheck.checks.sweep import SweepCheck
 from ampcheck.devices import base
 from ampcheck.devices.base import Device
@@ -27,8 +29,8 @@ from ampcheck.errors import Broken, CheckFailure, Unsupported, UsageError
 from ampcheck.observe.recorder import tensors
 from ampcheck.samples import op_database
 from ampcheck.spec.case import CELLS, MAX_LENGTH, RULES, Case
+from ampcheck.spec.casting import FLOATING
 from ampcheck.spec.policies import minor, versions
-from ampcheck.spec.state import FLOATING
 from scripts import op_database as tool
 from tests.cli_support import python
 from tests.faults import BY_NAME

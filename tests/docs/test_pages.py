@@ -24,7 +24,7 @@ from ampcheck.cli.main import main
 from ampcheck.devices.registry import known
 from ampcheck.observe.isolation import reset
 from ampcheck.spec.case import COMPILERS, RULES
-from ampcheck.spec.state import FLOATING
+from ampcheck.spec.casting import FLOATING
 from scripts import api_page, findings
 from tests.cli_support import LIMIT, ROOT, collected, ended, python
 

@@ -9,8 +9,8 @@ import torch
 
 from ampcheck.errors import UsageError
 from ampcheck.spec.case import MAX_LENGTH, RULES, assign, case_id, one_off, op_token
+from ampcheck.spec.casting import FLOATING, POLICIES
 from ampcheck.spec.private_names import PrivateName, PrivateNames, table
-from ampcheck.spec.state import FLOATING, POLICIES
 from scripts import private_api
 from tests.cli_support import python
 

@@ -8,8 +8,8 @@ import torch
 
 from ampcheck.observe.dispatcher import live_drift, live_registrations, unlisted
 from ampcheck.spec import policies
+from ampcheck.spec.casting import APPENDED
 from ampcheck.spec.policies import KEYS, closest, covered, drift, minor, rows, table, versions
-from ampcheck.spec.state import APPENDED
 
 HEADER = "key,overload,policy,builds,since,until,verified,source\n"
 GOOD = "AutocastCPU,mm,downcast,,9.0,,run,somewhere\n"

@@ -9,21 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampcheck.spec import scaler as spec
+from ampcheck.spec.casting import APPENDED, FLOATING, POLICIES, Expectation, Leaf, expect, widest
 from ampcheck.spec.scaler import Refused, Scaler
-from ampcheck.spec.state import (
-    APPENDED,
-    DEFAULTS,
-    FLOATING,
-    POLICIES,
-    Expectation,
-    Leaf,
-    Process,
-    State,
-    Tensor,
-    Thread,
-    expect,
-    widest,
-)
+from ampcheck.spec.state import DEFAULTS, Process, State, Tensor, Thread
 from ampcheck.spec.torch_dtypes import DTYPES
 
 ANY_DTYPE = (*FLOATING, "int64", "int8", "bool", "complex64", "complex128")

@@ -35,7 +35,7 @@ from ampcheck.observe.recorder import Recorder, tensors
 from ampcheck.observe.torch_private import DeviceType
 from ampcheck.register.torch_private import OpOverload
 from ampcheck.runner.worker import Channel
-from ampcheck.spec.state import LOW, is_floating
+from ampcheck.spec.casting import LOW, is_floating
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.trace import CastRecord, OpRecord, Trace
 from ampcheck.tools.trace.recorder import signature_of

@@ -13,7 +13,7 @@ from ampcheck.bench.torch_private import aot_autograd
 from ampcheck.devices.base import Device
 from ampcheck.observe.recorder import KernelCall, KernelRecorder, exists, overload, overload_name, tensors
 from ampcheck.register.torch_private import OpOverload
-from ampcheck.spec.state import Leaf, is_floating
+from ampcheck.spec.casting import Leaf, is_floating
 from ampcheck.spec.torch_dtypes import name_of
 
 

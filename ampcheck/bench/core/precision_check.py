@@ -25,7 +25,7 @@ from ampcheck.bench.core.prepare import Prepared, flops
 from ampcheck.devices.base import Device
 from ampcheck.errors import one_line, unknown
 from ampcheck.observe.closeness import relative_error
-from ampcheck.spec.state import LOW, expect, is_floating, widest
+from ampcheck.spec.casting import LOW, expect, is_floating, widest
 from ampcheck.spec.torch_dtypes import name_of
 
 

@@ -11,7 +11,7 @@ from ampcheck.checks.cases import cell_cases, compiled_cases, op_cases
 from ampcheck.checks.sweep import TRANSITIONS, Cell, cells, reached
 from ampcheck.devices.base import Device
 from ampcheck.spec.case import Case
-from ampcheck.spec.state import POLICIES
+from ampcheck.spec.casting import POLICIES
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from ampcheck.observe.closeness import alike
 from ampcheck.observe.dispatcher import replaceable
 from ampcheck.observe.recorder import map_tensors
 from ampcheck.spec.case import Case
-from ampcheck.spec.state import POLICIES
+from ampcheck.spec.casting import POLICIES
 from ampcheck.spec.torch_private import registered
 from ampcheck.tools.power.kernels import DROPPED, QUARTER, RESULTS, KernelMutant, injected
 

@@ -32,7 +32,7 @@ from ampcheck.observe.dispatcher import recording, replaceable
 from ampcheck.observe.recorder import Observation
 from ampcheck.register.torch_private import nn_functions
 from ampcheck.samples.torch_testing import internal
-from ampcheck.spec.state import APPENDED, POLICIES
+from ampcheck.spec.casting import APPENDED, POLICIES
 from ampcheck.spec.torch_private import registered
 from ampcheck.tools.torch_private import linalg_functions
 

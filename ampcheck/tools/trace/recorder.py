@@ -20,7 +20,7 @@ from ampcheck.observe.recorder import CASTS, Recorder, overload_name, tensors
 from ampcheck.observe.torch_private import DisableTorchFunction
 from ampcheck.register.torch_private import DispatchKey, OpOverload, backend_name, has_kernel
 from ampcheck.samples.torch_private import disable_current_modes
-from ampcheck.spec.state import Leaf, expect, is_floating
+from ampcheck.spec.casting import Leaf, expect, is_floating
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.tools.torch_private import FakeTensor, current_node, is_functorch_wrapped, restored_state, sequence_number
 from ampcheck.tools.trace.records import CastRecord, OpRecord, Origin, TracedRegion

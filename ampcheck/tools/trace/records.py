@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from ampcheck.spec.state import LOW
+from ampcheck.spec.casting import LOW
 
 Origin = Literal["autocast", "gradient", "user", "op"]
 """Who asked for a cast. autocast: a region. gradient: the backward of a cast that autocast made. user: a conversion

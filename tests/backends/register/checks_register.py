@@ -22,7 +22,7 @@ from torch.library import Library
 
 from ampcheck.errors import UsageError
 from ampcheck.register import register_autocast
-from ampcheck.spec.state import APPENDED
+from ampcheck.spec.casting import APPENDED
 
 aten = torch.ops.aten
 
@@ -479,7 +479,7 @@ def check_blocks(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def check_policies_are_listed() -> None:
-    from ampcheck.spec.state import POLICIES
+    from ampcheck.spec.casting import POLICIES
 
     rows = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
     assert rows == [*POLICIES, "fallthrough"]
