@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("jax")
 
-from bench.conftest import measured
+from bench.conftest import PROGRAMS, measured
 
 # ---- whole steps, each one program, beside the same written in JAX
 
@@ -75,23 +75,7 @@ def test_a_tiny_call_costs_half_again_as_much_as_jax(show: Callable[[str], None]
 OPS = ("add", "mm", "relu")
 
 # One process: the op's cost in units of a JAX op on the same arrays, median of interleaved pairs.
-PRELUDE = """
-import json, statistics, time
-import jax, jax.numpy as jnp, torch
-from bench.bench_jax import interleaved
-SIZE = 16
-
-def ratio(one, other, rounds=41):
-    speed, absolute = interleaved(one, other, rounds, 200)
-    return 1 / speed, absolute
-
-def jax_ops():
-    a = jnp.ones((SIZE, SIZE), jnp.float32)
-    return {"add": lambda: jnp.add(a, a), "mm": lambda: jnp.matmul(a, a), "relu": lambda: jax.nn.relu(a)}
-
-def torch_ops(x):
-    return {"add": lambda: torch.add(x, x), "mm": lambda: torch.mm(x, x), "relu": lambda: torch.relu(x)}
-"""
+PRELUDE = PROGRAMS["jax-prelude"]
 
 OURS = """
 import ampcheck.jax_device
@@ -111,80 +95,9 @@ with torchax.default_env():
 print(json.dumps(out))
 """
 
-POLICY = """
-import ampcheck.jax_device
-out = {}
-for size in (16, 256, 512):
-    x = torch.ones(size, size, device="jax").bfloat16()
-    def outside():
-        return torch.mm(x, x)
-    count = 400 if size == 16 else 10
-    def timed(enabled):
-        # The region is entered once: what is measured is the kernel of the policy, not the region.
-        with torch.autocast("jax", dtype=torch.bfloat16, enabled=enabled):
-            outside().shape
-            started = time.perf_counter()
-            for _ in range(count):
-                y = outside()
-            torch.jax.synchronize() if size > 16 else None
-            return (time.perf_counter() - started) / count
-    timed(True), timed(False)
-    pairs = [(timed(True), timed(False)) for _ in range(41)]
-    out[size] = statistics.median(a / b for a, b in pairs), statistics.median(a for a, _ in pairs)
-print(json.dumps(out))
-"""
+POLICY = PROGRAMS["jax-policy"]
 
-TRAINING = """
-import json, os, sys, time
-import torch
-import jax
-import ampcheck.jax_device
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
-
-compiled = [0]
-jax.monitoring.register_event_duration_secs_listener(
-    lambda name, *_, **__: compiled.__setitem__(0, compiled[0] + name.endswith("/backend_compile_duration")))
-
-class Kinds(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.seen = set()
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        leaves, tree = tree_flatten((args, kwargs or {}))
-        if any(isinstance(a, torch.Tensor) and a.device.type == "jax" for a in leaves) or "device" in (kwargs or {}):
-            self.seen.add((func, str(tree), tuple(
-                (tuple(a.shape), a.dtype) if isinstance(a, torch.Tensor)
-                else a.__class__ if isinstance(a, float) else str(a)
-                for a in leaves)))
-        return func(*args, **(kwargs or {}))
-
-torch.manual_seed(0)
-layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, batch_first=True)
-model = torch.nn.Sequential(torch.nn.Linear(8, 32), layer, torch.nn.Linear(32, 1)).to("jax")
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-x, y = torch.randn(4, 6, 8, device="jax"), torch.randn(4, 6, 1, device="jax")
-
-def step():
-    optimizer.zero_grad()
-    with torch.autocast("jax", dtype=torch.bfloat16):
-        loss = torch.nn.functional.mse_loss(model(x), y)
-    loss.backward()
-    optimizer.step()
-    return loss.item()
-
-kinds, times = Kinds(), []
-with torch.autograd.set_multithreading_enabled(False):# the mode sees the ops of its thread only
-    for _ in range(4):
-        started = time.perf_counter()
-        if os.environ.get("KINDS"):
-            with kinds:
-                step()
-        else:
-            step()
-        times.append(time.perf_counter() - started)
-print(json.dumps({"compiled": compiled[0], "kinds": len(kinds.seen), "times": times}))
-"""
+TRAINING = PROGRAMS["jax-training"]
 
 
 def test_small_ops_cost_at_most_five_of_jax_and_less_than_half_of_torchax(show: Callable[[str], None]) -> None:
@@ -243,25 +156,7 @@ torch.jax.synchronize()
 print(json.dumps((time.process_time() - started) / len(calls)))
 """
 
-MEMORY = """
-import gc, json
-import torch, torch._dynamo
-import ampcheck.jax_device
-from ampcheck.jax_device.dispatch import program
-if {held}:
-    program._forget_lowered = lambda: None
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * 4096
-def some(sizes):
-    for n in sizes:
-        x = torch.ones(n, 8, device="jax")
-        for y in (x + x, x.exp(), x.softmax(1), x @ x.t(), x.sum(0)):
-            pass
-some(range(1, 5))
-before, count = resident(), len(program.program_cache)
-some(range(5, 29))
-print(json.dumps((resident() - before) / (len(program.program_cache) - count)))
-"""
+MEMORY = PROGRAMS["jax-memory"]
 
 
 def test_first_calls(tmp_path: Path, show: Callable[[str], None]) -> None:
@@ -351,34 +246,9 @@ import ampcheck.jax_device as device
 from bench.bench_jax import seconds
 """
 
-PRODUCT = """
-def variant(enabled):
-    @device.jit
-    def product(x, y):
-        with torch.autocast("jax", dtype=torch.bfloat16, enabled=enabled):
-            return x @ y
-    return lambda: device.to_jax(product(x, y)).block_until_ready()
+PRODUCT = PROGRAMS["jax-product"]
 
-torch.manual_seed(0)
-x, y = torch.randn(1024, 1024, device="jax"), torch.randn(1024, 1024, device="jax")
-low, full = variant(True), variant(False)
-assert str(low().dtype) == "bfloat16" and str(full().dtype) == "float32"
-"""
-
-STEP = """
-from ampcheck.bench.workloads.steps import multilayer
-from bench.jax_steps import step_of
-
-def variant(enabled):
-    torch.manual_seed(0)
-    step = step_of(multilayer(512, 4).to("jax"), enabled=enabled)
-    return lambda: device.to_jax(step(x, y)).block_until_ready()
-
-low, full = variant(True), variant(False)
-x, y = torch.randn(256, 512, device="jax"), torch.randn(256, 512, device="jax")
-losses = float(low()), float(full())
-assert losses[0] != losses[1] and abs(losses[0] - losses[1]) < 1e-3 * losses[1], losses
-"""
+STEP = PROGRAMS["jax-step"]
 
 
 # Autocast's CPU seconds and float32's, the lower quartile each.

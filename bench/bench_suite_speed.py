@@ -23,77 +23,17 @@ from ampcheck.bench.advise import diagnosis, worker
 from ampcheck.bench.advise.user_step import UserStep
 from ampcheck.bench.core.model import PRECISIONS
 from ampcheck.bench.core.timing import CpuClock
-from bench.conftest import ROOT
+from bench.conftest import PROGRAMS, ROOT
 from tests.bench.test_advice import BF16, CPU, mlp, saw
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 # PyTorch's CPU lists through PyTorch's own checker, in both lower precisions, as test/test_autocast.py runs them. The
 # runner of unittest is left out, which is in their favour. A second pass tells the rate without imports.
-UPSTREAM = """
-import json, time
-import torch
-from torch.testing._internal.autocast_test_lists import AutocastCPUTestLists, TestAutocast
-
-LOW = (torch.bfloat16, torch.float16)
-
-def everything():
-    test, lists, count = TestAutocast(), AutocastCPUTestLists(torch.device("cpu")), 0
-    def check(op, args, runs_in, amp, **more):
-        nonlocal count
-        test._run_autocast_outofplace(op, args, runs_in, device="cpu", amp_dtype=amp, **more)
-        count += 1
-    for name, module, runs_in in (
-        ("torch_16", torch, None), ("nn_16", torch._C._nn, None),
-        ("torch_fp32", torch, torch.float32), ("nn_fp32", torch._C._nn, torch.float32),
-    ):
-        for row in getattr(lists, name):
-            op, args, kwargs = test.args_maybe_kwargs(row)
-            for amp in LOW:
-                check(op, args, runs_in or amp, amp, module=module, add_kwargs=kwargs)
-    for name, module in (
-        ("torch_expect_builtin_promote", torch), ("methods_expect_builtin_promote", None),
-        ("torch_need_autocast_promote", torch),
-    ):
-        for op, *arguments in getattr(lists, name):
-            out_type = arguments[2] if len(arguments) > 2 else None
-            for args, amp in zip(arguments, LOW):
-                check(op, args, torch.float32, amp, module=module, out_type=out_type)
-    return count
-
-cases = everything()
-started = time.process_time()
-everything()
-print(json.dumps({"cases": cases, "warm": time.process_time() - started}))
-"""
+UPSTREAM = PROGRAMS["suite_speed-upstream"]
 
 # Counts what reaches the dispatcher from Python while pytest collects, and what is imported at the end of it.
-COUNTER = """
-import json, pathlib, sys, traceback
-import pytest
-from torch.utils._python_dispatch import TorchDispatchMode
-
-class Counter(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.ops = []
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        frame = [f for f in traceback.extract_stack() if "/torch/" not in f.filename][-2]
-        self.ops.append(func.name() + " from " + frame.filename + ":" + str(frame.lineno))
-        return func(*args, **(kwargs or dict()))
-
-counter = Counter()
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection(session):
-    with counter:
-        result = yield
-        if {injected}:
-            import torch
-            torch.ones(1)
-    pathlib.Path({path!r}).write_text(json.dumps([counter.ops, len(session.items), sorted(sys.modules)]))
-    return result
-"""
+COUNTER = PROGRAMS["suite_speed-counter"]
 
 
 def _run(*arguments: str, path: str = "", red: bool = False) -> tuple[float, str]:

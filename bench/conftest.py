@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 from ampcheck.bench.core import machine
 from ampcheck.bench.run.measure import environment
 
+PROGRAMS = tomllib.loads(Path(__file__).with_name("programs.toml").read_text(encoding="utf-8"))
+"""What benchmarks start, by the file and a name."""
 ROOT = Path(__file__).parent.parent
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
 os.environ.update(environment(THREADS))

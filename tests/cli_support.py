@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -21,76 +22,13 @@ import pytest
 from ampcheck.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
+PROGRAMS = tomllib.loads((ROOT / "tests" / "programs.toml").read_text(encoding="utf-8"))
+"""What tests write and start, by the test file and a name."""
 
 LIMIT = 1800
 """Seconds that a test waits for a process or an event: it ends a test that hangs and judges none that is slow."""
 
-MODULE = '''
-import os, signal, time
-import torch
-from torch.overrides import TorchFunctionMode
-from ampcheck.devices.cpu import Cpu
-
-
-def bad(what):
-    """What the tests plant, for the one case op-fp64-bf16."""
-    if what == "addmm":
-        os._exit(7)
-    if what == "baddbmm":
-        os.kill(os.getpid(), signal.SIGSEGV)
-    if what == "addbmm":
-        time.sleep(1000)
-
-
-class Bombs(TorchFunctionMode):
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        name = getattr(func, "__name__", "").partition(".")[0]
-        if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is torch.bfloat16:
-            if args and all(isinstance(a, torch.Tensor) and a.dtype is torch.float64 for a in args):
-                bad(name)
-        return func(*args, **(kwargs or {}))
-
-
-class Dying(Cpu):
-    name = "dying"
-    token = "dying"
-    compilers = ()
-    deviations = None
-
-    def activate(self):
-        return Bombs()
-
-
-class Swapped(Cpu):
-    """A region of fp16 runs in bf16."""
-
-    name = "swapped"
-    token = "swapped"
-    compilers = ()
-    deviations = None
-
-    def autocast(self, dtype=None, **kw):
-        return super().autocast("bf16", **kw)
-
-
-class Hanging(Dying):
-    """Waits in each call of an op."""
-
-    name = token = "hanging"
-
-    def activate(self):
-        return Waits()
-
-
-class Waits(TorchFunctionMode):
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if "addbmm" in getattr(func, "__name__", "") and torch.is_autocast_enabled("cpu"):
-            time.sleep(1000)
-        return func(*args, **(kwargs or {}))
-
-
-DEVICES = (Dying(), Swapped(), Hanging())
-'''
+MODULE = PROGRAMS["cli_support-module"]
 
 
 ENTRY = {

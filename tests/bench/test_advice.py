@@ -24,20 +24,9 @@ from ampcheck.bench.advise.worker import AdviceFigures
 from ampcheck.bench.core.model import PRECISIONS, BenchPlan, Group, VariantResult
 from ampcheck.devices.cpu import Cpu
 from ampcheck.errors import UsageError
-from tests.cli_support import ROOT, python, refused, run
+from tests.cli_support import PROGRAMS, ROOT, python, refused, run
 
-STEPS = """
-import ampcheck, torch
-from torch import nn
-answer = 42
-@ampcheck.step
-def marked():
-    return nn.Linear(2, 2), (torch.ones(1, 2),), None
-def raises():
-    raise LookupError("no such data\\nat all")
-def needs(path):
-    return None
-"""
+STEPS = PROGRAMS["advice-steps"]
 
 
 @pytest.fixture
@@ -130,27 +119,7 @@ def test_the_decorator_is_reached_without_jax() -> None:
 
 # ---- the worker
 
-ODD = """
-import time, torch
-from torch import nn
-class Hard(nn.Linear):
-    def forward(self, x):
-        if self.weight.dtype is torch.bfloat16:
-            time.sleep(0.3)
-        if self.weight.dtype is torch.float16:
-            raise LookupError("no half here")
-        return super().forward(x)
-def hard(): return Hard(4, 4), (torch.ones(2, 4),), None
-def dropout(): return nn.Sequential(nn.Linear(32, 32), nn.Dropout()), (torch.ones(2, 32),), lambda out: out.sum()
-class Fixed(nn.Linear):
-    def forward(self, x): return torch.ones(1, 4) @ super().forward(x).float()
-def fixed(): return Fixed(4, 4).train(), (torch.ones(4, 4),), None
-class Only32(nn.Linear):
-    def forward(self, x):
-        assert self.weight.dtype is not torch.float64, "no double here"
-        return super().forward(x)
-def only32(): return Only32(4, 4), (torch.ones(4, 4),), None
-"""
+ODD = PROGRAMS["advice-odd"]
 
 DEVICE = """
 from ampcheck.devices.cpu import Cpu

@@ -16,7 +16,7 @@ from ampcheck.bench.run.summary import by_estimate, compare
 from ampcheck.bench.session import BenchOptions, choose
 from ampcheck.bench.workloads import catalogue
 from ampcheck.errors import UsageError
-from tests.cli_support import python
+from tests.cli_support import PROGRAMS, python
 
 HERE = Path(__file__).parent
 PROGRAM = (HERE / "program.hlo").read_text(encoding="utf-8")
@@ -253,22 +253,7 @@ def _needs(device: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(estimate.available(device) is not None, reason=str(estimate.available(device)))
 
 
-CPU = """
-import dataclasses, json
-import jax, torch
-import ampcheck.jax_device
-from ampcheck.bench.core.model import PRECISIONS
-from ampcheck.bench.core.prepare import prepare
-from ampcheck.bench.estimates.estimate import TPUS, compiled, lower, variant_result
-from ampcheck.bench.workloads import catalogue
-mm = catalogue()["mm-64"]
-ready = prepare(mm, PRECISIONS["fp32"], "jax", "jit")
-with jax.default_matmul_precision("highest"):
-    function, structs = ready.jitted.program(*ready.arguments)
-found = compiled(lower(function, structs, jax.devices("cpu")[0], "cpu"), TPUS["tpu-v5e"])
-variant = variant_result(mm, PRECISIONS["fp32"], found, TPUS["tpu-v5e"])
-print(json.dumps([found.source, found.flops, found.memory, dataclasses.asdict(variant)]))
-"""
+CPU = PROGRAMS["estimates-cpu"]
 
 
 def test_a_compiler_that_says_no_cycles() -> None:

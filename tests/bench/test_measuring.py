@@ -30,7 +30,7 @@ from ampcheck.bench.run.runfile import read
 from ampcheck.bench.run.summary import summarize
 from ampcheck.cli import main
 from ampcheck.devices.cpu import Cpu
-from tests.cli_support import LIMIT, interrupted
+from tests.cli_support import LIMIT, PROGRAMS, interrupted
 
 
 class Ticking(CpuClock):
@@ -176,18 +176,7 @@ NOTHING = Expected({}, {})
 TASKS = {"cpu": [("mm-16", "eager"), ("add", "eager"), ("mm-64", "eager")]}
 
 # A worker that does not measure: it says what it was told, and ends as the workload's name says.
-_WORKER = """
-import json, os, signal, sys, time
-from ampcheck.runner.worker import Channel
-channel = Channel()
-plan = json.load(sys.stdin)
-for workload, compiler in plan["tasks"]:
-    channel.send({"begin": [workload, compiler]})
-    if workload == "add":
-        ACTION
-    channel.send({"rounds": dict(workload=workload, device=plan["device"], compiler=compiler,
-        process=plan["process"], samples={"fp32": [1.0] * plan["rounds"]})})
-"""
+_WORKER = PROGRAMS["measuring-worker"]
 
 
 def measured(
@@ -231,20 +220,7 @@ def test_a_group_that_ends_its_process_costs_itself(monkeypatch: pytest.MonkeyPa
 
 # ---- variants that take too long
 
-_HANGS = """
-        say = lambda what, variant: channel.send({"variant": [variant, what]})
-        given_up = plan["given_up"]
-        for variant in ("fp32", "bf16", "fp16"):
-            if variant not in given_up:
-                say("prepare", variant)
-                say(WHAT, variant) if variant == HANGING else None
-                time.sleep(3600) if variant == HANGING else None
-        failed = {variant: one["reason"] for variant, one in given_up.items()}
-        facts = {variant: {"at_least": one.get("at_least")} for variant, one in given_up.items()}
-        channel.send({"rounds": dict(workload=workload, device=plan["device"], compiler=compiler,
-            process=plan["process"], samples={"fp32": [1.0] * plan["rounds"]}, failed=failed, facts=facts)})
-        continue
-"""
+_HANGS = PROGRAMS["measuring-hangs"]
 
 HUNG = "a call had not ended after 1 s; its precision was not checked, so no ratio is given"
 

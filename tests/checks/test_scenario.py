@@ -34,7 +34,7 @@ from ampcheck.spec.case import Case
 from ampcheck.spec.policies import minor
 from ampcheck.tools.power import kernels
 from suites.jit.test_faketensor import COMPOSED, OPS, PHASES, _called
-from tests.cli_support import run_pytest, write_suites
+from tests.cli_support import PROGRAMS, run_pytest, write_suites
 
 
 def test_interleaving_gives_turns() -> None:
@@ -366,70 +366,7 @@ def test_what_pytest_makes_of_a_status(status: str, before: str, after: str, tex
     assert getattr(report, "wasxfail", None) == ("known" if after == "skipped" else None)
 
 
-SCENARIOS = """
-import pytest
-import torch
-from ampcheck.runner.suite import scenario
-
-pytestmark = pytest.mark.rule("state")
-
-@scenario(dtypes="default")
-def test_on_the_backend(amp):
-    with torch.autocast(amp.type, amp.dtype), amp.region():
-        if amp.type != "cpu":
-            raise ValueError("a bug")
-
-@scenario(dtypes="default")
-def test_refused(amp):
-    if amp.type != "cpu":
-        raise NotImplementedError("Could not run 'aten::_mps_convolution' with arguments from the 'CPU' backend.")
-
-@scenario(dtypes="default")
-def test_on_the_cpu_too(amp):
-    raise ValueError("a bug")
-
-@scenario(dtypes="default")
-def test_in_a_region(amp):
-    with torch.autocast(amp.type, amp.dtype, True):
-        if torch.is_autocast_enabled(amp.type):
-            raise ValueError("a bug")
-
-@scenario(dtypes="default")
-def test_otherwise_in_a_region(amp):
-    with amp.region():
-        if amp.type != "cpu":
-            raise ValueError(str(torch.is_autocast_enabled(amp.type)))
-
-@scenario(dtypes="default")
-def test_noted_before(amp):
-    if amp.type != "cpu":
-        amp.assert_equal("it", 1, 2)
-        raise ValueError("a bug")
-
-@pytest.mark.parametrize("that", [AssertionError])
-@scenario(dtypes="default")
-def test_asserted(amp, that):
-    if amp.type != "cpu":
-        raise that("it is not so")
-
-@scenario(dtypes="default", then=["", "bmm", "cache"])
-def test_loss(amp, then):
-    with amp.region():
-        loss = torch.nn.functional.l1_loss(amp.rand(2, 2, dtype=amp.dtype), amp.rand(2, 2, dtype=amp.dtype))
-        product = torch.bmm(amp.rand(1, 2, 2), amp.rand(1, 2, 2))
-    amp.assert_equal("l1_loss", loss.dtype, torch.float32)
-    if then == "bmm":
-        amp.assert_equal("bmm beside l1_loss", product.dtype, amp.dtype)
-    if then == "cache":
-        amp.assert_equal("cache after l1_loss", torch.is_autocast_cache_enabled(), True)
-
-@scenario(dtypes="default")
-def test_raised(amp):
-    with amp.region():
-        if torch.nn.functional.l1_loss(*[amp.rand(2, dtype=amp.dtype)] * 2).dtype == amp.dtype:
-            raise TypeError("l1_loss")
-    amp.assert_equal("it", 1, 1)
-"""
+SCENARIOS = PROGRAMS["scenario-scenarios"]
 
 FAULTY = f"""
 import sys

@@ -28,7 +28,7 @@ from ampcheck.runner.deviations import KnownDeviations, load
 from ampcheck.runner.record import read
 from ampcheck.runner.run import fitting
 from ampcheck.spec.policies import closest, table
-from tests.cli_support import MODULE, ROOT, refused, run, run_pytest
+from tests.cli_support import MODULE, PROGRAMS, ROOT, refused, run, run_pytest
 
 aten = torch.ops.aten
 
@@ -227,53 +227,7 @@ def test_a_virtual_device_that_ignores_the_index_it_is_given() -> None:
 
 # ---- through the command line
 
-BROKEN = """
-import ctypes, os, time
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from ampcheck.devices.cpu import Cpu
-
-FAULT = {fault!r}
-
-
-class Plant(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten._to_copy.default and args[0].dtype == torch.bfloat16:
-            if FAULT == "crash":
-                ctypes.string_at(0)
-            if FAULT == "hang":
-                time.sleep(1000)
-            if FAULT == "raise":
-                raise NotImplementedError("bfloat16 is not there yet")
-        return func(*args, **(kwargs or {{}}))
-
-
-class Broken(Cpu):
-    name = token = "broken"
-    deviations = None
-    compilers = ()
-
-    def activate(self):
-        return Plant()
-
-    def seed(self):
-        if FAULT != "unseeded":
-            super().seed()
-
-
-if FAULT == "crash_at_import":
-    ctypes.string_at(0)
-if FAULT == "quit_at_import":
-    try:
-        raise ImportError("no licence")
-    except ImportError as error:
-        import traceback
-        failed = RuntimeError("it did not load")
-        failed.__cause__ = error
-        traceback.print_exception(failed)
-    os._exit(3)
-DEVICES = (Broken(),)
-"""
+BROKEN = PROGRAMS["preflight-broken"]
 
 ADVICE = "make _copy_from take bf16, or leave 'bf16' out of amp_dtypes"
 ONE_CASE = ("--device=broken", "--device-module=broken", "--suite=eager", "--rule=downcast", "--op=mm")
@@ -513,22 +467,7 @@ def test_what_is_repeated_is_repeated_with_deterministic_algorithms() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-LOST = """
-LOST = []
-
-class Lost(Dying):
-    name = token = "lost"
-
-    def synchronize(self):
-        if LOST:
-            raise RuntimeError("CUDA error: device-side assert triggered")
-
-def bad(what):
-    if what == "addmm":
-        LOST.append(what)
-
-DEVICES = (Lost(),)
-"""
+LOST = PROGRAMS["preflight-lost"]
 
 
 def test_an_assertion_on_the_device_costs_its_case_and_no_other(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from ampcheck.errors import UsageError
 from ampcheck.runner.collect import CASE, Collector, chooses
 from ampcheck.runner.record import read
 from ampcheck.runner.run import suites_folder
-from tests.cli_support import python, run
+from tests.cli_support import PROGRAMS, python, run
 
 DEVICES = [Torchax(), TorchTorchax()]
 
@@ -126,35 +126,7 @@ def test_one_run_tests_both(tmp_path: Path) -> None:
 
 # ---- what is seen
 
-_SCRIPT = """
-import json, sys
-from unittest.mock import patch
-import torch
-from torchax import amp
-from ampcheck.checks.cases import op_cases
-from ampcheck.checks.forward import ForwardCheck
-from ampcheck.devices.torchax import DEVICES
-from ampcheck.errors import Unsupported
-
-def case(name):
-    op = name.partition("-")[0].partition("+")[0]
-    rules = ("downcast", "upcast", "promote", "fallthrough")
-    return next(c for rule in rules for c in op_cases(device, rule, only=op) if c.id == name)
-
-def check(name):
-    try:
-        return ForwardCheck().run(case(name), device)
-    except Unsupported as refusal:
-        return f"unsupported: {refusal}"
-
-answers = []
-for name, expression, before in json.loads(sys.argv[1]):
-    device = next(device for device in DEVICES if device.name == name)
-    with patch.dict(amp.autocast_policy), patch.object(amp, "execute_policy", amp.execute_policy):
-        exec(before)
-        answers.append(eval(expression))
-print(json.dumps(answers))
-"""
+_SCRIPT = PROGRAMS["torchax-script"]
 
 GIVEN = "argument 0 of aten::{} was given as fp32 and reached the kernel as {}; expected {}"
 MISTAKES = [

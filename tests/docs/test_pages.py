@@ -26,7 +26,7 @@ from ampcheck.observe.isolation import reset
 from ampcheck.spec.case import COMPILERS, RULES
 from ampcheck.spec.casting import FLOATING
 from scripts import api_page, findings
-from tests.cli_support import LIMIT, ROOT, collected, ended, python
+from tests.cli_support import LIMIT, PROGRAMS, ROOT, collected, ended, python
 
 _FENCE = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -218,18 +218,7 @@ def test_it_happens_in_the_versions_it_names(name: str) -> None:
             check(block, name)
 
 
-WHOLE = """---
-sure: certain
-area: cache
-versions: torch >=2.11
-severity: high
-upstream: https://github.com/pytorch/pytorch/issues/1
----
-
-# A title
-
-Text.
-"""
+WHOLE = PROGRAMS["pages-whole"]
 
 
 @pytest.mark.parametrize(
@@ -291,42 +280,9 @@ ELSEWHERE = {
     "your_backend.md: ^handle": "tests/backends/register/checks_register.py::check_blocks",
 }
 """Blocks by their page and a part of their text, or its beginning, and the test that runs each."""
-MODEL = """
-import torch
-model = torch.nn.Sequential(torch.nn.Linear(4, 4))
-x = example = y = torch.ones(2, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-def train():
-    with torch.autocast("cpu"):
-        loss = model(x).square().mean()
-    loss.backward()
-    optimizer.step()
-"""
-LIBRARIES = """
-import sys, types
-class Callback:
-    pass
-class Trainer:
-    def __init__(self, *args, callbacks):
-        assert [isinstance(one, Callback) for one in callbacks] == [True]
-args = None
-sys.modules["transformers"] = types.SimpleNamespace(TrainerCallback=Callback)
-sys.modules["lightning.pytorch"] = types.SimpleNamespace(Callback=Callback)
-lightning = types.SimpleNamespace(Trainer=Trainer)
-"""
-MESH = """
-import torch, ampcheck.jax_device
-class Block(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
-    def forward(self, x):
-        return self.down(self.up(x).relu())
-model = Block().to("jax")
-x = y = torch.ones(8, 8, device="jax")
-def step(x, y):
-    return (model(x) - y).square().mean()
-"""
+MODEL = PROGRAMS["pages-model"]
+LIBRARIES = PROGRAMS["pages-libraries"]
+MESH = PROGRAMS["pages-mesh"]
 TPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu, the compiler for TPUs, is not installed")
 HERE = {
     "nan.md: q @ q.T": ("", "assert scores.isfinite() and scaled.isfinite()", []),

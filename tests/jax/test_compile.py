@@ -19,7 +19,7 @@ from jaxlib.mlir import ir
 from ampcheck.jax_device import jit
 from ampcheck.jax_device.disk_cache import DiskCache
 from ampcheck.jax_device.dispatch import program
-from tests.cli_support import LIMIT, python
+from tests.cli_support import LIMIT, PROGRAMS, python
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # PyTorch's own, while Dynamo is imported
@@ -81,21 +81,7 @@ def test_a_compiled_function_inside_of_a_jitted_one_is_part_of_its_program() -> 
 
 
 # A few programs in a new process: how many were asked for, how many of them were found, and what tells processors.
-CHILD = """
-import json, jax
-found = {"requests": 0, "hits": 0}
-def note(name, **_):
-    found["requests"] += name.endswith("compile_requests_use_cache")
-    found["hits"] += name.endswith("cache_hits")
-jax.monitoring.register_event_listener(note)
-import torch, ampcheck.jax_device
-from jax._src.lib import xla_client
-x = torch.arange(6.0).reshape(2, 3).to("jax")
-found["sum"] = (x.exp() @ x.t() + x.softmax(1).sum()).sum().item()
-found["folder"] = jax.config.jax_compilation_cache_dir
-found["processor"] = xla_client.get_topology_for_devices(jax.devices()).fingerprint()
-print(json.dumps(found))
-"""
+CHILD = PROGRAMS["compile-child"]
 
 
 def told(**environment: str) -> dict[str, int | float | str]:

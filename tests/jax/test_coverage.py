@@ -15,27 +15,14 @@ from scripts.jax_coverage.page import Row as OpRow
 from scripts.jax_models import __main__ as command
 from scripts.jax_models.models import MODELS
 from scripts.jax_models.training import STEPS, Row, Training, compare, rows
-from tests.cli_support import LIMIT, ROOT, python
+from tests.cli_support import LIMIT, PROGRAMS, ROOT, python
 
 PAGE = ROOT / "docs" / "jax_ops.md"
 
 
 # A coverage worker on whose device kernels are wrong, end the process as a segmentation fault does, or change at the
 # second call.
-FAULTS = """
-import itertools, os, sys, torch, ampcheck.jax_device
-from scripts.jax_coverage import driver
-
-calls = itertools.count()
-library = torch.library.Library("aten", "IMPL")
-for name, kernel in {
-    "sin": torch.cos,
-    "sinh": lambda x: os._exit(7),
-    "trunc": lambda x: torch.sign(x) * torch.floor(torch.abs(x)) + (next(calls) > 0),
-}.items():
-    library.impl(name, kernel, "PrivateUse1", allow_override=True)
-driver.main(sys.argv[1:])
-"""
+FAULTS = PROGRAMS["coverage-faults"]
 
 
 @pytest.mark.nightly
@@ -63,38 +50,7 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     assert "jax: 3 of 3 samples agree, all of 2 of 2 ops" in said
 
 
-EXAMPLES = """
-import re
-import sys
-from pathlib import Path
-
-blocks = re.findall(r"```python\\n(.*?)```", Path(sys.argv[1]).read_text(encoding="utf-8"), re.S)
-first, adding, sharding, *_ = blocks  # the rest is about jit
-exec(first)
-assert model.weight.grad.device.type == "jax"
-
-import jax
-import torch
-from ampcheck.jax_device.lowering import OWN
-from ampcheck.jax_device.dispatch.program import Functional
-
-OWN.pop("addcmul", None)
-exec(adding)
-given = [torch.randn(2, 3) for _ in range(3)]
-out = Functional(torch.ops.aten.addcmul.default, OWN["addcmul"])(*(t.to("jax") for t in given), value=2)
-torch.testing.assert_close(out.cpu(), torch.addcmul(*given, value=2))
-
-before = model(torch.ones(8, 4, device="jax")).sum().item()
-exec(sharding)
-assert len(jax.devices()) == 4
-assert to_jax(batch).sharding.spec == PartitionSpec("batch")
-assert to_jax(model(batch).detach()).sharding.spec[0] == "batch"
-assert len(to_jax(model.weight.grad).sharding.device_set) == 4
-assert abs(model(batch).sum().item() - before) < 1e-4
-mixed = batch + torch.ones(8, 4, device="jax")
-assert len(to_jax(mixed).sharding.device_set) == 4
-print("ran")
-"""
+EXAMPLES = PROGRAMS["coverage-examples"]
 
 
 @pytest.mark.nightly
@@ -225,18 +181,7 @@ def test_what_raises_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (row.verdict, row.reason) == ("raises", "RuntimeError: no jax in lib/a.py:3")
 
 
-WORKER = """
-import json, os, sys, time
-from ampcheck.runner.worker import answers
-channel = answers()
-name, dtype, *ways = sys.argv[1:]
-for way in ways:
-    if way == "jit":
-        os._exit(3)
-    if way == "compile":
-        time.sleep(1000)
-    print(json.dumps({"model": name, "dtype": dtype, "way": way, "verdict": "agrees"}), file=channel)
-"""
+WORKER = PROGRAMS["coverage-worker"]
 
 
 @pytest.fixture

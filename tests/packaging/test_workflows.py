@@ -15,28 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from ampcheck.bench.core.model import Rounds
-from ampcheck.bench.run.runfile import BenchWriter
-from ampcheck.bench.run.summary import summarize
 from ampcheck.cli import main
-from ampcheck.errors import UsageError
 from ampcheck.runner.record import read
 from ampcheck.spec.case import Shard
-from scripts import check_bench
-from tests.cli_support import LIMIT, MODULE, ROOT, jobs, python, workflow
+from tests.cli_support import LIMIT, MODULE, PROGRAMS, ROOT, jobs, python, workflow
 
 NOTE = '#!/bin/bash\nprintf "%s\\n" "$(basename "$0")" "$@" >> "$KEPT/notes"\n'
 """A program that notes how it was called, a word a line."""
-GH = """#!/usr/bin/env bash
-echo "$*" >> "$KEPT/gh"
-case "$1 $2" in
-  "run list") printf '%s\n' 18 17 16 ;;
-  "api repos/ampcheck/ampcheck/actions/runs/1"[67]*"?name=history") if [ -d "$KEPT/history" ]; then echo 5; fi ;;
-  "issue list") echo "${ISSUES:-[]}" ;;
-  "issue create"|"issue comment") cp "${@: -1}" "$KEPT/body" ;;
-  "run download") mkdir "$7"; [ "$3" = "${WHOLE:-17}" ] && cp -r "$KEPT/history/." "$7" ;;
-esac
-"""
+GH = PROGRAMS["workflows-gh"]
 """In place of GitHub's program: no issue is open, and of three runs the newest has no history."""
 AMPCHECK = f'#!/bin/sh\nexec "{sys.executable}" -m ampcheck "$@"\n'
 NOTHING = "#!/bin/sh\n"
@@ -194,30 +180,6 @@ def test_the_targets_of_make_exist() -> None:
         assert "mypy" in done.stdout
 
 
-# ---- check.yml: the benchmarks of base and head
-
-
-@pytest.mark.nightly
-def test_an_injected_slowdown_is_in_the_summary(tmp_path: Path) -> None:
-    runner = Runner(tmp_path, pip=NOTHING, python=f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    head = tmp_path / "head"
-    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(head)], check=True)
-    base = subprocess.run(["git", "rev-parse", "HEAD"], cwd=head, check=True, capture_output=True, text=True).stdout
-    shutil.copy(ROOT / "scripts" / "check_bench.py", head / "scripts")
-    workloads = head / "ampcheck" / "bench" / "workloads" / "ops.py"
-    text = workloads.read_text(encoding="utf-8")
-    slow = '"fallthrough", lambda x, y: (__import__("time").sleep(2e-3), torch.add(x, y))[1],'
-    assert '"fallthrough", torch.add,' in text
-    workloads.write_text(text.replace('"fallthrough", torch.add,', slow))
-    selection = "--turns 3 -- --quick --device cpu --filter add --filter softmax"
-    for script in jobs("check")["benchmarks"]:
-        runner.step(script, head, BASE=base.strip(), SELECTION=selection)
-    rows = re.findall(r"^\| (\S+) \|.*\| (slower|faster) \|", runner.said("summary"), re.MULTILINE)
-    assert ("cpu/eager/add/fp32", "slower") in rows
-    assert {name.split("/")[2] for name, _ in rows} == {"add"}
-    assert len(list((head / "reports" / "bench").glob("*.jsonl"))) == 9
-
-
 # ---- nightly.yml: three nights of two shards on two devices, the third with a fault
 
 NIGHT = jobs("nightly")
@@ -346,50 +308,6 @@ def test_a_long_body_ends_with_where_the_rest_is(nightly: Runner) -> None:
 def test_only_the_issue_of_the_same_title_is_commented_on(title: str, says: str, nightly: Runner) -> None:
     issue(nightly, "## ampcheck\n", ISSUES=json.dumps([{"number": 5, "title": f"Regressed at night: {title}"}]))
     assert nightly.said("gh").splitlines()[-1].startswith(says)
-
-
-def files(folder: Path, **speeds: dict[str, float]) -> dict[str, list[Path]]:
-    """Run files of five turns: for each side, seconds of `fp32` by workload, a little noise in each round."""
-    found: dict[str, list[Path]] = {}
-    for side in check_bench.SIDES:
-        for turn in range(5):
-            path = folder / f"{side}-{turn}.jsonl"
-            writer = BenchWriter(path, {"started": "2026-11-20T03:00:00Z"})
-            rounds = []
-            for number, (workload, seconds) in enumerate(speeds[side.replace("-", "_")].items()):
-                noise = [1 + 0.001 * ((turn * 7 + round * 3 + number) % 5) for round in range(5)]
-                samples = {"fp32": [seconds * one for one in noise], "fp32-aa": [seconds * one for one in noise]}
-                rounds.append(Rounds(workload, "cpu", "eager", turn, samples))
-                writer.rounds(rounds[-1])
-            writer.close(summarize(rounds), {})
-            found.setdefault(side, []).append(path)
-    return found
-
-
-def test_the_largest_changes_come_first_and_five_are_shown(tmp_path: Path) -> None:
-    names = ["mm-64", "mm-512", "linear", "softmax", "add", "layer-norm", "conv2d"]
-    base = dict.fromkeys(names, 1e-3)
-    head = {name: 1e-3 * (1 + 0.1 * number) for number, name in enumerate(names)}
-    found = files(tmp_path, base=base, head={**head, "mm-512": 0.5e-3}, base_again=base)
-    text = check_bench.summary(check_bench.compare(found), check_bench.invalid(found), 5)
-    rows = re.findall(r"^\| cpu/eager/([\w-]+)/fp32 .*\| (slower|faster) \|", text, re.MULTILINE)
-    assert rows == [("mm-512", "faster"), *((name, "slower") for name in reversed(names[3:]))]
-    assert "7 timings in 5 turns: 5 slower, 1 faster" in text
-
-
-@pytest.mark.parametrize("again", [0.85, 1.15])
-def test_a_change_within_the_noise_of_base_does_not_count(again: float, tmp_path: Path) -> None:
-    base, head = {"add": 1e-3, "softmax": 1e-3}, {"add": 1.1e-3, "softmax": 1.1e-3, "of-head-alone": 1e-3}
-    found = files(tmp_path, base=base, head=head, base_again={**base, "add": again * 1e-3})
-    timings = check_bench.compare(found)
-    assert [timing.name for timing in timings if timing.counts] == ["cpu/eager/softmax/fp32"]
-    assert len(timings) == 2
-
-
-def test_a_checkout_without_its_own_package_is_refused(tmp_path: Path) -> None:
-    check_bench.own_package(ROOT)
-    with pytest.raises(UsageError, match="is not what Python imports there"):
-        check_bench.own_package(tmp_path)
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

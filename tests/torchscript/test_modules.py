@@ -21,7 +21,7 @@ from ampcheck.observe.dispatcher import live_registrations
 from ampcheck.torchscript import library
 from ampcheck.torchscript.agreement import OURS, PYTORCH, WAYS, measure
 from ampcheck.torchscript.regions import scripted
-from tests.cli_support import ROOT
+from tests.cli_support import PROGRAMS, ROOT
 from tests.processor import lstm_that_runs
 from tests.torchscript import programs
 
@@ -552,22 +552,7 @@ def test_python_has_the_same_operators(tmp_path: Path) -> None:
     assert {text for text in here if "(...)" not in text} == there
 
 
-_AGREE = """
-import warnings
-warnings.simplefilter("ignore")
-import ampcheck.torchscript as torchscript
-from ampcheck.torchscript.regions import scripted
-from tests.torchscript import programs
-from tests.torchscript.test_modules import AMBIENT, around, given, same
-print(torchscript.OPERATORS)
-for program in programs.PROGRAMS:
-    rewritten = torchscript.autocast(scripted(program))
-    for dtype in AMBIENT.values():
-        with around(dtype):
-            for _ in range(3):
-                same(rewritten(*given(), True), program(*given(), True))
-print("agree")
-"""
+_AGREE = PROGRAMS["modules-agree"]
 
 
 def test_programs_agree_without_a_library(tmp_path: Path) -> None:
