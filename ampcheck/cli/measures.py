@@ -7,6 +7,7 @@ from pathlib import Path
 from ampcheck.cli.common import Subparsers, add_device, tell
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import output_file, print_or_write
+from ampcheck.spec.case import RULES
 
 
 def add_coverage(commands: Subparsers) -> None:
@@ -90,7 +91,6 @@ def power(args: argparse.Namespace) -> int:
     """Measure and print. Raises UsageError for an unknown device or rule, and for a number below 1."""
     from ampcheck.devices.registry import select  # noqa: PLC0415  # imports torch
     from ampcheck.runner.run import suites_folder  # noqa: PLC0415  # imports torch
-    from ampcheck.spec.case import RULES  # noqa: PLC0415  # imports torch
     from ampcheck.tools.power import measure  # noqa: PLC0415  # imports torch
     from ampcheck.tools.power.process import OWN  # noqa: PLC0415  # imports torch
 

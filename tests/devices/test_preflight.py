@@ -452,7 +452,7 @@ def test_what_is_known_of_the_devices_in_its_place_is_known_of_cuda() -> None:
     own = {(entry.id, glob) for entry in KnownDeviations([devices["cuda"]]).all() for glob in entry.cases}
     for name in ("virtual:cuda", "emulated:cuda"):
         twin = devices[name]
-        limits = {entry.id for entry in load(twin.deviations)} if twin.deviations else set()  # of what stands for it
+        limits = {entry.id for entry in load(twin.deviations)} if twin.deviations else set()  # of the emulation itself
         entries = [entry for entry in KnownDeviations([twin]).all() if entry.id not in limits]
         globs = {(entry.id, re.sub("-(vcu|emc)$", "-cuda", glob)) for entry in entries for glob in entry.cases}
         tokens = tuple(f"-{device.token}" for device in devices.values() if device.type != "cuda")

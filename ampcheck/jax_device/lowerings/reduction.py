@@ -429,7 +429,7 @@ def kthvalue(self: Array, k: int, dim: int = -1, keepdim: bool = False) -> tuple
 
 
 def _middle(self: Array, dim: int, keepdim: bool = False, *, ignore_nan: bool) -> tuple[Array, Array]:
-    """Return the lower of the middle elements. A nan, the first, stands for its whole line unless nan is ignored."""
+    """Return the lower of the two middle elements of each line; of one that has a nan the first nan, unless ignored."""
     if not self.ndim:
         return self, jnp.zeros((), jnp.int64)
     _, places = sort(self, dim)
