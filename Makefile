@@ -49,16 +49,17 @@ docs: $(TEST)/ready
 	$(TEST)/bin/python -m ampcheck.bench.run.readme
 
 # torch comes first: the TorchScript operators and the emulated device are compiled against it while the package is built.
+# Modules are compiled as they are imported: most of torch never is.
 $(RUN)/ready: pyproject.toml setup.py $(wildcard ampcheck/*/csrc/* ampcheck/*/*/csrc/*)
 	$(PYTHON) -m venv $(RUN)
-	$(RUN)/bin/pip install --quiet --disable-pip-version-check '$(TORCH)'
-	$(RUN)/bin/pip install --quiet --disable-pip-version-check --editable '.[bench,jax]'
+	$(RUN)/bin/pip install --quiet --disable-pip-version-check --no-compile '$(TORCH)'
+	$(RUN)/bin/pip install --quiet --disable-pip-version-check --no-compile --editable '.[bench,jax]'
 	touch $@
 
 $(TEST)/ready: pyproject.toml setup.py $(wildcard ampcheck/*/csrc/* ampcheck/*/*/csrc/*)
 	$(PYTHON) -m venv $(TEST)
-	$(TEST)/bin/pip install --quiet --disable-pip-version-check '$(TORCH)'
-	$(TEST)/bin/pip install --quiet --disable-pip-version-check --editable '.[dev,jax]'
+	$(TEST)/bin/pip install --quiet --disable-pip-version-check --no-compile '$(TORCH)'
+	$(TEST)/bin/pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev,jax]'
 	touch $@
 
 clean:
