@@ -14,13 +14,14 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
@@ -386,11 +387,15 @@ POLICIES = Product(
         "output": ("unsaid", "float32", "low"),
         "inputs": ("cast", "given"),
         "around": ("none", "same", "other", "off"),
-        "accumulate": ("once", "twice", "thawed"),
+        "accumulate": ("once", "twice", "thawed", "late"),
     },
     {
         "a layer outside of a region refuses inputs of another dtype": where(
             inputs="given", param=other_than("kept"), around=("none", "off")
+        ),
+        "a late gradient has the dtype in which others were added up": lambda cell: (
+            cell["accumulate"] == "late"
+            and cell["reduce"] in ("unsaid", {"kept": "float32"}.get(cell["param"], cell["param"]))
         ),
     },
 )
@@ -402,18 +407,22 @@ def _dtype(amp: Amp, name: str) -> torch.dtype | None:
 
 
 class _Layer(torch.nn.Module):
-    """A layer that notes the dtypes of its input, its parameters and what its product gives."""
+    """A layer that notes the dtypes of its input, its parameters and what its product gives, in a container or not."""
 
-    def __init__(self) -> None:
+    scaled = True
+    """Whether its second parameter is used."""
+
+    def __init__(self, make: Callable[..., Any] = lambda x: x, take: Callable[..., torch.Tensor] = lambda x: x) -> None:
         super().__init__()
+        self.make, self.take = make, take
         self.weight = torch.nn.Parameter(torch.linspace(-0.9, 1.1, 16).view(4, 4))
         self.factor = torch.nn.Parameter(torch.tensor([0.7, 1.3, 0.9, 1.1]))
         self.seen: list[torch.dtype] = []
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = functional.linear(x, self.weight)
-        self.seen = [x.dtype, self.weight.dtype, self.factor.dtype, out.dtype]
-        return out * self.factor
+    def forward(self, x: Any) -> Any:
+        out = functional.linear(self.take(x), self.weight)
+        self.seen = [self.take(x).dtype, self.weight.dtype, self.factor.dtype, out.dtype]
+        return self.make(out * self.factor if self.scaled else out)
 
 
 @scenario(POLICIES, types=("cpu",), values=True)
@@ -425,7 +434,7 @@ def test_by_policy(amp: Amp, param: str, reduce: str, output: str, inputs: str, 
         "output_dtype": _dtype(amp, output),
         "cast_forward_inputs": inputs == "cast",
     }
-    batches = [amp.rand(6, 4) for _ in range(2 if accumulate == "twice" else 1)]
+    batches = [amp.rand(6, 4) for _ in range(2 if accumulate in ("twice", "late") else 1)]
     found = on_ranks(amp, lambda: _by_policy(amp, policy, around, accumulate, batches))
     computed = policy["param_dtype"] or torch.float32
     newer = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
@@ -433,7 +442,8 @@ def test_by_policy(amp: Amp, param: str, reduce: str, output: str, inputs: str, 
     given = computed if inputs == "cast" else torch.float32
     product = _dtype(amp, around) or computed
     dtypes = (given, computed, product, policy["output_dtype"], reduced)
-    each = [_by_casts([batch.chunk(2)[rank] for batch in batches], *dtypes) for rank in range(2)]
+    parts = [[batch.chunk(2)[rank] for batch in batches] for rank in range(2)]
+    each = [_by_casts(part, *dtypes, late=accumulate == "late") for part in parts]
     for rank, got in enumerate(found):
         seen = [given, computed, computed, product]
         amp.assert_equal(f"dtypes of input, parameters and product on rank {rank}", got["seen"], seen)
@@ -450,7 +460,10 @@ def test_by_policy(amp: Amp, param: str, reduce: str, output: str, inputs: str, 
 def _by_policy(
     amp: Amp, policy: dict[str, Any], around: str, accumulate: str, batches: list[torch.Tensor]
 ) -> dict[str, Any]:
-    """Run a sharded layer forward and backward on a rank; `thawed`: once without gradients before."""
+    """Run a sharded layer forward and backward on a rank.
+
+    `thawed`: once without gradients before. `late`: a parameter is used in the last batch alone.
+    """
     layer = _Layer()
     layer.spare = torch.nn.Parameter(torch.ones(3))  # without a gradient, which is accumulated all the same
     net = _sharded(layer, **policy)
@@ -459,7 +472,9 @@ def _by_policy(
         net.requires_grad_(False)(batches[0].chunk(2)[dist.get_rank()].to(policy["param_dtype"]))
         net.requires_grad_(True)
     for place, batch in enumerate(batches):
-        net.set_requires_gradient_sync(place == len(batches) - 1)
+        last = place == len(batches) - 1
+        net.set_requires_gradient_sync(last)
+        layer.scaled = last or accumulate != "late"
         with regions.get(around, nullcontext)():
             out = net(batch.chunk(2)[dist.get_rank()])
         out.float().square().mean().backward()
@@ -474,13 +489,21 @@ def _by_policy(
 
 
 def _by_casts(
-    batches: list[torch.Tensor], given: Any, computed: Any, product: Any, output: Any, reduced: Any
+    batches: list[torch.Tensor],
+    given: Any,
+    computed: Any,
+    product: Any,
+    output: Any,
+    reduced: Any,
+    *,
+    late: bool = False,
 ) -> dict[str, Any]:
     """Return the output's dtype and the gradients of a rank: one of each batch, added up in the reduction's dtype."""
     found: dict[str, Any] = {}
-    for batch in batches:
+    for place, batch in enumerate(batches):
         leaves = {name: leaf.detach().to(computed).requires_grad_() for name, leaf in _Layer().named_parameters()}
-        out = functional.linear(batch.to(given).to(product), leaves["weight"].to(product)) * leaves["factor"]
+        out = functional.linear(batch.to(given).to(product), leaves["weight"].to(product))
+        out = out * leaves["factor"] if not late or place == len(batches) - 1 else out
         out = out if output is None else out.to(output)
         out.float().square().mean().backward()
         found["output"] = out.dtype
@@ -554,6 +577,76 @@ def _arranged(amp: Amp, arranged: str, batch: torch.Tensor) -> dict[str, Any]:
         "outputs": root.outputs,
         "gradients": [_whole(leaf.grad) for layer in used for leaf in layer.parameters()],
     }
+
+
+MIXED = Product(
+    {
+        "param": ("kept", "low"),
+        "reduce": ("unsaid", "float32", "low"),
+        "buffer": ("unsaid", "float32", "low"),
+        "gradients": ("full", "low"),
+        "before": ("nothing", "evaluated", "unused"),
+    }
+)
+
+
+@scenario(MIXED, types=("cpu",), values=True, dtypes="default")
+def test_mixed(amp: Amp, param: str, reduce: str, buffer: str, gradients: str, before: str) -> None:
+    """Parameters, inputs, buffers and gradients have the dtypes of a policy (torch.distributed.fsdp.MixedPrecision).
+
+    `before`: a forward pass without gradients, or one whose gradients nobody asks for.
+    """
+    batch, computed = amp.rand(4, 4), _dtype(amp, param) or torch.float32
+    reduced, held = _dtype(amp, reduce) or computed, _dtype(amp, buffer)
+
+    def run() -> dict[str, Any]:
+        layer, part = _Layer(), batch.chunk(2)[dist.get_rank()]
+        layer.register_buffer("kept", torch.ones(4))
+        layer.register_forward_hook(lambda *_: layer.seen.append(layer.kept.dtype))
+        policy = dist.fsdp.MixedPrecision(_dtype(amp, param), _dtype(amp, reduce), held, gradients == "low")
+        options = {"mixed_precision": policy, "use_orig_params": True, "device_id": torch.device("cpu")}
+        net = dist.fsdp.FullyShardedDataParallel(layer, **options)
+        if before != "nothing":
+            with torch.set_grad_enabled(before == "unused"):
+                net.eval()(part)
+        net.train()(part).float().square().mean().backward()
+        own = [one.grad for one in layer.parameters() if one.grad is not None]  # the part that the rank holds
+        return {"seen": layer.seen, "gradients": torch.cat([grad.flatten() for grad in own]) if own else None}
+
+    each = [_by_casts([part], computed, computed, computed, None, reduced) for part in batch.chunk(2)]
+    whole = torch.cat([(each[0][name] / 2 + each[1][name] / 2).flatten() for name in ("weight", "factor")])
+    found = on_ranks(amp, run)
+    for rank, got in enumerate(found):
+        seen, kept = [*[computed] * 4, held or torch.float32], reduced if gradients == "low" else torch.float32
+        amp.assert_equal(f"dtypes of input, parameters, product and buffer on rank {rank}", got["seen"], seen)
+        amp.assert_equal(f"dtype of gradients on rank {rank}", getattr(got["gradients"], "dtype", None), kept)
+    if made := [got["gradients"].float() for got in found if got["gradients"] is not None]:
+        amp.assert_close("gradients", torch.cat(made), whole.float(), max(1e-6, 2 * torch.finfo(reduced).eps))
+
+
+HELD: dict[str, tuple[Callable[..., Any], Callable[..., torch.Tensor]]] = {
+    "nested": (lambda x: {"a": [({"b": x},)]}, lambda held: held["a"][0][0]["b"]),
+    "dataclass": (make_dataclass("Held", ["x"]), lambda held: held.x),
+    "packed": (lambda x: pack_sequence([x]), lambda held: held.data),
+}
+"""Containers of a tensor: how one is made, and what it holds."""
+
+
+@scenario(held=list(HELD), types=("cpu",), values=True, dtypes="default")
+def test_held(amp: Amp, held: str) -> None:
+    """A policy casts tensors in any container, given or returned (fully_shard; FullyShardedDataParallel)."""
+    batch, (make, take) = amp.rand(3, 4), HELD[held]
+
+    def run() -> list[Any]:
+        fsdp, layers = dist.fsdp, [_Layer(*HELD[held]) for _ in range(2)]
+        options = {"mixed_precision": fsdp.MixedPrecision(amp.dtype), "device_id": torch.device("cpu")}
+        older = fsdp.FullyShardedDataParallel(layers[0], **options)
+        newer = _sharded(layers[1], param_dtype=amp.dtype, output_dtype=torch.float32)
+        outs = [take(net(make(batch))).dtype for net in (older, newer)]
+        return [*(layer.seen[0] for layer in layers), *outs]
+
+    for rank, got in enumerate(on_ranks(amp, run)):
+        amp.assert_equal(f"dtypes given and returned on rank {rank}", got, [amp.dtype] * 3 + [torch.float32])
 
 
 # ---- how parameters are gathered
@@ -707,6 +800,50 @@ def _spread(amp: Amp, op: str, layouts: tuple[str, ...], mode: str, tensors: lis
         "gradients": [_whole(tensor.grad) for tensor in spread] if mode != "no_grad" else [],
         "state": (amp.state(), amp.depth()),
     }
+
+
+@scenario(reduce=["float32", "low"], accumulate=["once", "twice"], types=("cpu",), values=True, dtypes="default")
+def test_reduced_across(amp: Amp, reduce: str, accumulate: str) -> None:
+    """Gradients are added up in reduce_dtype along each dimension of a mesh (MixedPrecisionPolicy)."""
+    parts, times = torch.tensor([1.0, torch.finfo(amp.dtype).eps / 8]), 2 if accumulate == "twice" else 1
+    kind = _dtype(amp, reduce) or torch.float32
+
+    def run() -> torch.Tensor:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "rows"))
+        policy, layer = dist.fsdp.MixedPrecisionPolicy(amp.dtype, kind), torch.nn.Linear(1, 1, bias=False)
+        weight = dist.tensor.distribute_tensor(layer.weight.detach(), mesh["rows"], [dist.tensor.Replicate()])
+        layer.weight = torch.nn.Parameter(weight)
+        net: Any = dist.fsdp.fully_shard(layer, mesh=mesh["data"], mp_policy=policy)
+        for last in range(1, times + 1):
+            net.set_requires_gradient_sync(last == times)
+            rows = dist.tensor.distribute_tensor(parts.view(2, 1), mesh["rows"], [dist.tensor.Shard(0)])
+            net(rows).sum().backward()
+        return _whole(layer.weight.grad)
+
+    for rank, got in enumerate(on_ranks(amp, run)):
+        amp.assert_identical(f"gradient on rank {rank}", got, times * parts.to(kind).sum().float().view(1, 1))
+
+
+@scenario(logits=["wide", "low"], around=["none", "same"], types=("cpu",), values=True, dtypes="default")
+def test_loss_in_parts(amp: Amp, logits: str, around: str) -> None:
+    """The loss of split logits, and their gradient, are in the dtypes of those of whole ones (loss_parallel)."""
+    x, target = amp.rand(6, 8, dtype=amp.dtype if logits == "low" else torch.float32), torch.arange(6)
+
+    def run() -> list[torch.Tensor]:
+        spread = dist.tensor.distribute_tensor(x, _mesh(), [dist.tensor.Shard(1)]).requires_grad_()
+        with dist.tensor.parallel.loss_parallel():
+            with amp.region() if around == "same" else nullcontext():
+                loss = functional.cross_entropy(spread, target)
+            loss.backward()
+        return [_whole(loss), _whole(spread.grad)]
+
+    leaf = x.clone().requires_grad_()
+    whole = functional.cross_entropy(leaf.float() if around == "same" else leaf, target)
+    whole.backward()
+    for rank, got in enumerate(on_ranks(amp, run)):
+        for name, one, want in zip(("loss", "gradient"), got, (whole, leaf.grad), strict=True):
+            amp.assert_equal(f"dtype of the {name} on rank {rank}", one.dtype, want.dtype)
+            amp.assert_close(f"{name} on rank {rank}", one.float(), want.float(), 4 * torch.finfo(amp.dtype).eps)
 
 
 # ---- a scaler of which each rank has other gradients
