@@ -62,6 +62,9 @@ decompositions: dict[Any, Any] = NAMES.take("torch._decomp.decomposition_table")
 
 # What the caller is in the middle of.
 function_modes: Callable[[], int] = NAMES.take("torch._C._len_torch_function_stack")
+function_mode_at: Callable[[int], Any] = NAMES.take("torch._C._get_function_stack_at")
+DeviceContext: Any = NAMES.take("torch.utils._device.DeviceContext")
+flash_allowed: Callable[[], bool] = NAMES.take("torch._C._get_flash_sdp_enabled")
 GlobalStateGuard: Any = NAMES.take("torch._C._dynamo.guards.GlobalStateGuard")
 TensorGuards: Any = NAMES.take("torch._C._dynamo.guards.TensorGuards")
 include_key: Callable[[Any, bool], None] = NAMES.take("torch._C._dispatch_tls_set_dispatch_key_included")

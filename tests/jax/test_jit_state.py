@@ -13,6 +13,7 @@ import threading
 import types
 import warnings
 import weakref
+from array import array
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -125,6 +126,30 @@ def _weak_reference() -> Kept:
     return (lambda a: a * reference().scale, _set(held[0], "scale"))  # type: ignore[union-attr]
 
 
+def _nested() -> Kept:
+    inner = types.SimpleNamespace(scale=2.0)
+    outer = {"layers": [types.SimpleNamespace(attention=types.SimpleNamespace(at={0: [inner]}))]}
+    return (lambda a: a * outer["layers"][0].attention.at[0][0].scale, _set(inner, "scale"))  # type: ignore[attr-defined]
+
+
+def _around(reader: Callable[[Any], Any]) -> Kept:
+    table = {"scale": 2.0}
+    read = reader(table)
+    return (lambda a: a * read("scale"), lambda: table.update(scale=5.0))
+
+
+def _setting(switch: Callable[..., object], asked: Callable[..., object], value: object, *of: object) -> Kept:
+    before = asked(*of)
+    HOOKS.append(types.SimpleNamespace(remove=partial(switch, *of, before)))
+    return (lambda a: a * (2 if asked(*of) == before else 5), partial(switch, *of, value))
+
+
+def _inference() -> Kept:
+    mode = torch.inference_mode()
+    step, _ = _setting(lambda _: mode.__exit__(None, None, None), torch.is_inference_mode_enabled, True)
+    return (step, lambda: (mode.__enter__(), torch.set_grad_enabled(True)))  # so that it differs in nothing else
+
+
 def _closure() -> Kept:
     scale = 2.0
 
@@ -175,7 +200,12 @@ STATE: dict[str, Callable[[], Kept]] = {
     "defaults of a function": lambda: (lambda a: _default(a), _set(_default, "__defaults__", (5.0,))),
     "closure": _closure,
     "list in place": lambda: _held([2.0], lambda scales, a: a * sum(scales), lambda scales: scales.append(3.0)),
+    "object far inside": _nested,
     "array of NumPy": lambda: _held(np.array([2.0]), lambda s, a: a * float(s[0]), lambda s: s.fill(5.0)),
+    "bytes in place": lambda: _held(bytearray(b"\2"), lambda s, a: a * s[0], lambda s: s.append(s.pop() + 3)),
+    "array in place": lambda: _held(array("d", [2]), lambda s, a: a * s[0], lambda s: s.insert(0, 5)),
+    "method of a dictionary": lambda: _around(lambda table: table.get),
+    "proxy of a dictionary": lambda: _around(lambda table: types.MappingProxyType(table).__getitem__),
     "environment": lambda: (lambda a: a * int(os.environ.get("A_SCALE", "2")), lambda: os.environ.update(A_SCALE="5")),
     "context variable": lambda: (lambda a: a * VARIABLE.get(), lambda: VARIABLE.set(5.0)),
     "thread's own": lambda: _of(LOCAL, lambda local, a: a * local.scale),
@@ -184,10 +214,25 @@ STATE: dict[str, Callable[[], Kept]] = {
         torch.distributions.Normal(ones(2) * 2, ones(2)), lambda n, a: a * n.mean, lambda n: setattr(n, "loc", ones(2))
     ),
     "CPU tensor": lambda: _held(torch.full((2,), 2.0), lambda host, a: a * host.to("jax"), lambda host: host.fill_(5)),
+    "CPU tensor by NumPy": lambda: _held(torch.tensor(2.0), lambda host, a: a * host, lambda t: t.numpy().fill(5)),
+    "CPU tensor that no walk reaches": lambda: _held(
+        np.array([None, torch.full((2,), 2.0)], object), lambda s, a: a * s[1].to("jax"), lambda s: s[1].fill_(5)
+    ),
     "default dtype": lambda: (
         lambda a: a * torch.full((2,), 0.1, device="jax"),
         lambda: torch.set_default_dtype(torch.float64),
     ),
+    "grad mode": lambda: _setting(torch.set_grad_enabled, torch.is_grad_enabled, False),
+    "inference mode": _inference,
+    "default device": lambda: _setting(torch.set_default_device, lambda: torch.zeros(1).device, "meta"),
+    "weight cache": lambda: _setting(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled, False),
+    "checks": lambda: _setting(torch.jax.set_checks, torch.jax.get_checks, True),
+    "fixed": lambda: _setting(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled, True),
+    "flash": lambda: _setting(torch.backends.cuda.enable_flash_sdp, torch.backends.cuda.flash_sdp_enabled, False),
+    "autocast": lambda: _setting(torch.set_autocast_enabled, torch.is_autocast_enabled, True, "jax"),
+    "autocast of the CPU": lambda: _setting(torch.set_autocast_enabled, torch.is_autocast_enabled, True, "cpu"),
+    "autocast's dtype": lambda: _setting(torch.set_autocast_dtype, torch.get_autocast_dtype, torch.float32, "jax"),
+    "dtype on the CPU": lambda: _setting(torch.set_autocast_dtype, torch.get_autocast_dtype, torch.float32, "cpu"),
     "forward pre-hook": lambda: _hooked("register_forward_pre_hook", _add_before),
     "forward hook of a module without parameters": lambda: _hooked("register_forward_hook", _add_after, nn.ReLU()),
     "forward pre-hook of the root": lambda: _hooked("register_forward_pre_hook", _add_before, inside=False),
@@ -236,7 +281,9 @@ def _three(kept: Kept, compiler: Callable[..., Any]) -> list[Any]:
     given = torch.tensor([1.0, 3.0], device="jax")
     out = [step(given).tolist() for _ in range(2)]
     kept[1]()
-    return [*out, *(step(given).tolist() for _ in range(2))]
+    out += [step(given).tolist() for _ in range(2)]
+    assert getattr(step, "compiles", 0) <= 2
+    return out
 
 
 @pytest.mark.parametrize("name", STATE)
@@ -260,6 +307,7 @@ NEXT = iter(range(100))
 OWN = random.Random(0)
 DRAWS: dict[str, Callable[[Tensor], Any]] = {
     "random.random": lambda a: a * random.random(),
+    "a new generator": lambda a: a * random.Random().random(),
     "a generator of Python's": lambda a: a * OWN.random(),
     "numpy.random": lambda a: a * float(np.random.rand()),
     "os.urandom": lambda a: a * int.from_bytes(os.urandom(2), "little"),

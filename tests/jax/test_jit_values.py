@@ -7,7 +7,6 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,8 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.compiler import is_compiling
-from torch.utils.flop_counter import FlopCounterMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.jax_device import jit, to_jax
 from ampcheck.jax_device.jit.watch import ValueNeededError
@@ -367,17 +367,32 @@ def test_what_a_program_cannot_do() -> None:
     assert (host == 0).all()
 
 
-def test_a_mode_sees_the_ops() -> None:
+def looking(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    self.products += any(name in str(func) for name in ("matmul", "aten.mm."))
+    return func(*args, **(kwargs or {}))
+
+
+MODES = ("__torch_function__", TorchFunctionMode), ("__torch_dispatch__", TorchDispatchMode)
+
+
+@pytest.mark.parametrize(("name", "base"), MODES)
+def test_a_mode_sees_the_ops(name: str, base: type) -> None:
+    mode, given = type("Looking", (base,), {name: looking, "products": 0})(), grid()
+
     def inside(a: Tensor) -> Tensor:
         with mode:
             return a @ a.mT
 
-    run, given = jit(lambda a: a @ a.mT), grid()
-    expected = run(given)
-    for call in (run, run, jit(inside)):
-        with (mode := FlopCounterMode(display=False)) if call is run else nullcontext():
-            assert torch.equal(call(given), expected)
-        assert mode.get_total_flops() == 2 * 2 * 3 * 2
+    run, alone, expected = jit(lambda a: a @ a.mT), jit(lambda: given @ given.mT), given @ given.mT
+    outer = jit(lambda a: run(a) * 2)
+    assert torch.equal(outer(given), expected * 2)
+    assert (run.compiles, outer.compiles) == (0, 1)  # it is part of the other's program
+    assert torch.equal(jit(inside)(given), expected)
+    for call, args in ((run, [given]), (alone, [])) * 2:
+        call(*args)
+        with mode:
+            assert torch.equal(call(*args), expected)
+    assert mode.products == 5
 
 
 def test_many_programs_are_told() -> None:

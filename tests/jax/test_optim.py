@@ -76,7 +76,7 @@ def _options() -> dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], s
 
 
 ELSEWHERE = (torch.optim.LBFGS, torch.optim.Muon, torch.optim.SparseAdam)
-"""The first two are below; the device has no sparse gradients."""
+"""The suite of the scaler has the first two; the device has no sparse gradients."""
 _OPTIONS = _options() | {
     f"{cls.__name__}-lr as a tensor-fused": (cls, {"lr": torch.tensor(0.1)}, "fused")
     for cls in (torch.optim.AdamW, torch.optim.SGD)

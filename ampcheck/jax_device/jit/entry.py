@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.utils.hooks import RemovableHandle
 
-from ampcheck.jax_device import random
+from ampcheck.jax_device import random, torch_private
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
 from ampcheck.jax_device.dispatch import checks
 from ampcheck.jax_device.dispatch.program import trim
@@ -82,7 +82,7 @@ class Entry:
         # An array costs less than a tuple of one.
         self.bare = trace.whole and not trace.asked and self.simple() is not None
         self._compile(donate and not trace.asked)  # the state is needed again where the values are others
-        self.host = [(t, t._version) for t in trace.host]
+        self.host = [(t, host_values(t)) for t in trace.host]
 
     def _compile(self, donate: bool) -> None:
         closed = folded(self.trace.closed)
@@ -124,6 +124,10 @@ class Entry:
         self.jitted = jax.jit(
             program, donate_argnums=tuple(self.donated), compiler_options=BARRIERS if kept else None, **placement
         )
+
+    def current(self) -> bool:
+        """Return whether the CPU tensors that it has as constants are as they were, also those that no walk reaches."""
+        return all(host_values(tensor) == kept for tensor, kept in self.host)
 
     def takes(self, known: tuple[Value, ...], grads: Tree) -> bool:
         """Return whether it may be the program of a call with these first values, and gradients of this kind."""
@@ -230,12 +234,30 @@ def modes() -> tuple[object, ...]:
         torch.is_autocast_enabled("cpu"),
         torch.are_deterministic_algorithms_enabled(),
         checks.switch.on,
+        torch_private.flash_allowed(),
+        factory_device(),
     )
 
 
 def observed() -> bool:
     """Return whether a mode or a transform of the caller's is to see the ops."""
-    return bool(function_modes() or dispatch_modes()) or transform_level() is not None
+    return factory_device() is MISS or bool(dispatch_modes()) or transform_level() is not None
+
+
+def factory_device() -> object:
+    """Return the device that `torch.set_default_device` or a context gives to factories, or None; MISS in a mode."""
+    found = [torch_private.function_mode_at(i) for i in range(function_modes())]
+    if not all(isinstance(mode, torch_private.DeviceContext) for mode in found):
+        return MISS
+    return found[-1].device if found else None
+
+
+def host_values(tensor: Tensor) -> object:
+    """Return a CPU tensor's values, which `.data` and NumPy write without a new version; of a large one the version."""
+    if tensor.numel() > _HOST_LIMIT or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return tensor._version
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1).contiguous()
+    return tensor.dtype, tensor.shape, flat.view(torch.uint8).numpy().tobytes()
 
 
 def described(value: Tree) -> object:
@@ -294,7 +316,7 @@ class JitState:
         self.distinct = frozenset(self.places)
         self.flags = [*map(_grad_flag, self.tensors)]
         self.host = [t for t in self.tensors if t.device.type != "jax"]
-        self.versions = [t._version for t in self.host]
+        self.versions = [*map(host_values, self.host)]
         self.numbers = [place for o in reached.optimizers for place in hyperparameters(o)]
         self.signs = [*map(sign, self.numbers)]
         self.strides = [*map(Tensor.stride, self.tensors)]
@@ -308,20 +330,20 @@ class JitState:
             and [*map(id, map(storage_of, self.tensors))] == self.places
             and [*map(_grad_flag, self.tensors)] == self.flags
             and [*map(Tensor.stride, self.tensors)] == self.strides
-            and (not self.host or [t._version for t in self.host] == self.versions)
+            and (not self.host or [*map(host_values, self.host)] == self.versions)
             and all(number(place).__class__ is float for place in self.numbers)
             and [*map(sign, self.numbers)] == self.signs
         )
 
     def key(self) -> tuple[object, ...]:
-        host = tuple((id(t), t._version) for t in self.host)
+        host = tuple((id(t), host_values(t)) for t in self.host)
         tensors = tuple(_device(t) for t in self.tensors if t.device.type == "jax")
         return self.reached.signature(), tensors, host, tuple(self.signs)
 
 
 _TEMPLATE = """
 def fast({names}{comma}*more):
-    if more or functions(): return MISS
+    if more or {modes}: return MISS
     try:
         {body}
     except (AttributeError, TypeError, ValueError, RuntimeError):
@@ -359,9 +381,12 @@ def generated(entry: Entry, args: Args, state: JitState) -> Function:
     if entry.reads_grads or entry.host:
         return _never
     space |= {"settings": GlobalStateGuard().check, "dtype_of": torch.get_autocast_dtype}
-    space["dtype_of_region"] = torch.get_autocast_dtype("jax")  # which the guard knows inside of a region only
-    lines.append("if not settings() or dtype_of('jax') is not dtype_of_region: return MISS")
+    lines.append("if not settings(): return MISS")
+    for kind in ("jax", "cpu"):  # of which the guard knows the dtype inside of a region only
+        space[f"dtype_{kind}"] = torch.get_autocast_dtype(kind)
+        lines.append(f"if dtype_of('{kind}') is not dtype_{kind}: return MISS")
     lines.append(f"if checks.on is not {checks.switch.on}: return MISS")
+    lines.append(f"if flash() is not {torch_private.flash_allowed()}: return MISS")
     if given:
         # Type, dtype, shape, strides, whether it requires grad; and by its dispatch keys inference mode and modes.
         tensors = [args[i] for i in distinct.values()]
@@ -391,10 +416,14 @@ def generated(entry: Entry, args: Args, state: JitState) -> Function:
         call, result = f"outputs = run([{', '.join(f'a{i}' for i in given)}], reached)", "return outputs"
     body = "\n        ".join(lines)
     names = ", ".join(f"a{i}" for i in range(len(args)))
-    source = _TEMPLATE.format(names=names, comma=", " if names else "", body=body, call=call, result=result)
+    placed = factory_device()
+    modes = "functions()" if placed is None else "factory_device() != placed"
+    comma = ", " if names else ""
+    source = _TEMPLATE.format(names=names, comma=comma, modes=modes, body=body, call=call, result=result)
     space |= {
         "MISS": MISS, "checks": checks.switch, "Stale": Stale, "create": create,
-        "distinct": state.distinct, "functions": function_modes, "holds": state.holds,
+        "distinct": state.distinct, "functions": function_modes, "factory_device": factory_device,
+        "flash": torch_private.flash_allowed, "holds": state.holds, "placed": placed,
         "program": entry.jitted, "reached": state.reached, "run": entry, "storage_of": storage_of,
     }  # fmt: skip
     exec(source, space)  # made of numbers and of names given here

@@ -11,6 +11,7 @@ import random
 import sys
 import time
 import types
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -57,6 +58,11 @@ def names(code: types.CodeType) -> Iterator[str]:
             yield from names(constant)
 
 
+BUFFERS = (np.ndarray, bytearray, array)
+_BYTES = 1 << 16
+"""Up to which size an array of NumPy's is compared at each call."""
+
+
 class Measured:
     """Something of an object as a container: the same object as long as it is equal."""
 
@@ -70,6 +76,17 @@ class Measured:
             self._last = value
         return self._last
 
+    @classmethod
+    def whole(cls, of: Tree) -> "Measured":
+        """Measure a set, an array or bytes by the contents; a large array of NumPy's by its length."""
+        return cls(of, _contents if getattr(of, "nbytes", 0) <= _BYTES else len)
+
+
+def _contents(of: Tree) -> Tree:
+    if isinstance(of, np.ndarray):
+        return f"{of.dtype} {of.shape}".encode() + of.tobytes()
+    return bytes(of) if isinstance(of, BUFFERS) else str(sorted(map(hash, of)))
+
 
 class Attributes:
     """The attributes of an object with `__slots__`, or of a cell of a closure, as a container."""
@@ -82,13 +99,6 @@ class Attributes:
 
     def __setitem__(self, key: str, value: Tree) -> None:
         setattr(self.of, key, value)
-
-
-def contents(of: Tree) -> Tree:
-    """Return an array's or a set's contents, as what compares."""
-    if isinstance(of, np.ndarray):
-        return f"{of.dtype} {of.shape}".encode() + of.tobytes()
-    return str(sorted(map(hash, of)))
 
 
 def _stage(iterator: Tree) -> Tree:
@@ -107,6 +117,7 @@ def _state(generator: Tree) -> Tree:
 
 
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
+_SEED = random.Random.seed.__code__
 _GLOBAL = (random.random.__self__, np.random.rand.__self__)  # type: ignore[attr-defined]
 _DRAWS = {name for kind in (np.random, np.random.Generator) for name in dir(kind) if name[0].islower()}
 _CLOCKS = {
@@ -192,6 +203,8 @@ class Reads:
             return
         if event == "c_call":
             self._call(frame, arg)
+        elif frame.f_code is _SEED and event == "call" and frame.f_locals["a"] is None and not _by_torch(frame):
+            raise self._stop("a generator seeds itself", _users(frame))
         elif event == "call" and not _apart(_of(frame)):
             self._function(frame)
 

@@ -23,7 +23,6 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import torch
 import torch.nn.modules.module as module_hooks
 import torch.optim.optimizer as optimizer_hooks
@@ -36,7 +35,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
 from ampcheck.jax_device.dispatch.program import symbols
-from ampcheck.jax_device.jit.reads import GENERATORS, Attributes, Measured, Place, Places, contents, foreign, names, put
+from ampcheck.jax_device.jit.reads import BUFFERS, GENERATORS, Attributes, Measured, Place, Places, foreign, names, put
 from ampcheck.jax_device.storage.arrays import Bytes, mesh_sharding, meshes, over, raw, storage_of
 
 Hyperparameter = tuple[Kwargs, str, int | None]
@@ -370,9 +369,8 @@ def traced_optimizers(
 
 PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
-_DEPTH = 5
-_BYTES = 1 << 16
-"""Up to which size an array of NumPy's is compared at each call."""
+_DEPTH, _CALLS, _WIDE = 32, 5, 1000
+"""How far objects are walked, and functions, as what those call is seen; and no wider container that is further."""
 _SCALER_TENSORS = ("_scale", "_growth_tracker")
 
 
@@ -399,6 +397,7 @@ class Reached:
         self.order: list[Tree] = []
         """Every object that was met."""
         self.seen: dict[int, int] = {}
+        self.closures: set[int] = set()
         self._placed: set[tuple[int, Tree]] = set()
 
     def add(self, holder: Tree, key: Tree, value: Tree) -> None:
@@ -472,6 +471,7 @@ def reach(fn: Function, arguments: Args, read: Places) -> Reached:
     for place in list(read.places.values()):
         _place(found, place)
     _classes(found)
+    _seen_functions(found)
     if meshes:
         _spread(found)
     found.close()
@@ -506,6 +506,7 @@ def extended(found: Reached) -> Iterator[None]:
         yield
     finally:
         _classes(found)
+        _seen_functions(found)
         found.tracing, found.read.note = False, id
         found.close()
 
@@ -528,8 +529,15 @@ def _place(found: Reached, place: Place) -> None:
     found.add(holder, key, value)
     if not isinstance(value, types.FunctionType):
         _visit(found, value, 1)
-    elif any(code is value.__code__ for code, _ in found.read.codes):
-        _closure(found, value, 1)
+
+
+def _seen_functions(found: Reached) -> None:
+    """Walk to what functions at places hold, if they were seen; at the end, so that later walks have the same order."""
+    codes = {id(code) for code, _ in found.read.codes}
+    for holder, key, _ in list(found.read.places.values()):
+        with contextlib.suppress(KeyError):
+            if isinstance(value := holder[key], types.FunctionType) and id(value.__code__) in codes:
+                _closure(found, value, 1)
 
 
 def _visit(found: Reached, value: Tree, depth: int) -> None:
@@ -553,7 +561,8 @@ def _visit(found: Reached, value: Tree, depth: int) -> None:
     if found.tracing and isinstance(value, (Optimizer, LRScheduler, torch.amp.GradScaler)):
         found.grew |= id(value) not in found.seen
         return
-    if depth > _DEPTH or found.first(value) is not None:
+    wide = depth > _CALLS and isinstance(value, (list, tuple, dict)) and len(value) > _WIDE
+    if wide or depth > _DEPTH or found.first(value) is not None:
         return
     if isinstance(value, torch.nn.Module):
         _module(found, value, depth)
@@ -565,12 +574,12 @@ def _visit(found: Reached, value: Tree, depth: int) -> None:
         _scheduler(found, value, depth)
     elif isinstance(value, (list, tuple)):
         _items(found, value, enumerate(value), depth)
-    elif isinstance(value, dict):
+    elif isinstance(value, (dict, types.MappingProxyType)):
         _items(found, value, list(value.items()), depth)
     elif isinstance(value, deque):
         _items(found, value, enumerate(value), depth)
-    elif isinstance(value, (set, frozenset, np.ndarray)):
-        measured = Measured(value, contents if value.__class__ is not np.ndarray or value.nbytes <= _BYTES else len)
+    elif isinstance(value, (set, frozenset, *BUFFERS)):
+        measured = Measured.whole(value)
         found.add(measured, None, measured[None])
     elif isinstance(value, GENERATORS):
         found.generators.append(value)
@@ -578,6 +587,8 @@ def _visit(found: Reached, value: Tree, depth: int) -> None:
         found.iterators.append(value)
     elif isinstance(value, ref):
         _visit(found, value(), depth)
+    elif isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)):  # as a dictionary's get
+        _visit(found, value.__self__, depth)
     elif isinstance(value, functools.partial):
         _visit(found, value.args, depth + 1)
         _visit(found, value.keywords, depth + 1)
@@ -595,7 +606,7 @@ def _visit(found: Reached, value: Tree, depth: int) -> None:
 
 
 def _items(found: Reached, holder: Tree, items: Iterable[tuple[Tree, Tree]], depth: int) -> None:
-    if isinstance(holder, (list, dict, deque)):
+    if isinstance(holder, (list, dict, deque, types.MappingProxyType)):
         size = Measured(holder, len)
         found.add(size, None, size[None])
     for key, value in items:
@@ -685,7 +696,7 @@ def _function(found: Reached, fn: Tree, depth: int) -> None:
         fn = fn.__func__
     if not isinstance(fn, types.FunctionType):
         return _visit(found, fn, depth)
-    if foreign(fn.__module__ or "builtins") or depth > _DEPTH or found.first(fn) is not None:
+    if foreign(fn.__module__ or "builtins") or depth > _CALLS or found.first(fn) is not None:
         return None
     _closure(found, fn, depth)
     space = fn.__globals__
@@ -697,6 +708,9 @@ def _function(found: Reached, fn: Tree, depth: int) -> None:
 
 
 def _closure(found: Reached, fn: types.FunctionType, depth: int) -> None:
+    if id(fn) in found.closures:
+        return
+    found.closures.add(id(fn))
     for cell in fn.__closure__ or ():
         if cell != types.CellType():  # an empty one
             _items(found, Attributes(cell), [("cell_contents", cell.cell_contents)], depth)

@@ -354,10 +354,10 @@ class _Jitted:
         kind = (spec, tuple(map(described, leaves)), modes())
         given = (kind, shared)
         grads = _grads(call)
-        entry = self.recent.get(given) or self.recent.get((given, grads))
+        entry = _known(self.recent, given, grads)
         if entry is None:
             key = (given, state.key())
-            entry = self.entries.get(key) or self.entries.get((key, grads))
+            entry = _known(self.entries, key, grads)
             if entry is None:
                 try:
                     entry = self._compile(call, (kind, key))
@@ -437,6 +437,12 @@ class _Jitted:
         self.last = key
 
 
+def _known(entries: dict[object, Entry], key: object, grads: object) -> Entry | None:
+    """Return the program of a key, with such gradients if it reads them, unless CPU tensors in it were written."""
+    entry = entries.get(key) or entries.get((key, grads))
+    return entry if entry is not None and entry.current() else None
+
+
 def _miss(*_: object) -> Tree:
     return MISS
 
@@ -450,8 +456,9 @@ def _grads(call: StepCall) -> Tree:
 
 def difference(before: object, now: object) -> str:
     """Return the first place at which two keys differ, in words."""
-    if type(before) is type(now) is tuple and len(before) == len(now):
-        for b, n in zip(before, now, strict=True):
+    if type(before) is type(now) is tuple:
+        for b, n in zip(before, now, strict=False):
             if b != n:
                 return difference(b, n)
+        before, now = f"{len(before)} settings", len(now)
     return f"{before} became {now}"
