@@ -36,8 +36,6 @@ from ampcheck.samples import op_database, surface
 
 pytestmark = pytest.mark.rule("relations")
 
-HARDWARE = ("cpu", "cuda", "xpu", "mps", "mtia")
-"""Device types whose kernels are compiled; what compiles a program for each call would take an hour for values, too."""
 NAMES = sorted(name for name in op_database.rows() if "empty" not in name)
 GIVEN = Product({"op": NAMES, "given": ("low", "large", "small", "moved")}, nightly=True)
 STEPS = {"histc", "grid_sampler_2d", "grid_sampler_3d", "nn.functional.grid_sample"}
@@ -171,19 +169,19 @@ def test_wide(amp: Amp, op: str) -> None:
     assert_relations(amp, op, "wide")
 
 
-@scenario(GIVEN, types=HARDWARE, values=True)
+@scenario(GIVEN, values=True, database=True)
 def test_given(amp: Amp, op: str, given: str) -> None:
     """Every way to call an op agrees in a region, on a low first argument and on values the database does not have."""
     assert_relations(amp, op, given)
 
 
-@scenario(KERNELS, types=HARDWARE, values=True)
+@scenario(KERNELS, values=True, database=True)
 def test_kernel(amp: Amp, op: str, given: str) -> None:
     """A kernel that gets the lower precision gives what float64 does of the same numbers, but for rounding."""
     assert_kernel(amp, op, given)
 
 
-@scenario(op=elementwise(), types=HARDWARE, values=True, dtypes="default")
+@scenario(op=elementwise(), values=True, database=True, dtypes="default")
 def test_pieces(amp: Amp, op: str) -> None:
     """An elementwise op gives an element of a long tensor in the lower precision what it gives that element alone."""
     assert_pieces(amp, op)

@@ -217,6 +217,12 @@ def native_dropout(key: Array, input: Array, p: float | Array, train: bool | Non
     return (input * kept.astype(input.dtype)) * scale.astype(input.dtype), kept
 
 
+@lower("native_dropout_backward", traced=("scale",))
+def native_dropout_backward(grad_output: Array, mask: Array, scale: Array) -> Array:
+    """Return the scaled gradient of what was kept, and 0 elsewhere, which XLA makes of a product with a mask, too."""
+    return jnp.where(mask, grad_output * jnp.asarray(scale).astype(grad_output.dtype), 0)
+
+
 @lower("rrelu_with_noise_functional", random=True)
 def rrelu_with_noise(
     key: Array, self: Array, noise: Array, lower_: Number = 0.125, upper: Number = 1 / 3, training: bool = False
