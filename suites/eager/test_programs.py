@@ -7,7 +7,8 @@ file. Source: https://docs.pytorch.org/docs/2.13/amp.html and what `ampcheck/spe
 """
 
 import re
-from textwrap import dedent
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -34,105 +35,7 @@ def _report(amp: DeviceAmp, explorer: RegionExplorer, difference: str, text: str
     amp.script = explorer.script(text)
 
 
-PROGRAMS = {
-    "documented_example": """
-        with HERE:
-            PRODUCT
-            with amp.autocast(TYPE, enabled=False):
-                PRODUCT
-                amp.op(TYPE, torch.mm, NEW, amp.last(TYPE))
-            amp.op(TYPE, torch.mm, NEW, amp.last(TYPE))""",
-    "exception_through_regions": """
-        try:
-            with HERE:
-                with amp.autocast(TYPE, dtype=DTYPE2, cache_enabled=False):
-                    PRODUCT
-                    with amp.autocast(TYPE, enabled=False):
-                        raise PlannedError
-        except PlannedError:
-            amp.caught()
-        PRODUCT""",
-    "cast_once": """
-        with HERE:
-            WEIGHT
-            WEIGHT
-            with HERE:
-                WEIGHT
-            WEIGHT
-            with amp.autocast(TYPE, enabled=False):
-                PRODUCT
-            WEIGHT
-        with amp.autocast(TYPE, enabled=False):
-            with HERE:
-                WEIGHT
-            with HERE:
-                WEIGHT
-            WEIGHT
-        with HERE:
-            WEIGHT""",
-    "thread_ends_a_region": """
-        def task():
-            amp.look("in a new thread")
-            with HERE:
-                WEIGHT
-        with HERE:
-            WEIGHT
-            amp.in_thread(task)
-            WEIGHT
-            amp.in_thread(task)""",
-    "decorated_calls": """
-        @HERE
-        def function():
-            WEIGHT
-            WEIGHT
-        with OTHER:
-            function()
-            function()
-        PRODUCT""",
-    "suspended_generator": """
-        def steps():
-            with HERE:
-                PRODUCT
-                yield
-        with closing(steps()) as running:
-            for _ in running:
-                PRODUCT
-        PRODUCT""",
-    "object_used_again": """
-        region = HERE
-        with region:
-            PRODUCT
-        with region:
-            PRODUCT
-        PRODUCT""",
-    "set_in_a_region": """
-        with HERE:
-            amp.set_dtype(TYPE, DTYPE2)
-            PRODUCT
-            amp.set_enabled(TYPE, False)
-            PRODUCT""",
-    "inference_casts_again": """
-        with HERE:
-            WEIGHT
-            with amp.inference_mode():
-                WEIGHT
-                WEIGHT
-            WEIGHT""",
-    # Known deviations.
-    "one_object_inside_itself": """
-        region = HERE
-        with region:
-            PRODUCT
-            with region:
-                PRODUCT
-        PRODUCT""",
-    "enabled_set_in_inference_mode": """
-        with amp.inference_mode():
-            amp.set_dtype(TYPE, DTYPE1)
-            amp.set_enabled(TYPE, True)
-            PRODUCT
-        PRODUCT""",
-}
+PROGRAMS: dict[str, str] = tomllib.loads(Path(__file__).with_name("programs.toml").read_text("utf-8"))
 _SHORT = {
     "PRODUCT": "amp.op(TYPE, torch.mm, NEW, NEW)",
     "WEIGHT": "amp.op(TYPE, torch.mm, NEW, amp.weight(TYPE, 'leaf'))",
@@ -153,7 +56,7 @@ def test_known(amp: DeviceAmp, name: str) -> None:
 
 def _program(amp: DeviceAmp, name: str) -> str:
     """Return the text of a program for the device and its dtypes, with all that is written short in full."""
-    text, dtypes = dedent(PROGRAMS[name]).strip(), {"DTYPE1": str(amp.dtype), "DTYPE2": str(amp.other)}
+    text, dtypes = PROGRAMS[name], {"DTYPE1": str(amp.dtype), "DTYPE2": str(amp.other)}
     for short, full in {**_SHORT, "TYPE": repr(amp.type), **dtypes}.items():
         text = re.sub(rf"\b{short}\b", full, text)
     return program(text.splitlines())

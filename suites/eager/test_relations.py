@@ -20,6 +20,9 @@ Nightly runs take all of them, with `rounded` and `infinite`; other runs take th
 compiles each op none.
 """
 
+import tomllib
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -44,76 +47,15 @@ KERNELS = Product({"op": sorted({*low_kernels()} - STEPS), "given": ("rounded", 
 
 
 # ---- siblings
-FAMILIES: dict[str, dict[str, str]] = {
-    "product": {
-        "matmul": "a @ b",
-        "mm": "a.mm(b)",
-        "einsum": 'torch.einsum("ij,jk", a, b)',
-        "tensordot": "torch.tensordot(a, b, 1)",
-        "linear": "F.linear(a, b.mT)",
-        "bmm": "torch.bmm(a[None], b[None])[0]",
-        "addmm": "torch.addmm(zero, a, b)",
-        "multi_dot": "torch.linalg.multi_dot([a, b])",
-        "inner": "torch.inner(a, b.mT)",
-        "conv1d": "F.conv1d(b.mT[..., None], a[..., None])[..., 0].mT",
-    },
-    "matrix_vector": {
-        "matmul": "a @ v",
-        "mv": "a.mv(v)",
-        "einsum": 'torch.einsum("ij,j", a, v)',
-        "linear": "F.linear(v, a)",
-        "addmv": "torch.addmv(v * 0, a, v)",
-        "inner": "torch.inner(a, v)",
-    },
-    "dot": {"matmul": "v @ v", "dot": "v.dot(v)", "vdot": "torch.vdot(v, v)", "inner": "torch.inner(v, v)"},
-    "outer": {"einsum": 'torch.einsum("i,j", v, v)', "outer": "torch.outer(v, v)", "addr": "torch.addr(zero, v, v)"},
-    "convolution": {
-        "conv2d": "F.conv2d(image, kernel)",
-        "convolution": "torch.convolution(image, kernel, None, (1, 1), (0, 0), (1, 1), False, (0, 0), 1)",
-        "conv3d": "F.conv3d(image[:, :, None], kernel[:, :, None])[:, :, 0]",
-    },
-    "transposed": {
-        "conv_transpose2d": "F.conv_transpose2d(image, kernel)",
-        "convolution": "torch.convolution(image, kernel, None, (1, 1), (0, 0), (1, 1), True, (0, 0), 1)",
-    },
-    "attention": {
-        "function": "F.scaled_dot_product_attention(t, t, t)",
-        "formula": "torch.softmax(t @ t.mT / 2, -1) @ t",
-    },
-    "norm": {
-        "norm": "a.norm()",
-        "linalg": "torch.linalg.vector_norm(a)",
-        "matrix": "torch.linalg.matrix_norm(a)",
-        "total": "torch.nn.utils.get_total_norm([a])",
-    },
-    "softmax": {
-        "function": "F.softmax(a, -1)",
-        "special": "torch.special.softmax(a, -1)",
-        "module": "torch.nn.Softmax(-1)(a)",
-    },
-    "loss": {
-        "cross_entropy": "F.cross_entropy(a, classes)",
-        "nll": "F.nll_loss(F.log_softmax(a, -1), classes)",
-        "module": "torch.nn.CrossEntropyLoss()(a, classes)",
-        "soft": "F.cross_entropy(a, F.one_hot(classes, 4).float())",
-    },
-    "inverse": {
-        "inv": "torch.linalg.inv(s)",
-        "inverse": "torch.inverse(s)",
-        "solve": "torch.linalg.solve(s, eye)",
-        "pinv": "torch.linalg.pinv(s)",
-        "pinverse": "torch.pinverse(s)",
-        "power": "torch.linalg.matrix_power(s, -1)",
-    },
-    "variance": {"var": "a.var()", "var_mean": "torch.var_mean(a)[0]", "cov": "torch.cov(a.flatten())"},
-    "bilinear": {
-        "function": "F.bilinear(a, b, eye[None])",
-        "einsum": 'torch.einsum("bi,oij,bj->bo", a, eye[None], b)',
-        "formula": "((a @ eye) * b).sum(-1, True)",
-    },
-}
-"""Ways to write one computation, by family: expressions of the tensors that `_tensors` makes."""
-PAIRS = [(family, name) for family, ways in FAMILIES.items() for name in list(ways)[1:]]
+TABLE = Path(__file__).with_name("siblings.toml").read_text(encoding="utf-8")
+PAIRS = [
+    pytest.param(family, name, first, {name: call, first: ways[first]}, id=f"{family}-{name}")
+    for family, ways in tomllib.loads(TABLE).items()
+    for (first, *_) in [ways]
+    for name, call in ways.items()
+    if name != first
+]
+"""Two ways to write one computation, by name: expressions of the tensors that `_tensors` makes."""
 
 
 def _tensors(amp: Amp) -> dict[str, object]:
@@ -134,14 +76,13 @@ def _tensors(amp: Amp) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize(("family", "way"), PAIRS, ids=[f"{family}-{name}" for family, name in PAIRS])
+@pytest.mark.parametrize(("family", "way", "first", "calls"), PAIRS)
 @scenario(values=True, database=True)
-def test_siblings(amp: Amp, family: str, way: str) -> None:
+def test_siblings(amp: Amp, family: str, way: str, first: str, calls: dict[str, str]) -> None:
     """Two ways to write one computation give one dtype in a region, and values that rounding explains."""
     made = _tensors(amp)
-    first = next(iter(FAMILIES[family]))
     with amp.region():
-        got, want = (eval(FAMILIES[family][name], made) for name in (way, first))  # our own expressions
+        got, want = (eval(calls[name], made) for name in (way, first))  # our own expressions
     amp.assert_equal(f"dtype of {family} by {way} and by {first}", got.dtype, want.dtype)
     far = 8 * torch.finfo(amp.dtype).eps * max(1.0, amp.host(want).abs().max().item())
     amp.assert_close(f"{family} by {way} and by {first}", got.float(), want.float(), far)
