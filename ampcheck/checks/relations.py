@@ -256,15 +256,27 @@ class _Relations:
         if self.op.supports_autograd:
             self.agree("gradient", self.gradient, lambda region: self.gradient(self.off), 1e-3)
 
+    def duals(self) -> None:
+        """Compare the dtypes of tangents with those of their results, in a disabled region."""
+        with suppress(Exception):  # a formula may raise anything
+            both = self.unpacked(self.off)
+            got, want = ([str(x[k].dtype) for x in both] for k in (1, 0))
+            said = f"have {', '.join(got)} for results in {', '.join(want)}" if got != want else ""
+            self.amp.check(not said, f"dtypes of tangents of sample {self.number}", said or "agree")
+
     def tangent(self, region: Region) -> object:
         """Return the tangents of the results for tangents of ones."""
+        return [made for _, made in self.unpacked(region)]
+
+    def unpacked(self, region: Region) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the results that have tangents, for tangents of ones, and these."""
         args, kwargs = self.fresh()
         with forward_ad.dual_level():
             dual = pytree.tree_map(lambda x: forward_ad.make_dual(x, torch.ones_like(x)) if is_real(x) else x, args)
             with region():
                 out = self.op.op(*dual, **kwargs)
-            made = [forward_ad.unpack_dual(x).tangent for x in tensors(out)]
-            return [x.clone() for x in made if x is not None]
+            made = [forward_ad.unpack_dual(x) for x in tensors(out)]
+            return [(x.primal.clone(), x.tangent.clone()) for x in made if x.tangent is not None]
 
     def gradient(self, region: Region, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
         """Return the results and the gradients of the arguments; the backward pass is outside of the region."""
@@ -543,6 +555,8 @@ def assert_relations(amp: Amp, name: str, given: str) -> None:
         if "unsafe to autocast" in str(_run(amp, one.inside(op.op), one.on)):
             continue
         one.memory()
+        if given in ("wide", "low") and op.supports_forward_ad:
+            one.duals()
         # A result hardly depends on small arguments, and outside a low one is less exact.
         if given in ("wide", "large"):
             one.derivatives()

@@ -278,11 +278,8 @@ def test_trained(amp: Amp, wrapper: str, place: str, recompute: str, accumulate:
         for name, parameter in got["parameters"].items():
             what = f"{name} after training on rank {rank}"
             amp.assert_close(what, parameter, wanted["parameters"][name], 1e-6 + 2 * far)
-    amp.assert_equal(
-        "whether all parameters are the same on both ranks",
-        all(torch.equal(one, found[1]["parameters"][name]) for name, one in found[0]["parameters"].items()),
-        True,
-    )
+    same = all(torch.equal(one, found[1]["parameters"][name]) for name, one in found[0]["parameters"].items())
+    amp.assert_equal("whether all parameters are the same on both ranks", same, True)
     losses = torch.tensor([got["losses"] for got in found]).mean(0)
     amp.assert_close("losses", losses, torch.tensor(wanted["losses"]), 16 * torch.finfo(amp.dtype).eps)
 

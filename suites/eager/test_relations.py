@@ -8,7 +8,7 @@ there without autocast, too, is the op's own and not autocast's. Each relation f
 - forms, `no_grad`, `inference`: a function, a method, an operator, an alias and another gradient mode are the same op.
 - `dtypes`: a policy looks at dtypes, never at shapes, so results of the same dtypes outside have the same ones inside.
 - `memory`: what is written to arguments, and whether a result is a view of one, is the op's and not autocast's.
-- `tangent`, `gradient`: where the result is that of float32, so is its derivative.
+- `tangent`, `gradient`: where the result is that of float32, so is its derivative. A tangent has its result's dtype.
 - `pieces`: an elementwise op gives an element among others what it gives it alone, whatever vectors a kernel uses.
 - `accuracy`: the error beside float64 is one that rounding of inputs and result to the lower precision explains.
 - `rounded`: so is that of a kernel that gets the lower precision, beside float64 of the same numbers.
