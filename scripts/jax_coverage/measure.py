@@ -75,6 +75,8 @@ def samples(op: Any, limit: int, dtype: torch.dtype = torch.float32, kind: str =
     seed(name_of(op))
     given = op.reference_inputs if kind == "reference" else op.sample_inputs
     every = list(given("cpu", dtype, requires_grad=False))
+    if getattr(op, "supports_two_python_scalars", False):  # whose result is on the CPU, on every device
+        every = [sample for sample in every if any(isinstance(x, torch.Tensor) for x in (sample.input, *sample.args))]
     if kind == "edges":
         for sample in every:
             sample.input = _with_edges(sample.input)

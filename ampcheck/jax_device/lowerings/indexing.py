@@ -46,7 +46,8 @@ def _even(start: Bound, end: Bound, *, size: int, dtype: torch.dtype) -> jax.Arr
         return jnp.asarray(number).astype(jax_dtype(dtype)).astype(wide)
 
     first, last = rounded(start), rounded(end)
-    step = (last - first) / max(size - 1, 1)
+    # XLA multiplies by the inverse of what it knows, so that 50, 49, … 1 has 24.99… in its middle.
+    step = (last - first) / jax.lax.optimization_barrier(jnp.float64(max(size - 1, 1)))
     step = rounded(step) if dtype.is_floating_point else step
     i = jnp.arange(size)
     return jnp.where((i < size // 2) | (size == 1), first + step * i, last - step * (size - 1 - i))

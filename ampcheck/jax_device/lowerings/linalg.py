@@ -268,6 +268,15 @@ def _order(pivots: Array, rows: int) -> Array:
     return jax.lax.linalg.lu_pivots_to_permutation(pivots.astype(jnp.int32) - 1, rows)
 
 
+@lower("linalg_lu_solve")
+def lu_solve(LU: Array, pivots: Array, B: Array, *, left: bool = True, adjoint: bool = False) -> Array:
+    """Solve A X = B, or with A's adjoint, or from the right, by the factors and pivots of A."""
+    if not left:
+        return transposed(lu_solve(LU, pivots, transposed(B), adjoint=not adjoint))
+    solved: Array = jax.scipy.linalg.lu_solve((LU, pivots - 1), B, 2 if adjoint else 0)
+    return solved
+
+
 @lower("lu_unpack")
 def lu_unpack(
     LU_data: Array, LU_pivots: Array, unpack_data: bool = True, unpack_pivots: bool = True

@@ -371,7 +371,11 @@ def _hurwitz(x: Array, q: Array) -> Array:
     return jnp.where(pole, jnp.inf, jnp.where(x < 1, jnp.nan, total + jax.lax.zeta(x, q)))
 
 
-lower("special_zeta", promotes=True)(lambda *given: _hurwitz(*(floating(jnp.asarray(a)) for a in given)))
+@lower("special_zeta", "special_zeta.other_scalar", "special_zeta.self_scalar", promotes=True)
+def zeta(x: Array | float, q: Array | float) -> Array:
+    """Compute the Hurwitz zeta function, of which one argument may be a number."""
+    dtype = next(floating(a).dtype for a in (x, q) if isinstance(a, jax.Array))
+    return _hurwitz(jnp.asarray(x, dtype), jnp.asarray(q, dtype))
 
 
 def _trigamma(x: Array) -> Array:

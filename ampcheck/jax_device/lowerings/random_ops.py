@@ -20,7 +20,7 @@ from ampcheck.jax_device.dispatch.kernels import assign, computed, fit
 from ampcheck.jax_device.dispatch.special import kernel
 from ampcheck.jax_device.lowering import Computation, Number, arguments, lower, overload
 from ampcheck.jax_device.lowerings.accumulate import rounded
-from ampcheck.jax_device.lowerings.pointwise import digamma
+from ampcheck.jax_device.lowerings.pointwise import digamma, floating
 from ampcheck.jax_device.storage.arrays import wrap
 
 
@@ -220,7 +220,8 @@ def native_dropout(key: Array, input: Array, p: float | Array, train: bool | Non
 @lower("native_dropout_backward", traced=("scale",))
 def native_dropout_backward(grad_output: Array, mask: Array, scale: Array) -> Array:
     """Return the scaled gradient of what was kept, and 0 elsewhere, which XLA makes of a product with a mask, too."""
-    return jnp.where(mask, grad_output * jnp.asarray(scale).astype(grad_output.dtype), 0)
+    scaled = floating(grad_output)
+    return jnp.where(mask, scaled * jnp.asarray(scale).astype(scaled.dtype), 0)
 
 
 @lower("rrelu_with_noise_functional", random=True)
