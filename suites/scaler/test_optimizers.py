@@ -137,9 +137,12 @@ class _Training:
         elif self.around == "copied" and step == 2:
             self.held, self.stepped = copy.deepcopy((self.held, self.stepped))
         elif self.around == "loaded" and step in (0, 2):
-            before, self.stepped = self.stepped, self.made(self.held, as_meant=step == 2)
+            before, kept = self.stepped, self.state()
+            self.stepped = self.made(self.held, as_meant=step == 2)
             if step == 2:
                 self.stepped.load_state_dict(before.state_dict())
+                for name, one in self.state().items():
+                    self.amp.assert_equal(f"dtype of the loaded {name}", one.dtype, kept[name].dtype)
 
     def differentiate(self, step: int, scaler: Any) -> None:
         """Make new gradients of a sum of squares, or of the scaled sum, other ones in each step."""
