@@ -2,10 +2,12 @@
 
 import io
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import jax
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,25 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 NAN, INF = float("nan"), float("inf")
+
+
+_COMPILED: list[str] = []
+
+
+def _count(name: str, *_: Any, **__: Any) -> None:
+    if name.endswith("backend_compile_duration"):
+        _COMPILED.append(name)
+
+
+jax.monitoring.register_event_duration_secs_listener(_count)
+
+
+@contextmanager
+def compiled() -> Iterator[list[int]]:
+    """How many programs JAX compiled inside, in the one element of the list."""
+    before, out = len(_COMPILED), [0]
+    yield out
+    out[0] = len(_COMPILED) - before
 
 
 def ones(*size: int, **options: Any) -> Tensor:

@@ -213,6 +213,5 @@ def test_the_command_keeps_rows_and_shows_them(tmp_path: Path, capsys: pytest.Ca
     shown = capsys.readouterr().out
     assert "| `lstm-ctc` | recurrent, CTC |" in shown
     assert shown.endswith("- lstm-ctc (fp32 jit): the process ended with exit code 3\n")
-    assert command.main(["--table", str(file)]) == 1
-    assert capsys.readouterr().out == shown
+    assert (command.main(["--table", str(file)]), capsys.readouterr().out) == (1, shown)
     assert command.main([*CHOICE, str(file)]) == 2, "a run file is never written over"

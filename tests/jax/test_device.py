@@ -120,8 +120,7 @@ def test_like_on_another_device() -> None:
     x = torch.ones(2, 3, device="jax").t()
     for name in ("empty_like", "zeros_like", "ones_like", "rand_like"):
         made = getattr(torch, name)(x, device="cpu")
-        assert made.device.type == "cpu"
-        assert made.shape == x.shape
+        assert (made.device.type, made.shape) == ("cpu", x.shape)
     assert torch.empty_like(x, device="meta").stride() == x.stride()
     assert torch.equal(x.new_full((2,), 7, device="cpu"), torch.tensor([7.0, 7.0]))
     assert torch.zeros_like(torch.ones(2), device="jax").device.type == "jax"
@@ -151,8 +150,7 @@ def test_to_and_from_jax() -> None:
     array = to_jax(x)
     assert array is storage_of(x).array
     x.zero_()
-    assert float(array.sum()) == 12
-    assert to_jax(x[1]).shape == (4,)
+    assert (float(array.sum()), to_jax(x[1]).shape) == (12, (4,))
     mine = jnp.arange(6.0).reshape(2, 3)
     back = from_jax(mine)
     assert storage_of(back).array is mine
@@ -510,8 +508,7 @@ def test_loader_workers_while_the_device_is_in_use() -> None:
         warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
         warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
         batches = [b[0].to("jax") for b in torch.utils.data.DataLoader(data, batch_size=4, num_workers=2)]
-    assert torch.cat(batches).tolist() == list(range(8))
-    assert x.tolist() == [2, 2, 2]
+    assert (torch.cat(batches).tolist(), x.tolist()) == (list(range(8)), [2, 2, 2])
 
 
 def test_a_gradient_that_pytorch_refuses_is_an_exception_in_a_sweep() -> None:

@@ -15,6 +15,7 @@ import warnings
 import weakref
 from array import array
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -108,6 +109,10 @@ def _imported(a: Tensor) -> Tensor:
     return a * inner.SCALE
 
 
+def _set_forward(module: nn.Module) -> None:
+    module.forward = lambda a: a * 5  # type: ignore[method-assign]
+
+
 def _replaced_method() -> Kept:
     before = Scaled.scaled
     return (Scaled(), _set(Scaled, "scaled", lambda self, a: before(self, a) * 2))
@@ -187,6 +192,7 @@ STATE: dict[str, Callable[[], Kept]] = {
     "module of Python": lambda: _read(helpers, lambda a: helpers.scaled(a), "SCALE"),
     "module imported inside": lambda: _read(helpers, _imported, "SCALE"),
     "class attribute of a module": lambda: _read(Scaled, Scaled()),
+    "forward of a module of PyTorch's": lambda: _held(nn.ReLU(), lambda m, a: m(a), _set_forward),
     "replaced method": _replaced_method,
     "class attribute of an object": lambda: _held(
         Owner(), lambda owner, a: a * owner.scale, lambda _: setattr(Owner, "scale", 5.0)
@@ -421,9 +427,13 @@ def test_random_state_inside_of_a_trace() -> None:
 def test_a_clock_is_named() -> None:
     import time  # noqa: PLC0415  # beside its one use
 
-    step = jit(lambda a: a * time.time())
-    with pytest.warns(UserWarning, match=r"jit keeps what time\.time at .*test_jit_state\.py:\d+ gave"):
-        step(ones(2))
+    for step, name in (
+        (lambda a: a * time.time(), "time.time"),
+        (lambda a: a * datetime.now().second, "datetime.now"),
+        (lambda a: open(__file__).close() or a, "open"),
+    ):
+        with pytest.warns(UserWarning, match=rf"jit keeps what {name} at .*test_jit_state\.py:\d+ gave"):
+            jit(step)(ones(2))
 
 
 SECOND = operator.itemgetter(1)

@@ -64,8 +64,7 @@ def test_random_numbers_are_drawn_once_a_call() -> None:
     torch.manual_seed(0)
     one = jit(lambda a: F.dropout(a.abs(), 0.5))
     again = [one(x()).tolist() for _ in range(3)]
-    assert twice == again
-    assert torch.jax.get_rng_state().tolist() == drawn
+    assert (twice, torch.jax.get_rng_state().tolist()) == (again, drawn)
 
 
 NUMBERS = [(x(*v),) for v in ((0, 1, 2), (3, 4, 5), (-1.5, 0.25, 8))]
@@ -167,8 +166,7 @@ def test_many_outcomes_run_eagerly() -> None:
     masks = [torch.tensor([n >> k & 1 for k in range(4)], device="jax") for n in range(1, 14)]
     told = heard(lambda: [run(mask) for mask in masks])
     assert [run(mask).tolist() for mask in masks] == [places(mask).tolist() for mask in masks]
-    assert run.compiles == 3
-    assert len(told) == 2
+    assert (run.compiles, len(told)) == (3, 2)
     assert re.search(r"eagerly, as there were more than 3 outcomes of .*\(a > 0\)\.nonzero", told[1])
 
     def loops(a: Tensor) -> Tensor:
@@ -326,8 +324,7 @@ def test_only_the_calls_that_need_a_value_run_eagerly() -> None:
         assert run(-grid(), True)[0, 1].item() == -3.0  # the same kind, the other branch
         assert run(grid(), False)[0, 1].item() == 3.0
         assert run(grid()[:1], True)[0, 1].item() == 2.0  # another kind, the same place
-    assert len(told) == 1
-    assert run.compiles == 2
+    assert (len(told), run.compiles) == (1, 2)
     assert [*asked] == [True, False, False, False, True, False]  # what was tried is taken back
 
 

@@ -43,8 +43,7 @@ def train(
 
     run = jit(step)
     losses = [run(x, y).item() for _ in range(5)]
-    assert run.compiles == 1
-    assert x.device == torch.device("jax:0")
+    assert (run.compiles, x.device) == (1, torch.device("jax:0"))
     for p in model.parameters():
         assert p.grad.device == optimizer.state[p]["exp_avg"].device == torch.device("jax:0")
         assert axes_of(optimizer.state[p]["exp_avg"]) == axes_of(p)

@@ -3,43 +3,21 @@
 The suite of the scaler holds its two ops to the rules; here is what these refuse.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
-import jax
 import pytest
 import torch
 from torch.testing._internal.common_optimizers import optim_db
 
-from tests.jax.agreement import some, train
-
-_COMPILED: list[str] = []
-
-
-def _count(name: str, *_: Any, **__: Any) -> None:
-    if name.endswith("backend_compile_duration"):
-        _COMPILED.append(name)
-
-
-jax.monitoring.register_event_duration_secs_listener(_count)
-
-
-@contextmanager
-def compiled() -> Iterator[list[int]]:
-    """How many programs JAX compiled inside, in the one element of the list."""
-    before, out = len(_COMPILED), [0]
-    yield out
-    out[0] = len(_COMPILED) - before
+from tests.jax.agreement import compiled, some, train
 
 
 def test_zeros_are_compiled_for_no_size() -> None:
     weight = torch.ones(91, 67).to("jax")
     with compiled() as count:
         made = [torch.zeros(91, 73, device="jax"), torch.zeros_like(weight), torch.empty_like(weight)]
-    assert count == [0]
-    assert [t.cpu().any().item() for t in made] == [False] * 3
+    assert (count, [t.cpu().any().item() for t in made]) == ([0], [False] * 3)
 
 
 def _trained(device: str, make: Any, dtype: torch.dtype = torch.float32, steps: int = 8) -> tuple[list[Any], int]:

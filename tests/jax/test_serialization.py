@@ -82,8 +82,7 @@ def test_two_dtypes_of_one_storage() -> None:
     twin, seen = copy.deepcopy((base, whole))
     assert shares(twin, seen)
     twin[0] = 1.0
-    assert seen[0].item() == 0x3F800000
-    assert base[0].item() == 0
+    assert (seen[0].item(), base[0].item()) == (0x3F800000, 0)
     with pytest.raises(RuntimeError, match="view the same data as different types"):
         saved((base, whole))
 
@@ -164,8 +163,7 @@ def test_a_lazy_conjugate_is_left_to_pytorch() -> None:
     module = nn.Module()
     kept = module.weight = nn.Parameter(torch.ones(2, dtype=torch.complex64).conj())
     module.to("jax")
-    assert module.weight.device.type == "jax"
-    assert kept.device.type == "cpu"
+    assert (module.weight.device.type, kept.device.type) == ("jax", "cpu")
     assert kept.tolist() == [1, 1]
 
 
@@ -278,8 +276,7 @@ def test_accelerate_trains_on_the_device_that_it_is_given(accelerate: Any, monke
         accelerator.backward(model(x).square().mean())
         accelerator.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    assert set(seen) == {torch.bfloat16}
-    assert model[0].weight.device.type == "jax"
+    assert (set(seen), model[0].weight.device.type) == ({torch.bfloat16}, "jax")
     assert not torch.equal(model[0].weight.cpu(), before)
 
 
@@ -313,5 +310,4 @@ def test_the_trainer_of_transformers_trains_in_bfloat16(
     )
     data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(16)]
     transformers.Trainer(model=model, args=arguments, train_dataset=data).train()
-    assert seen == [("jax", torch.bfloat16)] * 2
-    assert {p.device.type for p in model.parameters()} == {"jax"}
+    assert (seen, {p.device.type for p in model.parameters()}) == ([("jax", torch.bfloat16)] * 2, {"jax"})

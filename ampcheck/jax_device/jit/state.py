@@ -628,9 +628,9 @@ def _module(found: Reached, root: torch.nn.Module, depth: int) -> None:
             if not _bookkeeping(name, value):
                 found.add(module.__dict__, name, value)
                 _visit(found, value, depth + 2)
+        size = Measured(module.__dict__, len)  # an attribute may come to hide one of the class
+        found.add(size, None, size[None])
         if not foreign(type(module).__module__):
-            size = Measured(module.__dict__, len)  # an attribute may come to hide one of the class
-            found.add(size, None, size[None])
             _function(found, type(module).forward, depth + 1)
 
 
