@@ -325,8 +325,7 @@ def test_a_reason_speaks_where_it_holds_and_is_silent_where_it_does_not(name: st
 
 def test_every_reason_is_tried_and_silent_of_a_step_with_nothing_to_say() -> None:
     every = (*diagnosis.SPEED, *diagnosis.VALUES)
-    assert {reason.__name__ for reason in every} == set(REASONS)
-    assert diagnosis.spoken(BF16, every) == []
+    assert ({reason.__name__ for reason in every}, diagnosis.spoken(BF16, every)) == (set(REASONS), [])
 
 
 def test_shares_are_told_of_regions_that_were_looked_at() -> None:
@@ -395,8 +394,7 @@ def test_a_region_without_cache_casts_a_shared_weight_again_and_again() -> None:
     assert seen.frozen == (2, 6 * (32 * 32 + 32))
     assert diagnosis.frozen_weights(replace(BF16, seen=seen))
     with_cache = saw(StepSpec(Shared(True), (torch.randn(4, 32),), mean))
-    assert with_cache.recast == []
-    assert diagnosis.cache_is_off(replace(BF16, seen=with_cache)) == ""
+    assert (with_cache.recast, diagnosis.cache_is_off(replace(BF16, seen=with_cache))) == ([], "")
 
 
 def test_ops_of_an_fp32_policy_have_their_share_backward_included() -> None:

@@ -51,8 +51,7 @@ def test_every_kind_of_workload_is_measured() -> None:
         assert set(rounds.failed) <= {"fp16-native"}
         assert {len(samples) for samples in rounds.samples.values()} == {5}
     assert {"fp32", "tf32", "bf16"} <= set(found[0].samples)
-    assert found[0].facts["bf16"]["precision_check"] == "mm in bf16"
-    assert found[0].facts["fp32"]["memory"] == 64 * 64 * 4
+    assert (found[0].facts["bf16"]["precision_check"], found[0].facts["fp32"]["memory"]) == ("mm in bf16", 64 * 64 * 4)
 
 
 @emulated
@@ -119,8 +118,7 @@ def test_a_graph_holds_many_calls_is_captured_once_and_gives_the_time_of_one() -
     replay = prepare.graphed(lambda: calls.append(1) or len(calls))
     assert not calls, "nothing runs before the first call"
     first, captured = replay(), len(calls)
-    assert [replay(), replay()] == [first, first]
-    assert (len(calls), captured, first) == (51, 51, 51)
+    assert ([replay(), replay()], (len(calls), captured, first)) == ([first, first], (51, 51, 51))
     wall, _, _ = interleave(CudaClock(Cuda()), {"graph": Timed(replay, calls=50)}, 1, 0)
     assert wall == {"graph": [2e-3 / 50]}
 

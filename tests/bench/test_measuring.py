@@ -92,8 +92,7 @@ def test_a_variant_that_is_too_slow_is_given_up_with_bound_and_precision_check(m
     assert found.failed == {
         "bf16": "neither of two calls took less than 1 s; 6 s, which a variant may take, are not enough for 5 rounds"
     }
-    assert found.facts["bf16"]["at_least"] == 1.0
-    assert found.facts["bf16"]["precision_check"] == "mm in bf16"
+    assert (found.facts["bf16"]["at_least"], found.facts["bf16"]["precision_check"]) == (1.0, "mm in bf16")
     assert "at_least" not in found.facts["fp16"]
     found, _ = timed({"bf16": 1.0}, monkeypatch, patience=math.inf)
     assert set(found.samples) == ALL
@@ -105,8 +104,7 @@ def test_a_variant_that_is_far_too_slow_is_not_even_shown_to_be_what_it_says(mon
     assert ("bf16", "check_precision") not in timer.said
     assert set(found.samples) == ALL - {"bf16"}
     found, timer = timed({"fp32": 1.0}, monkeypatch)  # nothing is measured beside it
-    assert (found.samples, set(found.failed)) == ({}, {"fp32"})
-    assert {variant for variant, _ in timer.said} == {"fp32"}
+    assert (found.samples, set(found.failed), {variant for variant, _ in timer.said}) == ({}, {"fp32"}, {"fp32"})
 
 
 # ---- a device that computes after it has returned
@@ -346,8 +344,7 @@ def test_processors() -> None:
     assert machine.processor(X86) == ("AMD EPYC 9R45", ["avx2", "avx512f", "avx512_bf16"])
     model, isa = machine.processor(VARIANT)
     assert model == "ARM implementer 0x41 part 0xd4f variant 0x0"
-    assert isa == ["neon", "neon_fp16", "bf16", "sve"]
-    assert machine.processor("") == ("", [])
+    assert (isa, machine.processor("")) == (["neon", "neon_fp16", "bf16", "sve"], ("", []))
 
 
 def test_files_are_read_where_a_system_has_them(tmp_path: Path) -> None:

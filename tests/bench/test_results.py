@@ -93,8 +93,7 @@ def test_files_of_the_first_schema_are_read_with_the_names_of_today(tmp_path: Pa
             text = text.replace(name, before)
         old = tmp_path / f"old-{footer}.jsonl"
         old.write_text(text)
-        assert read(old).groups == read(new).groups
-        assert samples(old) == samples(new)
+        assert (read(old).groups, samples(old)) == (read(new).groups, samples(new))
         old.write_text(text.replace('"bench-1"', '"bench-0"'))
         with pytest.raises(UsageError, match="has schema 'bench-0'"):
             read(old)
@@ -231,8 +230,7 @@ def test_a_variant_that_was_given_up_has_a_bound_and_when_checked_a_speed(precis
     bf16, high = group.variant("bf16"), group.variant("fp32").high
     assert (bf16.verdict, bf16.reason, bf16.at_least) == ("not measured", "no time for rounds", 0.25)
     assert (bf16.speed, bf16.at_most) == (None, high / 0.25 if at_most else None)
-    assert table.ratio(bf16) == (f"≤ {high / 0.25:.5f}×" if at_most else "–")
-    assert table.time(bf16) == "≥ 250 ms"
+    assert (table.ratio(bf16), table.time(bf16)) == (f"≤ {high / 0.25:.5f}×" if at_most else "–", "≥ 250 ms")
 
 
 @pytest.mark.parametrize("bad", [0.0, math.nan, -1e-3])
@@ -361,8 +359,7 @@ def test_csv_has_every_variant_with_its_baseline_verdict_and_reason(run: BenchRu
     assert (bad["verdict"], bad["reason"][:16]) == ("invalid", "no cast was seen")
     (good,) = [r for r in rows if (r["workload"], r["device"], r["variant"]) == ("mm-1024", "cpu", "bf16")]
     assert float(good["baseline_seconds"]) / float(good["seconds"]) == pytest.approx(4.1)
-    assert good["baseline"] == "fp32"
-    assert {row["estimate"] for row in rows if row["device"] == "tpu-v5e"} == {"True"}
+    assert (good["baseline"], {row["estimate"] for row in rows if row["device"] == "tpu-v5e"}) == ("fp32", {"True"})
 
 
 def test_an_incomplete_run_is_said_so(tmp_path: Path) -> None:

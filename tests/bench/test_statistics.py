@@ -85,8 +85,7 @@ def test_real_differences_are_found() -> None:
     assert verdicts(1.2, BUSY, 0.01)["faster"] >= 95
     assert verdicts(3.9, 0.3) == {"faster": 100}
     for aa in (1, 0.95, 1.05):  # a noisy machine does not hide a certain difference
-        assert verdicts(3.9, 0.01, aa=aa) == {"faster": 100}
-        assert verdicts(0.2, 0.01, aa=aa) == {"slower": 100}
+        assert (verdicts(3.9, 0.01, aa=aa), verdicts(0.2, 0.01, aa=aa)) == ({"faster": 100}, {"slower": 100})
 
 
 def test_pairing_cancels_the_load() -> None:
@@ -130,8 +129,7 @@ def test_a_comparison_beside_the_noise(low: float, high: float, noise: TimingCom
 def test_too_few_rounds_are_not_measured() -> None:
     found = compare_variants([[1.0, 1.0], [1.0, 1.0, 1.0]], [[0.5, 0.5], [0.5, 0.5]], 0.02)
     assert found == TimingComparison("not measured", "4 rounds; a verdict needs 5", rounds=4, processes=2)
-    assert beside_noise(found, NOISE, 0.02) == found
-    assert compare_variants([[]], [[1.0]], 0.02).verdict == "not measured"
+    assert (beside_noise(found, NOISE, 0.02), compare_variants([[]], [[1.0]], 0.02).verdict) == (found, "not measured")
     assert compare_variants([[1.0] * 5], [[0.5] * 5], 0.02).verdict == "faster"
     assert compare_runs([[1.0] * 9], [[1.0] * 4], 0.02).reason == "4 rounds; a verdict needs 5"
     assert compare_runs([], [[1.0] * 9], 0.02).verdict == "not measured"
@@ -167,8 +165,7 @@ def of_two_runs(
 
 def test_two_runs() -> None:
     assert of_two_runs(0.005, 1.0)["same"] >= 80
-    assert of_two_runs(0.005, 1.1) == {"faster": 100}
-    assert of_two_runs(0.005, 0.9) == {"slower": 100}
+    assert (of_two_runs(0.005, 1.1), of_two_runs(0.005, 0.9)) == ({"faster": 100}, {"slower": 100})
     noise = of_two_runs(0.05, 1.0)
     assert noise["faster"] + noise["slower"] <= 6
     by_chance = of_two_runs(0.05, 1.0, lambda found: "different" if (found.p or 0) < 0.05 else "")

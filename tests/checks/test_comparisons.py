@@ -297,8 +297,7 @@ def test_what_a_comparison_says(name: str) -> None:
 def test_products_that_are_as_far_off_are_named(off: float, named: list[str]) -> None:
     want = torch.ones(4, dtype=torch.float64)
     found = comparisons.far((want * (1 + off)).float(), want, want * 0, torch.float32, "it", 1, "ieee")
-    assert len(found) == (off > 2**-19)
-    assert re.findall("; products in (\\w+) are", "".join(found)) == named
+    assert (len(found), re.findall("; products in (\\w+) are", "".join(found))) == (off > 2**-19, named)
 
 
 def test_layouts_and_changes() -> None:
@@ -404,8 +403,7 @@ def test_shared_memory(device: Cpu, outputs: Callable[[torch.Tensor], Any], alia
 
 
 def test_an_exception_in_one_line() -> None:
-    assert one_line(None) == "nothing"
-    assert one_line(ValueError("two\n  lines")) == "ValueError: two lines"
+    assert (one_line(None), one_line(ValueError("two\n  lines"))) == ("nothing", "ValueError: two lines")
     whole = ValueError("x" * MOST)
     assert one_line(whole) == f"ValueError: {whole}"
     long = one_line(ValueError("a" * MOST + "z"))
@@ -481,8 +479,7 @@ def test_alike(a: torch.Tensor, want: torch.Tensor, tolerance: float | None, sam
     ],
 )
 def test_distances(a: torch.Tensor, b: torch.Tensor, each: list[float], largest: float, relative: float | None) -> None:
-    assert distance(a, b).tolist() == each
-    assert largest_distance(a, b) == largest
+    assert (distance(a, b).tolist(), largest_distance(a, b)) == (each, largest)
     if relative is not None:
         assert relative_distance(a, b) == pytest.approx(relative, nan_ok=True)
 

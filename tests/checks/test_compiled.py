@@ -182,8 +182,7 @@ def test_no_name_occurs_in_another_or_in_an_op() -> None:
 
 
 def test_the_id_and_back() -> None:
-    assert MM.id == "mm-fp32_bf16-dynamo-bf16-cpu"
-    assert MM.name == f"jit/downcast/{MM.id}"
+    assert (MM.id, MM.name) == ("mm-fp32_bf16-dynamo-bf16-cpu", f"jit/downcast/{MM.id}")
     assert replace(MM, compiler="").name == "downcast/mm-fp32_bf16-bf16-cpu"
     fields = replace(MM, sample=AROUND).fields()
     assert fields == {
@@ -204,8 +203,7 @@ def test_the_compiler_of_a_scenario() -> None:
     assert scenario.name == "jit/context/body_alone-aot-bf16-cpu"
     assert "inputs" not in scenario.fields()
     other = replace(scenario, rule="cache", op="two_uses", inputs="off")
-    assert other.id == "two_uses-off-aot-bf16-cpu"
-    assert replace(other, compiler="").name == "cache/two_uses-off-bf16-cpu"
+    assert (other.id, replace(other, compiler="").name) == ("two_uses-off-aot-bf16-cpu", "cache/two_uses-off-bf16-cpu")
 
 
 @pytest.mark.parametrize("name", ["cpu", "jax", "virtual:cuda", "virtual:mps"])

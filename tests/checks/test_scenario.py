@@ -502,8 +502,7 @@ def test_one_dimension_is_chosen_whole() -> None:
 
 def test_a_nightly_product_has_cells_in_nightly_runs_alone() -> None:
     product = Product({"policy": ("a", "b")}, nightly=True)
-    assert product.chosen == []
-    assert product.reachable == [("a",), ("b",)]
+    assert (product.chosen, product.reachable) == ([], [("a",), ("b",)])
     assert product.sentence() == "Product: 2 cells; 0 in each run, 2 nightly, 0 unreachable."
 
 
@@ -686,8 +685,7 @@ def _reaches(op: str, number: int, given: str = "wide") -> set[str]:
 
 
 def test_an_op_that_is_made_of_none_reaches_no_kernel() -> None:
-    assert _reaches("sin", 0) == set()
-    assert _reaches("mm", 0) == {"mm"}
+    assert (_reaches("sin", 0), _reaches("mm", 0)) == (set(), {"mm"})
 
 
 @pytest.mark.nightly

@@ -39,8 +39,7 @@ def test_a_malformed_selection_is_refused_before_anything_runs(tmp_path: Path) -
 
 def test_a_selection_without_cases_is_refused(tmp_path: Path) -> None:
     done = run(tmp_path, "run", "--device=cpu", "--suite=scaler", "--rule=banned", "--shard=1/2")
-    assert done.returncode == 2
-    assert done.stderr == "ampcheck: no case was selected in shard 1/2\n"
+    assert (done.returncode, done.stderr) == (2, "ampcheck: no case was selected in shard 1/2\n")
 
 
 @pytest.mark.parametrize("option", ["--timeout=0", "--timeout=soon", "-n0", "-nmany", "--max-red=0", "--max-red=some"])
@@ -92,8 +91,7 @@ def test_an_existing_run_file_is_kept(tmp_path: Path, capsys: pytest.CaptureFixt
     path = tmp_path / "run.jsonl"
     path.write_text("precious")
     sentence = f"the run file {path} cannot be written: it exists, and run files are never overwritten"
-    assert refused(capsys, "run", f"--run-file={path}") == sentence
-    assert path.read_text() == "precious"
+    assert (refused(capsys, "run", f"--run-file={path}"), path.read_text()) == (sentence, "precious")
     code, said = pytest_here(tmp_path, str(ROOT / "suites" / "eager"), "--device=cpu", "--op=mm", f"--run-file={path}")
     assert code == 2
     assert f"the run file {path} cannot be written: File exists" in said

@@ -80,8 +80,7 @@ def test_benchmarks_go_on_from_earlier_ones(earlier: Path, tmp_path: Path, monke
         resume=earlier,
     )
     outcome = session.measure(options, session.choose(options), lambda text: None, lambda text: None)
-    assert begun == [("add", "eager")]
-    assert [group.key for group in outcome.groups] == ["cpu/eager/mm-16"]
+    assert (begun, [group.key for group in outcome.groups]) == ([("add", "eager")], ["cpu/eager/mm-16"])
 
 
 def test_the_time_of_a_phase_ends_it_and_ctrl_c_ends_all() -> None:

@@ -138,5 +138,4 @@ def test_few_cases_are_not_divided() -> None:
     def processes(least: int, cases: int) -> int:
         return RunPlan(0, 8, least=least).processes(cases)
 
-    assert [processes(200, cases) for cases in (0, 199, 400, 10_000)] == [1, 1, 2, 8]
-    assert processes(0, 3) == 8
+    assert ([processes(200, cases) for cases in (0, 199, 400, 10_000)], processes(0, 3)) == ([1, 1, 2, 8], 8)

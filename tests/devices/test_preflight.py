@@ -437,8 +437,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
 
 
 def test_a_chip_that_only_emulates_bf16_is_tested_in_fp16(gpu: Cuda) -> None:
-    assert gpu.amp_dtypes == ("fp16",)
-    assert {case.amp for case in op_cases(gpu, "downcast")} == {"fp16"}
+    assert (gpu.amp_dtypes, {case.amp for case in op_cases(gpu, "downcast")}) == (("fp16",), {"fp16"})
 
 
 def test_a_kernel_that_lacks_a_dtype_is_unsupported() -> None:
@@ -524,8 +523,7 @@ def test_nothing_is_fused_for_a_gpu_and_the_settings_come_back(monkeypatch: pyte
     with known()["virtual:cuda"].activate():
         assert asked == [False]
         assert not get_cudnn_enabled()
-    assert asked == [False, True]
-    assert get_cudnn_enabled() == before
+    assert (asked, get_cudnn_enabled()) == ([False, True], before)
 
 
 @pytest.mark.parametrize("usable", [False, True])

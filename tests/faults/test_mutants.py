@@ -254,5 +254,4 @@ def test_an_interrupted_measurement_goes_on(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         _measured(Scripted(interrupted_at="uncast"), tmp_path / "results")
     runners = Scripted()
-    assert len(_measured(runners, tmp_path / "results")) == 2
-    assert {mutant for mutant, _ in runners.ran} == {"uncast"}
+    assert (len(_measured(runners, tmp_path / "results")), {mutant for mutant, _ in runners.ran}) == (2, {"uncast"})

@@ -68,6 +68,7 @@ class Owner:
 
 SCALE = 2.0
 HOOKS: list[Any] = []
+INFERENCE = torch.inference_mode()
 VARIABLE = contextvars.ContextVar("VARIABLE", default=2.0)
 LOCAL = threading.local()
 helpers = types.ModuleType("helpers_of_the_step")
@@ -149,10 +150,9 @@ def _setting(switch: Callable[..., object], asked: Callable[..., object], value:
     return (lambda a: a * (2 if asked(*of) == before else 5), partial(switch, *of, value))
 
 
-def _inference() -> Kept:
-    mode = torch.inference_mode()
-    step, _ = _setting(lambda _: mode.__exit__(None, None, None), torch.is_inference_mode_enabled, True)
-    return (step, lambda: (mode.__enter__(), torch.set_grad_enabled(True)))  # so that it differs in nothing else
+def _infer(on: bool) -> None:
+    INFERENCE.__enter__() if on else INFERENCE.__exit__(None, None, None)
+    torch.set_grad_enabled(True)  # so that it differs in nothing else
 
 
 def _closure() -> Kept:
@@ -229,7 +229,7 @@ STATE: dict[str, Callable[[], Kept]] = {
         lambda: torch.set_default_dtype(torch.float64),
     ),
     "grad mode": lambda: _setting(torch.set_grad_enabled, torch.is_grad_enabled, False),
-    "inference mode": _inference,
+    "inference mode": lambda: _setting(_infer, torch.is_inference_mode_enabled, True),
     "default device": lambda: _setting(torch.set_default_device, lambda: torch.zeros(1).device, "meta"),
     "weight cache": lambda: _setting(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled, False),
     "checks": lambda: _setting(torch.jax.set_checks, torch.jax.get_checks, True),

@@ -164,8 +164,7 @@ def test_a_backend_is_to_blame_even_where_ampchecks_recorder_raised_for_it() -> 
     error = raised_from(lambda: observe.map_tensors(torch.ones(2), torch.ops.planted_causes.op))
     assert isinstance(error, AttributeError)
     assert blame.owner(traceback.extract_tb(error.__traceback__)[-1].filename) == "ampcheck"
-    assert blame.frame(error) == "test_recorder.py in kernel"
-    assert status_of(error, "call")[0] == "fail"
+    assert (blame.frame(error), status_of(error, "call")[0]) == ("test_recorder.py in kernel", "fail")
     alone = raised_from(lambda: observe.overload_name(None))  # type: ignore[arg-type]  # the same without a backend
     assert status_of(alone, "call")[0] == "error"
 
@@ -227,8 +226,7 @@ def test_the_frame_is_that_of_a_cause_where_the_last_exception_has_none() -> Non
     inner = raised_from(lambda: kernel("value"), 1)
     outer = RuntimeError("wrapped")
     outer.__cause__ = inner
-    assert blame.frame(outer) == "test_recorder.py in kernel"
-    assert blame.frame(RuntimeError("nobody's")) == ""
+    assert (blame.frame(outer), blame.frame(RuntimeError("nobody's"))) == ("test_recorder.py in kernel", "")
 
 
 # ---- tracebacks

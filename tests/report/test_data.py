@@ -89,9 +89,7 @@ def test_files_of_one_run_group_are_one_run(tmp_path: Path) -> None:
 def test_the_newest_runs_are_kept_and_the_rest_counted(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{day}.jsonl", [make("mm")], started=run_group(day)) for day in range(1, 24)]
     history = load(paths)
-    assert len(history.runs) == 20
-    assert history.left_out == 3
-    assert history.newest.header["started"] == run_group(23)
+    assert (len(history.runs), history.left_out, history.newest.header["started"]) == (20, 3, run_group(23))
     build(paths, tmp_path / "site")
     page = (tmp_path / "site/history.html").read_text()
     assert "Only the newest 20 runs are shown; 3 older run files are left out" in page

@@ -84,8 +84,7 @@ def test_a_page_opens_from_disk_and_can_be_read_by_everyone(page: str, site: Pat
         assert browser.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [width - bar, width]
         assert browser.evaluate("document.querySelectorAll('main img, main b').length") == 0, "texts are not markup"
         current = "[...document.querySelectorAll('nav [aria-current]')].map(n => n.getAttribute('href'))"
-        assert browser.evaluate(current) == [page] * (page in NAV.values())
-        assert violations(browser) == []
+        assert (browser.evaluate(current), violations(browser)) == ([page] * (page in NAV.values()), [])
         bare = "[...document.querySelectorAll('.chip')].filter(c => !/[a-z]{3}/.test(c.textContent)).length"
         assert browser.evaluate(bare) == 0, "a status or a verdict is told by words too"
         assert browser.problems == []
@@ -203,8 +202,7 @@ def test_every_filter_narrows_and_is_kept_in_the_address(site: Path, browser: An
         address = browser.evaluate("location.hash")
         browser.open(site / "matrix.html", address.removeprefix("#"))
         assert rows(browser) == found, f"{address} shows what was filtered"
-        assert browser.evaluate(f"document.forms[0].elements.{name}.value") == value
-        assert browser.problems == []
+        assert (browser.evaluate(f"document.forms[0].elements.{name}.value"), browser.problems) == (value, [])
 
 
 def test_filters_combine_and_clear(site: Path, browser: Any) -> None:
@@ -212,8 +210,7 @@ def test_filters_combine_and_clear(site: Path, browser: Any) -> None:
     assert rows(browser) == ["repaired"]
     assert browser.evaluate("document.querySelectorAll('#matrix thead th').length") == 2
     browser.evaluate("document.querySelector('button[type=reset]').click()")
-    assert len(rows(browser)) == 44
-    assert browser.evaluate("location.hash") == ""
+    assert (len(rows(browser)), browser.evaluate("location.hash")) == (44, "")
     browser.open(site / "matrix.html", "device=elsewhere")
     assert browser.text("#summary") == "0 cases in 0 rows, 0 of them red.", "an unknown value shows nothing, not all"
 
@@ -325,8 +322,7 @@ def test_the_first_page_says_of_each_cause_where_since_when_why_and_what_to_do(f
     assert rows(browser) == ["op0", "op1", "op2"]
     assert browser.evaluate("document.forms[0].elements.cause.value") == "fail: no kernel for … (ops.py in run)"
     browser.open(faulty / "matrix.html", "cause=elsewhere")
-    assert rows(browser) == []
-    assert browser.problems == []
+    assert (rows(browser), browser.problems) == ([], [])
 
 
 def test_what_is_wrong_with_no_case_comes_before_the_devices(tmp_path: Path, browser: Any) -> None:

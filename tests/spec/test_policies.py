@@ -88,8 +88,7 @@ def test_lines_hold_from_since_to_until(tables: Path) -> None:
         GOOD + 'AutocastCPU,mm,upcast,,8.9,8.9,source,"a, b"\nAutocastCUDA,mm,banned,cudnn,8.9,,run; dispatcher 9.0,x\n'
     )
     (tables / "policies.csv").write_text(HEADER + text)
-    assert versions() == ("8.9", "9.0")
-    assert closest("8.99") == "8.9"
+    assert (versions(), closest("8.99")) == (("8.9", "9.0"), "8.9")
     assert [table("AutocastCPU", version) for version in versions()] == [{"mm": "upcast"}, {"mm": "downcast"}]
     assert [row.source for row in rows("8.9")] == ["a, b", "x"]
     assert [row.verified for version in versions() for row in rows(version) if row.builds] == ["run", "dispatcher"]
@@ -148,8 +147,7 @@ def test_each_difference_is_named(registrations: dict[str, Collection[str]], sai
 
 @pytest.mark.skipif(not covered(torch.__version__), reason=f"no table for torch {torch.__version__}")
 def test_nothing_is_unlisted_on_a_covered_version() -> None:
-    assert [unlisted(key) for key in KEYS] == [[]] * len(KEYS)
-    assert live_drift() == []
+    assert ([unlisted(key) for key in KEYS], live_drift()) == ([[]] * len(KEYS), [])
 
 
 def test_a_newer_torch_is_compared_with_the_closest_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,5 +165,4 @@ def test_a_newer_torch_is_compared_with_the_closest_version(tmp_path: Path, monk
         "AutocastCPU registers aten::new.a, which the table of torch 2.0 does not list",
         "AutocastCPU does not register aten::gone, which the table of torch 2.0 lists",
     ]
-    assert unlisted("AutocastCPU") == ["new.a"]
-    assert unlisted("AutocastCUDA") == []
+    assert (unlisted("AutocastCPU"), unlisted("AutocastCUDA")) == (["new.a"], [])

@@ -60,8 +60,7 @@ def test_the_installed_torch_is_as_the_table_says(monkeypatch: pytest.MonkeyPatc
     assert covered(torch.__version__), f"torch {torch.__version__} has no table: python -m scripts.release"
     live = {key: registered(key) for key in KEYS}
     found = release(torch.__version__, live, listed(HEADER.read_text(encoding="utf-8")), {})
-    assert found.questions == ()
-    assert found.rows == rows(minor(torch.__version__))
+    assert (found.questions, found.rows) == ((), rows(minor(torch.__version__)))
     (tmp_path / "again").mkdir()
     again = write(found, tmp_path / "again")
     assert again.read_text() == (policies.TABLES / "policies.csv").read_text()

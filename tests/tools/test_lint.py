@@ -59,8 +59,7 @@ def test_modules_are_found_without_importing_them(tmp_path: Path, monkeypatch: p
     for file in ("__init__.py", "net.py"):
         (package / file).write_text("raise RuntimeError('imported')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert find("lint_me.net") == package / "net.py"
-    assert find("lint_me") == package
+    assert (find("lint_me.net"), find("lint_me")) == (package / "net.py", package)
     for unknown in ("lint_me.nothing", "nothing.at.all", "a b", "math"):
         with pytest.raises(UsageError, match="there is no file, folder or Python module"):
             find(unknown)
@@ -154,8 +153,7 @@ def test_deprecated_names_are_rewritten(pair: dict[str, str]) -> None:
 )
 def test_a_question_that_may_mean_another_device_stays_and_is_reported(region: str) -> None:
     text = f"import torch\n{region}d = torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None\n"
-    assert fix_source(text) == text
-    assert rules(text) == ["state-of-cuda"] * 2
+    assert (fix_source(text), rules(text)) == (text, ["state-of-cuda"] * 2)
 
 
 def test_line_ends_and_encodings_stay(tmp_path: Path) -> None:

@@ -103,8 +103,7 @@ def test_an_exported_module_agrees() -> None:
 
 def test_a_question_that_ends_the_process_is_not_asked() -> None:
     (found,) = ampcheck.check_scripted(asks, X, compilers=("script",))
-    assert found.rule == "query-in-script"
-    assert found.line == asks.__code__.co_firstlineno + 1
+    assert (found.rule, found.line) == ("query-in-script", asks.__code__.co_firstlineno + 1)
 
 
 def test_the_state_is_left_alone() -> None:

@@ -53,8 +53,7 @@ def test_a_kernel_is_changed_and_put_back(change: str, shape: tuple[int, ...], d
     with torch.autocast("cpu"):
         with injected(KernelMutant("cpu", "cpu", "AutocastCPU", "mm", "downcast", change)):
             wrong = torch.mm(one, one)
-        assert (wrong.shape, wrong.dtype) == (shape, dtype)
-        assert torch.mm(one, one).dtype == torch.bfloat16
+        assert (wrong.shape, wrong.dtype, torch.mm(one, one).dtype) == (shape, dtype, torch.bfloat16)
 
 
 def test_a_target_may_name_what_its_statements_mention() -> None:
@@ -65,8 +64,7 @@ def test_a_target_may_name_what_its_statements_mention() -> None:
 
 def test_a_seed_decides_what_is_drawn() -> None:
     drawn = measure.draw(MUTANTS, 20, seed=3)
-    assert len(set(drawn)) == 20
-    assert drawn == measure.draw(MUTANTS, 20, seed=3)
+    assert (len(set(drawn)), drawn) == (20, measure.draw(MUTANTS, 20, seed=3))
     assert drawn != measure.draw(MUTANTS, 20, seed=5)
     assert measure.draw(MUTANTS, 10**6, seed=0) == MUTANTS
 
@@ -106,5 +104,4 @@ def test_a_measurement_kills_and_goes_on(tmp_path: Path, capsys: pytest.CaptureF
     assert main.main(command) == 0
     first = capsys.readouterr().out
     assert "torch.amp.autocast_mode" in first
-    assert main.main(command) == 0
-    assert capsys.readouterr().out == first
+    assert (main.main(command), capsys.readouterr().out) == (0, first)

@@ -85,8 +85,7 @@ def test_bytes_and_dtypes_of_one_linear() -> None:
     (op,) = t.ops
     assert (op.name, op.policy, op.dtype, op.out, op.ran_in) == ("linear", "downcast", "bf16", "bf16", "low")
     assert {cast.source: cast.bytes for cast in op.casts} == {"fp32[2, 8]": 16 * 6, "weight": 128 * 6, "bias": 16 * 6}
-    assert {cast.kind for cast in op.casts} == {"input", "weight"}
-    assert op.module == "Linear"
+    assert ({cast.kind for cast in op.casts}, op.module) == ({"input", "weight"}, "Linear")
     assert "test_trace.py:" in op.location
     totals = json.loads(t.to_json())["totals"]
     assert (totals["ops"], totals["low"], totals["casts"], totals["bytes"]) == (1, 1, 3, 960)
@@ -108,8 +107,7 @@ def test_three_uses_of_a_weight(options: dict[str, Any], frozen: bool, mode: str
     with trace() as t, region(**options), GRAD[mode]():
         for _ in range(3):
             F.linear(x, weight)
-    assert [op.name for op in t.ops] == ["linear"] * 3
-    assert len(casts(t, "autocast")) == casts_made
+    assert ([op.name for op in t.ops], len(casts(t, "autocast"))) == (["linear"] * 3, casts_made)
     assert sum(op.cache_hits for op in t.ops) == hits
 
 
@@ -156,8 +154,7 @@ def test_policies_are_those_of_the_device_type(device: Any) -> None:
     policies = device.policies()
     names = ("mm", "layer_norm", "atan2", "sum", "stack")
     assert [op.policy for op in t.ops] == [policies.get(name, "fallthrough") for name in names]
-    assert {op.region.device for op in t.ops} == {device.type}
-    assert t.ops[0].dtype == "fp16"
+    assert ({op.region.device for op in t.ops}, t.ops[0].dtype) == ({device.type}, "fp16")
     assert [cast.got for cast in t.ops[2].casts] == ["fp32"]
     if policies["sum"] == "optdtype":
         assert (t.ops[3].dtype, t.ops[3].out, t.ops[3].ran_in, t.ops[3].casts) == ("fp16", "fp32", "float32", [])
@@ -229,8 +226,7 @@ def test_the_backward_of_a_custom_function_is_traced_by_its_own_lines() -> None:
             y = Product.apply(a, b)
         y.backward(torch.ones(3, 3, dtype=torch.bfloat16))
     rows = [op for op in t.ops if op.name == "mm"]
-    assert [op.phase for op in rows] == ["forward", "backward", "backward"]
-    assert len({op.location for op in rows}) == 2
+    assert ([op.phase for op in rows], len({op.location for op in rows})) == (["forward", "backward", "backward"], 2)
 
 
 def test_the_recomputation_of_a_checkpoint_is_traced() -> None:
@@ -396,8 +392,7 @@ def test_new_memory_may_hold_nan() -> None:
 def test_an_empty_trace() -> None:
     with trace() as t:
         pass
-    assert t.summary() == "no op ran on a tensor"
-    assert json.loads(t.to_json())["totals"]["ops"] == 0
+    assert (t.summary(), json.loads(t.to_json())["totals"]["ops"]) == ("no op ran on a tensor", 0)
 
 
 # ---- the command
@@ -570,11 +565,9 @@ def test_an_exception_leaves_no_mode_behind_and_the_record_readable() -> None:
     original, threads = torch.overrides.has_torch_function, torch._C._is_multithreading_enabled()
     with pytest.raises(RuntimeError, match="cannot be multiplied"), trace() as t, region():
         torch.mm(torch.ones(2, 3), torch.ones(2, 3))
-    assert torch._C._len_torch_function_stack() == 0
-    assert torch._C._len_torch_dispatch_stack() == 0
+    assert (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()) == (0, 0)
     assert torch.overrides.has_torch_function is original
-    assert torch._C._is_multithreading_enabled() == threads
-    assert t.ops[-1].name == "mm"
+    assert (torch._C._is_multithreading_enabled(), t.ops[-1].name) == (threads, "mm")
     assert t.ops[-1].error.startswith("RuntimeError: mat1 and mat2")
     assert "mm" in t.table()
     with trace() as second:

@@ -354,11 +354,11 @@ class _Jitted:
         kind = (spec, tuple(map(described, leaves)), modes())
         given = (kind, shared)
         grads = _grads(call)
-        entry = _known(self.recent, given, grads)
-        if entry is None:
+        entry = self.recent.get(given) or self.recent.get((given, grads))
+        if entry is None or not entry.current():
             key = (given, state.key())
-            entry = _known(self.entries, key, grads)
-            if entry is None:
+            entry = self.entries.get(key) or self.entries.get((key, grads))
+            if entry is None or not entry.current():
                 try:
                     entry = self._compile(call, (kind, key))
                 except (Concretize, Restart) as error:
@@ -435,12 +435,6 @@ class _Jitted:
                 stacklevel=6,
             )
         self.last = key
-
-
-def _known(entries: dict[object, Entry], key: object, grads: object) -> Entry | None:
-    """Return the program of a key, with such gradients if it reads them, unless CPU tensors in it were written."""
-    entry = entries.get(key) or entries.get((key, grads))
-    return entry if entry is not None and entry.current() else None
 
 
 def _miss(*_: object) -> Tree:
