@@ -594,15 +594,20 @@ def _visit(found: Reached, value: Tree, depth: int) -> None:
         _visit(found, value.keywords, depth + 1)
         _function(found, value.func, depth + 1)
     elif not foreign(type(value).__module__) or isinstance(value, (local, Distribution)):
-        if hasattr(value, "__dict__"):
-            _items(found, value.__dict__, list(value.__dict__.items()), depth)
-        members = [(name, getattr(type(value), name, None)) for name in dir(type(value))]
-        slots = [  # the members of a type written in C can be read only, and change in no other way
-            name for name, m in members if isinstance(m, MemberDescriptorType) and "__slots__" in vars(m.__objclass__)
-        ]
-        if slots:
-            attributes = Attributes(value)
-            _items(found, attributes, [(name, attributes[name]) for name in slots], depth)
+        _object(found, value, depth)
+
+
+def _object(found: Reached, value: object, depth: int) -> None:
+    """Walk the attributes and slots of an object of another class."""
+    if hasattr(value, "__dict__"):
+        _items(found, value.__dict__, list(value.__dict__.items()), depth)
+    members = [(name, getattr(type(value), name, None)) for name in dir(type(value))]
+    slots = [  # the members of a type written in C can be read only, and change in no other way
+        name for name, m in members if isinstance(m, MemberDescriptorType) and "__slots__" in vars(m.__objclass__)
+    ]
+    if slots:
+        attributes = Attributes(value)
+        _items(found, attributes, [(name, attributes[name]) for name in slots], depth)
 
 
 def _items(found: Reached, holder: Tree, items: Iterable[tuple[Tree, Tree]], depth: int) -> None:
