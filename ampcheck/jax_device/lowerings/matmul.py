@@ -65,7 +65,7 @@ def addmm_dtype(self: Matrix, mat1: Matrix, mat2: Matrix, out_dtype: torch.dtype
     return scaled_sum(settled(self).astype(product.dtype), product, **scales)
 
 
-@lower("addbmm")
+@lower("addbmm", one_dtype=True)
 def addbmm(self: Array, batch1: Array, batch2: Array, **scales: Number) -> Array:
     """Compute beta * self + alpha * the batch's sum of batch1 @ batch2: one dot over batch and inner dimension."""
     batch, rows, inner = batch1.shape
