@@ -35,7 +35,8 @@ TYPES = ("cpu",)
 """With CUDA's policies, composite ops differ in eager mode and Inductor: in a region `mvlgamma` is float32 and float16.
 Which of these differences are faults of PyTorch is open."""
 NAMES = sorted(name for name in op_database.rows() if "empty" not in name)
-WIDENING = ("cumprod", "cumsum", "ldexp", "mean", "nansum", "nn.functional.huber_loss", "prod", "std", "sum", "where")
+_LOSSES = ("nn.functional.huber_loss", "nn.functional.binary_cross_entropy_with_logits")
+WIDENING = ("cumprod", "cumsum", "ldexp", "mean", "nansum", *_LOSSES, "prod", "std", "sum", "where")
 """Ops of each kind whose result may have another dtype than their first argument."""
 GIVEN = ("wide", "low", "first", "others", "bounds")
 APART = Product({"op": NAMES, "given": GIVEN}, nightly=True)
