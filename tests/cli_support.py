@@ -120,17 +120,19 @@ def interrupted(
     return process.returncode, out
 
 
-def ended(command: list[str], folder: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
-    """A command that has ended, however it did, with this ampcheck."""
+def ended(
+    command: list[str], folder: Path = ROOT, *, code: int | None = None, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """A command that has ended, with an exit code or, for None, however it did, with this ampcheck."""
     env = {**environment(), **env}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT)
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT)
+    assert code in (None, done.returncode), done.stdout + done.stderr
+    return done
 
 
 def python(*arguments: object, folder: Path = ROOT, **env: str) -> str:
     """Run Python, which must end well, with this ampcheck; return what it printed."""
-    done = ended([sys.executable, *map(str, arguments)], folder, **env)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done.stdout
+    return ended([sys.executable, *map(str, arguments)], folder, code=0, **env).stdout
 
 
 def collected(folder: Path, *options: str) -> dict[str, dict[str, str]]:
@@ -141,15 +143,15 @@ def collected(folder: Path, *options: str) -> dict[str, dict[str, str]]:
     return {key: json.loads(fields) for key, fields in cases}
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *arguments: str, code: int | None = None) -> subprocess.CompletedProcess[str]:
     """`ampcheck` in a process of its own, in a folder outside of the repository."""
-    return ended([sys.executable, "-m", "ampcheck", *arguments], folder)
+    return ended([sys.executable, "-m", "ampcheck", *arguments], folder, code=code)
 
 
-def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(folder: Path, *arguments: str, code: int | None = None) -> subprocess.CompletedProcess[str]:
     """Plain pytest, as a user of the repository types it, with the suites by their place."""
     settings = (f"--rootdir={ROOT}", "-c", str(ROOT / "pyproject.toml"))
-    return ended([sys.executable, "-m", "pytest", "-q", *settings, *arguments], folder)
+    return ended([sys.executable, "-m", "pytest", "-q", *settings, *arguments], folder, code=code)
 
 
 def pytest_here(folder: Path, *arguments: str) -> tuple[int, str]:

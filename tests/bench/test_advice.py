@@ -204,8 +204,7 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
     assert [name for name, _ in blocks] == ["train_step.py"]
     (tmp_path / "train_step.py").write_text(blocks[0][1])
     options = ("--quick", "--trace", "trace.json", "--json", "advice.json")
-    done = run(tmp_path, "bench", "advise", "train_step.py", *options)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run(tmp_path, "bench", "advise", "train_step.py", *options, code=0)
     for words in ("fp32-aa", "What autocast does to it in bf16", "linear", "train_step.py on cpu"):
         assert words in done.stdout
     found = json.loads((tmp_path / "advice.json").read_text())
@@ -228,8 +227,8 @@ def test_a_step_on_jax_runs_op_by_op_and_as_one_program(scripts: Path) -> None:
         "import torch\ndef make():\n    loss = lambda out: out.square().mean()\n"
         "    return torch.nn.Linear(8, 8), (torch.ones(4, 8),), loss\n"
     )
-    done = run(scripts, "bench", "advise", "linear.py:make", "--quick", "--device=jax", "--compiler=jit", "--json=a")
-    assert done.returncode == 0, done.stdout + done.stderr
+    options = ("--quick", "--device=jax", "--compiler=jit", "--json=a")
+    run(scripts, "bench", "advise", "linear.py:make", *options, code=0)
     groups = json.loads((scripts / "a.json").read_text())["groups"]
     assert [group["compiler"] for group in groups] == ["eager", "jit"]
     for group in groups:

@@ -316,7 +316,6 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     assert code == 130
     (file,) = tmp_path.glob("bench/*.jsonl")
     found = read(file)
-    assert found.footer is not None
     assert found.footer["interrupted"] is True
     assert found.groups
     assert next(iter(found.groups.values())).workload in out

@@ -86,7 +86,6 @@ def test_the_newest_complete_run_with_the_cases_is_the_one_to_go_by(tmp_path: Pa
     written(tmp_path / "interrupted.jsonl", "abcdefghij", 4, whole=False)
     (tmp_path / "damaged.jsonl").write_text("no run file")
     found = earlier(tmp_path, collected)
-    assert found is not None
     assert found.path == expected
 
 

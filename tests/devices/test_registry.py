@@ -151,8 +151,8 @@ def test_an_answer_that_is_no_sentence() -> None:
 def test_run_and_pytest_refuse_them(tmp_path: Path) -> None:
     (tmp_path / "theirs.py").write_text(RAISING.format(method="policies"))
     options = ("--device=mydev", "--device-module=theirs")
-    for done in (run(tmp_path, "run", *options), run_pytest(tmp_path, str(ROOT / "suites"), *options)):
-        assert done.returncode == 2, done.stdout + done.stderr
+    for start, first in ((run, "run"), (run_pytest, str(ROOT / "suites"))):
+        done = start(tmp_path, first, *options, code=2)
         assert "device 'mydev': policies() raised RuntimeError: the library is too old (" in done.stderr
         assert "INTERNALERROR" not in done.stdout + done.stderr
 
@@ -178,8 +178,7 @@ def test_a_warning_never_stops_an_import(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_run_shows_the_warnings_of_an_import(tmp_path: Path) -> None:
     (tmp_path / "warning.py").write_text(WARNING + "  deviations = None\n  compilers = ()\nDEVICES = (D(),)\n")
     case = ("--device=mydev", "--device-module=warning", "--rule=downcast", "--op=mm", "--amp-dtype=fp16")
-    done = run(tmp_path, "run", "--suite=eager", *case)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run(tmp_path, "run", "--suite=eager", *case, code=0)
     assert "device module warning warned: FutureWarning: an old driver (" in done.stdout
 
 

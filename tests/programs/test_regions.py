@@ -171,7 +171,6 @@ def test_a_fault_is_found_by_a_small_program(
 ) -> None:
     monkeypatch.setattr(owner, name, wrong())
     found = RegionExplorer(CPU).explore(draw)
-    assert found is not None
     assert words in found[0]
     assert len(found[1].splitlines()) < 10
 
@@ -187,7 +186,6 @@ def test_a_difference_names_line_and_values(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_nightly_finding_names_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AUTOCAST, "__exit__", _wrong_exit("depth"))
     found = RegionExplorer(CPU, Search(nightly=True, given="7")).explore(programs)
-    assert found is not None
     assert found[0].endswith("(found with --hypothesis-seed=7)")
 
 
@@ -212,7 +210,6 @@ def test_a_reproduction_says_what_the_run_sees(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(AUTOCAST, "__exit__", lambda *_: torch.autocast_decrement_nesting() and None)
     found = explorer.difference(EVERY_STEP)
     first = next(line for line in _printed(source) if line.startswith("FAIL "))
-    assert found is not None
     assert found.startswith(first.removeprefix("FAIL ").partition(" | ")[0])
 
 
@@ -290,7 +287,6 @@ def test_a_program_with_everything() -> None:
 def test_a_fault_of_a_scaler_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.amp.GradScaler, "_maybe_opt_step", lambda self, optimizer, *_: optimizer.step())
     found = ScalerExplorer(known()["cpu"]).explore(orderly=True)
-    assert found is not None
     assert len(found[1].lines) <= 5
     assert "scaler.step(o0)" in found[1].lines
 
@@ -301,7 +297,6 @@ def test_a_difference_names_the_line_and_the_watch(monkeypatch: pytest.MonkeyPat
     harmless = LINES["backward"], LINES["step"], LINES["overflow"], LINES["zero"], LINES["update"]
     assert ScalerRun(ScalerProgram(made, harmless)).difference() is None
     found = ScalerRun(ScalerProgram(made, (LINES["overflow"], LINES["step"]))).difference()
-    assert found is not None
     assert found.startswith("step 2, scaler.step(o0): parameter 0 of optimizer 0, which had no step is")
     assert found.endswith("; the watch says: step 1 of optimizer0 was taken")
 

@@ -85,7 +85,6 @@ def _op(case: Any, device: Any) -> dict[str, Any]:
     from ampcheck.checks.kinds import check_of
 
     check = check_of(case)
-    assert check is not None
     differences, raised = _found(check, case, device)
     program = check.program(case, device, "\n".join(differences))
     return {"program": program, "differences": differences, "raised": raised.removeprefix("Unsupported")}
@@ -133,8 +132,6 @@ def outcome(program: str, file: Path) -> dict[str, str]:
 def _run(file: Path) -> None:
     """Run a program as a file, whose source is found again, in a module of its own: Dynamo remembers names."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
     sys.modules[file.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[file.stem])
 

@@ -39,9 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def dying(folder: Path) -> Ran:
     """A run on a device that ends the process in two cases and hangs in a third."""
-    done = run(
-        folder, *EAGER, "--device=dying", "--device-module=dying_device", *OPS, "--timeout=10", "--run-file=a.jsonl"
-    )
+    device = ("--device=dying", "--device-module=dying_device")
+    done = run(folder, *EAGER, *device, *OPS, "--timeout=10", "--run-file=a.jsonl", code=1)
     return done, read(folder / "a.jsonl")
 
 
@@ -51,8 +50,7 @@ def statuses(found: Run) -> dict[str, str]:
 
 @pytest.mark.nightly
 def test_a_dying_process_costs_the_case_that_it_died_in(dying: Ran) -> None:
-    done, found = dying
-    assert done.returncode == 1, done.stdout + done.stderr
+    _, found = dying
     other = {key: status for key, status in statuses(found).items() if status != "pass"}
     assert other == {
         "eager/downcast/addmm-fp64-bf16-dying": "crash",
@@ -60,7 +58,6 @@ def test_a_dying_process_costs_the_case_that_it_died_in(dying: Ran) -> None:
         "eager/downcast/addbmm-fp64-bf16-dying": "timeout",
     }
     assert len(found.results) == found.header["cases"] > 100
-    assert found.footer is not None
     assert found.footer["counts"] == dict(found.counts())
     assert not found.note
     (device,) = found.header["devices"]
@@ -91,8 +88,7 @@ def test_an_interrupted_run_is_resumed(folder: Path, whole: Run) -> None:
     cut = folder / "cut.jsonl"
     lines = whole.path.read_text().splitlines(keepends=True)
     cut.write_text("".join(lines[:30]))
-    done = run(folder, *EAGER, *PRODUCTS, "--resume=cut.jsonl", "--run-file=resumed.jsonl")
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = run(folder, *EAGER, *PRODUCTS, "--resume=cut.jsonl", "--run-file=resumed.jsonl", code=1)
     found = read(folder / "resumed.jsonl")
     assert statuses(found) == statuses(whole)
     assert found.footer is not None
@@ -109,8 +105,7 @@ def test_an_interrupted_run_is_resumed(folder: Path, whole: Run) -> None:
 @pytest.mark.nightly
 def test_what_hung_twice_is_not_tried_a_third_time(folder: Path) -> None:
     options = ("--device=hanging", "--device-module=dying_device", "--op=addbmm", "--op=mm", "--amp-dtype=bf16")
-    done = run(folder, *EAGER, *options, "--timeout=4", "-n1", "--run-file=hangs.jsonl")
-    assert done.returncode == 1, done.stdout + done.stderr
+    run(folder, *EAGER, *options, "--timeout=4", "-n1", "--run-file=hangs.jsonl", code=1)
     found = read(folder / "hangs.jsonl").results.values()
     assert {(result.op, result.status) for result in found} == {("mm", "pass"), ("addbmm", "timeout")}
     waited = [result for result in found if result.message.startswith("nothing happened for 4 s")]
@@ -128,19 +123,17 @@ PRODUCTS = (*SWAPPED, "--op=mm", "--op=addmm")
 def swapped(folder: Path) -> Ran:
     """A run that is not divided, of a device with a fault, by a file in a folder of its own."""
     files = ("--run-file=whole/one.jsonl", "--junit=out/swapped.xml")
-    done = run(folder, *EAGER, *PRODUCTS, *files)
+    done = run(folder, *EAGER, *PRODUCTS, *files, code=1)
     return done, read(folder / "whole" / "one.jsonl")
 
 
 @pytest.fixture(scope="module")
 def whole(swapped: Ran) -> Run:
-    assert swapped[0].returncode == 1, swapped[0].stdout + swapped[0].stderr
     return swapped[1]
 
 
 def test_a_third_partys_fault_is_found(swapped: Ran, folder: Path) -> None:
     done, found = swapped
-    assert done.returncode == 1
     failed = [result for result in found.results.values() if result.status == "fail"]
     assert failed
     assert {result.amp for result in failed} == {"fp16"}
@@ -155,8 +148,7 @@ def test_a_third_partys_fault_is_found(swapped: Ran, folder: Path) -> None:
 
 
 def test_green_ends_with_0_and_absent_devices_are_said(tmp_path: Path) -> None:
-    done = run(tmp_path, *EAGER, "--op=mm", "-k", "cpu or vmp", "--reports=kept")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run(tmp_path, *EAGER, "--op=mm", "-k", "cpu or vmp", "--reports=kept", code=0)
     devices = done.stdout.partition("devices: ")[2].splitlines()[0].split(", ")
     assert {"cpu", "jax", "virtual:cuda"} <= set(devices)
     (found,) = (tmp_path / "kept" / "runs").glob("*.jsonl")
@@ -172,13 +164,12 @@ def test_green_ends_with_0_and_absent_devices_are_said(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_list_and_manifest_show_what_a_run_has(tmp_path: Path) -> None:
     choice = ("--device=cpu", "--rule=promote")
-    listed = run(tmp_path, "run", "--list", *choice)
-    assert listed.returncode == 0
+    listed = run(tmp_path, "run", "--list", *choice, code=0)
     keys = listed.stdout.split()
     assert keys == sorted(keys)
     assert {key.rpartition("/")[0] for key in keys} == {"eager/promote", "autograd/promote", "jit/promote"}
     assert f"{len(keys)} cases" in listed.stderr
-    assert run(tmp_path, "manifest", *choice, "--out=all.txt").returncode == 0
+    run(tmp_path, "manifest", *choice, "--out=all.txt", code=0)
     lines = [line.split("\t") for line in (tmp_path / "all.txt").read_text().splitlines()]
     assert [key for key, _ in lines] == keys
     fields = {"op": "cat", "inputs": "fp32", "amp": "bf16", "device": "cpu"}
@@ -217,8 +208,7 @@ def test_ctrl_c_keeps_what_was_measured(folder: Path) -> None:
 def test_plain_pytest_with_xdist_finds_the_same(dying: Ran, folder: Path) -> None:
     path = folder / "plain.jsonl"
     device = ("--device=swapped", "--device-module=dying_device", "--op=addmm", f"--run-file={path}")
-    done = run_pytest(folder, str(SUITE), *device, "-n2")
-    assert done.returncode == 1, done.stdout + done.stderr
+    run_pytest(folder, str(SUITE), *device, "-n2", code=1)
     found = read(path)
     assert len(found.results) == found.header["cases"]
     assert found.footer is not None
@@ -245,9 +235,8 @@ def shards(folder: Path, whole: Run) -> list[Run]:
     found = []
     for number in (1, 2, 3):
         options = (*PRODUCTS, f"--shard={number}/3", "--manifest=all.txt", f"--run-file=shards/{number}.jsonl")
-        plain = number == 3
-        done = run_pytest(folder, str(SUITE), "-v", *options) if plain else run(folder, *EAGER, *options)
-        assert done.returncode == 1, done.stdout + done.stderr
+        start, first = (run_pytest, (str(SUITE), "-v")) if number == 3 else (run, EAGER)
+        done = start(folder, *first, *options, code=1)
         assert f"shard {number}/3" in done.stdout
         found.append(read(folder / "shards" / f"{number}.jsonl"))
     return found
@@ -260,7 +249,6 @@ def test_shards_together_are_the_whole_run(whole: Run, shards: list[Run]) -> Non
     assert len(set(statuses(whole).values())) > 1
     same = ("manifest", "cases", "devices")
     assert {name: merged.header[name] for name in same} == {name: whole.header[name] for name in same}
-    assert merged.footer is not None
     assert merged.footer["counts"] == whole.footer["counts"] if whole.footer else False
     assert not merged.note
     assert "shard" not in merged.header
@@ -302,8 +290,7 @@ def test_last_failed_runs_what_was_red(folder: Path, whole: Run) -> None:
     path.write_text(whole.path.read_text().replace("addmm-fp32-fp16-swapped", "gone-fp32-fp16-swapped"))
     red = {key for key, status in statuses(whole).items() if status in RED}
     assert gone in red
-    done = run(folder, *EAGER, *SWAPPED, f"--last-failed={path}", "--run-file=again/one.jsonl")
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = run(folder, *EAGER, *SWAPPED, f"--last-failed={path}", "--run-file=again/one.jsonl", code=1)
     found = read(folder / "again" / "one.jsonl")
     assert statuses(found) == {key: statuses(whole)[key] for key in red - {gone}}
     assert found.footer is not None
@@ -324,8 +311,7 @@ def test_last_failed_with_nothing_red(tmp_path: Path, whole: Run) -> None:
 
 
 def test_a_run_ends_after_so_many_red_cases(folder: Path) -> None:
-    done = run(folder, *EAGER, *PRODUCTS, "--max-red=2", "--run-file=few.jsonl", "-n1")
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = run(folder, *EAGER, *PRODUCTS, "--max-red=2", "--run-file=few.jsonl", "-n1", code=1)
     found = read(folder / "few.jsonl")
     red = [result for result in found.results.values() if result.status in RED]
     assert len(red) >= 2
@@ -358,12 +344,9 @@ def test_more_processes_start_for_more_cases(
 
 @pytest.mark.nightly
 def test_a_baseline_excuses_what_it_lists_alone(folder: Path, whole: Run) -> None:
-    written = run(folder, "deviations", "baseline", str(whole.path), "--out=baseline.txt")
-    assert (written.returncode, written.stdout) == (0, "")
+    assert run(folder, "deviations", "baseline", str(whole.path), "--out=baseline.txt", code=0).stdout == ""
     red = {key for key, status in statuses(whole).items() if status in RED}
-    options = (*PRODUCTS, "--baseline=baseline.txt")
-    done = run(folder, *EAGER, *options, "--run-file=known/one.jsonl")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run(folder, *EAGER, *PRODUCTS, "--baseline=baseline.txt", "--run-file=known/one.jsonl", code=0)
     found = read(folder / "known" / "one.jsonl")
     assert {key for key, status in statuses(found).items() if status == "deviation"} == red
     assert f"baseline baseline.txt: {len(red)} cases are failing as it says" in done.stdout
@@ -374,8 +357,7 @@ def test_the_pytest_line_reproduces_where_the_module_is(whole: Run, folder: Path
     (folder / "bin" / "pytest").symlink_to(Path(sys.executable).with_name("pytest"))
     line = whole.results["eager/downcast/mm-fp32-fp16-swapped"].pytest
     assert line.startswith("pytest ")
-    done = ended(["sh", "-c", line], folder, PATH=f"{folder / 'bin'}:{os.environ['PATH']}")
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = ended(["sh", "-c", line], folder, PATH=f"{folder / 'bin'}:{os.environ['PATH']}", code=1)
     assert "1 failed" in done.stdout
     assert "reached the kernel as bf16; expected fp16" in done.stdout
 
@@ -391,8 +373,7 @@ def run_on(folder: Path, changes: dict[str, str], *arguments: str) -> Ran:
     finder = Path(__file__).with_name("sitecustomize.txt").read_text(encoding="utf-8")
     (folder / "sitecustomize.py").write_text(finder.format(changes=changes))
     command = [sys.executable, "-m", "ampcheck", "run", "--device=cpu", "--run-file=run.jsonl", *arguments]
-    done = ended(command, folder, PYTHONPATH=f"{folder}{os.pathsep}{ROOT}")
-    assert (folder / "run.jsonl").exists(), done.stdout + done.stderr
+    done = ended(command, folder, code=0, PYTHONPATH=f"{folder}{os.pathsep}{ROOT}")
     return done, read(folder / "run.jsonl")
 
 
@@ -400,7 +381,6 @@ def run_on(folder: Path, changes: dict[str, str], *arguments: str) -> Ran:
 @pytest.mark.skipif(torch.__version__ >= "2.14", reason="the newest table is this torch's, so that nothing drifted")
 def test_a_torch_above_every_table_runs_and_says_once_what_drifted(tmp_path: Path) -> None:
     done, found = run_on(tmp_path, NEWER, "--rule=drift", "--rule=cache", "--rule=banned", "--op=mm", "--op=cholesky")
-    assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("torch 2.99.0 has no policy table; it is compared with the table of torch 2.15") == 1
     assert done.stdout.count("AutocastCPU registers aten::cholesky, which the table of torch 2.15 does not list") == 1
     statuses = {(r.rule, r.op): r.status for r in found.results.values()}
@@ -410,8 +390,7 @@ def test_a_torch_above_every_table_runs_and_says_once_what_drifted(tmp_path: Pat
 
 @pytest.mark.nightly
 def test_a_torch_without_torchscript_says_so_in_its_cases(tmp_path: Path) -> None:
-    done, found = run_on(tmp_path, WITHOUT_JIT, "--suite=jit", "--rule=downcast", "--op=mm")
-    assert done.returncode == 0, done.stdout + done.stderr
+    _, found = run_on(tmp_path, WITHOUT_JIT, "--suite=jit", "--rule=downcast", "--op=mm")
     status = {case.id: (case.status, case.message) for case in found.results.values()}
     scripted = {name: said for name, said in status.items() if "-script-" in name}
     assert set(scripted.values()) == {("unsupported", f"torch {torch.__version__} has no torch.jit.script")}
@@ -453,8 +432,7 @@ def test_a_run_file_has_the_seed(tmp_path: Path) -> None:
     command = (str(ROOT / "suites" / "eager" / "test_defaults.py"), "--device=cpu", "--run-file=run.jsonl")
     given, fixed = tmp_path / "given", tmp_path / "fixed"
     given.mkdir()
-    done = run_pytest(given, *command, "--nightly", "--hypothesis-seed=7")
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_pytest(given, *command, "--nightly", "--hypothesis-seed=7", code=0)
     assert read(given / "run.jsonl").header["seed"] == 7
     fixed.mkdir()
     assert pytest_here(fixed, *command)[0] == 0
@@ -464,8 +442,7 @@ def test_a_run_file_has_the_seed(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_a_supervised_run_has_the_seed(tmp_path: Path) -> None:
     before = _today()
-    done = run(tmp_path, "run", "--device=cpu", "--rule=defaults", "--nightly", "--run-file=run.jsonl")
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(tmp_path, "run", "--device=cpu", "--rule=defaults", "--nightly", "--run-file=run.jsonl", code=0)
     header = json.loads((tmp_path / "run.jsonl").read_text().splitlines()[0])
     assert header["nightly"] is True
     assert before <= header["seed"] <= _today()
