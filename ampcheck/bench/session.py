@@ -180,8 +180,11 @@ def measure(
     expected = Expected({}, {})
     if math.isfinite(mode.budget) and chosen.measured:
         expected = expect(chosen.measured, mode, starts, limits)
-        count = sum(map(len, chosen.measured.values()))
-        tell(_forecast(expected.seconds(chosen.measured), count, mode, time.monotonic() - began))
+        count, seconds = sum(map(len, chosen.measured.values())), expected.seconds(chosen.measured)
+        said = f"{count} group{'' if count == 1 else 's'}, about {seconds:.0f} s by a short calibration"
+        if time.monotonic() - began + seconds > mode.budget - RESERVE:
+            said += f"; those that do not fit into {mode.budget:.0f} s in all are left out"
+        tell(said)
     rounds: list[Rounds] = []
 
     def take(measured: Rounds) -> None:
@@ -206,14 +209,6 @@ def measure(
     footer = {"interrupted": outcome.interrupted, "seconds": round(time.monotonic() - began, 1)}
     writer.close(outcome.groups, footer)
     return outcome
-
-
-def _forecast(seconds: float, groups: int, mode: Mode, passed: float) -> str:
-    """Say how long a quick run will take, before it begins."""
-    text = f"{groups} group{'' if groups == 1 else 's'}, about {seconds:.0f} s by a short calibration"
-    if passed + seconds > mode.budget - RESERVE:
-        text += f"; those that do not fit into {mode.budget:.0f} s in all are left out"
-    return text
 
 
 def _header(options: BenchOptions, warn: Callable[[str], None]) -> dict[str, object]:

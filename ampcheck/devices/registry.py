@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -57,7 +57,7 @@ def known(modules: Sequence[str] = ()) -> dict[str, Device]:
         _add(out, loaded(f"entry point {point.name}", point.load), f"entry point {point.name}")
     for module in modules:
         origin = f"device module {module}"
-        _add(out, loaded(origin, partial(_devices_of, module)), origin)
+        _add(out, loaded(origin, lambda: import_module(module).DEVICES), origin)  # noqa: B023  # called at once
     return out
 
 
@@ -206,10 +206,6 @@ def backend_code(origin: str) -> Iterator[None]:
 def warned() -> list[str]:
     """Return every warning that backends gave outside of the cases so far, a sentence each."""
     return list(_warned)
-
-
-def _devices_of(module: str) -> object:
-    return import_module(module).DEVICES
 
 
 def _asked(device: Device, name: str, method: Callable[[], _T]) -> _T:

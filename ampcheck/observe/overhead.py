@@ -12,11 +12,6 @@ from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
 
-def _unmeasured(_: object) -> Callable[..., float]:
-    """Replace the measurement of guards, for which Dynamo empties the processor's caches: its log says 0."""
-    return lambda *_: 0.0
-
-
 def _listed_once(collect: Callable[[], set[object]]) -> Callable[[], set[object]]:
     """Look up the composite ops of the dispatcher once a call, and not again for each namespace."""
     utils = sys.modules["torch._export.utils"]
@@ -49,21 +44,14 @@ class _Contexts(threading.local):
         return kept
 
 
-def _unsaid(_: object) -> Callable[[], None]:
-    """Replace the text of all settings of a compiler, which is for PyTorch's own metrics: it is absent."""
-    return lambda: None
-
-
-def _unnamed(_: object) -> Callable[..., None]:
-    """Replace the name of the function that a line is in, for which a log has each file read by its tokens."""
-    return lambda *_: None
-
-
 _SETTINGS = ("_get_dynamo_config", "_compiler_config", "_scrubbed_inductor_config", "_functorch_config")
 _REPLACED: dict[tuple[str, str], Callable[..., object]] = {
-    ("torch._dynamo.guards", "profile_guard_manager"): _unmeasured,
-    ("torch._dynamo.symbolic_convert", "get_funcname"): _unnamed,
-    **{("torch._dynamo.utils", f"{name}_for_logging"): _unsaid for name in _SETTINGS},
+    # The measurement of guards, for which Dynamo empties the processor's caches: its log says 0.
+    ("torch._dynamo.guards", "profile_guard_manager"): lambda _: lambda *_: 0.0,
+    # The name of the function that a line is in, for which a log has each file read by its tokens.
+    ("torch._dynamo.symbolic_convert", "get_funcname"): lambda _: lambda *_: None,
+    # The text of all settings of a compiler, which is for PyTorch's own metrics: it is absent.
+    **{("torch._dynamo.utils", f"{name}_for_logging"): lambda _: lambda: None for name in _SETTINGS},
     ("torch.export.decomp_utils", "_collect_all_valid_cia_ops"): _listed_once,
     ("torch.export.exported_program", "_collect_all_valid_cia_ops"): _listed_once,
     ("jax._src.interpreters.mlir", "make_ir_context"): _Contexts().replace,

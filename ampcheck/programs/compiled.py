@@ -63,7 +63,8 @@ class Fuzzer:
             self.compared += len(want.outputs)
             host = self.device.host
             pairs = [(host(x), host(y)) for x, y in zip(got.outputs, want.outputs, strict=False)]
-            when, near = f"the {turn} call", partial(_near, program, self.compiler)
+            when, roundings = f"the {turn} call", 0 if self.compiler.exact else ROUNDINGS
+            near = partial(rounding_bound, dtypes=[lowest(program)], roundings=roundings)
             found = compare_programs(got, want, when) or within("result", pairs, near, when)
             slopes = [
                 (host(x), host(y))
@@ -98,11 +99,6 @@ def _defined(text: str) -> Callable[..., Any]:
     defined.run(whole, f"{made.__name__}.py", made)
     function: Callable[..., Any] = made.program
     return function
-
-
-def _near(program: CompiledProgram, compiler: CompilerPrograms, want: torch.Tensor) -> float:
-    """Return how far results of a compiler may be from eager mode's."""
-    return rounding_bound(want, [lowest(program)], 0 if compiler.exact else ROUNDINGS)
 
 
 def lowest(program: CompiledProgram) -> torch.dtype:

@@ -459,15 +459,12 @@ def _settled(node: Node) -> bool:
     taken = next(iter(list(node.blocks())[0 if type_ == "NoneType" else 1].outputs()))
     if taken.node().kind() == "prim::unchecked_cast":
         taken = taken.node().inputsAt(0)
-    if any(taken.unique() == output.unique() for inner in _all_of(node) for output in inner.outputs()):
+    inside = (inner for block in node.blocks() for inner in nodes(block))
+    if any(taken.unique() == output.unique() for inner in inside for output in inner.outputs()):
         return False
     node.output().replaceAllUsesWith(taken)
     node.destroy()
     return True
-
-
-def _all_of(node: Node) -> list[Node]:
-    return [inner for block in node.blocks() for inner in nodes(block)]
 
 
 TABLES = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}

@@ -80,13 +80,9 @@ def processor(cpuinfo: str) -> tuple[str, list[str]]:
     flags = fields.get("flags", "").split()
     features = fields.get("features", "").split()
     isa = [name for name in _ISA if name in flags] + [name for flag, name in _VARIANT.items() if flag in features]
-    return fields.get("model name") or fields.get("hardware") or _variant_model(fields), isa
-
-
-def _variant_model(fields: Mapping[str, str]) -> str:
-    """Return an ARM processor has numbers instead of a name."""
-    numbers = [fields.get(f"cpu {name}", "") for name in ("implementer", "part", "variant")]
-    return f"ARM implementer {numbers[0]} part {numbers[1]} variant {numbers[2]}" if numbers[0] else ""
+    maker, part, variant = (fields.get(f"cpu {name}", "") for name in ("implementer", "part", "variant"))
+    arm = f"ARM implementer {maker} part {part} variant {variant}" if maker else ""  # which has no name
+    return fields.get("model name") or fields.get("hardware") or arm, isa
 
 
 def _darwin_model() -> str:

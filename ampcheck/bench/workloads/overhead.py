@@ -139,14 +139,8 @@ def _compile_toggle(device: str) -> Variants:
             return changing(x)
 
     # One function object each, as Dynamo keeps the programs with a function's code.
-    def alike_body(x: torch.Tensor) -> torch.Tensor:
-        return torch.add(x, x)
-
-    def changing_body(x: torch.Tensor) -> torch.Tensor:
-        return torch.add(x, x)
-
-    alike: Callable[[torch.Tensor], Any] = torch.compile(alike_body, backend="eager", dynamic=False)
-    changing: Callable[[torch.Tensor], Any] = torch.compile(changing_body, backend="eager", dynamic=False)
+    alike: Callable[[torch.Tensor], Any] = torch.compile(lambda x: torch.add(x, x), backend="eager", dynamic=False)
+    changing: Callable[[torch.Tensor], Any] = torch.compile(lambda x: torch.add(x, x), backend="eager", dynamic=False)
     return {"steady": steady, "toggled": toggled}
 
 

@@ -8,7 +8,7 @@ whole.
 
 import dataclasses
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -96,7 +96,8 @@ class TorchaxRecorder:
     def _record(self, name: str, given: tuple[Value, dict[str, Value]]) -> None:
         dtype = given[1].get("dtype")
         told = name_of(dtype) if isinstance(dtype, torch.dtype) else None
-        self.kernels.append(KernelCall(name, tuple(self._leaf(array) for array in _arrays(given)), told))
+        arrays = filter(lambda array: array is not None, map(_array, pytree.tree_leaves(given)))
+        self.kernels.append(KernelCall(name, tuple(map(self._leaf, arrays)), told))
 
     def _name(self, func: Value) -> str:
         """Return the overload that a lowering stands for; the function's own name where it stands for no single one."""
@@ -155,11 +156,6 @@ def _array(value: Value) -> Value:
     if isinstance(value, View):
         return value.jax()
     return value if isinstance(value, (jax.Array, torch.Tensor)) else None
-
-
-def _arrays(value: Value) -> Iterator[Array]:
-    """Yield the arrays and tensors in nested arguments, in order."""
-    yield from (array for leaf in pytree.tree_leaves(value) if (array := _array(leaf)) is not None)
 
 
 def _dtype(array: Value) -> str:

@@ -117,7 +117,7 @@ def _in_block(block: list[ast.stmt], function: str) -> Iterator[Mutation]:
 
 
 def _in_statement(block: list[ast.stmt], place: int, statement: ast.stmt, function: str) -> Iterator[Mutation]:
-    text = _head(statement)
+    text = _text(statement).partition(":\n")[0] if hasattr(statement, "body") else _text(statement)
 
     def put(new: ast.stmt, change: str, about: str = text) -> Mutation:
         def apply() -> None:
@@ -239,11 +239,6 @@ def _copy(node: Node, **fields: object) -> Node:
     for name, value in fields.items():
         setattr(new, name, value)
     return new
-
-
-def _head(statement: ast.stmt) -> str:
-    """Return a statement's text without the block that it has."""
-    return _text(statement).partition(":\n")[0] if hasattr(statement, "body") else _text(statement)
 
 
 def _text(node: ast.AST) -> str:
