@@ -130,9 +130,10 @@ def test_collecting_runs_no_op(benchmark: Any, tmp_path: Path, show: Callable[[s
 def test_a_trace_costs_a_bounded_factor(show: Callable[[str], None]) -> None:
     """A traced run of tiny ops may take many times as long as an untraced one, but not thousands."""
     from ampcheck.tools.trace import trace  # noqa: PLC0415  # only this bench needs it
-    from tests.tools.test_trace import mlp, region  # noqa: PLC0415  # only this bench needs it
+    from tests.tools.test_trace import PROGRAMS as TRACED  # noqa: PLC0415  # only this bench needs it
+    from tests.tools.test_trace import region  # noqa: PLC0415  # only this bench needs it
 
-    run = mlp()
+    run = TRACED["mlp"]()
 
     def timed() -> float:
         started = time.process_time()  # what other processes take of the machine counts for neither

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ampcheck.cli.common import Subparsers, add_compiler, add_device, add_device_module
+from ampcheck.cli.common import Subparsers, add_compiler, add_device, add_device_module, tell
 from ampcheck.cli.progress import Progress
 from ampcheck.runner.record import output_file
 
@@ -38,23 +38,14 @@ def run(args: argparse.Namespace) -> int:
     from ampcheck.bench.core.table import table  # noqa: PLC0415  # imports torch
     from ampcheck.bench.run.summary import summary  # noqa: PLC0415  # imports torch
 
-    options = session.BenchOptions(
-        devices=args.device,
-        modules=args.device_module,
-        filters=args.filter,
-        compilers=args.compiler,
-        quick=args.quick,
-        threads=args.threads,
-        reports=args.reports,
-        run_file=args.run_file,
-        resume=args.resume,
-    )
+    same = {name: getattr(args, name) for name in ("quick", "threads", "reports", "run_file", "resume")}
+    options = session.BenchOptions(args.device, args.device_module, args.filter, args.compiler, **same)
     chosen = session.choose(options)
     if args.list:
         print("\n".join(chosen.keys))
         return 0
     progress = Progress()
-    outcome = session.measure(options, chosen, progress.text, lambda text: print(f"ampcheck: {text}", file=sys.stderr))
+    outcome = session.measure(options, chosen, progress.text, lambda text: tell(f"ampcheck: {text}"))
     progress.end()
     shown = [group for group in outcome.groups if group.key not in outcome.left_out]
     print(table(shown) if shown else "nothing was measured")
@@ -121,15 +112,8 @@ def advise(args: argparse.Namespace) -> int:
     from ampcheck.bench.advise import advice  # noqa: PLC0415  # imports torch
     from ampcheck.tools import user_program  # noqa: PLC0415  # imports torch
 
-    found = advice.advise(
-        args.step,
-        args.device,
-        compilers=args.compiler,
-        modules=args.device_module,
-        quick=args.quick,
-        threads=args.threads,
-        tell=lambda text: print(text, file=sys.stderr),
-    )
+    how = {"compilers": args.compiler, "modules": args.device_module, "quick": args.quick, "threads": args.threads}
+    found = advice.advise(args.step, args.device, **how, tell=tell)
     print(found.text())
     user_program.write(args.trace, lambda: found.found.trace or "null")
     user_program.write(args.json, lambda: json.dumps(found.data(), indent=1))

@@ -142,17 +142,9 @@ def _row(device: "Device", names: list[str]) -> list[str]:
     entries = named(device, load(device.deviations, names)) if device.deviations else []
     faults = sum(entry.kind == "fault" for entry in entries)
     dtypes = sorted(device.amp_dtypes, key=lambda dtype: dtype != device.default_amp)
-    return [
-        device.name,
-        device.type,
-        device.key,
-        here,
-        ", ".join(dtypes),
-        "values and dtypes" if device.has_values else "dtypes only",
-        policies,
-        str(len(entries) - faults),
-        str(faults),
-    ]
+    checked = "values and dtypes" if device.has_values else "dtypes only"
+    about = [device.name, device.type, device.key, here, ", ".join(dtypes), checked, policies]
+    return [*about, str(len(entries) - faults), str(faults)]
 
 
 _DEVICES = ("cpu", "virtual:cuda")

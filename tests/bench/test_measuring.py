@@ -33,16 +33,9 @@ from ampcheck.devices.cpu import Cpu
 from tests.cli_support import LIMIT, PROGRAMS, interrupted
 
 
-class Ticking(CpuClock):
-    """A clock whose calls take what they say."""
-
-    def sample(self, call: Callable[[], Any], count: int) -> tuple[float, float]:
-        return call(), 0.0
-
-
 @pytest.mark.parametrize(("seconds", "count"), [(1.0, 1), (0.05, 1), (0.005, 2), (1e-5, 1000), (1e-9, 20_000)])
 def test_a_sample_has_as_many_calls_as_its_length_wants(seconds: float, count: int) -> None:
-    assert calibrate(Ticking(Cpu()), lambda: seconds, 0.01) == count
+    assert calibrate(Scripted(*[seconds] * 10), int, 0.01) == count
 
 
 def test_what_goes_before_is_outside_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,9 +301,7 @@ def test_a_quick_run_without_time_says_what_it_left_out(
 
 @pytest.mark.nightly
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
-    def measured_some() -> bool:
-        return any('"rounds"' in file.read_text() for file in tmp_path.glob("bench/*.jsonl"))
-
+    measured_some = lambda: any('"rounds"' in file.read_text() for file in tmp_path.glob("bench/*.jsonl"))  # noqa: E731
     options = ("bench", "--quick", "--device=cpu", "--compiler=eager", "--filter=mm-*", f"--reports={tmp_path}")
     code, out = interrupted(tmp_path, *options, when=measured_some)
     assert code == 130

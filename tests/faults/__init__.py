@@ -10,16 +10,7 @@ from tests.faults import backends, compilers, edits, gradients, kernels, scaler,
 from tests.register import mutants as register
 from tests.torchscript import mutants as torchscript
 
-MUTANTS = (
-    *edits.MUTANTS,
-    *state.MUTANTS,
-    *kernels.MUTANTS,
-    *gradients.MUTANTS,
-    *scaler.MUTANTS,
-    *compilers.MUTANTS,
-    *backends.MUTANTS,
-    *register.MUTANTS,
-    *torchscript.MUTANTS,
-)
+_MODULES = (edits, state, kernels, gradients, scaler, compilers, backends, register, torchscript)
+MUTANTS = tuple(mutant for module in _MODULES for mutant in module.MUTANTS)
 """Every mutant."""
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

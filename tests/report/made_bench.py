@@ -27,10 +27,6 @@ def day(number: int) -> str:
     return (START + timedelta(days=number)).isoformat() + "+00:00"
 
 
-def verdict_of(speed: float) -> str:
-    return "faster" if speed > 1.02 else "slower" if speed < 1 / 1.02 else "same"
-
-
 def made_group(
     workload: str = "mm-512",
     device: str = "cpu",
@@ -48,7 +44,8 @@ def made_group(
     group = Group(workload, device=device, compiler=compiler, **common)
     for name, speed in variants.items():
         time = seconds / speed * noise()
-        variant = VariantResult(name, "first" if not group.variants else verdict_of(speed), seconds=time)
+        verdict = "faster" if speed > 1.02 else "slower" if speed < 1 / 1.02 else "same"
+        variant = VariantResult(name, verdict if group.variants else "first", seconds=time)
         variant.low, variant.high, variant.rounds, variant.processes = time * 0.98, time * 1.03, 45, 5
         variant.error = {"fp32": 1.2e-7, "fp32-aa": 1.2e-7}.get(name, 2.9e-3)
         variant.memory, variant.precision_check = 3 << 20, f"the kernel received {name}"

@@ -87,12 +87,8 @@ def test_a_reproduction_was_run_before_it_is_printed(found: Found) -> None:
     assert by_op == {"mm": YES, "addmm": YES, "exp": NO}
     assert found.out.count(f"in plain torch it {YES}") == 2
     assert found.out.count(f"in plain torch it {NO}") == 1
-    assert merge([found.run, replace_start(found.run)]).footer["reproduced"] == said  # type: ignore[index]
-
-
-def replace_start(run: Run) -> Run:
-    """The same run, started later, without reproductions."""
-    return Run(run.path, {**run.header, "started": "2099-01-01T00:00:00Z"}, {}, {"kind": "footer"})
+    later = Run(found.run.path, {**found.run.header, "started": "2099-01-01T00:00:00Z"}, {}, {"kind": "footer"})
+    assert merge([found.run, later]).footer["reproduced"] == said  # type: ignore[index]
 
 
 def test_the_summary_beside_the_run_file_has_each_cause_in_full(found: Found) -> None:

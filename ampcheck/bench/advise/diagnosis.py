@@ -318,17 +318,8 @@ def shares(case: StepCase) -> str:
 
 
 SPEED: tuple[Callable[[StepCase], str], ...] = (
-    nothing_lowered,
-    no_native_kernel,
-    launch_bound,
-    amdahl,
-    casting,
-    cache_is_off,
-    cache_is_defeated,
-    frozen_weights,
-    cast_in_each_call,
-    kept_in_float32,
-    odd_sizes,
+    *(nothing_lowered, no_native_kernel, launch_bound, amdahl, casting, cache_is_off, cache_is_defeated),
+    *(frozen_weights, cast_in_each_call, kept_in_float32, odd_sizes),
 )
 """The reasons why a variant is not faster, or not as fast as it could be."""
 

@@ -193,26 +193,11 @@ def _stats(data: Sequence[float]) -> dict[str, Any]:
     q1, median, q3 = statistics.quantiles(data, n=4, method="inclusive") if size > 1 else (data[0],) * 3
     fences = q1 - 1.5 * (q3 - q1), q3 + 1.5 * (q3 - q1)
     low, high = bisect_left(data, fences[0]), bisect_right(data, fences[1])
-    far = sum(1 for value in data if abs(value - mean) > deviation)
-    return {
-        "min": data[0],
-        "max": data[-1],
-        "mean": mean,
-        "stddev": deviation,
-        "rounds": size,
-        "median": median,
-        "iqr": q3 - q1,
-        "q1": q1,
-        "q3": q3,
-        "iqr_outliers": low + size - high,
-        "stddev_outliers": far,
-        "outliers": f"{far};{low + size - high}",
-        "ld15iqr": data[low],
-        "hd15iqr": data[high - 1],
-        "ops": size / sum(data),
-        "total": sum(data),
-        "iterations": 1,
-    }
+    far, out = sum(1 for value in data if abs(value - mean) > deviation), low + size - high
+    found = {"min": data[0], "max": data[-1], "mean": mean, "stddev": deviation, "rounds": size, "iterations": 1}
+    found |= {"median": median, "iqr": q3 - q1, "q1": q1, "q3": q3, "ld15iqr": data[low], "hd15iqr": data[high - 1]}
+    found |= {"ops": size / sum(data), "total": sum(data), "iqr_outliers": out, "stddev_outliers": far}
+    return {**found, "outliers": f"{far};{out}"}
 
 
 def _markdown(text: str) -> str:

@@ -93,8 +93,7 @@ def _memory(peak: bool) -> Callable[..., int]:
 
 
 _ANSWERS: Mapping[str, Any] = {
-    "is_available": lambda: True,
-    "is_initialized": lambda: True,
+    **dict.fromkeys(("is_available", "is_initialized"), lambda: True),
     "device_count": lambda: 1,
     "current_device": lambda: 0,
     "set_device": lambda device: None,
@@ -105,9 +104,7 @@ _ANSWERS: Mapping[str, Any] = {
     "get_device_capability": lambda device=None: (PROPERTIES.major, PROPERTIES.minor),
     "get_arch_list": lambda: ["sm_90"],
     "Event": EmulatedEvent,
-    "Stream": EmulatedStream,
-    "current_stream": EmulatedStream,
-    "default_stream": EmulatedStream,
+    **dict.fromkeys(("Stream", "current_stream", "default_stream"), EmulatedStream),
     "stream": lambda stream: stream,
     "device": Selected,
     "memory_allocated": _memory(False),
@@ -119,8 +116,7 @@ _ANSWERS: Mapping[str, Any] = {
     "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
     "get_rng_state_all": lambda: [torch.get_rng_state()],
     "set_rng_state_all": lambda states: torch.set_rng_state(states[0]),
-    "manual_seed": torch.default_generator.manual_seed,
-    "manual_seed_all": torch.default_generator.manual_seed,
+    **dict.fromkeys(("manual_seed", "manual_seed_all"), torch.default_generator.manual_seed),
 }
 """What `torch.cuda` answers meanwhile."""
 
