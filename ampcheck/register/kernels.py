@@ -30,30 +30,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from ampcheck.register.torch_private import (
-    Argument,
-    DispatchKey,
-    DispatchKeySet,
-    ExcludeDispatchKeyGuard,
-    HigherOrderOperator,
-    ModeKey,
-    OpOverload,
-    dispatch_modes,
-    dynamo_skip,
-    exclude_key,
-    fallthrough_keys,
-    functions,
-    functorch_level,
-    has_storage,
-    higher_order_ops,
-    is_rewritten,
-    mode_of,
-    nn_functions,
-    tracing_state,
-)
+from ampcheck.register import torch_private as private
 from ampcheck.spec.casting import BANNED_MESSAGE
 
-_FAKE, _PROXY, _FUNCTIONAL = (ModeKey.FAKE, ModeKey.PROXY, ModeKey.FUNCTIONAL)
+_FAKE, _PROXY, _FUNCTIONAL = (private.ModeKey.FAKE, private.ModeKey.PROXY, private.ModeKey.FUNCTIONAL)
 _is_inference = torch.is_inference_mode_enabled
 _is_grad = torch.is_grad_enabled
 
@@ -147,7 +127,7 @@ class Cache:
 
     def _held(self, weight: Tensor) -> object:
         """Return the memory of a weight: its storage, else what the backend gives for it, or None."""
-        if has_storage(weight):
+        if private.has_storage(weight):
             return weight.untyped_storage()
         return None if self._memory is None else self._memory(weight)
 
@@ -162,13 +142,13 @@ def _foreign(weight: Tensor) -> bool:
 
     Also a tensor that CUDA graphs rewrite unnoticed, and any under functorch, whose levels end before the region does.
     """
-    if tracing_state() is not None or functorch_level() is not None or is_rewritten(weight):
+    if private.tracing_state() is not None or private.functorch_level() is not None or private.is_rewritten(weight):
         return True
-    if not dispatch_modes():
+    if not private.dispatch_modes():
         return False
-    if mode_of(_PROXY) is not None or mode_of(_FUNCTIONAL) is not None:
+    if private.mode_of(_PROXY) is not None or private.mode_of(_FUNCTIONAL) is not None:
         return True
-    fake = mode_of(_FAKE)
+    fake = private.mode_of(_FAKE)
     return fake is not None and getattr(weight, "fake_mode", None) is not fake
 
 
@@ -228,12 +208,12 @@ class Casts:
         return widest[0] if len(widest) == 1 else FLOAT32
 
 
-def overload_name(op: OpOverload) -> str:
+def overload_name(op: private.OpOverload) -> str:
     """Return the overload with its namespace: `aten::mm`, `aten::softmax.int`."""
     return str(op.name())
 
 
-def refusal(op: OpOverload, device_type: str) -> str:
+def refusal(op: private.OpOverload, device_type: str) -> str:
     name, off = overload_name(op), f"with torch.autocast({device_type!r}, enabled=False)."
     if instead := BANNED_MESSAGE.get(name.removeprefix("aten::")):
         return (
@@ -246,7 +226,7 @@ def refusal(op: OpOverload, device_type: str) -> str:
 
 Kernel = Callable[..., Any]
 """A function that takes what an overload takes, as the dispatcher passes it, and gives its results."""
-KEY: DispatchKey = DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]  # not in torch's stubs
+KEY: private.DispatchKey = private.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]  # not in torch's stubs
 
 TENSOR, OPTIONAL, LIST = "tensor", "optional", "list"
 _LISTS = ("List[Tensor]", "List[Optional[Tensor]]", "Optional[List[Tensor]]")
@@ -263,7 +243,7 @@ def kernel({parameters}):
 """
 
 
-def kind(argument: Argument) -> str | None:
+def kind(argument: private.Argument) -> str | None:
     """Return a schema argument's kind for autocast: "tensor", "optional", "list", or None for no tensors."""
     return _KINDS.get(str(argument.type))
 
@@ -278,7 +258,7 @@ class _CastSignature:
     defaults: dict[str, object] = field(default_factory=dict)
 
 
-def _signature(op: OpOverload, needed: Callable[[Argument], object]) -> _CastSignature:
+def _signature(op: private.OpOverload, needed: Callable[[private.Argument], object]) -> _CastSignature:
     """Return the signature of a kernel that names the arguments it needs and hands the others on as they come."""
     schema = op._schema.arguments
     positional = [a for a in schema if not a.kwarg_only]
@@ -301,7 +281,7 @@ def _signature(op: OpOverload, needed: Callable[[Argument], object]) -> _CastSig
     return out
 
 
-def _add(out: _CastSignature, argument: Argument, name: str, handed_on: str) -> None:
+def _add(out: _CastSignature, argument: private.Argument, name: str, handed_on: str) -> None:
     has_default = argument.has_default_value()
     if has_default:
         out.defaults[f"default_{name}"] = argument.default_value
@@ -334,21 +314,21 @@ def _compiled(source: str) -> CodeType:
 
 
 def _made(
-    op: OpOverload, call: Kernel, signature: _CastSignature, body: list[str], bound: Mapping[str, object]
+    op: private.OpOverload, call: Kernel, signature: _CastSignature, body: list[str], bound: Mapping[str, object]
 ) -> Kernel:
     source = _TEMPLATE.format(
         parameters=", ".join(signature.parameters),
         arguments=", ".join(signature.arguments),
         body="\n".join(" " * 8 + line for line in body),
     )
-    scope = {"exclude": exclude_key, "key": KEY, "call": call, **bound, **signature.defaults}
+    scope = {"exclude": private.exclude_key, "key": KEY, "call": call, **bound, **signature.defaults}
     exec(_compiled(source), scope)  # the source is made of argument names of registered schemas, and nothing else
-    kernel: Kernel = dynamo_skip(cast(FunctionType, scope["kernel"]))
+    kernel: Kernel = private.dynamo_skip(cast(FunctionType, scope["kernel"]))
     kernel.__name__ = kernel.__qualname__ = f"autocast_{op._opname}_{op._overloadname}"
     return kernel
 
 
-def _call(op: OpOverload, signature: _CastSignature) -> Kernel:
+def _call(op: private.OpOverload, signature: _CastSignature) -> Kernel:
     """Return the fastest way to call an overload from the top of the dispatcher.
 
     PyTorch's own Python function reads its arguments faster than the one every overload has. It chooses the overload by
@@ -361,14 +341,14 @@ def _call(op: OpOverload, signature: _CastSignature) -> Kernel:
     others = (getattr(packet, variant) for variant in packet.overloads())
     if any(other is not op and _takes(other, op) for other in others):
         return op._op
-    for home in (functions, nn_functions):
+    for home in (private.functions, private.nn_functions):
         if op.namespace == "aten" and (found := getattr(home, op._opname, None)) is not None:
             function: Kernel = found
             return function
     return op._op
 
 
-def _takes(other: OpOverload, op: OpOverload) -> bool:
+def _takes(other: private.OpOverload, op: private.OpOverload) -> bool:
     """Return whether a call of `op` could mean `other`: it needs no more positional or other keyword-only arguments.
 
     Overloads without tensors belong to TorchScript; PyTorch's Python functions do not have them.
@@ -383,25 +363,25 @@ def _takes(other: OpOverload, op: OpOverload) -> bool:
     )
 
 
-def downcast(op: OpOverload, device_type: str, casts: Casts) -> Kernel:
+def downcast(op: private.OpOverload, device_type: str, casts: Casts) -> Kernel:
     signature = _signature(op, kind)
     bound = {"amp_dtype": torch.get_autocast_dtype, "type": device_type, "cast": casts.low, "cast_list": casts.low_list}
     return _made(op, _call(op, signature), signature, ["to = amp_dtype(type)", *_casting(signature.values)], bound)
 
 
-def upcast(op: OpOverload, device_type: str, casts: Casts) -> Kernel:
+def upcast(op: private.OpOverload, device_type: str, casts: Casts) -> Kernel:
     signature = _signature(op, kind)
     bound = {"to": FLOAT32, "cast": casts.wide, "cast_list": casts.wide_list}
     return _made(op, _call(op, signature), signature, _casting(signature.values), bound)
 
 
-def promote(op: OpOverload, device_type: str, casts: Casts) -> Kernel:
+def promote(op: private.OpOverload, device_type: str, casts: Casts) -> Kernel:
     signature = _signature(op, kind)
     bound = {"widest": casts.widest, "cast": casts.wide, "cast_list": casts.wide_list}
     return _made(op, _call(op, signature), signature, _promoting(signature.values), bound)
 
 
-def optdtype(op: OpOverload, device_type: str, casts: Casts) -> Kernel:
+def optdtype(op: private.OpOverload, device_type: str, casts: Casts) -> Kernel:
     first = op._schema.arguments[0]
     signature = _signature(op, lambda a: a.name in (first.name, "dtype"))
     place = next(n for n, a in enumerate(op._schema.arguments) if a.name == "dtype")
@@ -410,14 +390,14 @@ def optdtype(op: OpOverload, device_type: str, casts: Casts) -> Kernel:
     return _made(op, _call(op, signature), signature, body, {"eligible": casts.eligible, "wide": FLOAT32})
 
 
-def append(op: OpOverload, device_type: str, casts: Casts, other: OpOverload) -> Kernel:
+def append(op: private.OpOverload, device_type: str, casts: Casts, other: private.OpOverload) -> Kernel:
     """Return the kernel of an overload that is sent to `other`, whose arguments are the same and `dtype`."""
     signature = _signature(op, lambda a: True)
     signature.arguments.append("dtype=wide if eligible(a0) else a0.dtype")
     return _made(op, other._op, signature, ["pass"], {"eligible": casts.eligible, "wide": FLOAT32})
 
 
-def banned(op: OpOverload, device_type: str, casts: Casts) -> Kernel:
+def banned(op: private.OpOverload, device_type: str, casts: Casts) -> Kernel:
     message = refusal(op, device_type)
 
     def kernel(*args: object, **kwargs: object) -> object:
@@ -426,16 +406,16 @@ def banned(op: OpOverload, device_type: str, casts: Casts) -> Kernel:
     return kernel
 
 
-_MASK = DispatchKeySet(KEY)
+_MASK = private.DispatchKeySet(KEY)
 
 
 class HigherOrder:
     """The registration on every higher-order operator, those defined later included."""
 
-    def __init__(self, base: DispatchKey) -> None:
+    def __init__(self, base: private.DispatchKey) -> None:
         """Take over the kernels of the dispatch key `base`; a kernel that is there already stays."""
-        self._registered: list[HigherOrderOperator] = []
-        self._defaults = fallthrough_keys
+        self._registered: list[private.HigherOrderOperator] = []
+        self._defaults = private.fallthrough_keys
         self._added = KEY not in self._defaults
         # Those that fall through already are not to be changed back at the end.
         self._before = {id(op) for op in _all() if not op.non_fallthrough_keys.has(KEY)}
@@ -463,8 +443,8 @@ class HigherOrder:
                 op.non_fallthrough_keys = op.non_fallthrough_keys.add(KEY)
 
 
-def _all() -> list[HigherOrderOperator]:
-    return list(higher_order_ops.values())
+def _all() -> list[private.HigherOrderOperator]:
+    return list(private.higher_order_ops.values())
 
 
 def _kernel(base: Kernel) -> Kernel:
@@ -474,7 +454,7 @@ def _kernel(base: Kernel) -> Kernel:
     """
 
     def kernel(*args: object, **kwargs: object) -> object:
-        with ExcludeDispatchKeyGuard(_MASK):
+        with private.ExcludeDispatchKeyGuard(_MASK):
             return base(*args, **kwargs)
 
     return kernel

@@ -21,34 +21,9 @@ from ampcheck.observe.recorder import CALLERS
 from ampcheck.register.torch_private import has_kernel
 from ampcheck.spec.casting import BANNED_MESSAGE
 from ampcheck.spec.policies import closest, table
+from ampcheck.torchscript import torch_private as private
 from ampcheck.torchscript.library import FIXED_FORMS
 from ampcheck.torchscript.regions import Builder, GraphState, States, is_region, off
-from ampcheck.torchscript.torch_private import (
-    BoolType,
-    BufferDict,
-    CompilationUnit,
-    IntType,
-    JitCode,
-    JitModule,
-    ListType,
-    ModuleDict,
-    NumberType,
-    OptionalType,
-    ParameterDict,
-    TensorType,
-    clone_module,
-    erase_shapes,
-    function_of_graph,
-    inline_calls,
-    inline_fork_wait,
-    lint_graph,
-    parse_schema,
-    pool_constants,
-    python_code,
-    remove_dead_code,
-    set_autocast_pass,
-    wrap_module,
-)
 
 if TYPE_CHECKING:
     from ampcheck.torchscript.torch_private import Block, FunctionSchema, Graph, JitClass, Node, Value
@@ -71,11 +46,11 @@ def inline(graph: Graph, methods: Mapping[str, Graph], *, own_code: bool) -> Non
         own_code: whether other names are those of this process. A loaded program brings other functions, which may
             be called as others here, and only PyTorch's pass finds them.
     """
-    inline_fork_wait(graph)
+    private.inline_fork_wait(graph)
     while any([_taken_in(graph, node, methods, own_code=own_code) for node in nodes(graph)]):  # all
-        inline_fork_wait(graph)
+        private.inline_fork_wait(graph)
     with _without_casts():
-        inline_calls(graph)
+        private.inline_calls(graph)
     for node in nodes(graph):
         if node.kind() in _CASTS or _says_nothing(node):
             node.output().replaceAllUsesWith(node.inputsAt(0))
@@ -97,7 +72,7 @@ def _taken_in(graph: Graph, node: Node, methods: Mapping[str, Graph], *, own_cod
         name = f"{name}.{node.s('name')}"
     code = methods.get(name)
     if code is None and (own_code or name.startswith("__torch__.torch.")):
-        function = python_code.find_function(name)
+        function = private.python_code.find_function(name)
         code = function.graph if function is not None else None
     if code is None:
         return False
@@ -122,7 +97,7 @@ def _without_casts() -> Iterator[None]:
     is called elsewhere does not lose its casts there.
     """
     before = [(device, torch.is_autocast_enabled(device)) for device in ("cpu", "cuda")]
-    mode = set_autocast_pass(False)
+    mode = private.set_autocast_pass(False)
     for device, _ in before:
         torch.set_autocast_enabled(device, True)
     try:
@@ -130,7 +105,7 @@ def _without_casts() -> Iterator[None]:
     finally:
         for device, enabled in before:
             torch.set_autocast_enabled(device, enabled)
-        set_autocast_pass(mode)
+        private.set_autocast_pass(mode)
 
 
 _FLOAT32 = 6
@@ -146,11 +121,11 @@ def rewrite(graph: Graph, tables: Tables) -> None:
     `tables`: what decides, by device type. Calls must have been inlined. Raises UsageError for what it cannot rewrite.
     """
     _refuse(graph)
-    erase_shapes(graph)  # a trace's dtypes are those without our casts
+    private.erase_shapes(graph)  # a trace's dtypes are those without our casts
     _Pass(graph, tables).run()
-    remove_dead_code(graph)
-    pool_constants(graph)
-    lint_graph(graph)
+    private.remove_dead_code(graph)
+    private.pool_constants(graph)
+    private.lint_graph(graph)
 
 
 # ---- an op: its overload, which of its arguments hold tensors, whether it calls other ops
@@ -164,7 +139,7 @@ def kind_of(value: Value) -> str | None:
 
 @cache
 def _schema(text: str) -> FunctionSchema:
-    return parse_schema(text)
+    return private.parse_schema(text)
 
 
 def overload(node: Node) -> str:
@@ -337,7 +312,7 @@ class _Pass:
     def _keep_whole(self, node: Node) -> None:
         """TorchScript makes mm and add of an addmm whose factors are known to be 1, which rounds once more."""
         place = place_of(node, "beta")
-        factor = self._build.values(node, "amp::autocast_opaque", [node.inputsAt(place)], [NumberType.get()])
+        factor = self._build.values(node, "amp::autocast_opaque", [node.inputsAt(place)], [private.NumberType.get()])
         node.replaceInput(place, factor[0])
 
     def _through(self, node: Node, kind: str, leading: list[Value], *, together: bool = False) -> None:
@@ -366,7 +341,7 @@ class _Pass:
 
         Its variadic form takes them as they are, but a saved program would hold that without arguments.
         """
-        integer, tensors = IntType.get(), ListType(TensorType.get())
+        integer, tensors = private.IntType.get(), private.ListType(private.TensorType.get())
         given = []
         for place in places:
             value = node.inputsAt(place)
@@ -396,13 +371,13 @@ class _Pass:
         given = node.inputsAt(place)
         if kind_of(given) is None and str(given.type()) == "int":
             return
-        optional = OptionalType(IntType.get())
+        optional = private.OptionalType(private.IntType.get())
         inputs = [*leading, node.inputsAt(0), given]
         node.replaceInput(place, self._build.values(node, "amp::autocast_opt_dtype", inputs, [optional])[0])
 
     def _append(self, node: Node, leading: list[Value]) -> Node:
         """Run the overload with a dtype if the kernel would be entered, else the op as it is; return that op's node."""
-        bool_, int_ = BoolType.get(), IntType.get()
+        bool_, int_ = private.BoolType.get(), private.IntType.get()
         reached = self._build.values(node, "amp::autocast_reached", [*leading, self._tensors(node)], [bool_])
         branch = self._build.node(node, "prim::If", reached, [node.output().type()])
         node.output().replaceAllUsesWith(branch.output())
@@ -424,7 +399,7 @@ class _Pass:
 
     def _tensors(self, node: Node) -> Value:
         given = [value for value in node.inputs() if kind_of(value) in ("tensor", "optional")]
-        type_ = ListType(OptionalType(TensorType.get()))
+        type_ = private.ListType(private.OptionalType(private.TensorType.get()))
         return self._build.values(node, "prim::ListConstruct", given, [type_])[0]
 
     def _bracket(self, node: Node, where: Value, state: GraphState) -> None:
@@ -493,13 +468,13 @@ def autocast(
     version = closest(torch.__version__)
     chosen = {name: (tables or {}).get(name, table(TABLES[name], version)) for name in names}
     if isinstance(scripted, torch.jit.ScriptFunction):
-        return _function(cast(JitCode, scripted), chosen)  # torch's annotations know less of it
+        return _function(cast(private.JitCode, scripted), chosen)  # torch's annotations know less of it
     if isinstance(scripted, torch.jit.ScriptModule):
         return _module(scripted, chosen)
     raise UsageError(f"{type(scripted).__name__} is no TorchScript program; give torch.jit.script's or trace's result")
 
 
-def _function(scripted: JitCode, tables: Tables) -> JitCode:
+def _function(scripted: private.JitCode, tables: Tables) -> private.JitCode:
     if any(argument.has_default_value() for argument in scripted.schema.arguments):
         made = _with_defaults(scripted)
         inline(made.graph, {}, own_code=True)
@@ -508,10 +483,10 @@ def _function(scripted: JitCode, tables: Tables) -> JitCode:
     graph = scripted.graph.copy()
     inline(graph, {}, own_code=True)
     rewrite(graph, tables)
-    return function_of_graph(scripted.name, graph)
+    return private.function_of_graph(scripted.name, graph)
 
 
-def _with_defaults(scripted: JitCode) -> JitCode:
+def _with_defaults(scripted: private.JitCode) -> private.JitCode:
     """Return a copy of a function; one made from a graph alone has no defaults for its arguments."""
     arguments = scripted.schema.arguments
     taken = [
@@ -521,46 +496,46 @@ def _with_defaults(scripted: JitCode) -> JitCode:
     ]
     head = f"def {scripted.name}({', '.join(taken)}) -> {scripted.schema.returns[0].type.annotation_str}:"
     body = f"return original({', '.join(argument.name for argument in arguments)})"
-    unit = CompilationUnit()
+    unit = private.CompilationUnit()
     unit.define(f"{head}\n    {body}\n", lambda name: scripted if name == "original" else getattr(torch, name, None))
-    made: JitCode = unit.find_function(scripted.name)
+    made: private.JitCode = unit.find_function(scripted.name)
     take_in(made.graph, made.graph.findNode("prim::CallFunction"), scripted.graph)
     return made
 
 
 def _module(scripted: torch.jit.ScriptModule, tables: Tables) -> torch.jit.ScriptModule:
     own_code = _made_here(scripted._c._type())
-    cloned = clone_module(scripted._c, [], [])
+    cloned = private.clone_module(scripted._c, [], [])
     _share(scripted._c, cloned)
     methods = dict(_methods(cloned))
     for graph in methods.values():  # all of them before any is rewritten: a caller takes in the code as it was
         inline(graph, methods, own_code=own_code)
     for graph in methods.values():
         rewrite(graph, tables)
-    return wrap_module(cloned)
+    return private.wrap_module(cloned)
 
 
-def _share(original: JitModule, cloned: JitModule) -> None:
+def _share(original: private.JitModule, cloned: private.JitModule) -> None:
     """Give a clone the tensors themselves; it was made with copies."""
-    for held in (ParameterDict, BufferDict):
+    for held in (private.ParameterDict, private.BufferDict):
         for name, tensor in held(original).items():
             cloned.setattr(name, tensor)
-    parts = dict(ModuleDict(cloned).items())
-    for name, part in ModuleDict(original).items():
+    parts = dict(private.ModuleDict(cloned).items())
+    for name, part in private.ModuleDict(original).items():
         _share(part, parts[name])
 
 
 def _made_here(type_: JitClass) -> bool:
     """Return whether a module was scripted in this process, not loaded."""
-    here = python_code.get_class(type_.qualified_name())
+    here = private.python_code.get_class(type_.qualified_name())
     return here is not None and bool(type_.isSubtypeOf(here))
 
 
-def _methods(module: JitModule) -> Iterator[tuple[str, Graph]]:
+def _methods(module: private.JitModule) -> Iterator[tuple[str, Graph]]:
     """Yield the graph of each method of a module and its parts, by class and name."""
     waiting = [module]
     while waiting:
         part = waiting.pop()
-        waiting += [child for _, child in ModuleDict(part).items()]
+        waiting += [child for _, child in private.ModuleDict(part).items()]
         for name in part._method_names():
             yield f"{part._type().annotation_str}.{name}", part._get_method(name).graph

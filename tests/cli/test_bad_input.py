@@ -32,8 +32,7 @@ def test_an_option_is_refused(tmp_path: Path, option: str) -> None:
 
 @pytest.mark.nightly
 def test_a_malformed_selection_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    done = run(tmp_path, "run", "-k", "mm and (")
-    assert done.returncode == 2
+    done = run(tmp_path, "run", "-k", "mm and (", code=2)
     assert "ampcheck: Wrong expression passed to '-k'" in done.stderr
 
 
