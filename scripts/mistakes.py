@@ -95,7 +95,6 @@ _GENERATED = (
 )
 _BY = {"static": "`ampcheck lint`", "dynamic": "`ampcheck doctor`"}
 
-
 _INDEX = re.sub(r"\bAMP\d{3}\b", r"[\g<0>](\g<0>.md)", Path(__file__).with_suffix(".txt").read_text(encoding="utf-8"))
 _COLUMNS = "| rule | | programs | lint | doctor | mended | silent |\n|---|---|---|---|---|---|---|\n"
 

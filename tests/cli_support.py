@@ -30,7 +30,6 @@ LIMIT = 1800
 
 MODULE = PROGRAMS["cli_support-module"]
 
-
 ENTRY = {
     "id": "one",
     "cases": ["downcast/*"],

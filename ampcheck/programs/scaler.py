@@ -571,7 +571,6 @@ def clip(optimizer: torch.optim.Optimizer) -> None:
 _CALLED = (reload, corrupt_grad, clip)
 """The functions that programs call. A reproduction prints their source, so they need torch alone."""
 
-
 EXAMPLES = 50
 COMPILED = 12
 """How many programs on a device that compiles each op for each set of shapes and dtypes."""

@@ -19,7 +19,6 @@ from ampcheck.runner.summarize import Change, Comparison
 Definition = dict[str, Any]
 """A JSON schema of one value."""
 
-
 OUTPUTS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 """What is written, by the name of its definition, in the order of the page; the file says what each field of it is."""
 for _line, _schema in (("run_header", SCHEMA), ("bench_header", BENCH_SCHEMA)):

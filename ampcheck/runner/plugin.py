@@ -19,15 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from ampcheck.errors import UsageError
-from ampcheck.runner.record import (
-    Result,
-    cause_text,
-    new_run_file,
-    print_or_write,
-    read,
-    seed_of_programs,
-    unmeasured,
-)
+from ampcheck.runner.record import Result, cause_text, new_run_file, print_or_write, read, seed_of_programs, unmeasured
 from ampcheck.runner.run import JUDGING, SELECTION, RunPlan, share_of, suite_by_name, suites_folder
 from ampcheck.runner.summarize import RunRecorder, choice_lines, stale_lines
 from ampcheck.runner.worker import Channel

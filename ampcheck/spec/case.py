@@ -39,7 +39,6 @@ _FILE = Path(__file__).parent / "tables" / "rules.toml"
 RULES = {name: Rule(name, **fields) for name, fields in tomllib.loads(_FILE.read_text(encoding="utf-8")).items()}
 """Every rule by name."""
 
-
 COMPILERS = {
     "script": "torch.jit.script",
     "traced": "torch.jit.trace with autocast's cache off",
@@ -63,7 +62,6 @@ DYNAMO = ("dynamo", "aot", "inductor", "jaxcompile")
 """The backends of torch.compile, which may break a graph."""
 GUARDED = (*DYNAMO, "jaxjit")
 """Those whose programs are compiled anew where the state that they are called in is another one."""
-
 
 MAX_LENGTH = 79
 _SHELL_SAFE = re.compile(r"[A-Za-z0-9_.+-]+")

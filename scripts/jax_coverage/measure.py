@@ -201,7 +201,6 @@ class Torchax(Way):
 IMPLEMENTATIONS: dict[str, Callable[[], Way]] = {"jax": Way, "torchax": Torchax}
 """Whose figures: this project's device, and torchax's tensors under its default environment."""
 
-
 _DRAWS, _ELEMENTS = 24, 512  # draws of a random op: at least as many, and enough for as many elements
 _MISSING = re.compile(r"(\S+) has no kernel on the jax device|Operator with name (\S+) has no lowering")
 

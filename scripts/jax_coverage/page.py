@@ -76,7 +76,6 @@ _TITLES = {"jax": '`torch.device("jax")`', "torchax": "torchax"}
 
 _HEAD = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
 
-
 OTHERS = (Path(__file__).parent / "others.md").read_text(encoding="utf-8")
 """What the tests of other projects expect and the device does otherwise; tried by hand."""
 

@@ -31,10 +31,8 @@ KEY = "PrivateUse1"
 META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 Kernel = Callable[..., Any]
 
-
 _ANSWERS: dict[str, Callable[..., Any]] = {
-    "is_available": lambda: True,
-    "is_initialized": lambda: True,
+    **dict.fromkeys(("is_available", "is_initialized"), lambda: True),
     "device_count": lambda: 1,
     "current_device": lambda: 0,
     "synchronize": lambda device=None: None,  # kernels have ended when they return
@@ -200,7 +198,8 @@ class Backend:
 
         with torch._C._DisableAutocast():
             args, kwargs = tree_map(to_host, (_as_tensors(op, args), kwargs))
-            for name in _outs(op) & kwargs.keys():  # a kernel may want one of another size than it found
+            outputs = {a.name for a in op._schema.arguments if a.kwarg_only and a.alias_info is not None}
+            for name in outputs & kwargs.keys():  # a kernel may want one of another size than it found
                 mine = ours[id(kwargs[name])]
                 kwargs[name] = torch.empty(0, dtype=mine.dtype)
                 ours[id(kwargs[name])] = mine
@@ -292,10 +291,6 @@ def _as_tensors(op: Any, args: Any) -> Any:
 
 def _bound(run: Kernel, op: Any) -> Kernel:
     return lambda *args, **kwargs: run(op, *args, **kwargs)
-
-
-def _outs(op: Any) -> set[str]:
-    return {a.name for a in op._schema.arguments if a.kwarg_only and a.alias_info is not None}
 
 
 def _fused_lstm_cell(gates: Any, hidden: Any, cell: Any, b_ih: Any = None, b_hh: Any = None) -> tuple[Any, ...]:

@@ -17,7 +17,6 @@ from ampcheck.spec.policies import closest, table
 NAME = "slowpoke"
 KEY = "AutocastPrivateUse1"
 
-
 _MODULE = device_module(NAME, get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16])
 _setup_privateuseone_for_python_backend(rename=NAME, backend_module=_MODULE)
 

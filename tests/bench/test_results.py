@@ -418,11 +418,7 @@ def column(**fields: object) -> dict[tuple[str, str], dict[str, Group]]:
 
 @pytest.mark.parametrize(
     ("verdict", "words"),
-    [
-        ("faster", "4.00 ms → 1.00 ms, **4.00×** faster"),
-        ("invalid", "invalid"),
-        ("not measured", "not measured"),
-    ],
+    [("faster", "4.00 ms → 1.00 ms, **4.00×** faster"), ("invalid", "invalid"), ("not measured", "not measured")],
 )
 def test_a_cell_has_both_times_and_the_ratio_of_what_counts(verdict: str, words: str) -> None:
     made = column()

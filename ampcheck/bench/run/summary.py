@@ -29,7 +29,6 @@ TOO_FAST = 1.25
 WINOGRAD = 4
 """A convolution's algorithm multiplies this many times less often than its operations are counted."""
 
-
 BAND = 0.02
 """Estimated speeds of 1/1.02 to 1.02 are the same."""
 
@@ -262,7 +261,6 @@ def _facts(variant: VariantResult, processes: Sequence[Mapping[str, Any]]) -> No
 
 SHOWN = 10
 """A summary shows this many of the fastest variants."""
-
 
 GAP = "on a CPU the jax device takes PyTorch's math path for attention in float16, which computes in float32"
 """The one known gap: variants that a library computes in another precision than their name says, which fails no run."""

@@ -41,7 +41,6 @@ _TARGET = 0.02
 AGREE = 0.03
 """The distance that a ratio may have from that of `torch.utils.benchmark`."""
 
-
 Verification = tuple[str, float, float, bool]
 """The result of one check: what it is, the share that was found, the share that is promised, whether that holds."""
 

@@ -211,12 +211,7 @@ def changes(before: RunGroup, after: RunGroup) -> list[SpeedChange]:
 
 
 def _change(
-    key: str,
-    variant: str,
-    group: Group,
-    one: VariantResult | None,
-    two: VariantResult | None,
-    sides: Sequence[Samples],
+    key: str, variant: str, group: Group, one: VariantResult | None, two: VariantResult | None, sides: Sequence[Samples]
 ) -> SpeedChange:
     if one is None or two is None:
         return SpeedChange(key, variant, "new" if one is None else "gone", group, one, two)

@@ -34,7 +34,6 @@ EXPORTS = {
 }
 """Files beside the pages, by name; those of one run group that has several files are of its newest."""
 
-
 _ALL = (
     Status("slower", "▼", "slower", "The whole interval lies below 1 ± the bound and that of the A/A baseline."),
     Status("faster", "▲", "faster", "The whole interval lies above 1 ± the bound and that of the A/A baseline."),

@@ -259,7 +259,9 @@ def deviations(history: History, entries: Sequence[Deviation]) -> dict[str, obje
         found = hits.get(entry.id, [])
         mine = [result for result in found if entry.covers(result.name)]
         hits[entry.id] = [result for result in found if not entry.covers(result.name)]
-        about |= {"cases": entry.cases, "but": entry.but, "only": entry.devices, "file": _shown(entry.file)}
+        # Without the folders of the machine that the site was built on.
+        file = Path(entry.file).name if Path(entry.file).is_absolute() else entry.file
+        about |= {"cases": entry.cases, "but": entry.but, "only": entry.devices, "file": file}
         groups.setdefault(_library(entry.file), []).append({**about, **_hit(mine)})
     reason = "The run names this entry, but none here covers these cases: it is another package's, or was changed."
     unknown = {"kind": "unknown", "reason": reason, "link": "", "file": "", "raises": ""}
@@ -273,11 +275,6 @@ def deviations(history: History, entries: Sequence[Deviation]) -> dict[str, obje
             row["first"] = row["id"] not in named  # entries of several files can have one id, which a page has once
             named.add(row["id"])
     return {"deviations": groups}
-
-
-def _shown(file: str) -> str:
-    """Return a deviations file without the folders of the machine the site was built on."""
-    return Path(file).name if Path(file).is_absolute() else file
 
 
 def _library(file: str) -> str:

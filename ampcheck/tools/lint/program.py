@@ -12,7 +12,6 @@ _COMPILERS |= dict.fromkeys(("torch.jit.trace", "torch.jit.trace_module"), "trac
 _COMPILERS |= {"torch.fx.symbolic_trace": "fx"} | dict.fromkeys(_EXPORTS, "export")
 _LEFT_OUT = ("torch.jit.ignore", "torch.jit.unused")
 
-
 CompiledFunction = tuple[Function, str]
 """A function that a compiler reaches, and the compiler."""
 

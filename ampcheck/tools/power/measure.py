@@ -42,7 +42,6 @@ NIGHTLY = "--nightly"
 START = 900.0
 """Seconds that collecting the cases may take."""
 
-
 Mutant = SourceMutant | KernelMutant
 
 

@@ -34,7 +34,6 @@ Lines = dict[str, set[int]]
 _OFF = ("benchmark", "cacheprovider", "faulthandler", "unraisableexception", "threadexception", "xdist")
 _QUIET = (*(word for name in _OFF for word in ("-p", f"no:{name}")), "--tb=no", "--capture=no", "-qq", "--collect-only")
 
-
 OWN = "own"
 """Names ampcheck's own tests where a device is expected."""
 

@@ -109,7 +109,6 @@ def _disables(program: LintedProgram, roots: list[Function]) -> bool:
 
 VISITS: dict[str, Visit] = {"script": script, "traced": trace}
 
-
 _SCRIPTED = tomllib.loads(Path(__file__).with_name("policies.toml").read_text(encoding="utf-8"))
 _BY_OP = {op: policy for policy, ops in _SCRIPTED.items() for op in ops.split()}
 _KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
