@@ -22,17 +22,8 @@ from ampcheck.devices.base import Device
 from ampcheck.devices.registry import absent, known, select, warned
 from ampcheck.errors import UsageError, unknown
 from ampcheck.observe.dispatcher import live_drift
+from ampcheck.runner import record as records
 from ampcheck.runner.deviations import JIT, KERNELS, SHARED, KnownDeviations
-from ampcheck.runner.record import (
-    RED,
-    manifest_hash,
-    output_file,
-    read,
-    renamed,
-    seed_of_programs,
-    unmeasured,
-    versions,
-)
 from ampcheck.samples import op_database
 from ampcheck.spec.case import COMPILERS, RULES, Case, Shard, check_key
 from ampcheck.spec.casting import LOW
@@ -60,7 +51,8 @@ class Choice:
         self._file: Path | None = option.red_in
         self._red: frozenset[str] | None = None
         if self._file is not None:
-            self._red = frozenset(result.key for result in read(self._file).results.values() if result.status in RED)
+            results = records.read(self._file).results.values()
+            self._red = frozenset(result.key for result in results if result.status in records.RED)
             if not self._red:
                 raise UsageError(f"the run file {self._file} has no red case, so there is none to run again")
 
@@ -333,7 +325,7 @@ def header_lines(config: pytest.Config) -> list[str]:
     """Return torch, the devices tested, and why others are not. Raises UsageError for an unknown device."""
     option, tested = config.option, config.stash.get(TESTED, [])
     devices = list(dict.fromkeys(option.device)) or tested or [d.name for d in select((), option.device_module)]
-    lines = [f"torch {versions().get('torch', '?')}; devices: {', '.join(devices)}"]
+    lines = [f"torch {records.versions().get('torch', '?')}; devices: {', '.join(devices)}"]
     if option.shard is not None:
         lines[0] += f"; shard {Shard.parse(option.shard)}"
     if not option.device:
@@ -359,13 +351,13 @@ def header(config: pytest.Config, devices: Iterable[Device], cases: Iterable[str
     return {
         "started": f"{now:%Y-%m-%dT%H:%M:%SZ}",
         "command": ["pytest", *config.invocation_params.args],
-        "manifest": manifest_hash(cases),
+        "manifest": records.manifest_hash(cases),
         "cases": len(cases),
         **({"shard": str(Shard.parse(option.shard))} if option.shard is not None else {}),
-        "seed": seed_of_programs(option.nightly, getattr(option, "hypothesis_seed", None)),
+        "seed": records.seed_of_programs(option.nightly, getattr(option, "hypothesis_seed", None)),
         "nightly": bool(option.nightly),
         "smoke": bool(option.smoke),
-        "versions": versions(),
+        "versions": records.versions(),
         "devices": [
             {"name": d.name, "token": d.token, "type": d.type, "key": d.key, "has_values": d.has_values, **d.describe()}
             for d in devices
@@ -390,9 +382,9 @@ def check_files(config: pytest.Config) -> None:
     if option.run_file and option.run_file.exists():
         raise UsageError(f"the run file {option.run_file} cannot be written: File exists")
     if option.run_file:
-        output_file(option.run_file, "run file", folders=True)
+        records.output_file(option.run_file, "run file", folders=True)
     if option.write_manifest:
-        output_file(option.write_manifest, "manifest")
+        records.output_file(option.write_manifest, "manifest")
 
 
 # ---- manifests
@@ -428,8 +420,8 @@ def _read_manifest(path: Path) -> dict[str, dict[str, str]]:
             continue
         named = dict(zip(("suite", "rule", "id"), check_key(key).split("/"), strict=True))
         try:
-            found[key] = {**named, **{renamed(k): v for k, v in json.loads(fields or "{}").items()}}
-            unmeasured(found[key], "missing")
+            found[key] = {**named, **{records.renamed(k): v for k, v in json.loads(fields or "{}").items()}}
+            records.unmeasured(found[key], "missing")
         except (ValueError, TypeError) as error:
             raise UsageError(
                 f"the manifest {path}, line {number}: {fields!r} are no fields of a case: {error}"

@@ -15,16 +15,6 @@ from ampcheck.report.history import History, expected, ran, reproduced, stale, v
 from ampcheck.runner import summarize as comparing
 from ampcheck.runner.deviations import Deviation
 from ampcheck.runner.record import Cause, Result, Run, first_line, grouped
-from ampcheck.runner.summarize import (
-    GROUPS,
-    Comparison,
-    as_markdown,
-    compare,
-    devices,
-    markdown,
-    unfinished,
-    without_passes,
-)
 from ampcheck.spec.case import RULES
 from ampcheck.tools.user_program import drawn
 
@@ -84,14 +74,14 @@ def devices_page(history: History) -> dict[str, object]:
     causes = grouped(newest.results.values())
     state, verdict = judged(newest)
     results = list(newest.results.values())
-    names = [*dict.fromkeys([*devices(newest), *(result.device for result in results)])]
+    names = [*dict.fromkeys([*comparing.devices(newest), *(result.device for result in results)])]
     cards = sorted((_card(name, newest) for name in names), key=lambda card: _ORDER.index(card["state"]))
     shown = [str(card["name"]) for card in cards]
     return {
         "state": state,
         "verdict": verdict,
         "chosen": ("--smoke " if newest.header.get("smoke") else "") + options(newest, _CHOOSING),
-        "go_on": SHOWN["missing"].todo if unfinished(newest) else "",
+        "go_on": SHOWN["missing"].todo if comparing.unfinished(newest) else "",
         "cards": cards,
         "grid": _grid(results, shown, areas=True),
         "rules": _grid(results, shown, areas=False),
@@ -140,7 +130,7 @@ def _card(name: str, run: Run) -> dict[str, Any]:
     elif red:
         kinds = ", ".join(f"{number(counts[status.name])} {status.label}" for status in used(counts) if status.red)
         state, sentence = "red", f"Keeps the rules that were measured, but needs a person: {kinds}"
-    elif unfinished(run):
+    elif comparing.unfinished(run):
         state, sentence = "grey", "Nothing is wrong so far"
     elif not counts["pass"]:
         state, sentence = "grey", "Nothing is known: no case passed"
@@ -305,12 +295,12 @@ def judged(run: Run) -> tuple[str, str]:
     parts += [f"{_counted(len(outside(run)), 'thing')} went wrong outside of the cases"] if outside(run) else []
     parts += [f"{_counted(len(stale(run)), 'pattern')} of known deviations without a case"] if stale(run) else []
     if parts:
-        return "red", "; ".join(filter(None, [*parts, unfinished(run)])) + "."
-    if unfinished(run):
-        return "grey", f"Nothing is red so far; {unfinished(run)}."
+        return "red", "; ".join(filter(None, [*parts, comparing.unfinished(run)])) + "."
+    if comparing.unfinished(run):
+        return "grey", f"Nothing is red so far; {comparing.unfinished(run)}."
     if not ran(run):
         return "grey", "Nothing was measured."
-    if without := without_passes(run.results.values()):
+    if without := comparing.without_passes(run.results.values()):
         return "grey", f"Nothing is red, but no case passed on {', '.join(without)}."
     return "green", "Every case is as promised or a known deviation."
 
@@ -351,7 +341,7 @@ def _summary(run: Run, name: str) -> dict[str, object]:
 def _on(run: Run) -> str:
     """Return a run's devices in few words, e.g. "cpu, 4 virtual devices"."""
     unreal = virtual(run)
-    names = [name for name in devices(run) if name not in unreal]
+    names = [name for name in comparing.devices(run) if name not in unreal]
     if unreal:
         names.append(f"{len(unreal)} virtual device{'' if len(unreal) == 1 else 's'}")
     return ", ".join(names) or "no device"
@@ -370,7 +360,7 @@ _LISTED = 20
 def exports(history: History) -> dict[str, str]:
     """Return the exports of a site, by file name."""
     newest, previous = history.newest, history.previous
-    comparison = compare(previous, newest) if previous else None
+    comparison = comparing.compare(previous, newest) if previous else None
     return {
         "badge.svg": svg(newest),
         "badge.json": shields(newest),
@@ -386,7 +376,7 @@ def message(run: Run) -> tuple[str, str]:
     red = sum(count for status, count in counts.items() if SHOWN[status].red)
     parts = [f"{number(red)} red"] if red else []
     parts += [f"{number(len(stale(run)))} stale"] if stale(run) else []
-    if unfinished(run):
+    if comparing.unfinished(run):
         return " · ".join([*parts, f"incomplete: {number(ran(run))} of {number(expected(run))} ran"]), color
     if not ran(run):
         return " · ".join([*parts, "not measured"]), color
@@ -394,7 +384,7 @@ def message(run: Run) -> tuple[str, str]:
     of_virtual = sum(1 for r in run.results.values() if r.status == "pass" and r.device in unreal)
     parts.append(f"{number(counts['pass'])} as promised" + (f" ({number(of_virtual)} virtual)" if of_virtual else ""))
     parts += [_counted(counts["deviation"], "known deviation")] if counts["deviation"] else []
-    if without := without_passes(run.results.values()):
+    if without := comparing.without_passes(run.results.values()):
         parts.append(f"none on {', '.join(without)}")
     return " · ".join(parts), color
 
@@ -412,20 +402,19 @@ def svg(run: Run) -> str:
     return drawn(Path(__file__).with_name("badge.svg"), label=LABEL, text=text, color=COLORS[color], **wide)
 
 
-def summary(run: Run, comparison: Comparison | None = None) -> str:
+def summary(run: Run, comparison: comparing.Comparison | None = None) -> str:
     """Return a run as Markdown, with what changed since an earlier one."""
-    cut = "" if run.note == unfinished(run) else f" {markdown(run.note)}."
+    cut = "" if run.note == comparing.unfinished(run) else f" {comparing.markdown(run.note)}."
     ended = f"{number(ran(run))} of {number(expected(run))} cases ran.{cut}"
     changes: list[str] = []
     if comparison:
-        flips = ", ".join(f"{number(len(comparison.group(name)))} {name}" for name in GROUPS)
-        changes += ["", f"Since {markdown(comparison.a)}: {flips}; {number(comparison.unchanged)} unchanged."]
-        changes += [f"\nNote: {markdown(note)}." for note in comparison.notes]
-        changes += _listed(
-            "Regressed", [f"`{c.key}` {c.words}: {markdown(first_line(c.message))}" for c in comparison.regressed]
-        )
-    said, results = reproduced(run), run.results.values()
-    return as_markdown(results, judged(run)[1], ended, stale(run), said, changes=changes, unreal=virtual(run))
+        flips = ", ".join(f"{number(len(comparison.group(name)))} {name}" for name in comparing.GROUPS)
+        changes += ["", f"Since {comparing.markdown(comparison.a)}: {flips}; {number(comparison.unchanged)} unchanged."]
+        changes += [f"\nNote: {comparing.markdown(note)}." for note in comparison.notes]
+        said = [(f"`{c.key}` {c.words}", first_line(c.message)) for c in comparison.regressed]
+        changes += _listed("Regressed", [f"{words}: {comparing.markdown(line)}" for words, line in said])
+    told = judged(run)[1], ended, stale(run), reproduced(run)
+    return comparing.as_markdown(run.results.values(), *told, changes=changes, unreal=virtual(run))
 
 
 def _listed(heading: str, lines: list[str]) -> list[str]:

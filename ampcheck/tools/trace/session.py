@@ -14,14 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from ampcheck.errors import UsageError
 from ampcheck.observe.torch_private import DisableTorchFunction
+from ampcheck.tools import torch_private as private
 from ampcheck.tools import user_program
-from ampcheck.tools.torch_private import (
-    disabled_function,
-    function_mode_at,
-    function_modes,
-    is_multithreaded,
-    set_multithreaded,
-)
 from ampcheck.tools.trace import report
 from ampcheck.tools.trace.recorder import TracedCall, TraceRecorder
 from ampcheck.tools.trace.records import OpRecord
@@ -99,14 +93,14 @@ def trace() -> Trace:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Keep autograd on the calling thread. The program's function modes do not see the trace switch it."""
-    before = is_multithreaded()
+    before = private.is_multithreaded()
     with DisableTorchFunction():
-        set_multithreaded(False)
+        private.set_multithreaded(False)
     try:
         yield
     finally:
         with DisableTorchFunction():
-            set_multithreaded(before)
+            private.set_multithreaded(before)
 
 
 class PublicCalls(TorchFunctionMode):
@@ -131,7 +125,7 @@ class PublicCalls(TorchFunctionMode):
         repeated = self._recorder.enter(call)
         try:
             # Another function mode sees the call first, as it would without a trace.
-            body = python_body(func) if not repeated and not function_modes() and _plain(types) else None
+            body = python_body(func) if not repeated and not private.function_modes() and _plain(types) else None
             if body is None:
                 return func(*args, **kwargs)
             with self:
@@ -161,7 +155,7 @@ def python_body(func: Callable[..., object]) -> Callable[..., object] | None:
 
 def _plain(types: Iterable[type]) -> bool:
     """Return whether no type overrides `__torch_function__`, by the rule that PyTorch's arguments follow."""
-    off = disabled_function
+    off = private.disabled_function
     return all(kind in _PLAIN or getattr(kind, "__torch_function__", off) is off for kind in types)
 
 
@@ -179,8 +173,8 @@ def _overridden(args: Iterable[object]) -> bool:
     """
     if not _has_torch_function(args):
         return False
-    modes = function_modes()
-    if modes == 1 and isinstance(function_mode_at(0), PublicCalls):
+    modes = private.function_modes()
+    if modes == 1 and isinstance(private.function_mode_at(0), PublicCalls):
         return not _plain(map(type, args))
     return True
 
