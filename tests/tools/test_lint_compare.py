@@ -1,7 +1,6 @@
 """`check_scripted` reports what compiling changes, with the line, and nothing else."""
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,8 @@ from ampcheck.tools.lint.compare import Differs
 
 X = torch.tensor([[0.1, 0.7], [0.3, 1.3]])
 
-
-@pytest.fixture(autouse=True)
-def deprecated() -> Iterator[None]:
-    """TorchScript warns of itself."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"(?s).*torch\.jit\.", category=DeprecationWarning)
-        yield
+# TorchScript warns of itself.
+pytestmark = pytest.mark.filterwarnings(r"ignore:(?s).*torch\.jit\.:DeprecationWarning")
 
 
 def plain(a):  # type: ignore[no-untyped-def]
