@@ -242,7 +242,7 @@ def _sentence(change: SpeedChange) -> str:
     return f"{found.verdict}: {table.interval(found.ratio, found.low, found.high)} of the speed before{p}"
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     """Return a value of a header without the marks of a programming language."""
     if isinstance(value, dict):
         return " ".join(f"{name} {_plain(part)}" for name, part in value.items())

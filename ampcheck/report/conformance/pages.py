@@ -117,7 +117,7 @@ _ORDER = ("red", "grey", "amber", "green")
 """The states of cards, in the order in which they are shown."""
 
 
-def _card(name: str, run: Run) -> dict[str, Any]:
+def _card(name: str, run: Run) -> dict[str, object]:
     """Return a device's answer: whether it keeps its promises, in a sentence, with the rules that it does not keep."""
     results = [result for result in run.results.values() if result.device == name]
     counts = Counter(result.status for result in results)
