@@ -225,7 +225,7 @@ def test_the_recorder_changes_nothing_and_is_taken_away() -> None:
 @pytest.mark.nightly
 def test_the_output_is_clean(tmp_path: Path) -> None:
     done = run(tmp_path, "entered", "--device", "cpu", code=0)
-    assert done.stderr == ""
+    assert all(line.startswith("cpu: ") for line in done.stderr.splitlines()), done.stderr  # how far it is
     assert "AutocastCPU" in done.stdout
 
 
