@@ -26,11 +26,13 @@ from ampcheck.observe.closeness import (
     NOTICED,
     alike,
     bound,
+    bounds,
     distance,
     identical,
     largest_distance,
     moved_by,
     mover,
+    nonfinite,
     relative_distance,
     relative_error,
     right,
@@ -690,3 +692,15 @@ def test_a_virtual_device_leaves_no_fake_tensor_to_others() -> None:
         values = own_values(todo.sample.args[0], 0)
     assert type(values) is torch.Tensor
     assert values.abs().sum().item() > 0
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+def test_the_bounds_of_a_tensor_and_what_of_it_is_not_finite() -> None:
+    assert (bounds(torch.tensor([1.0, -2.0, 3.0])), bounds(torch.tensor(4))) == ((-2.0, 3.0), (4, 4))
+    others = (torch.ones(0), torch.ones(2, dtype=torch.bool), torch.ones(2, dtype=torch.complex64))
+    assert [bounds(x) for x in (*others, torch.ones(2).to_sparse(), torch.ones(2, device="meta"))] == [None] * 5
+    assert nonfinite([torch.tensor([1.0, INF]), torch.ones(2), torch.tensor([-INF, 1.0])]) == "inf and -inf"
+    assert nonfinite([torch.tensor([NAN, INF]), torch.tensor([NAN])]) == "nan"
+    assert nonfinite([torch.ones(2), torch.tensor([3]), torch.ones(0)]) == ""
