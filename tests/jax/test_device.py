@@ -95,6 +95,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: ones(2, 2) + torch.ones(2, 2), RuntimeError, ELSEWHERE),
     (lambda: ones(2, 2) @ torch.ones(2, 2), RuntimeError, ELSEWHERE),
     (lambda: torch.cat([ones(2, 2), torch.ones(2, 2)]), RuntimeError, ELSEWHERE),
+    (lambda: torch.addbmm(ones(2, 2).half(), ones(1, 2, 2), ones(1, 2, 2)), RuntimeError, "tensors of the same dtype"),
     (lambda: torch.empty(2, dtype=torch.complex32, device="jax"), NotImplementedError, r"no torch\.complex32"),
     (lambda: ones(2, 2).to_sparse(), NotImplementedError, STRIDED),
     (lambda: ones(2, 2).to_sparse_csr(), NotImplementedError, STRIDED),

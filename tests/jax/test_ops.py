@@ -86,6 +86,8 @@ def leaf(*shape: int, seed: int = 0) -> Tensor:
 WORDS, OFFSETS = torch.tensor([1, 2, 4, 5, 4, 3, 2, 9]), torch.tensor([0, 4, 4, 7])
 ROW = torch.tensor([[0.0, -INF, 1.0], [-INF, -INF, -INF], [NAN, 0.0, 1.0]])
 NOTHING = torch.zeros(0, dtype=torch.int64)
+FACTORS = torch.linalg.lu_factor(2 * torch.eye(3) + 1j * torch.arange(9.0).view(3, 3).sin())
+SIDE, ZETAS = torch.ones(3, 2) * (1 + 2j), torch.tensor([-8, 9, 0, 5])
 IMAGE, PART = torch.arange(216).mul(97).remainder(256).byte().view(1, 3, 8, 9), torch.linspace(0.02, 0.98, 9).double()
 CALLS = {
     "masks": [
@@ -115,6 +117,20 @@ CALLS = {
             check(torch._dirichlet_grad, PART, scale * PART, torch.full_like(PART, scale), loose=2e4)
             for scale in (0.1, 2, 300)  # the CPU's has 3 digits
         ),
+    ],
+    "factors of complex matrices": [
+        check(torch.linalg.lu_solve, *FACTORS, SIDE if left else SIDE.mT, left=left, adjoint=adjoint, loose=8)
+        for left in (False, True)
+        for adjoint in (False, True)
+    ],
+    "numbers": [
+        *(
+            check(lambda x, *ends: torch.linspace(*ends, dtype=x.dtype, device=x.device), kind, *ends)
+            for kind in (NOTHING, NOTHING.byte())
+            for ends in ((50, 1, 50), (0, 63, 50))
+        ),
+        *(check(torch.special.zeta, *given) for given in ((ZETAS, -5), (9, ZETAS), (ZETAS, 3.5))),
+        check(torch.ops.aten.native_dropout_backward, torch.tensor([INF, 1.0]).half(), torch.tensor([True, True]), 2.0),
     ],
     "rows": [
         *(check(f, ROW, dim) for f in (torch.softmax, torch.log_softmax) for dim in (0, -1)),

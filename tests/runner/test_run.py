@@ -346,8 +346,7 @@ def test_more_processes_start_for_more_cases(
 def test_a_baseline_excuses_what_it_lists_alone(folder: Path, whole: Run) -> None:
     assert run(folder, "deviations", "baseline", str(whole.path), "--out=baseline.txt", code=0).stdout == ""
     red = {key for key, status in statuses(whole).items() if status in RED}
-    done = run(folder, *EAGER, *PRODUCTS, "--baseline=baseline.txt", "--run-file=known/one.jsonl", code=1)
-    assert "No case is red on 1 device, but the run failed: failed: preflight" in done.stdout  # the fault of the device
+    done = run(folder, *EAGER, *PRODUCTS, "--baseline=baseline.txt", "--run-file=known/one.jsonl", code=0)
     found = read(folder / "known" / "one.jsonl")
     assert {key for key, status in statuses(found).items() if status == "deviation"} == red
     assert f"baseline baseline.txt: {len(red)} cases are failing as it says" in done.stdout
