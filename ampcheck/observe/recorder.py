@@ -143,9 +143,10 @@ def overload_name(func: OpOverload) -> str:
 
 
 def overload(name: str) -> OpOverload:
-    """Return the callable of an aten overload, e.g. `overload("sum.dim_IntList")`."""
-    packet, _, variant = name.partition(".")
-    found: OpOverload = getattr(getattr(torch.ops.aten, packet), variant or "default")
+    """Return the callable of an overload by the name that `overload_name` gives, e.g. `overload("sum.dim_IntList")`."""
+    namespace, _, own = name.rpartition("::")
+    packet, _, variant = own.partition(".")
+    found: OpOverload = getattr(getattr(getattr(torch.ops, namespace or "aten"), packet), variant or "default")
     return found
 
 
