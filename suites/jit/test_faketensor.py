@@ -15,6 +15,7 @@ nightly run. What already differs outside of every region is not compared: it ha
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -91,6 +92,26 @@ COMPILED = Product(
     {"compiler": ("aot", "inductor"), "op": tuple(OPS)},
     {"it reaches a kernel with a policy in a backward pass in a region alone": where(op=IN_DERIVATIVES)},
 )
+_MIXED = """
+    __rmatmul__ _batch_norm_with_update _chunk_cat _native_batch_norm_legit _softmax_backward_data
+    _unsafe_masked_index_put_accumulate addbmm addmm addmm.decomposed addmv allclose baddbmm bmm
+    bmm.triton_optimized cartesian_prod cross dot einsum grid_sampler_2d grid_sampler_3d heaviside histogram
+    histogramdd index_add index_copy index_put index_reduce.amax index_reduce.amin index_reduce.mean
+    index_reduce.prod inner isclose lerp linalg.cross linalg.multi_dot linalg.solve linalg.solve_ex linalg.vecdot
+    lu_solve masked_scatter matmul meshgrid.list_of_tensors meshgrid.variadic_tensors mm mv native_batch_norm
+    native_group_norm native_layer_norm nn.functional.batch_norm nn.functional.bilinear
+    nn.functional.binary_cross_entropy nn.functional.conv1d nn.functional.conv2d nn.functional.conv3d
+    nn.functional.conv_transpose1d nn.functional.conv_transpose2d nn.functional.conv_transpose3d
+    nn.functional.embedding_bag nn.functional.grid_sample nn.functional.group_norm nn.functional.instance_norm
+    nn.functional.layer_norm nn.functional.linear nn.functional.linear_cross_entropy
+    nn.functional.linear_cross_entropy.chunked nn.functional.linear_cross_entropy.chunked_none
+    nn.functional.multi_head_attention_forward nn.functional.nll_loss nn.functional.prelu
+    nn.functional.scaled_dot_product_attention put scatter scatter_add scatter_reduce.amax scatter_reduce.amin
+    scatter_reduce.mean scatter_reduce.prod scatter_reduce.sum tensordot vdot
+"""
+MIXED = tuple(_MIXED.split())
+"""Ops that take one of float32 and the lower precision and refuse both together, outside of a region or in it: found
+on torch 2.13 by such calls of each op of the database."""
 DATABASE = Product({"op": tuple(sorted({op for rows in op_database.tables().values() for op in rows}))}, nightly=True)
 
 RAISED = "what it raises"
@@ -261,3 +282,59 @@ def test_database(amp: Amp, op: str) -> None:
             for phase in ("forward", *BACKWARD):
                 for way in ("fake", "meta"):
                     _assert_agrees(amp, op, given, phase, way, number, f"sample {number}, {given}, {phase}, {way}: ")
+
+
+def _raises(function: Callable[..., object], inputs: Sequence[torch.Tensor]) -> bool:
+    try:
+        function(*(x.clone() for x in inputs))
+    except Exception:  # the op may raise anything
+        return True
+    return False
+
+
+def _mixed(amp: Amp, op: str) -> list[tuple[str, Callable[..., object], list[torch.Tensor]]]:
+    """Return calls that real tensors refuse since one is in the lower precision: of a sample right in either dtype."""
+    info = amp.op_info(op)
+    for number, sample in enumerate(amp.op_samples(info, torch.float32, 8) if info else ()):
+        flat, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
+        places = [place for place, value in enumerate(flat) if isinstance(value, torch.Tensor)]
+        wide = [place for place in places if flat[place].dtype is torch.float32]
+
+        def call(on: bool, *given: torch.Tensor, flat: list[Any] = flat, spec: Any = spec) -> object:
+            left = iter(given)
+            filled = [next(left) if isinstance(value, torch.Tensor) else value for value in flat]
+            first, others, named = tree_unflatten(filled, spec)
+            with torch.autocast(amp.type, dtype=amp.dtype, enabled=on):
+                return info.op(first, *others, **named)
+
+        def given(*low: int, flat: list[Any] = flat, places: list[int] = places) -> list[torch.Tensor]:
+            return [flat[place].to(amp.dtype) if place in low else flat[place] for place in places]
+
+        outside, inside = partial(call, False), partial(call, True)
+        if len(wide) > 1 and not _raises(outside, given()) and not _raises(outside, given(*wide)):
+            made = [(f"sample {number}, tensor {places.index(place)} low", given(place)) for place in wide]
+            refused = [(f"{what}, outside of a region", outside, x) for what, x in made if _raises(outside, x)]
+            refused += [(f"{what}, in a region", inside, x) for what, x in made if _raises(inside, x)]
+            if refused:
+                return refused
+    amp.unjudged = "real tensors of two dtypes are taken"
+    return []
+
+
+@scenario(Product({"op": MIXED}), types=("cpu",), dtypes="default")
+def test_mixed(amp: Amp, op: str) -> None:
+    """Fake tensors of two dtypes are refused where real ones are."""
+    for what, call, inputs in _mixed(amp, op):
+        with FakeTensorMode() as mode:
+            amp.assert_equal(f"{what}: refused", _raises(call, [mode.from_tensor(x) for x in inputs]), True)
+
+
+@scenario(Product({"compiler": ("aot", "inductor"), "op": MIXED}, nightly=True), types=("cpu",), dtypes="default")
+def test_mixed_compiled(amp: Amp, compiler: str, op: str) -> None:
+    """A compiled call with tensors of two dtypes is refused where the eager one is."""
+    for what, call, inputs in _mixed(amp, op):
+
+        def compiled(*given: torch.Tensor, call: Callable[..., object] = call) -> object:
+            return amp.compiled(compiler, call, *given)(*given)
+
+        amp.assert_equal(f"{what}: refused", _raises(compiled, inputs), True)

@@ -14,12 +14,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import _meta_registrations
 from torch._C import DispatchKey
 from torch._functorch._aot_autograd import collect_metadata_analysis
 
 # Importing these two defines their operators.
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental import proxy_tensor
 from torch.overrides import TorchFunctionMode
@@ -226,6 +227,17 @@ def traced(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FunctionalTensor)
 
 
+@contextmanager
+def of_two_dtypes(device: str) -> Iterator[None]:
+    """Let fake products of two dtypes be, as https://github.com/pytorch/pytorch/issues/172183 says they were."""
+    takes = wrap(
+        _meta_registrations, common_meta_baddbmm_bmm=lambda own, one, other, *rest: own(one, other.to(one.dtype), *rest)
+    )
+    with takes(device):
+        yield
+    FakeTensorMode.cache_clear()  # it keeps what the products gave
+
+
 class _Cast(TorchFunctionMode):
     """Casts meta tensors in a region of the CPU."""
 
@@ -358,6 +370,7 @@ MUTANTS = mutants(
         },
         "jit/faketensor": {
             "fake-in-low": of_some("cat", fake, in_low),
+            "fake-of-two-dtypes": of_two_dtypes,
             "meta-is-cast": lambda device: _Cast(),
             "compiled-result-doubled": of_some("mm", traced, lambda call: call.registered() * 2),
         },
