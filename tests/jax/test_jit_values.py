@@ -1,12 +1,15 @@
 """Values that Python asks for in a jitted step; what `jit` refuses or runs eagerly, and that nothing is left behind."""
 
+import cProfile
 import math
 import random
 import re
+import sys
 import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -461,3 +464,27 @@ def test_a_model_gives_its_own_kind_of_output() -> None:
         expected, found = (call(input_ids=given, use_cache=False) for call in (model, jit(model, fullgraph=True)))
     assert type(found) is type(expected)
     assert torch.allclose(found.logits, expected.logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["cProfile", "function", "torch.profiler"])
+def test_a_profiler_goes_on_or_says_that_it_cannot(name: str) -> None:
+    seen: list[str] = []
+    profilers: dict[str, Any] = {
+        "cProfile": cProfile.Profile,
+        "function": lambda: nullcontext(sys.setprofile(lambda frame, event, _: seen.append(frame.f_code.co_name))),
+        "torch.profiler": lambda: torch.profiler.profile(with_stack=True),
+    }
+    run = jit(lambda a: a * 2 + 1)
+
+    def later() -> Tensor:
+        return run(ones(3))
+
+    with profilers[name]() as profiler:
+        said = heard(lambda: run(ones(3)))
+        later()
+        sys.setprofile(None)
+    assert run(ones(3)).tolist() == [3.0] * 3
+    assert [("sees nothing of this thread any more" in text) for text in said] == [True] * (name == "torch.profiler")
+    if name == "cProfile":
+        seen = [getattr(entry.code, "co_name", "") for entry in profiler.getstats()]
+    assert ("later" in seen) == (name != "torch.profiler")

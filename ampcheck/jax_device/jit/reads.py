@@ -5,12 +5,14 @@ and classes, that the user's code names become places, which later calls compare
 the next item of an iterator, would do so once: the trace is given up. What reads a clock or a file is named.
 """
 
+import cProfile
 import gc
 import os
 import random
 import sys
 import time
 import types
+import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
@@ -196,7 +198,19 @@ class Reads:
         return self
 
     def __exit__(self, *_: object) -> None:
-        sys.setprofile(self._profile)
+        sys.setprofile(None)
+        before = self._profile
+        if isinstance(before, cProfile.Profile):  # no function, which is all that Python puts back
+            before.enable()
+        elif callable(before):
+            sys.setprofile(before)
+        elif before is not None:
+            warnings.warn(
+                f"the profiler of Python calls, {type(before).__name__}, sees nothing of this thread any more, as jit "
+                "watched what the function reads and cannot put it back; call the function before the profiler begins",
+                UserWarning,
+                stacklevel=3,
+            )
 
     def _see(self, frame: types.FrameType, event: str, arg: Tree) -> None:
         if frame.f_code in self._collecting:  # called by the garbage collector, wherever it is at work
