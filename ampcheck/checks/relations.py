@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from copy import copy
 from functools import partial
 from itertools import product
 from operator import attrgetter
@@ -257,12 +258,23 @@ class _Relations:
             self.agree("gradient", self.gradient, lambda region: self.gradient(self.off), 1e-3)
 
     def duals(self) -> None:
-        """Compare the dtypes of tangents with those of their results, in a disabled region."""
-        with suppress(Exception):  # a formula may raise anything
-            both = self.unpacked(self.off)
-            got, want = ([str(x[k].dtype) for x in both] for k in (1, 0))
-            said = f"have {', '.join(got)} for results in {', '.join(want)}" if got != want else ""
-            self.amp.check(not said, f"dtypes of tangents of sample {self.number}", said or "agree")
+        """Check, in a disabled region, that what has results has derivatives, and tangents in the dtypes of results."""
+        amp, what = self.amp, f"sample {self.number}"
+        (args, kwargs), said = self.fresh(grad=True), ""
+        if isinstance(_run(amp, lambda region: self.op.op(*args, **kwargs), self.off), Exception):
+            return
+        pulled = _run(amp, self.gradient, self.off)
+        if self.op.supports_autograd and (said := refused(pulled)):
+            amp.check(False, f"gradient of {what}", said)
+        both = _run(amp, lambda region: [x for pair in self.unpacked(region) for x in pair], self.off)
+        if not self.op.supports_forward_ad or isinstance(pulled, Exception):
+            return
+        if isinstance(both, Exception):  # a formula may raise anything
+            amp.check(not (said := refused(both)), f"tangent of {what}", said)
+            return
+        got, want = ([str(x.dtype) for x in both[k::2]] for k in (1, 0))
+        said = f"have {', '.join(got)} for results in {', '.join(want)}" if got != want else ""
+        amp.check(not said, f"dtypes of tangents of {what}", said or "agree")
 
     def tangent(self, region: Region) -> object:
         """Return the tangents of the results for tangents of ones."""
@@ -396,6 +408,16 @@ class _Relations:
         args, kwargs = self.fresh(dtype=dtype)
         with region():
             return self.op.op(*args, **kwargs)
+
+
+OTHER = re.compile("not implemented|does not require grad|not supported|derivative for|handle types|Could not run")
+"""What an op says of a kernel or a formula that is not there."""
+
+
+def refused(found: Exception | Result) -> str:
+    """Say what a call raised because of dtypes; "" if it did not."""
+    said = str(found) if isinstance(found, Exception) else ""
+    return f"raised {type(found).__name__}: {said[:200]}" if "type" in said and not OTHER.search(said) else ""
 
 
 class _Changed:
@@ -534,16 +556,53 @@ def low_kernels() -> list[str]:
     return sorted(name for name, dtypes in rows.items() if "fp32" in dtypes and dtypes & {"bf16", "fp16"})
 
 
+def _laid(x: torch.Tensor) -> torch.Tensor:
+    """Return the same numbers in other memory: channels last, or the last two dimensions transposed."""
+    if x.dim() in (4, 5):
+        return x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
+    return x.mT.contiguous().mT if x.dim() > 1 else x
+
+
+def _huge(low: torch.dtype, x: torch.Tensor) -> torch.Tensor:
+    """Return numbers of which the largest is near the end of a lower precision."""
+    return x * (0.55 * torch.finfo(low).max / max(x.abs().max().item(), 1e-30)) if x.numel() else x
+
+
+MOVED: dict[str, tuple[Callable[[torch.dtype, torch.Tensor], torch.Tensor], ...]] = {
+    "strided": (lambda low, x: _laid(x),),
+    "zero": (lambda low, x: x * 0,),
+    "huge": (_huge, lambda low, x: _laid(_huge(low, x))),
+}
+"""What changes the first argument of a kernel in the lower precision."""
+
+
 def assert_kernel(amp: Amp, name: str, given: str) -> None:
-    """Compare an op's kernels in the lower precision with float64's, on numbers as they are or with an infinite one."""
+    """Compare an op's kernels in the lower precision with float64's: as they are, infinite, or `MOVED`."""
     op, samples = _op(amp, name)
     amp.unjudged = f"{name} has no results in {amp.dtype} that float64 could judge"
     for number, sample in enumerate(samples):
         one = _Relations(amp, op, number, sample)
         if given == "infinite":
             one.infinite()
-        elif not one.rounds_inside():
+        elif given not in MOVED and not one.rounds_inside():
             one.rounded()
+        elif not one.rounds_inside() and (given != "huge" or len(one.kernels()) == 1):
+            kind = copy(op)
+            kind.supports_autograd &= given != "huge"  # formulas of gradients round, and so overflow, between their ops
+            for change in MOVED[given]:
+                first = pytree.tree_map(lambda x: change(amp.dtype, x) if is_real(x) else x, sample.input)  # noqa: B023
+                made = SimpleNamespace(input=first, args=sample.args, kwargs=sample.kwargs)
+                _Relations(amp, kind, number, made).rounded()
+
+
+def assert_counted(amp: Amp, name: str) -> None:
+    """Check the derivatives of an op of a real number and integers."""
+    op, samples = _op(amp, name)
+    amp.unjudged = f"{name} has no derivatives"
+    for number, sample in enumerate(samples):
+        made = _Changed((sample.input, *sample.args), sample.kwargs, torch.Tensor.long)
+        made.input = sample.input
+        _Relations(amp, op, number, made).duals()
 
 
 def assert_relations(amp: Amp, name: str, given: str) -> None:
@@ -557,7 +616,7 @@ def assert_relations(amp: Amp, name: str, given: str) -> None:
         if "unsafe to autocast" in str(_run(amp, one.inside(op.op), one.on)):
             continue
         one.memory()
-        if given in ("wide", "low") and op.supports_forward_ad:
+        if given in ("wide", "low"):
             one.duals()
         # A result hardly depends on small arguments, and outside a low one is less exact.
         if given in ("wide", "large"):

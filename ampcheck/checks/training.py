@@ -92,6 +92,17 @@ def iterate(
 
 
 @contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Make new tensors in another dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
 def one_process(kind: str = "fake") -> Iterator[None]:
     """Make a process group of this process alone, which a scaler of shards asks, for any device."""
     if kind == "fake":

@@ -160,6 +160,12 @@ def _sharded(net: Any, parts: Iterable[Any] = (), **policy: Any) -> Any:
     return net
 
 
+def _older(net: torch.nn.Module, policy: Any = None) -> Any:
+    """Shard a module by FullyShardedDataParallel."""
+    options = {"mixed_precision": policy, "use_orig_params": True, "device_id": torch.device("cpu")}
+    return dist.fsdp.FullyShardedDataParallel(net, **options)
+
+
 @contextmanager
 def _unreduced(net: Any) -> Iterator[None]:
     """Turn the reduction of a sharded module off and on."""
@@ -215,7 +221,7 @@ WRAPPERS: dict[str, _Way] = {
     ),
     "fsdp_layers": _Way(lambda net, low: _sharded(net, (net.first, net.last)), error=1e-6, unreduced=_unreduced),
     "fsdp1": _Way(
-        lambda net, low: dist.fsdp.FullyShardedDataParallel(net, use_orig_params=True, device_id=torch.device("cpu")),
+        lambda net, low: _older(net),
         error=1e-6,
         scaler=lambda: dist.fsdp.sharded_grad_scaler.ShardedGradScaler("cpu", init_scale=1024.0),
         gathered=lambda net: net.summon_full_params(net, with_grads=True),
@@ -601,8 +607,7 @@ def test_mixed(amp: Amp, param: str, reduce: str, buffer: str, gradients: str, b
         layer.register_buffer("kept", torch.ones(4))
         layer.register_forward_hook(lambda *_: layer.seen.append(layer.kept.dtype))
         policy = dist.fsdp.MixedPrecision(_dtype(amp, param), _dtype(amp, reduce), held, gradients == "low")
-        options = {"mixed_precision": policy, "use_orig_params": True, "device_id": torch.device("cpu")}
-        net = dist.fsdp.FullyShardedDataParallel(layer, **options)
+        net = _older(layer, policy)
         if before != "nothing":
             with torch.set_grad_enabled(before == "unused"):
                 net.eval()(part)
@@ -621,6 +626,59 @@ def test_mixed(amp: Amp, param: str, reduce: str, buffer: str, gradients: str, b
         amp.assert_close("gradients", torch.cat(made), whole.float(), max(1e-6, 2 * torch.finfo(reduced).eps))
 
 
+def _state(net: Any) -> dict[str, torch.Tensor]:
+    """Return the whole state of a sharded module."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    return get_model_state_dict(net, options=StateDictOptions(full_state_dict=True))  # type: ignore[return-value]
+
+
+@scenario(
+    way=["older", "older_low", "newer"], asked=["state", "gradients"], types=("cpu",), values=True, dtypes="default"
+)
+def test_asked(amp: Amp, way: str, asked: str) -> None:
+    """State is saved in the dtypes that it was made in, whole gradients in theirs (MixedPrecision; fully_shard)."""
+    batch, low, held = amp.rand(4, 4), amp.dtype, _Layer()
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.int64):
+        held.register_buffer(str(dtype)[6:], torch.full((2,), 3, dtype=dtype))
+    wanted = {name: one.clone() for name, one in held.state_dict().items()}
+    if asked == "gradients":
+        each = [_by_casts([part], low, low, low, None, low) for part in batch.chunk(2)]
+        kept = low if way == "older_low" else torch.float32
+        wanted = {name: (each[0][name] / 2 + each[1][name] / 2).to(kept) for name in ("weight", "factor")}
+
+    def run() -> dict[str, torch.Tensor]:
+        policy = dist.fsdp.MixedPrecision(low, None, low, way == "older_low")
+        net = _sharded(held, param_dtype=low) if way == "newer" else _older(held, policy)
+        net(batch.chunk(2)[dist.get_rank()]).float().square().mean().backward()
+        if asked == "state":
+            return _state(net)
+        with nullcontext() if way == "newer" else net.summon_full_params(net, with_grads=True):
+            return {name: _whole(one.grad) for name, one in held.named_parameters()}
+
+    for rank, got in enumerate(on_ranks(amp, run)):
+        for name, one in wanted.items():
+            amp.assert_close(f"{name} on rank {rank}", got[name], one, 2 * torch.finfo(low).eps)
+
+
+@scenario(way=["older", "newer"], before=["nothing", "trained"], types=("cpu",), values=True, dtypes="default")
+def test_converted(amp: Amp, way: str, before: str) -> None:
+    """A sharded module that is converted computes, and is saved, in the new dtype (Module.to; fully_shard)."""
+
+    def run() -> set[torch.dtype]:
+        layer, batch = _Layer(), torch.ones(4, 4)
+        net = _older(layer) if way == "older" else _sharded(layer)
+        if before == "trained":
+            net(batch).square().mean().backward()
+            net.zero_grad()
+        net.to(amp.dtype)(batch.to(amp.dtype)).float().square().mean().backward()
+        own = [one.grad.dtype for one in layer.parameters() if one.grad is not None]
+        return {*layer.seen, *own, *(one.dtype for one in _state(net).values())}
+
+    for rank, got in enumerate(on_ranks(amp, run)):
+        amp.assert_equal(f"dtypes on rank {rank}", got, {amp.dtype})
+
+
 HELD: dict[str, tuple[Callable[..., Any], Callable[..., torch.Tensor]]] = {
     "nested": (lambda x: {"a": [({"b": x},)]}, lambda held: held["a"][0][0]["b"]),
     "dataclass": (make_dataclass("Held", ["x"]), lambda held: held.x),
@@ -635,9 +693,8 @@ def test_held(amp: Amp, held: str) -> None:
     batch, (make, take) = amp.rand(3, 4), HELD[held]
 
     def run() -> list[Any]:
-        fsdp, layers = dist.fsdp, [_Layer(*HELD[held]) for _ in range(2)]
-        options = {"mixed_precision": fsdp.MixedPrecision(amp.dtype), "device_id": torch.device("cpu")}
-        older = fsdp.FullyShardedDataParallel(layers[0], **options)
+        layers = [_Layer(*HELD[held]) for _ in range(2)]
+        older = _older(layers[0], dist.fsdp.MixedPrecision(amp.dtype))
         newer = _sharded(layers[1], param_dtype=amp.dtype, output_dtype=torch.float32)
         outs = [take(net(make(batch))).dtype for net in (older, newer)]
         return [*(layer.seen[0] for layer in layers), *outs]
@@ -819,6 +876,25 @@ def test_reduced_across(amp: Amp, reduce: str, accumulate: str) -> None:
 
     for rank, got in enumerate(on_ranks(amp, run)):
         amp.assert_identical(f"gradient on rank {rank}", got, times * parts.to(kind).sum().float().view(1, 1))
+
+
+@scenario(forward=["unsaid", "low"], back=["unsaid", "float32", "low"], types=("cpu",), values=True, dtypes="default")
+def test_redistributed(amp: Amp, forward: str, back: str) -> None:
+    """A redistribution and its gradient's are in the dtypes that are asked for (DTensor.redistribute)."""
+    parts = torch.tensor([[1.0], [torch.finfo(amp.dtype).eps / 8]])
+    sent, summed = (_dtype(amp, one) or torch.float32 for one in (forward, back))
+
+    def run() -> list[torch.Tensor]:
+        spread = dist.tensor.distribute_tensor(torch.ones(2, 1), _mesh(), [dist.tensor.Shard(0)]).requires_grad_()
+        options = {"forward_dtype": _dtype(amp, forward), "backward_dtype": _dtype(amp, back)}
+        whole = spread.redistribute(placements=[dist.tensor.Replicate()], **options)
+        local = whole.to_local(grad_placements=[dist.tensor.Partial()])
+        (local.float() * parts[dist.get_rank()]).sum().backward()
+        return [local.detach(), _whole(spread.grad)]
+
+    for rank, got in enumerate(on_ranks(amp, run)):
+        amp.assert_identical(f"values on rank {rank}", got[0], torch.ones(2, 1, dtype=sent))
+        amp.assert_identical(f"gradient on rank {rank}", got[1], parts.to(sent).to(summed).sum().float().expand(2, 1))
 
 
 @scenario(logits=["wide", "low"], around=["none", "same"], types=("cpu",), values=True, dtypes="default")

@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from ampcheck.checks import layouts
+from ampcheck.checks.training import default_dtype
 from ampcheck.runner.suite import Amp, DeviceAmp, Product, other_than, scenario, where
 from ampcheck.spec.torch_dtypes import name_of
 
@@ -286,15 +287,10 @@ def test_checks_on_request(amp: Amp, op: str) -> None:
 def test_default_dtype(amp: Amp, default: str) -> None:
     """What is cast, and to which dtype, is not for `torch.set_default_dtype` to say (amp.html#op-eligibility)."""
     x, low, half = amp.rand(3, 3), amp.rand(3, 3, dtype=amp.dtype), name_of(amp.dtype)
-    before = torch.get_default_dtype()
-    try:
-        torch.set_default_dtype(torch.float64 if default == "double" else amp.dtype)
-        with amp.region():
-            amp.assert_received("mm", lambda: torch.mm(x, x), (half, half))
-            amp.assert_received("mse_loss", lambda: mse_loss(low, x), ("fp32", "fp32"))
-            amp.assert_equal("dtype of a concatenation", torch.cat([low, x]).dtype, torch.float32)
-    finally:
-        torch.set_default_dtype(before)
+    with default_dtype(torch.float64 if default == "double" else amp.dtype), amp.region():
+        amp.assert_received("mm", lambda: torch.mm(x, x), (half, half))
+        amp.assert_received("mse_loss", lambda: mse_loss(low, x), ("fp32", "fp32"))
+        amp.assert_equal("dtype of a concatenation", torch.cat([low, x]).dtype, torch.float32)
 
 
 @scenario()

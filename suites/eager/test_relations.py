@@ -12,6 +12,8 @@ there without autocast, too, is the op's own and not autocast's. Each relation f
 - `pieces`: an elementwise op gives an element among others what it gives it alone, whatever vectors a kernel uses.
 - `accuracy`: the error beside float64 is one that rounding of inputs and result to the lower precision explains.
 - `rounded`: so is that of a kernel that gets the lower precision, beside float64 of the same numbers.
+- `strided`, `zero`, `huge`: so it is in other memory, of zero, and of numbers whose sums overflow.
+- `counted`: an op of real numbers and integers has derivatives as with real numbers alone.
 - `infinite`: where one low argument is infinite or nan, the same results are infinite or nan as in float64.
 
 A case runs every relation that its op has, on samples of the database as they are (`wide`), with a first argument that
@@ -27,6 +29,8 @@ import pytest
 import torch
 
 from ampcheck.checks.relations import (
+    MOVED,
+    assert_counted,
     assert_kernel,
     assert_pieces,
     assert_program,
@@ -44,6 +48,18 @@ GIVEN = Product({"op": NAMES, "given": ("low", "large", "small", "moved")}, nigh
 STEPS = {"histc", "grid_sampler_2d", "grid_sampler_3d", "nn.functional.grid_sample"}
 """Ops whose results step: a rounding decides into which bin a number falls, and which pixel is the nearest."""
 KERNELS = Product({"op": sorted({*low_kernels()} - STEPS), "given": ("rounded", "infinite")}, nightly=True)
+INSIDE = {"atan2": "zero", "cross": "huge", "linalg.cross": "huge", "matrix_exp": "strided zero huge"} | {
+    "native_group_norm": "zero",
+    "native_layer_norm": "huge",
+    "nn.functional.cosine_embedding_loss": "huge",
+    "nn.functional.layer_norm": "huge",
+    "nn.functional.triplet_margin_with_distance_loss": "zero",
+}
+CHANGED = Product(
+    {"op": sorted({*low_kernels()} - STEPS), "given": tuple(MOVED)},
+    {"it squares, or multiplies before it subtracts": lambda cell: cell["given"] in INSIDE.get(cell["op"], "")},
+    nightly=True,
+)
 
 
 # ---- siblings
@@ -120,6 +136,18 @@ def test_given(amp: Amp, op: str, given: str) -> None:
 def test_kernel(amp: Amp, op: str, given: str) -> None:
     """A kernel that gets the lower precision gives what float64 does of the same numbers, but for rounding."""
     assert_kernel(amp, op, given)
+
+
+@scenario(CHANGED, types=("cpu", "cuda"), values=True, database=True)
+def test_changed(amp: Amp, op: str, given: str) -> None:
+    """So does one whose first argument is zero, near the end of its dtype, or in other memory than is usual."""
+    assert_kernel(amp, op, given)
+
+
+@scenario(Product({"op": NAMES}, nightly=True), types=("cpu", "cuda"), values=True, database=True, dtypes="default")
+def test_counted(amp: Amp, op: str) -> None:
+    """An op that takes integers beside real numbers has derivatives, and tangents of its results' dtypes."""
+    assert_counted(amp, op)
 
 
 @scenario(op=elementwise(), values=True, database=True, dtypes="default")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcheck.checks.training import iterate, one_process, step_and_update, trained
+from ampcheck.checks.training import default_dtype, iterate, one_process, step_and_update, trained
 from ampcheck.runner.suite import Amp, scenario
 
 pytestmark = pytest.mark.rule("loops")
@@ -311,14 +311,9 @@ def test_sharded_gradients(amp: Amp, grad: str, default: str) -> None:
     leaf = torch.nn.Parameter(torch.zeros(1, 2, device=amp.type, dtype=dtype))
     leaf.grad = made if "sparse" in grad else values.sum(0, keepdim=True)
     optimizer = torch.optim.SGD([leaf], lr=1.0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, default))
-    try:
-        with _sharded(amp) as scaler:
-            scaler.scale(torch.zeros((), device=amp.type))
-            scaler.unscale_(optimizer)
-    finally:
-        torch.set_default_dtype(before)
+    with default_dtype(getattr(torch, default)), _sharded(amp) as scaler:
+        scaler.scale(torch.zeros((), device=amp.type))
+        scaler.unscale_(optimizer)
     got = leaf.grad.to_dense()
     amp.assert_equal("dtype of the gradient", got.dtype, dtype)
     amp.assert_identical("the gradient", got, torch.tensor([[1.5, 2.0]], device=amp.type, dtype=dtype))

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _get_capturable_supported_devices
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
-from ampcheck.checks.training import one_process, step_and_update
+from ampcheck.checks.training import default_dtype, one_process, step_and_update
 from ampcheck.runner.suite import Amp, Product, other_than, scenario, where
 
 pytestmark = pytest.mark.rule("optimizers")
@@ -74,7 +74,7 @@ STEPPED = Product(
         "optimizer": (*OPTIMIZERS, *FUSED),
         "way": tuple(WAYS),
         "gradients": ("dense", "late", "missing", "sparse", "large", "brain", "double"),
-        "around": ("nothing", "divided", "hooks", "closure", "group_added", "loaded", "copied"),
+        "around": ("nothing", "divided", "hooks", "closure", "group_added", "loaded", "copied", "default"),
         "scaler": ("plain", "sharded", "own"),
     },
     {
@@ -226,11 +226,15 @@ def test_as_without_one(amp: Amp, optimizer: str, way: str, gradients: str, arou
         return
     checked = torch.sparse.check_sparse_tensor_invariants(enable=gradients == "sparse")
     with one_process() if scaler == "sharded" else nullcontext(), checked:
-        _compare(amp, training(), training(plain=True), _scaler(amp, scaler))
+        _compare(amp, training(), training(plain=True), scaler)
 
 
-def _compare(amp: Amp, got: _Training, want: _Training, scaler: Any) -> None:
+def _compare(amp: Amp, got: _Training, want: _Training, kind: str) -> None:
     """Train with a scaler, and without one, in a plain loop, where no gradient overflows."""
+    scaler, default = (
+        _scaler(amp, kind),
+        {"plain": torch.float64, "sharded": torch.bfloat16, "own": torch.float16}[kind],
+    )
     far = 4 * torch.finfo(torch.bfloat16).eps if got.gradients == "brain" else 3e-6  # kernels round elsewhere
     for step in range(6):
         for one in (got, want):
@@ -247,8 +251,9 @@ def _compare(amp: Amp, got: _Training, want: _Training, scaler: Any) -> None:
                 continue
         if got.around == "divided":
             scaler.unscale_(got.stepped)
-        returned = scaler.step(got.stepped)
-        scaler.update()
+        with default_dtype(default if got.around == "default" else torch.float32):
+            returned = scaler.step(got.stepped)
+            scaler.update()
         unscaled = got.derivatives()
         left = [name for name in ("grad_scale", "found_inf") if hasattr(got.stepped, name)]
         amp.assert_equal(f"attributes left {what}", left, [])
@@ -259,7 +264,10 @@ def _compare(amp: Amp, got: _Training, want: _Training, scaler: Any) -> None:
                 amp.assert_identical(f"{name} {what}, which is skipped", after.get(name), before[name])
         else:
             want.differentiate(step, None)
-            want.stepped.step(*([lambda: 0.0] if want.around == "closure" else []))
+            # Steps are counted in float64 where that is the default, and in float32 everywhere else.
+            wide = got.around == "default" and kind == "plain" and not got.fused
+            with default_dtype(torch.float64 if wide else torch.float32):
+                want.stepped.step(*([lambda: 0.0] if want.around == "closure" else []))
             after, expected = got.state(), want.state()
             amp.assert_equal(f"names of what is kept {what}", sorted(after), sorted(expected))
             for name in after.keys() & expected.keys():
