@@ -634,7 +634,7 @@ def _state(net: Any) -> dict[str, torch.Tensor]:
 
 
 @scenario(
-    way=["older", "older_low", "newer"], asked=["state", "gradients"], types=("cpu",), values=True, dtypes="default"
+    way=["older", "older_low", "newer"], asked=["saved", "gradients"], types=("cpu",), values=True, dtypes="default"
 )
 def test_asked(amp: Amp, way: str, asked: str) -> None:
     """State is saved in the dtypes that it was made in, whole gradients in theirs (MixedPrecision; fully_shard)."""
@@ -651,7 +651,7 @@ def test_asked(amp: Amp, way: str, asked: str) -> None:
         policy = dist.fsdp.MixedPrecision(low, None, low, way == "older_low")
         net = _sharded(held, param_dtype=low) if way == "newer" else _older(held, policy)
         net(batch.chunk(2)[dist.get_rank()]).float().square().mean().backward()
-        if asked == "state":
+        if asked == "saved":
             return _state(net)
         with nullcontext() if way == "newer" else net.summon_full_params(net, with_grads=True):
             return {name: _whole(one.grad) for name, one in held.named_parameters()}
