@@ -259,22 +259,21 @@ class _Relations:
 
     def duals(self) -> None:
         """Check, in a disabled region, that what has results has derivatives, and tangents in the dtypes of results."""
-        amp, what = self.amp, f"sample {self.number}"
-        (args, kwargs), said = self.fresh(grad=True), ""
+        amp, what, (args, kwargs) = self.amp, f"of sample {self.number}", self.fresh(grad=True)
         if isinstance(_run(amp, lambda region: self.op.op(*args, **kwargs), self.off), Exception):
             return
         pulled = _run(amp, self.gradient, self.off)
-        if self.op.supports_autograd and (said := refused(pulled)):
-            amp.check(False, f"gradient of {what}", said)
         both = _run(amp, lambda region: [x for pair in self.unpacked(region) for x in pair], self.off)
-        if not self.op.supports_forward_ad or isinstance(pulled, Exception):
+        if self.op.supports_autograd and (said := refused(pulled)):
+            amp.check(False, f"gradient {what}", said)
+        elif not self.op.supports_forward_ad:
             return
-        if isinstance(both, Exception):  # a formula may raise anything
-            amp.check(not (said := refused(both)), f"tangent of {what}", said)
-            return
-        got, want = ([str(x.dtype) for x in both[k::2]] for k in (1, 0))
-        said = f"have {', '.join(got)} for results in {', '.join(want)}" if got != want else ""
-        amp.check(not said, f"dtypes of tangents of {what}", said or "agree")
+        elif isinstance(both, Exception):
+            amp.check(not (said := refused(both)), f"tangent {what}", said)
+        else:
+            got, want = ([str(x.dtype) for x in both[k::2]] for k in (1, 0))
+            said = f"have {', '.join(got)} for results in {', '.join(want)}" if got != want else ""
+            amp.check(not said, f"dtypes of tangents {what}", said or "agree")
 
     def tangent(self, region: Region) -> object:
         """Return the tangents of the results for tangents of ones."""
@@ -411,11 +410,10 @@ class _Relations:
 
 
 OTHER = re.compile("not implemented|does not require grad|not supported|derivative for|handle types|Could not run")
-"""What an op says of a kernel or a formula that is not there."""
 
 
 def refused(found: Exception | Result) -> str:
-    """Say what a call raised because of dtypes; "" if it did not."""
+    """Say what a call raised because of dtypes, and not because a kernel or a formula is not there."""
     said = str(found) if isinstance(found, Exception) else ""
     return f"raised {type(found).__name__}: {said[:200]}" if "type" in said and not OTHER.search(said) else ""
 

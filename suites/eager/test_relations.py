@@ -48,18 +48,14 @@ GIVEN = Product({"op": NAMES, "given": ("low", "large", "small", "moved")}, nigh
 STEPS = {"histc", "grid_sampler_2d", "grid_sampler_3d", "nn.functional.grid_sample"}
 """Ops whose results step: a rounding decides into which bin a number falls, and which pixel is the nearest."""
 KERNELS = Product({"op": sorted({*low_kernels()} - STEPS), "given": ("rounded", "infinite")}, nightly=True)
-INSIDE = {"atan2": "zero", "cross": "huge", "linalg.cross": "huge", "matrix_exp": "strided zero huge"} | {
-    "native_group_norm": "zero",
-    "native_layer_norm": "huge",
-    "nn.functional.cosine_embedding_loss": "huge",
-    "nn.functional.layer_norm": "huge",
-    "nn.functional.triplet_margin_with_distance_loss": "zero",
+INSIDE = {
+    "strided": {"matrix_exp"},
+    "zero": {"matrix_exp", "atan2", "native_group_norm", "nn.functional.triplet_margin_with_distance_loss"},
+    "huge": {"matrix_exp", "cross", "linalg.cross", "nn.functional.cosine_embedding_loss"}
+    | {"native_layer_norm", "nn.functional.layer_norm"},
 }
-CHANGED = Product(
-    {"op": sorted({*low_kernels()} - STEPS), "given": tuple(MOVED)},
-    {"it squares, or multiplies before it subtracts": lambda cell: cell["given"] in INSIDE.get(cell["op"], "")},
-    nightly=True,
-)
+REASONS = {"it squares, or multiplies before it subtracts": lambda cell: cell["op"] in INSIDE[cell["given"]]}
+CHANGED = Product({"op": sorted({*low_kernels()} - STEPS), "given": tuple(MOVED)}, REASONS, nightly=True)
 
 
 # ---- siblings
