@@ -12,7 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ampcheck.checks.scenario import DeviceAmp
+from ampcheck.devices.registry import known
 from ampcheck.jax_device import jit
+from suites.jit.test_faketensor import MIXED, _mixed, _raises
 from tests.jax.agreement import INF, NAN, close, moved, same
 
 check = partial(partial, same)
@@ -260,3 +263,14 @@ def test_ctc_loss_is_compiled() -> None:
         return F.ctc_loss(scores.log_softmax(2), targets, *lengths)
 
     assert torch.isfinite(step(torch.zeros(7, 1, 5, device="jax")))
+
+
+@pytest.mark.filterwarnings("ignore")  # ops of the database warn of many things
+def test_two_dtypes_that_the_cpu_refuses() -> None:
+    """All but bins in a list, of which `histogramdd` promises nothing."""
+    taken = set()
+    for op in MIXED:
+        for what, call, inputs in _mixed(DeviceAmp(known()["cpu"], "bf16"), op):
+            if "outside" in what and not _raises(call, [x.detach().to("jax") for x in inputs]):
+                taken.add(op)
+    assert taken == {"histogramdd"}

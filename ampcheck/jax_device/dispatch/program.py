@@ -471,10 +471,39 @@ class Functional:
         return program, out
 
 
-def _one_dtype(name: str, taken: list[Tree]) -> None:
-    dtypes = {slot.dtype: None for slot in taken if isinstance(slot, Slot)}
-    if len(dtypes) > 1:
-        raise RuntimeError(f"aten::{name} expected tensors of the same dtype, but got {', '.join(map(str, dtypes))}")
+_NORMS = {
+    "native_layer_norm": (0, 2, 3),
+    "native_group_norm": (0, 1, 2),
+    "_native_batch_norm_legit.no_stats": (0, 1, 2),
+    "_native_batch_norm_legit_functional": (0, 1, 2, 3, 4),
+    "_native_batch_norm_legit_no_training": (0, 1, 2, 3, 4),
+    "_batch_norm_with_update_functional": (0, 1, 2, 3, 4),
+}
+_OF_ONE_DTYPE: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(
+        ("linalg_cross", "heaviside", "grid_sampler_2d", "grid_sampler_3d", "_softmax_backward_data"), (0, 1)
+    ),
+    **dict.fromkeys(("index_put", "_unsafe_index_put", "_index_put_impl", "put"), (0, 2)),
+    **dict.fromkeys(("index_add", "index_copy", "index_reduce"), (0, 3)),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), (0, 2)),
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), (0, 6)),
+    **dict.fromkeys(("_softmax_backward_data", "binary_cross_entropy", "histogram.bins_tensor"), (0, 1)),
+    **_NORMS,
+}
+"""Places of arguments of which PyTorch's CPU kernels refuse two dtypes, and its Meta kernels do not. Those of
+normalizations take a low-precision input with float32 beside it, too."""
+
+
+def _one_dtype(name: str, call: Call, every: bool) -> None:
+    args = [*call.args, *call.kwargs.values()] if every else call.args
+    taken = args if every else [args[place] for place in _OF_ONE_DTYPE.get(name, ()) if place < len(args)]
+    first, *others = dict.fromkeys(slot.dtype for slot in taken if isinstance(slot, Slot)) or [None]
+    if name in _NORMS and first in (torch.float16, torch.bfloat16) and others == [torch.float32]:
+        return
+    if others:
+        raise RuntimeError(
+            f"aten::{name} expected tensors of the same dtype, but got {', '.join(map(str, [first, *others]))}"
+        )
 
 
 class ProgramCache:
@@ -536,8 +565,7 @@ def build(op: Functional, call: Call) -> tuple[Kernel, Kernel]:
     It is compiled at its first use.
     """
     lowering = op.lowering
-    if lowering.one_dtype:
-        _one_dtype(op.name, [*call.args, *call.kwargs.values()])
+    _one_dtype(op.name, call, lowering.one_dtype)
     meta_args = [meta(call, a) for a in call.args]
     meta_kwargs = {name: meta(call, a) for name, a in call.kwargs.items()}
     check_promotion(op.op, meta_args)
