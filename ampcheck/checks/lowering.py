@@ -257,7 +257,7 @@ class _Lowering:
             first = self.leaves[self.places[0]]
             leaves[self.places[0]] = torch.ones(first.shape, dtype=first.dtype, device=self.kind)
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        with torch.autocast(self.kind, dtype=self.low, enabled=self.inside):
+        with torch.autocast(self.kind, dtype=self.low) if self.inside else nullcontext():
             return [x.clone() for x in tensors(self.op.op(*args, **kwargs))]  # an argument may be among them
 
 
@@ -273,7 +273,8 @@ def _lowerings(
                 dtypes = [x.dtype for x in call(call.tensors)]
             except Exception:  # what it refuses is not compiled
                 continue
-            yield f"sample {number}, {kind}, {'in a region' if inside else 'outside of regions'}", call, dtypes
+            around = inside or torch.is_autocast_enabled(amp.type)
+            yield f"sample {number}, {kind}, {'in a region' if around else 'outside of regions'}", call, dtypes
 
 
 def _decided(amp: Amp, calls: Sequence[_Lowering]) -> list[torch.dtype] | Exception:
@@ -285,9 +286,12 @@ def _decided(amp: Amp, calls: Sequence[_Lowering]) -> list[torch.dtype] | Except
 
     inputs = [x for call in calls for x in call.tensors]
     graphs = inductor_graphs()
+    known = getattr(calls[0].op.op, "__globals__", {})
+    # what the database seeds first, Dynamo does not take
+    seeding = {x: lambda call, *args, **kwargs: call(*args, **kwargs) for x in known if x == "wrapper_set_seed"}
     try:
         stopping = patch.object(graphs.GraphLowering, "compile_to_module", _stop)
-        with stopping, graphs.config.patch(fx_graph_cache=False), quiet():
+        with stopping, patch.dict(known, seeding), graphs.config.patch(fx_graph_cache=False), quiet():
             out = amp.compiled("inductor", program, dynamic=False)(*inputs)
         return [x.dtype for x in tensors(out)]
     except Lowered as stopped:
@@ -296,12 +300,12 @@ def _decided(amp: Amp, calls: Sequence[_Lowering]) -> list[torch.dtype] | Except
         return error
 
 
-def assert_lowered(amp: Amp, name: str) -> None:
+def assert_lowered(amp: Amp, name: str, *, regions: Sequence[bool] = (True, False)) -> None:
     """Compare the dtypes of an op's results in Inductor, before it writes code, with those of eager mode.
 
-    What Inductor refuses in float32, too, is no case.
+    What Inductor refuses in float32, too, is no case. `regions`: whether the program has a region of its own.
     """
-    plans = list(_lowerings(amp, name, ("low", "first", "others", "made"), (True, False)))
+    plans = list(_lowerings(amp, name, ("low", "first", "others", "made"), regions))
     if not plans:
         amp.unsupported(f"{name} runs on no low tensors")
     got = _decided(amp, [call for _, call, _ in plans])

@@ -49,9 +49,9 @@ def test_parts_of_a_composite_op(amp: Amp, compiler: str) -> None:
     amp.assert_equal("dtypes, as in eager mode", [y.dtype for y in compiled(x)], want)
 
 
-@scenario(compiler=DYNAMO, placed=["beginning", "behind_an_op", "called_function", "before_a_return"])
+@scenario(compiler=DYNAMO, placed=["before_it", "beginning", "behind_an_op", "called_function", "before_a_return"])
 def test_graph_break(amp: Amp, compiler: str, placed: str) -> None:
-    """A region goes on behind a graph break and ends where it does in eager mode (pytorch#93890, #95837, #102414)."""
+    """A region goes on behind a graph break and ends as in eager mode (pytorch#93890, #95837, #102414, #124900)."""
     kind, low = amp.type, amp.dtype
 
     def inner(x: torch.Tensor) -> torch.Tensor:
@@ -61,7 +61,10 @@ def test_graph_break(amp: Amp, compiler: str, placed: str) -> None:
 
     def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         out: tuple[torch.Tensor, ...] = ()
-        with torch.autocast(kind, dtype=low):
+        region = torch.autocast(kind, dtype=low)
+        if placed == "before_it":
+            torch._dynamo.graph_break()
+        with region:
             if placed == "behind_an_op":
                 out += (torch.mm(x, x),)
             if placed == "called_function":
@@ -84,7 +87,7 @@ def test_graph_break(amp: Amp, compiler: str, placed: str) -> None:
 
 @scenario(compiler=DYNAMO)
 def test_region_given_as_an_argument(amp: Amp, compiler: str) -> None:
-    """A region made outside is entered inside, with a graph break if need be (pytorch#115520)."""
+    """A region made outside, and changed there, is entered inside, with a graph break if need be (pytorch#115520)."""
 
     def program(x: torch.Tensor, region: torch.autocast) -> torch.Tensor:
         with region:
@@ -95,6 +98,10 @@ def test_region_given_as_an_argument(amp: Amp, compiler: str) -> None:
     for dtype in (amp.dtype, amp.other, amp.dtype):
         amp.assert_equal(f"dtype in a region of {dtype}", compiled(x, amp.region(dtype)).dtype, dtype)
         amp.assert_equal("state after it", amp.state(), (False, amp.default, True))
+    region = amp.region()
+    for dtype in (amp.dtype, amp.other):
+        region.fast_dtype = dtype
+        amp.assert_equal(f"dtype in a region that changes to {dtype}", compiled(x, region).dtype, dtype)
 
 
 @scenario(compiler=["dynamo", "aot", "inductor", "export", "jaxcompile"])

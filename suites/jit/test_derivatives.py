@@ -12,15 +12,17 @@ Regions inside the function choose the dtypes of the forward pass and of what is
 the dtypes and values of the results and the gradients, the dtypes of each product of the backward pass, and how many
 casts there are. The backend `eager` leaves the backward pass to autograd, which the setting does not reach. With
 compiled autograd (torch._dynamo.config.compiled_autograd) the backward pass is compiled once more. A nightly run takes
-about ten minutes.
+about ten minutes. `CUSTOM`: functions that have rules of their own, by each way to take a derivative.
 """
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
 
+from ampcheck.checks.training import plain_function
 from ampcheck.runner.suite import Amp, Product, other_than, scenario, where
 
 pytestmark = pytest.mark.rule("derivatives")
@@ -141,3 +143,48 @@ def test_gradients_of_regions(
             amp.check(more <= casts, "casts of the backward pass", f"got {more}; expected at most {casts}")
     torch.set_autocast_cache_enabled(True)
     amp.assert_equal("state afterwards", (*amp.state(), amp.depth()), (False, amp.default, True, 0))
+
+
+CUSTOM = Product(
+    {
+        "compiler": ("dynamo", "aot"),
+        "forward": ("plain", "in_place", "noted"),
+        "derivative": ("backward", "vjp", "jvp"),
+    },
+    {"a tensor of a transform is not kept": where(forward="noted", derivative=other_than("backward"))},
+)
+
+
+@scenario(CUSTOM, types=("cpu",), dtypes="default")
+def test_rules_of_a_function(amp: Amp, compiler: str, forward: str, derivative: str) -> None:
+    """A compiled function has the rules that the user gave it, also where it adds in place to what it noted."""
+    notes: list[torch.Tensor] = []
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        y = torch.mm(x, x)
+        if forward == "noted":
+            notes.append(y)
+        if forward != "plain":
+            y += 1
+        notes.clear()
+        return y
+
+    further = {"setup_context": lambda ctx, inputs, output: None, "jvp": lambda ctx, *tangents: tangents[0] * 5}
+    members = {name: staticmethod(rule) for name, rule in further.items() if forward != "noted"}
+    first = (lambda ctx, x: product(x)) if forward == "noted" else product
+    function = plain_function(first, lambda ctx, *grads: grads[0] * 3, **members)
+
+    def derived(x: torch.Tensor) -> Any:
+        if derivative == "vjp":
+            out, pull = torch.func.vjp(function.apply, x)
+            return pull(torch.ones_like(out))[0]
+        return torch.func.jvp(function.apply, (x,), (x,))[1] if derivative == "jvp" else function.apply(x)
+
+    def result(program: Callable[..., Any]) -> torch.Tensor:
+        x = torch.eye(3, device=amp.type).requires_grad_(derivative == "backward")
+        with amp.region():
+            out = program(x)
+        return torch.autograd.grad(out.sum(), x)[0] if derivative == "backward" else out.float()
+
+    compiled = amp.compiled(compiler, derived, torch.ones(3, 3, device=amp.type), fullgraph=False)
+    amp.assert_close("what it gives", result(compiled), result(derived), 0.02)

@@ -95,7 +95,7 @@ def _asking(amp: Amp, query: str) -> Callable[[torch.Tensor], tuple[torch.Tensor
         "enabled": lambda x: (torch.mm(x, x), x.double() if torch.is_autocast_enabled(kind) else x.float()),
         "dtype": lambda x: (torch.mm(x, x), x.to(torch.get_autocast_dtype(kind))),
         "kept": lambda x: (torch.mm(x, x), x.double() if torch.is_autocast_cache_enabled() else x.float()),
-        "wide": lambda x: (torch.mm(x, x), torch.ones(2)),
+        "wide": lambda x: (torch.mm(x, x), torch.ones(2), torch.rand(2)),
         "enabled_as_of_old": lambda x: (torch.mm(x, x), x.double() if is_enabled() else x.float()),
         "dtype_as_of_old": lambda x: (torch.mm(x, x), x.to(get_dtype())),
         "region": region,
@@ -147,7 +147,8 @@ class _Settings:
             return [product]
         if self.query in ("dtype", "region"):
             return [product, low]
-        return [product, torch.float64 if self.values[self.query] else torch.float32]
+        asked = torch.float64 if self.values[self.query] else torch.float32
+        return [product, asked, asked] if self.query == "wide" else [product, asked]
 
     def new(self) -> bool:
         """Return whether the function has to be compiled for the settings, and take them as seen."""

@@ -9,16 +9,18 @@ function" faster (https://docs.pytorch.org/docs/2.13/generated/torch.compile.htm
 - `rounded`: what an op gives in the lower precision is rounded before another one widens or compares it. Inductor
   leaves roundings out that it fuses away, as `torch._inductor.config.emulate_precision_casts` documents; with that
   setting it leaves out none (`emulated`). Without it (`plain`) a result may be off by such roundings, and no dtype.
+- `settings`: a layer and what follows it, with Inductor's settings that have passes or code of their own.
 - `edges`: an elementwise op is compiled to what it is in eager mode, also of numbers at the bounds of its formula, at
   the ends of the lower precision and of those that are none.
 - `number`: a Python number beside a tensor in the lower precision means in a compiled program what it means in eager
-  mode, also where the tensor holds the number's own rounding.
+  mode, also where the tensor holds the number's own rounding; so does one in a tensor without dimensions.
 
 A difference that float32 has, too, is the op's own; one by which the decomposition is more exact is none. Nightly runs
 take every op for `lowered`, more samples, and all that is given; other runs a share.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +44,7 @@ GIVEN = ("wide", "low", "first", "others", "bounds")
 APART = Product({"op": NAMES, "given": GIVEN}, nightly=True)
 EDGED = Product({"compiler": ("inductor",), "op": elementwise()}, nightly=True)
 LOWERED = Product({"op": [name for name in NAMES if name not in WIDENING]}, nightly=True)
+AROUND = Product({"op": [name for name in NAMES if name.startswith("nn.functional.")]}, nightly=True)
 
 
 @scenario(op=NAMES, types=TYPES, values=True, dtypes="default")
@@ -68,6 +71,13 @@ def test_lowered_database(amp: Amp, op: str) -> None:
     assert_lowered(amp, op)
 
 
+@scenario(AROUND, types=TYPES, values=True, dtypes="default")
+def test_lowered_in_a_region(amp: Amp, op: str) -> None:
+    """A program that is compiled and called in a region has the dtypes in Inductor that it has there in eager mode."""
+    with amp.region():
+        assert_lowered(amp, op, regions=(False,))
+
+
 @scenario(EDGED, types=TYPES, values=True)
 def test_edges(amp: Amp, compiler: str, op: str) -> None:
     """An elementwise op gives what it gives in eager mode once Inductor has compiled it, at edges of its arguments."""
@@ -85,6 +95,7 @@ PRODUCERS: dict[str, Two] = {
     "root": lambda x, low: low.abs().sqrt(),
     "clamped": lambda x, low: low.clamp(-0.3, 0.7),
     "variance": lambda x, low: low.var(-1, keepdim=True).expand_as(low) * 1e-3,
+    "counted": lambda x, low: torch.arange(low.shape[-1], dtype=low.dtype, device=low.device).expand_as(low),
 }
 """What gives a result in the lower precision, of a matrix in float32 and one in the lower precision."""
 CONSUMERS: dict[str, Two] = {
@@ -140,12 +151,48 @@ def test_rounded_before(amp: Amp, compiler: str, consumer: str, setting: str) ->
     _assert_rounded(amp, consumer, setting)
 
 
-NUMBERS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
+BEHIND: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "number": lambda y, x: 1.0 + y,
+    "met": lambda y, x: 1 + y + x,
+    "residual": lambda y, x: F.relu(y + x.to(y.dtype)),
+    "gelu": lambda y, x: F.gelu(y) * 0.5,
+    "clamped": lambda y, x: y.clamp(-0.1, 0.2).float(),
+}
+"""What takes what a layer gives, beside the layer's float32 input."""
+SETTINGS: dict[str, dict[str, object]] = {
+    "frozen": {"freezing": True},
+    "wrapped": {"cpp_wrapper": True},
+    "tuned": {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "ATEN,CPP"},
+}
+SET = Product({"compiler": ("inductor",), "setting": tuple(SETTINGS), "layer": ("low", "cast")}, nightly=True)
+
+
+@scenario(SET, types=TYPES, values=True)
+def test_settings(amp: Amp, compiler: str, setting: str, layer: str) -> None:
+    """A layer and what follows it give in Inductor what they give in eager mode, whatever Inductor's settings are."""
+    kind, low = amp.type, amp.dtype
+    net = amp.module(lambda: torch.nn.Linear(16, 16)).to(torch.float32 if layer == "cast" else low)
+
+    def program(x: torch.Tensor) -> list[torch.Tensor]:
+        with torch.autocast(kind, dtype=low, enabled=layer == "cast"):
+            given = x if layer == "cast" else x.to(low)
+            return [take(net(given * (1 + i / 8)), x) for i, take in enumerate(BEHIND.values())]
+
+    torch.compiler.reset()  # it would find the same function, compiled with another setting
+    with torch.no_grad(), torch._inductor.config.patch(fx_graph_cache=False, **SETTINGS[setting]):
+        x = amp.rand(5, 16)
+        want, got = program(x), amp.compiled(compiler, program, x)(x)
+    for name, one, right in zip(BEHIND, got, want, strict=True):
+        amp.assert_equal(f"dtype of {name}", one.dtype, right.dtype)
+        amp.assert_close(name, one, right, 8 * torch.finfo(low).eps)
+
+
+Taking = dict[str, Callable[[torch.Tensor, Any], torch.Tensor]]
+EITHER: Taking = {
     "equal": lambda y, n: y == n,
     "less": lambda y, n: y < n,
     "at_least": lambda y, n: y >= n,
     "among": lambda y, n: torch.isin(y, n),
-    "filled": lambda y, n: torch.full_like(y, n) == y,
     "added": lambda y, n: y + n,
     "subtracted": lambda y, n: y - n,
     "subtracted_from": lambda y, n: n - y,
@@ -156,6 +203,14 @@ NUMBERS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
     "remainder": lambda y, n: y % n,
     "fmod": lambda y, n: torch.fmod(y, n),
     "power": lambda y, n: y**n,
+    "chosen": lambda y, n: torch.where(y < n, 1.0, y),
+    "masked": lambda y, n: y.masked_fill(y > 0, n),
+    "above": lambda y, n: (y - n) >= 0,
+    "below": lambda y, n: (n - y) >= 0,
+}
+NUMBERS: Taking = {
+    **EITHER,
+    "filled": lambda y, n: torch.full_like(y, n) == y,
     "alpha": lambda y, n: torch.add(y, y, alpha=n),
     "value": lambda y, n: torch.addcmul(y, y, y, value=n),
     "weight": lambda y, n: torch.lerp(y, 2 * y, n),
@@ -163,32 +218,43 @@ NUMBERS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
     "hardshrink": lambda y, n: F.hardshrink(y, n),
     "softshrink": lambda y, n: F.softshrink(y, n),
     "hardtanh": lambda y, n: F.hardtanh(3 * y, -n, n),
-    "chosen": lambda y, n: torch.where(y < n, 1.0, y),
-    "masked": lambda y, n: y.masked_fill(y > 0, n),
     "padded": lambda y, n: F.pad(y, (1, 1), value=n),
     "beta": lambda y, n: F.smooth_l1_loss(y, 2 * y, beta=n, reduction="none"),
+    "margin": lambda y, n: F.margin_ranking_loss(y, 0 * y, torch.ones_like(y), margin=n, reduction="none") > 0,
 }
-"""What takes a number beside a tensor in the lower precision."""
+"""What takes a number beside a tensor in the lower precision; `EITHER`: or a tensor without dimensions."""
 VALUES = {"tenth": 0.1, "seven_tenths": 0.7}
 NUMBER = Product({"compiler": ("inductor",), "number": tuple(VALUES), "setting": ("plain", "emulated")}, nightly=True)
+
+
+def _assert_of_numbers(amp: Amp, compiler: str, number: str, setting: str, *, in_tensor: bool) -> None:
+    value, eps = VALUES[number], torch.finfo(amp.dtype).eps
+    takes = EITHER if in_tensor else NUMBERS
+
+    def program(y: torch.Tensor, n: torch.Tensor) -> list[torch.Tensor]:
+        return [take(y, n if in_tensor else value) for take in takes.values()]
+
+    low = torch.full((35,), value, device=amp.type).to(amp.dtype)  # no multiple of a vector's size
+    inputs = low, torch.tensor(value, dtype=torch.float64, device=amp.type)
+    want = program(*inputs)
+    torch.compiler.reset()  # it would find the same function, compiled with another setting
+    with torch._inductor.config.patch(emulate_precision_casts=setting == "emulated", fx_graph_cache=False):
+        got = amp.compiled(compiler, program, *inputs)(*inputs)
+    for name, one, right in zip(takes, got, want, strict=True):
+        amp.assert_equal(f"dtype of {name}", one.dtype, right.dtype)
+        if not right.is_floating_point():
+            amp.assert_equal(f"whether {name} is as in eager mode", torch.equal(one, right), True)
+        else:
+            amp.assert_close(name, one, right, eps if setting == "emulated" else 8 * eps)
 
 
 @scenario(NUMBER, types=TYPES, values=True)
 def test_number(amp: Amp, compiler: str, number: str, setting: str) -> None:
     """A Python number beside a low tensor of its own rounding gives in Inductor what it gives in eager mode."""
+    _assert_of_numbers(amp, compiler, number, setting, in_tensor=False)
 
-    def program(y: torch.Tensor) -> list[torch.Tensor]:
-        return [take(y, VALUES[number]) for take in NUMBERS.values()]
 
-    low = torch.full((35,), VALUES[number], device=amp.type).to(amp.dtype)  # no multiple of a vector's size
-    want, eps = program(low), torch.finfo(amp.dtype).eps
-    torch.compiler.reset()  # it would find the same function, compiled with another setting
-    with torch._inductor.config.patch(emulate_precision_casts=setting == "emulated", fx_graph_cache=False):
-        got = amp.compiled(compiler, program, low)(low)
-    for name, one, right in zip(NUMBERS, got, want, strict=True):
-        amp.assert_equal(f"dtype of {name}", one.dtype, right.dtype)
-        if not right.is_floating_point():
-            amp.assert_equal(f"whether {name} is as in eager mode", torch.equal(one, right), True)
-        else:
-            most = eps if setting == "emulated" else 8 * eps
-            amp.assert_close(name, one, right, most)
+@scenario(NUMBER, types=TYPES, values=True)
+def test_number_in_a_tensor(amp: Amp, compiler: str, number: str, setting: str) -> None:
+    """A tensor of float64 without dimensions, which has no say in dtypes, gives in Inductor what it gives eagerly."""
+    _assert_of_numbers(amp, compiler, number, setting, in_tensor=True)
