@@ -77,23 +77,9 @@ OPS = ("add", "mm", "relu")
 # One process: the op's cost in units of a JAX op on the same arrays, median of interleaved pairs.
 PRELUDE = PROGRAMS["jax-prelude"]
 
-OURS = """
-import ampcheck.jax_device
-x = torch.ones(SIZE, SIZE, device="jax")
-ours, theirs = torch_ops(x), jax_ops()
-out = {name: ratio(ours[name], theirs[name]) for name in ours}
-print(json.dumps(out))
-"""
+OURS = PROGRAMS["jax-ours"]
 
-TORCHAX = """
-import torchax
-jax.config.update("jax_enable_x64", True)
-with torchax.default_env():
-    x = torch.ones(SIZE, SIZE, device="jax")
-    ours, theirs = torch_ops(x), jax_ops()
-    out = {name: ratio(ours[name], theirs[name], 21) for name in ours}
-print(json.dumps(out))
-"""
+TORCHAX = PROGRAMS["jax-torchax"]
 
 POLICY = PROGRAMS["jax-policy"]
 
@@ -132,29 +118,7 @@ def test_compiles_are_few_and_kept(tmp_path: Path, show: Callable[[str], None]) 
 # ---- what compiling costs: first calls, cheap options, memory
 
 # The first calls of 64 kinds of ops in a new process. PyTorch loads Dynamo at the first op of any, which is apart.
-KINDS = """
-import json, time
-import torch, torch._dynamo
-import torch.nn.functional as F
-import ampcheck.jax_device
-x, y, v = (torch.rand(*s).to("jax") for s in ((16, 16), (16, 16), (16,)))
-i, image = torch.zeros(4, 16, dtype=torch.long).to("jax"), x.view(1, 1, 16, 16)
-names = '''exp log sqrt rsqrt sin cos tan tanh sigmoid relu erf abs neg floor ceil round sign sum mean var std amax amin
-argmax prod isnan isfinite logical_not square reciprocal expm1 log1p sinh cosh atan tril triu t'''.split()
-calls = [getattr(x, name) for name in names]
-pairs = "add sub mul div maximum minimum atan2 pow eq lt gt mm hypot fmod".split()
-calls += [lambda f=getattr(torch, name): f(x, y) for name in pairs]
-calls += [
-    lambda: F.gelu(x), lambda: F.silu(x), lambda: x.softmax(1), lambda: F.layer_norm(x, (16,)), lambda: x.cumsum(0),
-    lambda: x.sort(1), lambda: torch.cat([x, y]), lambda: torch.where(x > y, x, y), lambda: x.bfloat16(),
-    lambda: F.mse_loss(x, y), lambda: F.max_pool2d(image, 2), lambda: F.conv2d(image, image[..., :3, :3]),
-]
-assert len(calls) == 64
-started = time.process_time()
-kept = [call() for call in calls]
-torch.jax.synchronize()
-print(json.dumps((time.process_time() - started) / len(calls)))
-"""
+KINDS = PROGRAMS["jax-kinds"]
 
 MEMORY = PROGRAMS["jax-memory"]
 

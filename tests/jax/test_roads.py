@@ -13,79 +13,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tests.cli_support import PROGRAMS
 from tests.jax.agreement import saved
 
 pytestmark = pytest.mark.alone  # JAX must not have started where a process forks
 
 SHARED = "cannot be shared between processes"
-ROADS = """
-torch.UntypedStorage(4, device="jax").tolist() => [0, 0, 0, 0]
-torch.UntypedStorage(device="jax").nbytes() => 0
-torch.UntypedStorage([1, 2], device="jax").tolist() => [1, 2]
-torch.UntypedStorage._new_shared(4, device="jax") => SHARED
-torch.UntypedStorage([1, 2]).to(device="jax").tolist() => [1, 2]
-torch.UntypedStorage([1, 2]).to(device="jax").device.type => jax
-torch.TypedStorage(2, dtype=torch.float32, device="jax").tolist() => [0.0, 0.0]
-torch.TypedStorage([1.0, 2.0], dtype=torch.float32, device="jax").tolist() => [1.0, 2.0]
-torch.FloatStorage(4, device="jax") => Keyword argument 'device' cannot be specified
-s().tolist()[:4] => [0, 0, 128, 63]
-s().to(device="cpu").tolist() == s().tolist() => True
-s().resize_(0).nbytes() => 0
-s().resize_(-1) => cannot have -1 bytes
-s()[3] => 63
-s()[0:2] => shares no memory
-s().fill_(3).tolist() => [3, 3, 3, 3, 3, 3, 3, 3]
-s().copy_(torch.zeros(2).untyped_storage()).tolist() => [0, 0, 0, 0, 0, 0, 0, 0]
-s().copy_(torch.zeros(1).untyped_storage()) => self was 8 bytes but src was 4 bytes
-torch.zeros(2).untyped_storage().copy_(s()).tolist()[:4] => [0, 0, 128, 63]
-s().float().tolist()[:4] => [0.0, 0.0, 128.0, 63.0]
-s().pin_memory() => only CPU memory can be pinned
-s().share_memory_() => SHARED
-s()._share_fd_cpu_() => SHARED
-s()._share_filename_cpu_() => SHARED
-s().byteswap(torch.float32) => None
-copy.copy(s()).tolist() == s().tolist() => True
-copy.deepcopy(s()).tolist() == s().tolist() => True
-torch.load(save(s()), weights_only=False).tolist() == s().tolist() => True
-t().storage().clone().tolist() => [1.0, 1.0]
-(lambda a: a.resize_(3) or a.tolist())(t().storage()) => [1.0, 1.0, 0.0]
-copy.deepcopy(t().storage()).tolist() => [1.0, 1.0]
-pickle.loads(pickle.dumps(t().storage())).tolist() => [1.0, 1.0]
-t().new([1, 2]).tolist() => [1.0, 2.0]
-t().new(t().storage()).tolist() => [1.0, 1.0]
-torch.Tensor(2, 3, device="jax") => legacy constructor expects device type: cpu
-torch.Tensor(t()).tolist() => [1.0, 1.0]
-torch.Tensor(t().storage()) => the devices must match
-t().set_(s()).tolist() => [1.0, 1.0]
-t().set_(s(), 1, (1,), (1,)).tolist() => [1.0]
-t().set_(s(), 1, (3,), (1,)).tolist() => [1.0, 0.0, 0.0]
-t().set_(s(), -1, (1,), (1,)) => negative sizes, strides and offsets
-t().set_(torch.ones(2).untyped_storage()) => the devices must match
-t().set_(torch.ones(2, device="jax").double()) => Could not set tensor of type
-torch.ones(2).set_(s()) => the devices must match
-t().resize_(-1) => sizes must not be negative
-t().as_strided((2,), (1,), 5) => out of bounds for storage of 2 elements
-t().as_strided((2,), (-1,), 1) => Negative strides are not supported
-torch._C._acc.create_empty_tensor((2,), torch.float32) + 1 => has no values
-torch._C._acc.create_empty_tensor((2,), torch.float32).untyped_storage().clone() => has no values
-t().share_memory_() => SHARED
-torch.nn.Linear(2, 2).to("jax").share_memory() => SHARED
-torch.empty(2, pin_memory=True) => getPinnedMemoryAllocator
-torch.ones(2, 2).to_sparse().to("jax") => Sparsejax
-torch.sparse_coo_tensor([[0]], [1.0], (2,), device="jax") => Sparsejax
-torch.sparse_csr_tensor([0, 1], [0], [1.0], device="jax") => SparseCsrjax
-torch.empty(2, layout=torch.sparse_coo, device="jax") => Sparsejax
-torch.empty_like(t(), layout=torch.sparse_coo) => only strided ones
-torch._empty_affine_quantized([2], scale=0.1, zero_point=0, dtype=torch.qint8, device="jax") => Quantizedjax
-torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8).to("jax") => Quantizedjax
-torch.empty(2, dtype=torch.qint8, device="jax") => Quantizedjax
-torch.empty(2, dtype=torch.bits8, device="jax") => the jax device has no torch.bits8
-torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device="jax") => NestedTensorjax
-torch.nested.as_nested_tensor([t(), t()], layout=torch.jagged).is_nested => True
-torch.from_file("/dev/zero", size=2, device="jax") => aten::from_file has no kernel on the jax device
-torch.ones(2, device="meta").to("jax") => Cannot copy out of meta tensor
-torch.jit.trace(torch.nn.ReLU(), t())(t()).tolist() => [1.0, 1.0]
-""".strip().replace("SHARED", SHARED)
+ROADS = PROGRAMS["roads-storages"].strip().replace("SHARED", SHARED)
 if hasattr(torch.UntypedStorage, "_swap_data_ptr_"):  # since torch 2.12
     ROADS += "\ns()._swap_data_ptr_(torch.zeros(2).untyped_storage()) => cannot swap"
 if hasattr(torch.UntypedStorage, "_resize_with_addr_"):  # since torch 2.13

@@ -25,7 +25,7 @@ from ampcheck.programs.scaler import (
     setup,
 )
 from ampcheck.programs.search import Search
-from tests.cli_support import python
+from tests.cli_support import PROGRAMS, python
 
 CPU = known()["cpu"]
 CUDA = known()["virtual:cuda"]
@@ -39,49 +39,7 @@ def _program(text: str) -> str:
     return program(dedent(text).strip().splitlines())
 
 
-EVERY_STEP = _program(f"""
-    try:
-        with {HERE}:
-            {MM}
-            with {OTHER}:
-                {MM}
-                raise PlannedError
-    except PlannedError:
-        amp.caught()
-    @{HERE}
-    def decorated():
-        {WEIGHT}
-        with amp.no_grad():
-            {WEIGHT}
-    with {OTHER}:
-        decorated()
-        decorated()
-    region = {HERE}
-    with region:
-        amp.op('cpu', torch.cat, {NEW}, amp.last('cpu'))
-    with region:
-        amp.clear_cache()
-        {WEIGHT}
-    def steps():
-        with amp.autocast('cpu', enabled=False, cache_enabled=False):
-            {MM}
-            yield
-    with closing(steps()) as running:
-        for _ in running:
-            amp.set_enabled('cpu', True)
-            {MM}
-    def task():
-        amp.look('in a new thread')
-        with {OTHER}:
-            {MM}
-    with {HERE}:
-        with amp.inference_mode():
-            {WEIGHT}
-        amp.in_thread(task)
-        amp.op('cpu', torch.mm, {NEW}, amp.weight('cpu', 'low'))
-    amp.set_dtype('cpu', torch.float16)
-    amp.set_cache_enabled(False)
-""")
+EVERY_STEP = _program(PROGRAMS["regions-every_step"].format(HERE=HERE, MM=MM, NEW=NEW, OTHER=OTHER, WEIGHT=WEIGHT))
 ONE_PRODUCT = _program(f"with {HERE}:\n    {MM}")
 
 

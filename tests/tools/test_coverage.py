@@ -25,7 +25,7 @@ from ampcheck.spec.policies import minor
 from ampcheck.tools.coverage import surface
 from ampcheck.tools.coverage.cells import count
 from ampcheck.tools.coverage.kernels import by_suite, by_upstream_lists, entries, recording
-from tests.cli_support import ROOT, ended, run
+from tests.cli_support import PROGRAMS, ROOT, ended, run
 
 # ---- cells
 
@@ -249,15 +249,4 @@ def test_a_library_that_is_not_there_is_one_sentence() -> None:
 
 @pytest.mark.nightly
 def test_importing_pytorchs_test_library_changes_nothing_else() -> None:
-    program = """
-import hypothesis, sys, torch
-def state():
-    profile = hypothesis.settings.get_current_profile_name()
-    return profile, torch._C.ScriptFunction.__call__, torch.backends.flags_frozen(), sys.modules["hypothesis"]
-before = state()
-from ampcheck.samples.torch_testing import internal
-internal("common_methods_invocations")
-assert "torch.testing._internal.common_utils" in sys.modules
-assert state() == before and not before[2], (before, state())
-"""
-    assert ended([sys.executable, "-c", program], code=0).stderr == ""
+    assert ended([sys.executable, "-c", PROGRAMS["coverage-test_library"]], code=0).stderr == ""
