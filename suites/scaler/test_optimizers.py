@@ -231,10 +231,8 @@ def test_as_without_one(amp: Amp, optimizer: str, way: str, gradients: str, arou
 
 def _compare(amp: Amp, got: _Training, want: _Training, kind: str) -> None:
     """Train with a scaler, and without one, in a plain loop, where no gradient overflows."""
-    scaler, default = (
-        _scaler(amp, kind),
-        {"plain": torch.float64, "sharded": torch.bfloat16, "own": torch.float16}[kind],
-    )
+    scaler = _scaler(amp, kind)
+    default = {"plain": torch.float64, "sharded": torch.bfloat16, "own": torch.float16}[kind]
     far = 4 * torch.finfo(torch.bfloat16).eps if got.gradients == "brain" else 3e-6  # kernels round elsewhere
     for step in range(6):
         for one in (got, want):
