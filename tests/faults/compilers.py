@@ -374,7 +374,10 @@ MUTANTS = mutants(
             "meta-is-cast": lambda device: _Cast(),
             "compiled-result-doubled": of_some("mm", traced, lambda call: call.registered() * 2),
         },
-        "jit/derivatives": {"compiled-more-casts": handed_out(results(lambda x: x.double().to(x.dtype)))},
+        "jit/derivatives": {
+            "compiled-more-casts": handed_out(results(lambda x: x.double().to(x.dtype))),
+            "rules-doubled": handed_out(results(lambda x: steeper(x) if x.requires_grad else x * 2)),  # pytorch#193279
+        },
         "jit/hops": {
             "operator-refuses-regions": put(  # it no longer falls through on the CPU's autocast key
                 run_and_save_rng_state,
