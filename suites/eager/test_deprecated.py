@@ -123,8 +123,8 @@ def test_custom_functions(amp: Amp) -> None:
     ctx = SimpleNamespace()
     said = "`torch.cuda.amp.{}(args...)` is deprecated. Please use `torch.amp.{}(args..., device_type='cuda')`"
     decorated = []
-    for name in ("custom_fwd", "custom_bwd"):
-        make = partial(getattr(torch.cuda.amp, name), lambda ctx: amp.probe())
+    for name, old in (("custom_fwd", torch.cuda.amp.custom_fwd), ("custom_bwd", torch.cuda.amp.custom_bwd)):
+        make = partial(old, lambda ctx: amp.probe())
         decorated.append(amp.assert_warns(name, FutureWarning, said.format(name, name), make))
     forward, backward = decorated
     with amp.region():

@@ -35,9 +35,9 @@ HOW = ("op database", "scenario", "program of relations")
 NOT = "not exercised"
 
 
-def walked() -> dict[int, list[str]]:
-    """Return the names of each public callable, by its identity."""
-    found = defaultdict(list)
+def walked() -> Iterator[tuple[object, list[str]]]:
+    """Yield each public callable and its names."""
+    found: dict[int, tuple[object, list[str]]] = {}  # which hold it, so that no other object gets its identity
     for space in SPACES:
         home = _resolved(space)
         for name in getattr(home, "__all__", None) or [name for name in dir(home) if not name.startswith("_")]:
@@ -47,8 +47,8 @@ def walked() -> dict[int, list[str]]:
                 own = str(getattr(value, "__module__", None) or "torch").startswith("torch")
                 builtin = inspect.isbuiltin(value) or home is torch.Tensor
                 if callable(value) and not inspect.ismodule(value) and not name.startswith("_") and (own or builtin):
-                    found[id(value)].append(f"{space}.{name}".lstrip("."))
-    return found
+                    found.setdefault(id(value), (value, []))[1].append(f"{space}.{name}".lstrip("."))
+    yield from found.values()
 
 
 def _resolved(name: str, found: Any = torch) -> Any:
@@ -61,14 +61,14 @@ def _resolved(name: str, found: Any = torch) -> Any:
     return found
 
 
-def exercised() -> dict[int, str]:
-    """Return how the cases call something, by its identity, the first way of `HOW`."""
-    found: dict[int, str] = {}
+def exercised() -> dict[int, tuple[str, object]]:
+    """Return how the cases call something, the first way of `HOW`, and the thing, by its identity."""
+    found: dict[int, tuple[str, object]] = {}
 
     def note(how: str, values: Collection[object]) -> None:
         for value in values:
             if value is not None:
-                found.setdefault(id(value), how)
+                found.setdefault(id(value), (how, value))
 
     database = internal("common_methods_invocations").op_db
     database = [info for info in database if torch.float32 in info.supported_dtypes("cpu")]
@@ -190,8 +190,8 @@ def count() -> Surface:
     reasons = [line for line in surface.lines() if line.kind != ":"]
     rows: dict[str, Counter[str]] = {space or "torch": Counter() for space in SPACES}
     missing, apart = defaultdict(list), defaultdict(list)
-    for identity, names in walked().items():
-        how = reached.get(identity, NOT)
+    for value, names in walked():
+        how, _ = reached.get(id(value), (NOT, None))
         if how == NOT:
             line = next((x for x in reasons if any(_fits(name, x.name) for name in names)), None)
             if line is not None and line.kind == "!":
