@@ -86,6 +86,38 @@ def check_promotion(op: OpOverload, args: Iterable[Tree]) -> None:
             torch.result_type(tensors[0], other)
 
 
+_NORMS = (
+    "native_layer_norm native_group_norm _native_batch_norm_legit.no_stats _native_batch_norm_legit_functional "
+    "_native_batch_norm_legit_no_training _batch_norm_with_update_functional"
+)
+_ALIKE: dict[str, tuple[int, ...]] = {
+    "mm bmm mv dot addmm addmv baddbmm addbmm convolution_overrideable linalg_cross heaviside": (),
+    "grid_sampler_2d grid_sampler_3d _softmax_backward_data histogram.bins_tensor histogram.bin_ct": (),
+    "_histogramdd_bin_edges _histogramdd_from_bin_tensors _histogramdd_from_bin_cts": (),
+    _NORMS: (),
+    "index_put _unsafe_index_put _index_put_impl put nll_loss_forward nll_loss2d_forward": (0, 2),
+    "index_add index_copy index_reduce": (0, 3),
+    "_embedding_bag _embedding_bag_forward_only": (0, 6),
+    "binary_cross_entropy": (0, 1),
+}
+_PLACES = {name: places for names, places in _ALIKE.items() for name in names.split()}
+"""Overloads whose tensors, or those at some places, PyTorch's CPU kernels want in one dtype, unlike its Meta kernels."""
+
+
+def check_one_dtype(name: str, args: list[Tree], kwargs: dict[str, Tree]) -> None:
+    """Raise RuntimeError, as PyTorch does, for tensors of two dtypes that an overload does not take together.
+
+    Normalizations take a low-precision input with float32 beside it.
+    """
+    if (places := _PLACES.get(name)) is None:
+        return
+    given = [args[place] for place in places if place < len(args)] if places else [args, kwargs]
+    dtypes = list(dict.fromkeys(x.dtype for x in pytree.tree_leaves(given) if isinstance(x, torch.Tensor)))
+    beside = dtypes[0] in (torch.float16, torch.bfloat16) and dtypes[1:] == [torch.float32] and name in _NORMS.split()
+    if len(dtypes) > 1 and not beside:
+        raise RuntimeError(f"aten::{name} expected tensors of the same dtype, but got {', '.join(map(str, dtypes))}")
+
+
 def convert(array: jax.Array, dtype: np.dtype) -> jax.Array:
     """Return the array in another dtype, as `Tensor.to` converts: a complex number gives its real part."""
     if array.dtype == dtype:

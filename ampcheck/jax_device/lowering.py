@@ -155,8 +155,6 @@ class Lowering:
     compute: Computation
     promotes: bool = False
     """Tensor arguments are first brought to their common dtype, as PyTorch promotes."""
-    one_dtype: bool = False
-    """Tensor arguments of several dtypes are refused, which PyTorch's Meta kernel leaves to the device."""
     random: bool = False
     """The first argument is a JAX random key."""
     static: bool = False

@@ -284,7 +284,7 @@ def test_database(amp: Amp, op: str) -> None:
                     _assert_agrees(amp, op, given, phase, way, number, f"sample {number}, {given}, {phase}, {way}: ")
 
 
-def _raises(function: Callable[..., object], inputs: Sequence[torch.Tensor]) -> bool:
+def raises(function: Callable[..., object], inputs: Sequence[torch.Tensor]) -> bool:
     try:
         function(*(x.clone() for x in inputs))
     except Exception:  # the op may raise anything
@@ -292,7 +292,7 @@ def _raises(function: Callable[..., object], inputs: Sequence[torch.Tensor]) -> 
     return False
 
 
-def _mixed(amp: Amp, op: str) -> list[tuple[str, Callable[..., object], list[torch.Tensor]]]:
+def mixed_calls(amp: Amp, op: str) -> list[tuple[str, Callable[..., object], list[torch.Tensor]]]:
     """Return calls that real tensors refuse since one is in the lower precision: of a sample right in either dtype."""
     info = amp.op_info(op)
     for number, sample in enumerate(amp.op_samples(info, torch.float32, 8) if info else ()):
@@ -311,10 +311,10 @@ def _mixed(amp: Amp, op: str) -> list[tuple[str, Callable[..., object], list[tor
             return [flat[place].to(amp.dtype) if place in low else flat[place] for place in places]
 
         outside, inside = partial(call, False), partial(call, True)
-        if len(wide) > 1 and not _raises(outside, given()) and not _raises(outside, given(*wide)):
+        if len(wide) > 1 and not raises(outside, given()) and not raises(outside, given(*wide)):
             made = [(f"sample {number}, tensor {places.index(place)} low", given(place)) for place in wide]
-            refused = [(f"{what}, outside of a region", outside, x) for what, x in made if _raises(outside, x)]
-            refused += [(f"{what}, in a region", inside, x) for what, x in made if _raises(inside, x)]
+            refused = [(f"{what}, outside of a region", outside, x) for what, x in made if raises(outside, x)]
+            refused += [(f"{what}, in a region", inside, x) for what, x in made if raises(inside, x)]
             if refused:
                 return refused
     amp.unjudged = "real tensors of two dtypes are taken"
@@ -324,17 +324,17 @@ def _mixed(amp: Amp, op: str) -> list[tuple[str, Callable[..., object], list[tor
 @scenario(Product({"op": MIXED}), types=("cpu",), dtypes="default")
 def test_mixed(amp: Amp, op: str) -> None:
     """Fake tensors of two dtypes are refused where real ones are."""
-    for what, call, inputs in _mixed(amp, op):
+    for what, call, inputs in mixed_calls(amp, op):
         with FakeTensorMode() as mode:
-            amp.assert_equal(f"{what}: refused", _raises(call, [mode.from_tensor(x) for x in inputs]), True)
+            amp.assert_equal(f"{what}: refused", raises(call, [mode.from_tensor(x) for x in inputs]), True)
 
 
 @scenario(Product({"compiler": ("aot", "inductor"), "op": MIXED}, nightly=True), types=("cpu",), dtypes="default")
 def test_mixed_compiled(amp: Amp, compiler: str, op: str) -> None:
     """A compiled call with tensors of two dtypes is refused where the eager one is."""
-    for what, call, inputs in _mixed(amp, op):
+    for what, call, inputs in mixed_calls(amp, op):
 
         def compiled(*given: torch.Tensor, call: Callable[..., object] = call) -> object:
             return amp.compiled(compiler, call, *given)(*given)
 
-        amp.assert_equal(f"{what}: refused", _raises(compiled, inputs), True)
+        amp.assert_equal(f"{what}: refused", raises(compiled, inputs), True)

@@ -33,7 +33,7 @@ from ampcheck.samples import op_database
 from ampcheck.spec.case import Case
 from ampcheck.spec.policies import minor
 from ampcheck.tools.power import kernels
-from suites.jit.test_faketensor import COMPOSED, MIXED, OPS, PHASES, _called, _mixed
+from suites.jit.test_faketensor import COMPOSED, MIXED, OPS, PHASES, _called, mixed_calls
 from tests.cli_support import PROGRAMS, run_pytest, write_suites
 
 
@@ -710,4 +710,4 @@ def test_the_list_is_whole() -> None:
 @pytest.mark.filterwarnings("ignore")  # ops of the database warn of many things
 def test_the_list_of_ops_that_refuse_two_dtypes_is_whole() -> None:
     strided = [name for name in op_database.rows() if not name.startswith("sparse.")]
-    assert [name for name in sorted(strided) if _mixed(DeviceAmp(CPU, "bf16"), name)] == list(MIXED)
+    assert [name for name in sorted(strided) if mixed_calls(DeviceAmp(CPU, "bf16"), name)] == list(MIXED)

@@ -25,7 +25,7 @@ import torch
 from ampcheck.jax_device import jax_private, random
 from ampcheck.jax_device.annotations import NAME, Args, Kernel, Kwargs, Tree
 from ampcheck.jax_device.dispatch import checks
-from ampcheck.jax_device.dtypes import check_promotion, common_dtype, convert, jax_dtype, torch_dtype
+from ampcheck.jax_device.dtypes import check_one_dtype, check_promotion, common_dtype, convert, jax_dtype, torch_dtype
 from ampcheck.jax_device.lowering import Argument, Kind, Lowering, arguments, compiled, short_name
 from ampcheck.jax_device.random import RawKey
 from ampcheck.jax_device.storage import arrays, transfer
@@ -471,41 +471,6 @@ class Functional:
         return program, out
 
 
-_NORMS = {
-    "native_layer_norm": (0, 2, 3),
-    "native_group_norm": (0, 1, 2),
-    "_native_batch_norm_legit.no_stats": (0, 1, 2),
-    "_native_batch_norm_legit_functional": (0, 1, 2, 3, 4),
-    "_native_batch_norm_legit_no_training": (0, 1, 2, 3, 4),
-    "_batch_norm_with_update_functional": (0, 1, 2, 3, 4),
-}
-_OF_ONE_DTYPE: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(
-        ("linalg_cross", "heaviside", "grid_sampler_2d", "grid_sampler_3d", "_softmax_backward_data"), (0, 1)
-    ),
-    **dict.fromkeys(("index_put", "_unsafe_index_put", "_index_put_impl", "put"), (0, 2)),
-    **dict.fromkeys(("index_add", "index_copy", "index_reduce"), (0, 3)),
-    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), (0, 2)),
-    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), (0, 6)),
-    **dict.fromkeys(("_softmax_backward_data", "binary_cross_entropy", "histogram.bins_tensor"), (0, 1)),
-    **_NORMS,
-}
-"""Places of arguments of which PyTorch's CPU kernels refuse two dtypes, and its Meta kernels do not. Those of
-normalizations take a low-precision input with float32 beside it, too."""
-
-
-def _one_dtype(name: str, call: Call, every: bool) -> None:
-    args = [*call.args, *call.kwargs.values()] if every else call.args
-    taken = args if every else [args[place] for place in _OF_ONE_DTYPE.get(name, ()) if place < len(args)]
-    first, *others = dict.fromkeys(slot.dtype for slot in taken if isinstance(slot, Slot)) or [None]
-    if name in _NORMS and first in (torch.float16, torch.bfloat16) and others == [torch.float32]:
-        return
-    if others:
-        raise RuntimeError(
-            f"aten::{name} expected tensors of the same dtype, but got {', '.join(map(str, [first, *others]))}"
-        )
-
-
 class ProgramCache:
     """The programs in memory. Of more than `limit`, the oldest are dropped and compiled anew where they are needed."""
 
@@ -565,10 +530,10 @@ def build(op: Functional, call: Call) -> tuple[Kernel, Kernel]:
     It is compiled at its first use.
     """
     lowering = op.lowering
-    _one_dtype(op.name, call, lowering.one_dtype)
     meta_args = [meta(call, a) for a in call.args]
     meta_kwargs = {name: meta(call, a) for name, a in call.kwargs.items()}
     check_promotion(op.op, meta_args)
+    check_one_dtype(op.name, meta_args, meta_kwargs)
     results, alone = (None, False) if lowering.concrete else promised(op.op, meta_args, meta_kwargs)
     if lowering.unpromised:
         results, alone = None, False

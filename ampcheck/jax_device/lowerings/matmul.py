@@ -25,7 +25,7 @@ from ampcheck.jax_device.storage.arrays import wrap
 from ampcheck.jax_device.storage.transfer import values
 from ampcheck.register.torch_private import DispatchKey
 
-lower("mm", "bmm", "mv", "dot", one_dtype=True, columns=True)(accumulate.product)
+lower("mm", "bmm", "mv", "dot", columns=True)(accumulate.product)
 # as the dot accumulated it, without rounding to the inputs' dtype
 lower("mm.dtype", "bmm.dtype", columns=True)(lambda a, b, out: accumulate.product(a, b, jax_dtype(out)))
 lower("_int_mm")(lambda a, b: jnp.matmul(a, b, preferred_element_type=jnp.int32))
@@ -52,7 +52,7 @@ def _product(a: Matrix, b: Matrix, scales: dict[str, Number]) -> Array:
     return accumulate.product(a, b, opmath_dtype(a.dtype) if scales else None)
 
 
-@lower("addmm", "addmv", "baddbmm", one_dtype=True, columns=True)
+@lower("addmm", "addmv", "baddbmm", columns=True)
 def addmm(self: Matrix, mat1: Matrix, mat2: Matrix, **scales: Number) -> Array:
     """Compute beta * self + alpha * mat1 @ mat2."""
     return scaled_sum(settled(self), _product(mat1, mat2, scales), **scales)
@@ -65,7 +65,7 @@ def addmm_dtype(self: Matrix, mat1: Matrix, mat2: Matrix, out_dtype: torch.dtype
     return scaled_sum(settled(self).astype(product.dtype), product, **scales)
 
 
-@lower("addbmm", one_dtype=True)
+@lower("addbmm")
 def addbmm(self: Array, batch1: Array, batch2: Array, **scales: Number) -> Array:
     """Compute beta * self + alpha * the batch's sum of batch1 @ batch2: one dot over batch and inner dimension."""
     batch, rows, inner = batch1.shape

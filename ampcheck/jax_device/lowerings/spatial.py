@@ -500,7 +500,7 @@ def _convolved(input: Array, weight: Array, steps: Sequence[int], pads: Tree, **
     return jax.lax.conv_general_dilated(input, weight, steps, pads, **kept)
 
 
-@lower("convolution_overrideable", one_dtype=True)
+@lower("convolution_overrideable")
 def convolve(input: Array, weight: Array, bias: Array | None, *options: Tree) -> Array:
     """Convolve (N, C, …) with 1, 2 or 3 spatial dimensions; it is rounded once, on a CPU with the bias.
 
