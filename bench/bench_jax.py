@@ -202,13 +202,7 @@ def test_what_cheap_options_cost_later(elements: int, show: Callable[[str], None
 
 CPU = Path("/proc/cpuinfo")
 
-PINNED = """
-import json, os, statistics, time
-os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-import torch
-import ampcheck.jax_device as device
-from bench.bench_jax import seconds
-"""
+PINNED = PROGRAMS["jax-pinned"]
 
 PRODUCT = PROGRAMS["jax-product"]
 

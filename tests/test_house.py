@@ -4,7 +4,16 @@ import re
 
 import pytest
 
-from scripts.count_lines import Source, any_per_thousand, classes_twice, long_functions, places, policy_tables, sources
+from scripts.count_lines import (
+    Source,
+    any_per_thousand,
+    classes_twice,
+    long_functions,
+    main,
+    places,
+    policy_tables,
+    sources,
+)
 
 PACKAGE = sources("ampcheck")
 
@@ -63,3 +72,7 @@ def test_functions_are_short() -> None:
 def test_policies_are_in_one_table() -> None:
     (table,) = policy_tables()
     assert table.startswith("ampcheck/spec/tables/policies.csv ")
+
+
+def test_python_stays_within_its_limits() -> None:
+    assert main() == 0

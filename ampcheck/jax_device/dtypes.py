@@ -101,7 +101,7 @@ _ALIKE: dict[str, tuple[int, ...]] = {
     "binary_cross_entropy": (0, 1),
 }
 _PLACES = {name: places for names, places in _ALIKE.items() for name in names.split()}
-"""Overloads whose tensors, or those at some places, PyTorch's CPU kernels want in one dtype, unlike its Meta kernels."""
+"""Overloads whose tensors, or those at some places, CPU kernels want in one dtype; Meta kernels take more."""
 
 
 def check_one_dtype(name: str, args: list[Tree], kwargs: dict[str, Tree]) -> None:

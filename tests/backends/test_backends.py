@@ -6,6 +6,7 @@ import pytest
 
 from ampcheck.runner.record import RED
 from tests.backends.support import passed, red, run, start
+from tests.cli_support import PROGRAMS
 
 # ---- one that has autocast of its own
 
@@ -30,18 +31,7 @@ def test_a_backend_without_a_weight_cache_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("told", "product"), [(True, 6.0), (False, 2.0)])
 def test_a_kept_cast_follows_the_memory_it_is_told_of(told: bool, product: float, tmp_path: Path) -> None:
     """With `memory=` a cast is dropped when `weight.data = …` moves a weight, and without it stays, as documented."""
-    code = f"""
-import opaque, torch
-if not {told}:
-    opaque.BACKEND.register()
-weight, x = torch.nn.Parameter(torch.ones(2, 2, device="opaque")), torch.ones(1, 2, device="opaque")
-with torch.autocast("opaque", dtype=torch.bfloat16):
-    torch.mm(x, weight), torch.mm(x, weight)
-    assert len(opaque.BACKEND.autocast.cache) == 1
-    weight.data = torch.full((2, 2), 3.0, device="opaque")
-    print(torch.mm(x, weight).cpu()[0, 0].item())
-"""
-    done = start(tmp_path, "-c", code)
+    done = start(tmp_path, "-c", PROGRAMS["backends-kept_cast"].format(told=told))
     assert done.stdout.strip() == str(product), done.stderr
 
 
@@ -130,17 +120,7 @@ def test_what_calls_a_missing_kernel_is_unsupported(tmp_path: Path) -> None:
     ],
 )
 def test_a_missing_gradient_is_red(op: str, rule: str, kernels: str, status: str, tmp_path: Path) -> None:
-    code = f"""
-from ampcheck.checks.backward import BackwardCheck
-from ampcheck.checks.cases import op_cases
-from ampcheck.runner.judge import status_of
-from opaque import DEVICES
-for case in op_cases(DEVICES[0], "{rule}", "autograd", only="{op}"):
-    try:
-        print("pass", BackwardCheck().run(case, DEVICES[0]))
-    except Exception as error:
-        print(*status_of(error, "call"))
-"""
+    code = PROGRAMS["backends-missing_gradient"].format(op=op, rule=rule)
     name, _, ops = kernels.partition("=")
     done = start(tmp_path, "-c", code, **{name: ops})
     lines = done.stdout.splitlines()

@@ -121,15 +121,7 @@ def test_the_decorator_is_reached_without_jax() -> None:
 
 ODD = PROGRAMS["advice-odd"]
 
-DEVICE = """
-from ampcheck.devices.cpu import Cpu
-class Other(Cpu):
-    name = token = "other"
-    deviations = None
-    amp_dtypes = ("bf16",)
-    default_amp = "bf16"
-DEVICES = (Other(),)
-"""
+DEVICE = PROGRAMS["advice-device"]
 
 
 def worked(folder: Path, function: str, device: str = "cpu") -> AdviceFigures:

@@ -314,20 +314,8 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
 
 # ---- the machine in a file's header, the table of peaks, and what is measured where it has none
 
-X86 = """processor\t: 0
-vendor_id\t: AuthenticAMD
-model name\t: AMD EPYC 9R45
-flags\t\t: fpu avx avx2 avx512f avx512_bf16 amx_tile
-
-processor\t: 1
-model name\t: another
-"""
-VARIANT = """processor\t: 0
-Features\t: fp asimd aes asimdhp sve bf16
-CPU implementer\t: 0x41
-CPU variant\t: 0x0
-CPU part\t: 0xd4f
-"""
+X86 = PROGRAMS["measuring-x86"]
+VARIANT = PROGRAMS["measuring-variant"]
 
 
 def test_processors() -> None:

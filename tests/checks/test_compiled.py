@@ -23,7 +23,7 @@ from ampcheck.observe.recorder import Observation
 from ampcheck.samples import catalogue
 from ampcheck.spec.case import AROUND, COMPILERS, RULES, Case
 from ampcheck.spec.casting import POLICIES, WITHOUT_GRADIENT
-from tests.cli_support import python
+from tests.cli_support import PROGRAMS, python
 from tests.processor import NO_BF16_LSTM
 
 BACKWARD = BackwardCheck()
@@ -235,14 +235,7 @@ def test_at_night_every_op_with_a_policy_goes_through_every_one(name: str) -> No
 
 def test_dynamo_meets_no_function_that_a_replay_puts_in() -> None:
     """A replay may import Dynamo first, which keeps what `torch.is_autocast_enabled` is at that moment."""
-    program = """
-import torch
-from ampcheck.observe.recorder import replay
-replay(lambda: __import__("torch._dynamo"), "cpu", "bf16", {})
-compiled = torch.compile(lambda x: x + torch.is_autocast_enabled("cpu"), backend="eager", fullgraph=True)
-assert compiled(torch.ones(1)) == 1
-"""
-    python("-W", "ignore", "-c", program)
+    python("-W", "ignore", "-c", PROGRAMS["compiled-replay"])
 
 
 @pytest.mark.parametrize("compiler", ["script", "dynamo", "aot", "strict"])

@@ -32,7 +32,7 @@ from ampcheck.spec.case import CELLS, MAX_LENGTH, RULES, Case
 from ampcheck.spec.casting import FLOATING
 from ampcheck.spec.policies import minor, versions
 from scripts import op_database as tool
-from tests.cli_support import python
+from tests.cli_support import PROGRAMS, python
 from tests.faults import BY_NAME
 from tests.faults.kernels import in_low, kernel, result, to
 from tests.faults.suites import Runners
@@ -490,15 +490,7 @@ def test_ops_with_a_policy_are_left_out_where_they_have_one() -> None:
 
 
 def test_collecting_imports_no_database() -> None:
-    program = """
-import sys
-from ampcheck.devices.registry import known
-from ampcheck.checks.cases import database_cases
-assert sum(1 for _ in database_cases(known()["cpu"])) > 1000
-heavy = {f"torch.testing._internal.{m}" for m in ("common_utils", "common_methods_invocations", "opinfo")}
-assert not {*heavy, "expecttest", "jax"} & set(sys.modules)
-"""
-    python("-W", "error::UserWarning", "-c", program)
+    python("-W", "error::UserWarning", "-c", PROGRAMS["kinds-collecting"])
 
 
 # ---- samples

@@ -368,20 +368,7 @@ def test_what_pytest_makes_of_a_status(status: str, before: str, after: str, tex
 
 SCENARIOS = PROGRAMS["scenario-scenarios"]
 
-FAULTY = f"""
-import sys
-sys.path.insert(0, {str(BACKENDS)!r})
-import partial, torch
-
-class Region(torch.autocast):
-    def __exit__(self, *raised):
-        super().__exit__(*raised)
-        torch.set_autocast_cache_enabled(False)
-
-partial.register(bmm="upcast")
-(DEVICE,) = DEVICES = partial.DEVICES
-DEVICE.autocast = lambda dtype=None, **options: Region(DEVICE.type, dtype=getattr(torch, dtype or "", None), **options)
-"""
+FAULTY = PROGRAMS["scenario-faulty"].format(path=str(BACKENDS))
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from ampcheck.checks.cases import op_cases
 from ampcheck.checks.forward import ForwardCheck
 from ampcheck.devices.registry import absent, groups, known, select
 from ampcheck.errors import UsageError
-from tests.cli_support import python
+from tests.cli_support import PROGRAMS, python
 
 DEVICE = known()["emulated:cuda"]
 if reason := DEVICE.unavailable():
@@ -133,13 +133,7 @@ def test_torch_cuda_answers_while_it_is_entered() -> None:
     assert torch.accelerator.current_accelerator() is None
 
 
-THEIRS = """
-from ampcheck.devices.cpu import Cpu
-class Theirs(Cpu):
-    name = token = type = "their"
-    key = "AutocastPrivateUse1"
-DEVICES = (Theirs(),)
-"""
+THEIRS = PROGRAMS["emulated-theirs"]
 
 
 def test_it_shares_no_process_with_a_privateuse1_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,16 +9,11 @@ from ampcheck.spec import policies
 from ampcheck.spec.policies import KEYS, covered, minor, rows, versions
 from ampcheck.spec.torch_private import registered
 from scripts.release import HEADER, Release, listed, release, write
+from tests.cli_support import PROGRAMS
 
 VERSION = "2.99.1+cpu"
 MACROS = Path(__file__).with_name("autocast_mode.h").read_text(encoding="utf-8")
-ROWS = """key,overload,policy,builds,since,until,verified,source
-AutocastCPU,exp,upcast,,2.98,,run,autocast_mode.cpp KERNEL_CPU
-AutocastCPU,qr,upcast,,2.98,,run,autocast_mode.cpp KERNEL_CPU
-AutocastCUDA,_cudnn_rnn,downcast,cudnn,2.98,,source,AutocastRNN.cpp
-AutocastCUDA,exp,upcast,,2.98,,run,autocast_mode.h AT_FORALL_FP32
-AutocastCUDA,mm,downcast,,2.98,,run,autocast_mode.h AT_FORALL_LOWER_PRECISION_FP
-"""
+ROWS = PROGRAMS["release-rows"]
 LIVE = {"AutocastCPU": {"exp", "sqrth"}, "AutocastCUDA": {"exp", "mm", "pow.Tensor_Scalar"}}
 
 
@@ -38,18 +33,7 @@ def made(**changed: object) -> Release:
 
 def test_a_version_is_added_to_the_table(tables: Path) -> None:
     write(made(given={"sqrth": "upcast"}, passed={("AutocastCUDA", "exp")}), tables)
-    assert (
-        (tables / "policies.csv").read_text()
-        == """key,overload,policy,builds,since,until,verified,source
-AutocastCPU,exp,upcast,,2.98,,run; dispatcher 2.99,autocast_mode.cpp KERNEL_CPU
-AutocastCPU,qr,upcast,,2.98,2.98,run,autocast_mode.cpp KERNEL_CPU
-AutocastCPU,sqrth,upcast,,2.99,,dispatcher,the policy by hand
-AutocastCUDA,_cudnn_rnn,downcast,cudnn,2.98,,source; assumed 2.99,AutocastRNN.cpp
-AutocastCUDA,exp,upcast,,2.98,,run,aten/src/ATen/autocast_mode.h AT_FORALL_FP32
-AutocastCUDA,mm,downcast,,2.98,,run; dispatcher 2.99,aten/src/ATen/autocast_mode.h AT_FORALL_LOWER_PRECISION_FP
-AutocastCUDA,pow.Tensor_Scalar,upcast,,2.99,,dispatcher,aten/src/ATen/autocast_mode.h AT_FORALL_FP32
-"""
-    )
+    assert (tables / "policies.csv").read_text() == PROGRAMS["release-added"]
     assert "2.99,2.99.1+cpu: dispatcher and include/ATen/autocast_mode.h\n" in (tables / "releases.csv").read_text()
     assert versions() == ("2.98", "2.99")
 
