@@ -343,7 +343,7 @@ def _used(text: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
     """Return the global names, the attributes and the constant strings that a piece of source uses."""
     names, attributes, strings = set[str](), set[str](), set[str]()
     code = compile(textwrap.dedent(text), "", "exec", flags=__future__.annotations.compiler_flag, dont_inherit=True)
-    for each in _codes(code):
+    for each in codes(code):
         for step in dis.get_instructions(each):
             names |= {step.argval} if step.opname in _LOADS else set()
             attributes |= {step.argval} if step.opname in _ATTRIBUTES else set()
@@ -351,12 +351,12 @@ def _used(text: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
     return frozenset(names), frozenset(attributes), frozenset(strings)
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def codes(code: CodeType) -> Iterator[CodeType]:
     """Yield the code of a piece of source and of all functions and classes in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from codes(constant)
 
 
 def _strings(constant: object) -> Iterator[str]:

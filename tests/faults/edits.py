@@ -20,7 +20,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from ampcheck.tools.power.source import codes
+from ampcheck.checks.program import codes
 from tests.faults.mutant import Inject, both, mutants
 
 FILE = Path(__file__).with_name("edits.toml")

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import TypeVar
 
+from ampcheck.checks.program import codes
+
 UNAPPLIED = "not applied"
 """The status of a case under a mutant that cannot be put into living functions."""
 Node = TypeVar("Node", ast.expr, ast.With)
@@ -264,14 +266,6 @@ def compiled(module: str, tree: ast.Module) -> CodeType:
 
 Key = tuple[str, int]
 """The qualified name and first line of a function."""
-
-
-def codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code objects of functions in a code object."""
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield constant
-            yield from codes(constant)
 
 
 def _by_key(code: CodeType) -> dict[Key, CodeType]:
