@@ -33,6 +33,7 @@ from ampcheck.errors import CheckFailure, HarnessError, Unsupported
 from ampcheck.runner.collect import CASE
 from ampcheck.runner.deviations import KnownDeviations
 from ampcheck.runner.record import RED
+from ampcheck.samples.op_database import spread
 from ampcheck.spec.torch_dtypes import DTYPES, name_of
 
 ROOT = Path(__file__).parents[1]
@@ -339,7 +340,7 @@ class Doubling:
                     self.verdicts[", ".join(ids) or "?"].odd.append(f"{key}: {result['status']}: {result['message']}")
                 return
             touched = False
-            for place in spread(len(seen), self.places):
+            for place in spread(len(seen), self.places):  # the last, too: a sweep looks at its calls alone at the end
                 for kind in worth[place]:
                     self.changes.start(place, kind)
                     under = self._ran(item)
@@ -378,12 +379,6 @@ class Doubling:
 
 _NO_RESULT = re.compile(r" ran; eager mode raises |^ *$")
 """What a program gives where eager mode raises is promised nowhere, so that no change of it is wrong."""
-
-
-def spread(count: int, most: int) -> list[int]:
-    """Return some of so many places, the first and the last among them: a sweep looks at its calls alone at the end."""
-    chosen = min(count, most)
-    return sorted({round(k * (count - 1) / max(chosen - 1, 1)) for k in range(chosen)})
 
 
 def choose(items: Sequence[pytest.Item], known: KnownDeviations, most: int, only: Sequence[str]) -> list[pytest.Item]:

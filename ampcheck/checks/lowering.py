@@ -19,6 +19,7 @@ from ampcheck.checks.relations import MOST, apart, difference, is_real, on_edges
 from ampcheck.compilers.kinds import quiet
 from ampcheck.observe.recorder import tensors
 from ampcheck.observe.torch_private import TorchDispatchMode, decompositions, inductor_graphs
+from ampcheck.samples.op_database import spread
 from ampcheck.samples.torch_private import pytree
 
 OpInfo = Any
@@ -215,7 +216,7 @@ def _samples(amp: Amp, name: str, count: int) -> tuple[OpInfo, list[tuple[int, S
     made = [x for x in enumerate(amp.op_samples(op, torch.float32, 12)) if size(x[1]) <= MOST]
     if not made:
         amp.unsupported(f"{name} has no small samples")
-    return op, [made[place] for place in sorted({round(k * (len(made) - 1) / max(count - 1, 1)) for k in range(count)})]
+    return op, [made[place] for place in spread(len(made), count)]
 
 
 # ---- what Inductor lowers ops to

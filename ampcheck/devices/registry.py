@@ -1,5 +1,6 @@
 """Which devices there are: PyTorch's own, virtual ones, entry points, and modules named on the command line."""
 
+import os
 import re
 import traceback
 import warnings
@@ -328,15 +329,14 @@ def _add(out: dict[str, Device], found: object, origin: str) -> None:
 def _raised_in(error: BaseException) -> str:
     """Name the innermost frame outside of ampcheck and torch: "file.py:12 in function"; "" where there is none."""
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{_short(error.filename)}:{error.lineno}"
+        return f"{short(error.filename)}:{error.lineno}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         ours = owner(frame.filename) in ("ampcheck", "torch") or "importlib" in Path(frame.filename).parts
         if not ours and not frame.filename.startswith("<"):
-            return f"{_short(frame.filename)}:{frame.lineno} in {frame.name}"
+            return f"{short(frame.filename)}:{frame.lineno} in {frame.name}"
     return ""
 
 
-def _short(path: str) -> str:
+def short(path: str) -> str:
     """Return a path as seen from the current folder, where it lies there."""
-    here = Path.cwd()
-    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
+    return path.removeprefix(os.getcwd() + os.sep)

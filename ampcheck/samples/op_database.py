@@ -58,6 +58,12 @@ def database() -> dict[str, Any]:
     return {info.full_name: info for info in internal("common_methods_invocations").op_db}
 
 
+def spread(count: int, most: int) -> list[int]:
+    """Return at most so many of the numbers below `count`, evenly spread, the first and the last among them."""
+    chosen = min(count, most)
+    return sorted({round(k * (count - 1) / max(chosen - 1, 1)) for k in range(chosen)})
+
+
 def samples(info: Any, dtype: str, device_type: str, count: int, *, grad: bool = False) -> list[Any]:
     """Return the first samples of an OpInfo, the same ones at each call.
 

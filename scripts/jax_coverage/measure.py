@@ -18,6 +18,7 @@ from zlib import crc32
 import torch
 
 from ampcheck.observe.torch_private import TorchDispatchMode, pytree
+from ampcheck.samples.op_database import spread
 from ampcheck.samples.torch_testing import internal
 from scripts.jax_coverage import judge
 from scripts.jax_coverage.judge import INVARIANTS, indices_as_values
@@ -54,13 +55,6 @@ def unseed() -> None:
 def seed(name: str, draw: int = 0) -> None:
     """Seed PyTorch for an op. Every device draws from this seed, each its own numbers."""
     torch.manual_seed(crc32(name.encode()) + draw)
-
-
-def spread(count: int, limit: int) -> list[int]:
-    """At most `limit` of the numbers 0 to count - 1, evenly spread, first and last included."""
-    if count <= limit:
-        return list(range(count))
-    return sorted({round(i * (count - 1) / max(limit - 1, 1)) for i in range(limit)})
 
 
 KINDS = ("plain", "reference", "edges")

@@ -1,11 +1,12 @@
 """What was measured of each op, the file that keeps it between runs, and the Markdown page of the figures."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+
+from ampcheck.runner.summarize import write_whole
 
 WAYS = ("jax", "torchax")
 """Whose figures: this project's device, and torchax's tensors under its default environment."""
@@ -56,10 +57,8 @@ def measured(book: Book, way: str) -> list[Row]:
 
 def write(book: Book, path: Path) -> None:
     """Keep the rows in a JSON file; an interrupt leaves the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(f".{os.getpid()}.tmp")
-    beside.write_bytes(msgspec.json.format(msgspec.json.encode([row for _, row in sorted(book.items())]), indent=1))
-    beside.replace(path)
+    rows = msgspec.json.encode([row for _, row in sorted(book.items())])
+    write_whole(path, msgspec.json.format(rows, indent=1), "file of coverage rows")
 
 
 def read(path: Path) -> Book:

@@ -14,6 +14,7 @@ from types import CodeType, FrameType
 import torch
 
 from ampcheck.devices.registry import known as devices
+from ampcheck.devices.registry import short
 from ampcheck.observe import recorder
 from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.observe.torch_private import OpOverloadPacket
@@ -53,7 +54,7 @@ class Sources:
             if code is MODULE_CALL:
                 modules.append(frame.f_locals["self"])
             elif not own and not self._in_library(code):
-                here = f"{_short(code.co_filename)}:{line}"
+                here = f"{short(code.co_filename)}:{line}"
                 location = location or here
                 installed = code.co_filename.startswith(_INSTALLED) or _PACKAGES in code.co_filename
                 own = here if self._packages or not installed else ""
@@ -82,7 +83,7 @@ class Sources:
             if code is MODULE_CALL:
                 modules.append(frame.f_locals["self"])
             elif not modules and not self._in_library(code) and _PACKAGES not in code.co_filename:
-                return f"{_short(code.co_filename)}:{line}", frame
+                return f"{short(code.co_filename)}:{line}", frame
         return (self.path(modules[-1], modules[0]) if modules else ""), None
 
     def name(self, tensor: torch.Tensor) -> str:
@@ -136,10 +137,6 @@ class Sources:
 def described(tensor: torch.Tensor) -> str:
     """Return a tensor's dtype and shape, as in "fp32[2, 3]"."""
     return f"{name_of(tensor.dtype)}{list(tensor.shape)}"
-
-
-def _short(path: str) -> str:
-    return path.removeprefix(os.getcwd() + os.sep)
 
 
 # ---- the overload of a public call, and its policy under a device type's dispatch key
