@@ -77,17 +77,11 @@ OPS = ("add", "mm", "relu")
 # One process: the op's cost in units of a JAX op on the same arrays, median of interleaved pairs.
 PRELUDE = PROGRAMS["jax-prelude"]
 
-OURS = PROGRAMS["jax-ours"]
-
-TORCHAX = PROGRAMS["jax-torchax"]
-
-POLICY = PROGRAMS["jax-policy"]
-
 TRAINING = PROGRAMS["jax-training"]
 
 
 def test_small_ops_cost_at_most_five_of_jax_and_less_than_half_of_torchax(show: Callable[[str], None]) -> None:
-    ours, theirs = measured(PRELUDE + OURS), measured(PRELUDE + TORCHAX)
+    ours, theirs = measured(PRELUDE + PROGRAMS["jax-ours"]), measured(PRELUDE + PROGRAMS["jax-torchax"])
     for name in OPS:
         (mine, us), (other, them) = ours[name], theirs[name]
         show(f"{name}: {us * 1e6:.1f} us, {mine:.2f} of JAX's own; torchax {them * 1e6:.1f} us, {other:.2f}")
@@ -97,7 +91,7 @@ def test_small_ops_cost_at_most_five_of_jax_and_less_than_half_of_torchax(show: 
 
 
 def test_a_policy_that_casts_nothing_costs_little(show: Callable[[str], None]) -> None:
-    found = measured(PRELUDE + POLICY)
+    found = measured(PRELUDE + PROGRAMS["jax-policy"])
     for size, (share, absolute) in found.items():
         show(f"mm of {size}: {absolute * 1e6:.1f} us in a region, {share:.3f} of outside")
     assert found["256"][0] <= 1.04
@@ -120,8 +114,6 @@ def test_compiles_are_few_and_kept(tmp_path: Path, show: Callable[[str], None]) 
 # The first calls of 64 kinds of ops in a new process. PyTorch loads Dynamo at the first op of any, which is apart.
 KINDS = PROGRAMS["jax-kinds"]
 
-MEMORY = PROGRAMS["jax-memory"]
-
 
 def test_first_calls(tmp_path: Path, show: Callable[[str], None]) -> None:
     """Programs that another process left behind make first calls cheaper; leaving them costs little."""
@@ -140,7 +132,7 @@ def test_first_calls(tmp_path: Path, show: Callable[[str], None]) -> None:
 
 def test_memory_of_a_program(show: Callable[[str], None]) -> None:
     """Most of what a program would hold is the module that it was compiled from."""
-    now, held = (measured(MEMORY.format(held=held)) for held in (False, True))
+    now, held = (measured(PROGRAMS["jax-memory"].format(held=held)) for held in (False, True))
     show(f"a program of an op holds {now / 2**20:.2f} MiB, and {held / 2**20:.2f} MiB with what it was compiled from")
     assert now / held <= 0.4
 
@@ -202,18 +194,9 @@ def test_what_cheap_options_cost_later(elements: int, show: Callable[[str], None
 
 CPU = Path("/proc/cpuinfo")
 
-PINNED = PROGRAMS["jax-pinned"]
-
 PRODUCT = PROGRAMS["jax-product"]
 
 STEP = PROGRAMS["jax-step"]
-
-
-# Autocast's CPU seconds and float32's, the lower quartile each.
-TIMED = """
-pairs = [[seconds(call, clock=time.process_time) for call in (low, full)] for _ in range(61)]
-print(json.dumps([statistics.quantiles(times)[0] for times in zip(*pairs)]))
-"""
 
 
 @pytest.mark.skipif(
@@ -222,6 +205,6 @@ print(json.dumps([statistics.quantiles(times)[0] for times in zip(*pairs)]))
 )
 @pytest.mark.parametrize(("name", "source", "least"), [("mm 1024", PRODUCT, 1.7), ("mlp step", STEP, 1.05)])
 def test_autocast_pays(name: str, source: str, least: float, show: Callable[[str], None]) -> None:
-    low, full = measured(PINNED + source + TIMED, JAX_PLATFORMS="cpu")
+    low, full = measured(PROGRAMS["jax-pinned"] + source + PROGRAMS["jax-timed"], JAX_PLATFORMS="cpu")
     show(f"{name}: {low * 1e3:.2f} ms under autocast, {full / low:.2f} times the speed of float32")
     assert full / low >= least

@@ -28,13 +28,6 @@ from tests.bench.test_advice import BF16, CPU, mlp, saw
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
-# PyTorch's CPU lists through PyTorch's own checker, in both lower precisions, as test/test_autocast.py runs them. The
-# runner of unittest is left out, which is in their favour. A second pass tells the rate without imports.
-UPSTREAM = PROGRAMS["suite_speed-upstream"]
-
-# Counts what reaches the dispatcher from Python while pytest collects, and what is imported at the end of it.
-COUNTER = PROGRAMS["suite_speed-counter"]
-
 
 def _run(*arguments: str, path: str = "", red: bool = False) -> tuple[float, str]:
     """Run Python in a separate process; returns its processor time and output. `red`: it may end with 1."""
@@ -60,7 +53,7 @@ def _collect(*arguments: str) -> tuple[float, int]:
 
 def test_cases_a_second(benchmark: Any, tmp_path: Path, show: Callable[[str], None]) -> None:
     """Our cases against PyTorch's, end to end."""
-    theirs = min(_run("-c", UPSTREAM) for _ in range(2))
+    theirs = min(_run("-c", PROGRAMS["suite_speed-upstream"]) for _ in range(2))
     upstream = json.loads(theirs[1].splitlines()[-1])
     runs = []
 
@@ -111,7 +104,7 @@ def test_collecting(benchmark: Any, show: Callable[[str], None]) -> None:
 def test_collecting_runs_no_op(benchmark: Any, tmp_path: Path, show: Callable[[str], None], injected: bool) -> None:
     """Collecting every device's cases runs no op and imports neither jax nor PyTorch's op database."""
     path = tmp_path / "seen.json"
-    (tmp_path / "op_counter.py").write_text(COUNTER.format(injected=injected, path=str(path)))
+    (tmp_path / "op_counter.py").write_text(PROGRAMS["suite_speed-counter"].format(injected=injected, path=str(path)))
     benchmark.pedantic(
         lambda: _pytest("--collect-only", "-q", "-p", "op_counter", path=str(tmp_path)), rounds=1, iterations=1
     )

@@ -95,20 +95,11 @@ def environment() -> dict[str, str]:
     return {**env, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-# A shell's background job is born ignoring the interrupt, and its children with it. No preexec_fn: it runs the hooks
-# of a fork, and JAX's warns.
-_LISTEN = """\
-import os, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-
-
 def interrupted(
     folder: Path, *arguments: str, when: Callable[[], bool], by: signal.Signals = signal.SIGINT
 ) -> tuple[int, str]:
     """Run ampcheck until `when` is true and interrupt it as Ctrl-C does. Returns its exit code and what it printed."""
-    command = [sys.executable, "-c", _LISTEN, sys.executable, "-m", "ampcheck", *arguments]
+    command = [sys.executable, "-c", PROGRAMS["cli_support-listen"], sys.executable, "-m", "ampcheck", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, cwd=folder, env=environment(), text=True, **pipes) as process:
         deadline = time.monotonic() + LIMIT
@@ -177,6 +168,12 @@ def _forget_suites() -> dict[str, ModuleType]:
     # Where `inspect` saw the file of one, it asks the next one of that name for its file, which a folder has not.
     vars(inspect)["_filesbymodname"].pop("suites", None)
     return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "suites"}
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    """What the command line prints in this process; asserts its exit code."""
+    assert main.main(arguments) == code
+    return capsys.readouterr().out
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

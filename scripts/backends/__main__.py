@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,24 +29,8 @@ PAGE = ROOT / "docs" / "backends.md"
 TORCH = "torch==2.13.*"
 RECIPES = HERE / "recipes.toml"
 
-_HEAD = """\
-# Autocast on backends that exist
-
-What PrivateUse1 backends with a released package promise of `torch.autocast`, keep and lack, as `ampcheck onboard` and
-`ampcheck run --smoke` tell it of each in an environment of its own. A smoke run takes some cases of every rule: this is
-no ranking, and what it does not name was not tried. `python -m scripts.backends NAME --into FOLDER` repeats it; recipes
-are in `scripts/backends/recipes.toml`, and the nightly workflow runs them.
-
-"""
-_READ = """
-import json, sys
-from ampcheck.devices.registry import known
-from ampcheck.spec.torch_private import registered
-device = known([sys.argv[1]])[sys.argv[2]]
-kernels, promised = registered("AutocastPrivateUse1"), device.policies()
-lacks = sorted(set(promised) - set(kernels))
-print(json.dumps({"dtypes": device.amp_dtypes, "promised": len(promised), "kernels": len(kernels), "lacks": lacks}))
-"""
+_HEAD = (HERE / "head.md").read_text(encoding="utf-8")
+_READ = tomllib.loads((HERE / "programs.toml").read_text(encoding="utf-8"))["read"]
 
 
 class Recipe(msgspec.Struct, forbid_unknown_fields=True):

@@ -83,13 +83,7 @@ def test_a_scenario_needs_what_the_device_promises_alone(lacks: str, wrong: set[
 @pytest.mark.nightly
 def test_a_formula_of_ops_that_are_not_promised_is_no_promise(tmp_path: Path) -> None:
     """Without a policy for linear, attention in a region calls it with two dtypes, as its formula does."""
-    module = """
-import partial
-from engine import Tested
-partial.register(linear="fallthrough")
-DEVICES = (Tested(partial.BACKEND, [op for op in partial.PROMISED if op != "linear"]),)
-"""
-    (tmp_path / "lacking.py").write_text(module, encoding="utf-8")
+    (tmp_path / "lacking.py").write_text(PROGRAMS["backends-lacking"], encoding="utf-8")
     (result,) = run(tmp_path, "lacking", "partial", "--rule=variants", "-k", "anywhere and attention").values()
     assert result.status == "unsupported"
     assert result.message == "partial does not promise policies that the case needs: linear"

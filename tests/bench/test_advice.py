@@ -119,14 +119,10 @@ def test_the_decorator_is_reached_without_jax() -> None:
 
 # ---- the worker
 
-ODD = PROGRAMS["advice-odd"]
-
-DEVICE = PROGRAMS["advice-device"]
-
 
 def worked(folder: Path, function: str, device: str = "cpu") -> AdviceFigures:
-    (folder / "odd.py").write_text(ODD)
-    (folder / "other_device.py").write_text(DEVICE)
+    (folder / "odd.py").write_text(PROGRAMS["advice-odd"])
+    (folder / "other_device.py").write_text(PROGRAMS["advice-device"])
     modules = [] if device == "cpu" else ["other_device"]
     return worker.measure(BenchPlan(device, modules, 0, 5, 1e-4, 1, [(f"odd.py:{function}", "eager")]))
 
@@ -215,10 +211,7 @@ def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
 def test_a_step_on_jax_runs_op_by_op_and_as_one_program(scripts: Path) -> None:
-    (scripts / "linear.py").write_text(
-        "import torch\ndef make():\n    loss = lambda out: out.square().mean()\n"
-        "    return torch.nn.Linear(8, 8), (torch.ones(4, 8),), loss\n"
-    )
+    (scripts / "linear.py").write_text(PROGRAMS["advice-linear"])
     options = ("--quick", "--device=jax", "--compiler=jit", "--json=a")
     run(scripts, "bench", "advise", "linear.py:make", *options, code=0)
     groups = json.loads((scripts / "a.json").read_text())["groups"]

@@ -89,13 +89,7 @@ def test_copies_run_beside_the_computation() -> None:
 
 
 def test_a_loop_is_counted_and_its_body_once() -> None:
-    text = (
-        "%body (b: f32[8]) -> f32[8] {\n  %b = f32[8]{0} parameter(0)\n"
-        '  ROOT %e = f32[8]{0} exponential(%b), c={"estimated_cycles":"70"}\n}\n'
-        "ENTRY %main (x: f32[8]) -> f32[8] {\n  %x = f32[8]{0} parameter(0)\n"
-        "  ROOT %w = f32[8]{0} while(%x), condition=%cond, body=%body\n}\n"
-    )
-    plan = schedule(parse(text), clock=1e9, bandwidth=1e12)
+    plan = schedule(parse(PROGRAMS["estimates-loop"]), clock=1e9, bandwidth=1e12)
     assert (plan.loops, plan.cycles) == (1, 70)
     variant = variant_result(MM, PRECISIONS["fp32"], found(schedule=plan), CHIP)
     assert (variant.verdict, variant.seconds) == ("not measured", None)
@@ -252,11 +246,10 @@ def _needs(device: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(estimate.available(device) is not None, reason=str(estimate.available(device)))
 
 
-CPU = PROGRAMS["estimates-cpu"]
-
-
 def test_a_compiler_that_says_no_cycles() -> None:
-    source, flops, memory, variant = json.loads(python("-c", CPU, JAX_PLATFORMS="cpu").splitlines()[-1])
+    source, flops, memory, variant = json.loads(
+        python("-c", PROGRAMS["estimates-cpu"], JAX_PLATFORMS="cpu").splitlines()[-1]
+    )
     assert (source, flops, memory) == ("roofline", 2 * 64**3, 3 * 64 * 64 * 4)
     assert variant["seconds"] == pytest.approx(3 * 64 * 64 * 4 / estimate.TPUS["tpu-v5e"].bandwidth, rel=0.5)
     assert "products: 1 × fp32" in variant["precision_check"]

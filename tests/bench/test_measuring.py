@@ -166,14 +166,13 @@ def test_what_is_late(first: float, second: float, sample: float, late: bool, mo
 NOTHING = Expected({}, {})
 TASKS = {"cpu": [("mm-16", "eager"), ("add", "eager"), ("mm-64", "eager")]}
 
-# A worker that does not measure: it says what it was told, and ends as the workload's name says.
-_WORKER = PROGRAMS["measuring-worker"]
-
 
 def measured(
     monkeypatch: pytest.MonkeyPatch, action: str, mode: Mode, expected: Expected = NOTHING
 ) -> tuple[list[Rounds], list[str]]:
-    monkeypatch.setattr(running, "COMMAND", (sys.executable, "-c", _WORKER.replace("ACTION", action)))
+    monkeypatch.setattr(
+        running, "COMMAND", (sys.executable, "-c", PROGRAMS["measuring-worker"].replace("ACTION", action))
+    )
     found: list[Rounds] = []
     said: list[str] = []
     bench = Bench(TASKS, mode, found.append, tell=said.append, expected=expected)
@@ -211,8 +210,6 @@ def test_a_group_that_ends_its_process_costs_itself(monkeypatch: pytest.MonkeyPa
 
 # ---- variants that take too long
 
-_HANGS = PROGRAMS["measuring-hangs"]
-
 HUNG = "a call had not ended after 1 s; its precision was not checked, so no ratio is given"
 
 
@@ -229,7 +226,7 @@ HUNG = "a call had not ended after 1 s; its precision was not checked, so no rat
 def test_a_variant_that_hangs_costs_itself_and_only_a_call_bounds_it(
     monkeypatch: pytest.MonkeyPatch, variant: str, what: str, reason: str, bound: int | None
 ) -> None:
-    action = _HANGS.strip().replace("HANGING", repr(variant)).replace("WHAT", repr(what))
+    action = PROGRAMS["measuring-hangs"].strip().replace("HANGING", repr(variant)).replace("WHAT", repr(what))
     found, _ = measured(monkeypatch, action, Mode("test", 1, 5, 0.01, limit=2, patience=1))
     add, *others = sorted(found, key=lambda one: one.workload)
     assert (add.failed, add.facts) == ({variant: reason}, {variant: {"at_least": bound}})

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import math
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from ampcheck.bench.session import BenchOutcome
 from ampcheck.errors import UsageError
 from ampcheck.report.benchmarks import pages
 from ampcheck.report.benchmarks.history import BenchHistory, load
+from tests.cli_support import ended
 from tests.report.made_bench import PLAIN, made_group, rounds_of, two_run_groups, written
 
 SPEEDS = {"fp32": 1.0, "fp32-aa": 1.0, "bf16": 3.9, "bf16-native": 0.5}
@@ -331,8 +331,7 @@ def test_pytest_benchmark_compares_two_exported_runs(run: BenchRun, tmp_path: Pa
     for path in paths:
         path.write_text(exports.pytest_benchmark_json(run), encoding="utf-8")
     command = [sys.executable, "-m", "pytest_benchmark", "compare", *map(str, paths), "--group-by=fullname"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = ended(command, tmp_path, code=0)
     assert "cpu/eager/mm-1024/bf16" in done.stdout
     assert "2 tests" in done.stdout
     assert "Failed to load" not in done.stdout + done.stderr

@@ -366,18 +366,13 @@ def test_what_pytest_makes_of_a_status(status: str, before: str, after: str, tex
     assert getattr(report, "wasxfail", None) == ("known" if after == "skipped" else None)
 
 
-SCENARIOS = PROGRAMS["scenario-scenarios"]
-
-FAULTY = PROGRAMS["scenario-faulty"].format(path=str(BACKENDS))
-
-
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, str], Result]:
     """The results of those scenarios, by suite, device, and name with parameter."""
     folder = tmp_path_factory.mktemp("scenarios")
-    write_suites(folder, {f"{suite}/test_state.py": SCENARIOS for suite in ("eager", "scaler")})
+    write_suites(folder, {f"{suite}/test_state.py": PROGRAMS["scenario-scenarios"] for suite in ("eager", "scaler")})
     options = ("--import-mode=importlib", f"--rootdir={folder}", "--device=cpu", "-p", "ampcheck.runner.plugin")
-    (folder / "mine.py").write_text(FAULTY, encoding="utf-8")
+    (folder / "mine.py").write_text(PROGRAMS["scenario-faulty"].format(path=str(BACKENDS)), encoding="utf-8")
     run_pytest(folder, "suites", *options, "--device=partial", "--device-module=mine", "--run-file=run.jsonl")
     return {(r.suite, r.device, r.op + r.inputs): r for r in read(folder / "run.jsonl").results.values()}
 

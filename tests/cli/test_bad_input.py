@@ -1,6 +1,5 @@
 """Bad input: one sentence on stderr, exit code 2, nothing lost; by `ampcheck` and by plain pytest."""
 
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -12,7 +11,7 @@ from ampcheck.devices.registry import known
 from ampcheck.errors import UsageError
 from ampcheck.runner import record as results
 from ampcheck.runner.deviations import KnownDeviations, load
-from tests.cli_support import ENTRY, ROOT, environment, pytest_here, refused, run, run_pytest, toml, write_suites
+from tests.cli_support import ENTRY, PROGRAMS, ROOT, ended, pytest_here, refused, run, run_pytest, toml, write_suites
 
 TABLE = tomllib.loads(Path(__file__).with_name("refused.toml").read_text(encoding="utf-8"))
 
@@ -118,19 +117,10 @@ def test_two_deviations_files_with_one_id_are_refused(tmp_path: Path) -> None:
         KnownDeviations([known()["cpu"]], [tmp_path / "a.toml", tmp_path / "b.toml"])
 
 
-APPEND = """
-from ampcheck.runner.suite import check, op_cases
-
-@op_cases("append")
-def test_append(case, device):
-    check(case, device)
-"""
-
-
 @pytest.fixture
 def rule_folder(tmp_path: Path) -> Path:
     """A suite with one small file, so that every case of the devices can be collected quickly."""
-    write_suites(tmp_path, {"eager/test_append.py": APPEND})
+    write_suites(tmp_path, {"eager/test_append.py": PROGRAMS["bad_input-append"]})
     (tmp_path / "mine.toml").write_text(toml({**ENTRY, "cases": ["append/nothing-*"]}))
     return tmp_path
 
@@ -161,8 +151,7 @@ def test_a_selection_does_not_judge_deviations_stale(rule_folder: Path) -> None:
 def test_a_full_disk_ends_a_run_with_a_sentence_and_whole_files(tmp_path: Path) -> None:
     # The shell limits the size of a file, so writing fails as it does on a full disk.
     limited = f"ulimit -f 5; exec {sys.executable} -m ampcheck run --device cpu --op mm --suite eager -n1"
-    done = subprocess.run(["bash", "-c", limited], cwd=tmp_path, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 2, done.stdout + done.stderr
+    done = ended(["bash", "-c", limited], tmp_path, code=2)
     (file,) = (tmp_path / "reports" / "runs").iterdir()
     assert done.stderr.splitlines()[-1].endswith(f"{file.relative_to(tmp_path)} cannot be written: File too large")
     assert "Traceback" not in done.stderr

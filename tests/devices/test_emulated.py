@@ -133,12 +133,9 @@ def test_torch_cuda_answers_while_it_is_entered() -> None:
     assert torch.accelerator.current_accelerator() is None
 
 
-THEIRS = PROGRAMS["emulated-theirs"]
-
-
 def test_it_shares_no_process_with_a_privateuse1_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch has one accelerator in a process, and a backward pass on another one asserts."""
-    (tmp_path / "their_device.py").write_text(THEIRS)
+    (tmp_path / "their_device.py").write_text(PROGRAMS["emulated-theirs"])
     monkeypatch.syspath_prepend(tmp_path)
     modules = ["their_device"]
     apart = [["cpu", "virtual:mps"], ["emulated:cuda"], ["their"]]  # a preflight starts threads that a fork lacks

@@ -227,15 +227,13 @@ def test_a_virtual_device_that_ignores_the_index_it_is_given() -> None:
 
 # ---- through the command line
 
-BROKEN = PROGRAMS["preflight-broken"]
-
 ADVICE = "make _copy_from take bf16, or leave 'bf16' out of amp_dtypes"
 ONE_CASE = ("--device=broken", "--device-module=broken", "--suite=eager", "--rule=downcast", "--op=mm")
 
 
 def plant(folder: Path, fault: str) -> None:
     """Write the module `broken` with a fault into a folder."""
-    (folder / "broken.py").write_text(BROKEN.format(fault=fault))
+    (folder / "broken.py").write_text(PROGRAMS["preflight-broken"].format(fault=fault))
 
 
 @pytest.mark.parametrize(
@@ -460,11 +458,8 @@ def test_what_is_repeated_is_repeated_with_deterministic_algorithms() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-LOST = PROGRAMS["preflight-lost"]
-
-
 def test_an_assertion_on_the_device_costs_its_case_and_no_other(tmp_path: Path) -> None:
-    (tmp_path / "lost_device.py").write_text(MODULE + LOST)
+    (tmp_path / "lost_device.py").write_text(MODULE + PROGRAMS["preflight-lost"])
     options = ("--device=lost", "--device-module=lost_device", "--op=addmm", "--op=mm", "--run-file=run.jsonl")
     done = run(tmp_path, "run", "--suite=eager", "--rule=downcast", *options)
     found = read(tmp_path / "run.jsonl").results

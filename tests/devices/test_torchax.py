@@ -65,12 +65,7 @@ def test_it_is_not_there_beside_the_jax_device(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_asking_imports_neither_jax_nor_torchax() -> None:
-    code = (
-        "import sys; from ampcheck.devices.registry import known\n"
-        "for device in known().values(): device.unavailable(), device.policies()\n"
-        "print({'jax', 'torchax'} & set(sys.modules))"
-    )
-    assert python("-c", code) == "set()\n"
+    assert python("-c", PROGRAMS["torchax-asked"]) == "set()\n"
 
 
 # ---- when it is chosen
@@ -125,8 +120,6 @@ def test_one_run_tests_both(tmp_path: Path) -> None:
 
 # ---- what is seen
 
-_SCRIPT = PROGRAMS["torchax-script"]
-
 GIVEN = "argument 0 of aten::{} was given as fp32 and reached the kernel as {}; expected {}"
 MISTAKES = [
     ("", "mm-fp32-bf16-txo", ""),
@@ -137,11 +130,7 @@ MISTAKES = [
         GIVEN.format("mse_loss", "bf16", "fp32"),
     ),
     (
-        "own = amp.execute_policy\n"
-        "def twice(policy, args, kwargs, dtype):\n"
-        "    args = own(amp.CastPolicy.LOWER_PRECISION_FP, args, kwargs, torch.float16)[0]\n"
-        "    return own(policy, args, kwargs, dtype)\n"
-        "amp.execute_policy = twice",
+        PROGRAMS["torchax-twice"],
         "mm-fp32-bf16-txo",
         "autocast made 4 casts of the arguments of aten::mm; expected 2",
     ),
@@ -163,7 +152,7 @@ QUESTIONS = {
 @pytest.fixture(scope="module")
 def answers() -> dict[str, Any]:
     """What one process that has torchax says to each of `QUESTIONS`: device, expression, what is planted before it."""
-    said = python("-c", _SCRIPT, json.dumps(list(QUESTIONS.values())))
+    said = python("-c", PROGRAMS["torchax-script"], json.dumps(list(QUESTIONS.values())))
     return dict(zip(QUESTIONS, json.loads(said.splitlines()[-1]), strict=True))
 
 

@@ -1,6 +1,7 @@
 """Measure the kill matrix: `python -m tests.faults matrix --help`."""
 
 import argparse
+from contextlib import closing
 from pathlib import Path
 
 from tests.faults import BY_NAME, MUTANTS, matrix
@@ -30,11 +31,8 @@ def main() -> None:
 def _measure(chosen: argparse.Namespace) -> None:
     selection = matrix.Selection(chosen.suite, chosen.rule, chosen.device, chosen.mutant, chosen.most)
     chosen.results.parent.mkdir(parents=True, exist_ok=True)
-    runners = Runners()
-    try:
+    with closing(Runners()) as runners:
         found = matrix.measure(selection, MUTANTS, runners, chosen.results)
-    finally:
-        runners.close()
     print(matrix.text(found))
     if chosen.update:
         tried = {(mutant.name, device) for mutant, device in selection.of(MUTANTS)}

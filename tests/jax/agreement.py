@@ -159,6 +159,22 @@ def assert_same(device: Any, host: Any) -> None:
         assert device == host
 
 
+def stepping(
+    optimizer: torch.optim.Optimizer, loss: Callable[..., Tensor], amp: torch.dtype | None = None
+) -> Callable[..., Tensor]:
+    """A step that minimises a function of its arguments, in a region of a dtype where one is given."""
+
+    def step(*given: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        with torch.autocast("jax", dtype=amp or torch.bfloat16, enabled=amp is not None):
+            value = loss(*given)
+        value.backward()
+        optimizer.step()
+        return value.detach()
+
+    return step
+
+
 class Trained(NamedTuple):
     """What a training left behind: losses and scales of each step, and the parameters, on the CPU; the step itself."""
 

@@ -80,15 +80,11 @@ def test_a_compiled_function_inside_of_a_jitted_one_is_part_of_its_program() -> 
     torch.testing.assert_close(found, [p.grad for p in model.parameters()])
 
 
-# A few programs in a new process: how many were asked for, how many of them were found, and what tells processors.
-CHILD = PROGRAMS["compile-child"]
-
-
 def told(**environment: str) -> dict[str, int | float | str]:
     """What a child says in which each warning is an error, with no cache named but in `environment`."""
     env = {k: v for k, v in os.environ.items() if k not in ("JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS")}
     # Importing torchax warns, and is not what is asked here.
-    command = [sys.executable, "-W", "error:Error:UserWarning", "-c", CHILD]
+    command = [sys.executable, "-W", "error:Error:UserWarning", "-c", PROGRAMS["compile-child"]]
     child = subprocess.run(command, env=env | environment, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert child.returncode == 0, child.stderr[-2000:]
     assert "persistent compilation cache" not in child.stderr

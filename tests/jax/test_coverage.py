@@ -20,14 +20,11 @@ from tests.cli_support import LIMIT, PROGRAMS, ROOT, python
 PAGE = ROOT / "docs" / "jax_ops.md"
 
 
-# A coverage worker on whose device kernels are wrong, end the process as a segmentation fault does, or change at the
-# second call.
-FAULTS = PROGRAMS["coverage-faults"]
-
-
 @pytest.mark.nightly
 def test_rows_say_what_the_device_does() -> None:
-    settings = driver.Settings(samples=3, seconds=LIMIT, processes=1, command=(sys.executable, "-c", FAULTS))
+    settings = driver.Settings(
+        samples=3, seconds=LIMIT, processes=1, command=(sys.executable, "-c", PROGRAMS["coverage-faults"])
+    )
     found: list[OpRow] = []
     names = ("add", "nn.functional.dropout", "sin", "trunc", "sinh", "mm")
     driver.sweep([("jax", name) for name in names], settings, found.append)
@@ -50,13 +47,10 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     assert "jax: 3 of 3 samples agree, all of 2 of 2 ops" in said
 
 
-EXAMPLES = PROGRAMS["coverage-examples"]
-
-
 @pytest.mark.nightly
 def test_the_examples_of_the_guide_run() -> None:
     given = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    assert python("-c", EXAMPLES, ROOT / "docs" / "jax_device.md", **given) == "ran\n"
+    assert python("-c", PROGRAMS["coverage-examples"], ROOT / "docs" / "jax_device.md", **given) == "ran\n"
 
 
 def table(text: str, title: str) -> list[list[str]]:
@@ -181,12 +175,9 @@ def test_what_raises_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (row.verdict, row.reason) == ("raises", "RuntimeError: no jax in lib/a.py:3")
 
 
-WORKER = PROGRAMS["coverage-worker"]
-
-
 @pytest.fixture
 def _planted_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "COMMAND", [sys.executable, "-c", WORKER])
+    monkeypatch.setattr(command, "COMMAND", [sys.executable, "-c", PROGRAMS["coverage-worker"]])
 
 
 @pytest.mark.nightly

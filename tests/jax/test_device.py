@@ -2,8 +2,6 @@
 
 import gc
 import re
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -18,18 +16,17 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ampcheck.checks.sweep import SweepCheck
-from ampcheck.cli.main import main
 from ampcheck.devices.registry import known
 from ampcheck.jax_device import from_jax, jit, to_jax
 from ampcheck.jax_device.storage import arrays
 from ampcheck.jax_device.storage.arrays import storage_of
 from ampcheck.spec.case import CELLS, Case
+from tests.cli_support import PROGRAMS, printed, python
 from tests.jax.agreement import doubling, ones, saved, zeros
 
 
 def test_lists_show_what_the_process_registers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lists", "cuda", "jax"]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "lists", "cuda", "jax")
     assert re.search(r"^jax: \d+ \(.*\); the same$", out, re.MULTILINE)
     assert re.search(r"^jax is what the device promises; \d+ registered under AutocastPrivateUse1 ", out, re.MULTILINE)
 
@@ -50,15 +47,7 @@ def test_module() -> None:
 
 @pytest.mark.nightly
 def test_an_import_after_one_that_failed() -> None:
-    code = (
-        "import torch\n"
-        "del torch.Tensor.__dlpack__\n"  # the device needs it
-        "for _ in range(2):\n"
-        "    try: import ampcheck.jax_device\n"
-        "    except Exception as error: print(type(error).__name__, error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    first, second = done.stdout.splitlines()
+    first, second = python("-c", PROGRAMS["device-failed_import"]).splitlines()
     assert first.startswith("AttributeError"), first
     assert "__dlpack__" in first
     assert second.startswith("RuntimeError an import of ampcheck.jax_device failed in this process before"), second

@@ -3,7 +3,6 @@
 The file is also the program of each process: `python -m tests.jax.test_distributed RANK STORE RESULTS`.
 """
 
-import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ampcheck.jax_device import jit
-from tests.cli_support import LIMIT, ROOT
+from tests.cli_support import python
+from tests.jax.agreement import stepping
 
 WORLD = 2
 OVERFLOWS = 1  # the step in which the last rank's gradients are infinite
@@ -126,15 +126,9 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of the processes saw."""
     folder = tmp_path_factory.mktemp("distributed")
     results = [folder / f"{rank}.pt" for rank in range(WORLD)]
-    command = [sys.executable, "-W", "error::UserWarning:torch.library", "-m", "tests.jax.test_distributed"]
-
-    def run(rank: int) -> str:
-        arguments = [*command, str(rank), str(folder / "store"), str(results[rank])]
-        done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
-        return done.stderr if done.returncode else ""
-
+    command = ("-W", "error::UserWarning:torch.library", "-m", "tests.jax.test_distributed")
     with ThreadPoolExecutor(WORLD) as pool:
-        assert [*pool.map(run, range(WORLD))] == [""] * WORLD
+        list(pool.map(lambda rank: python(*command, rank, folder / "store", results[rank]), range(WORLD)))
     return [torch.load(path) for path in results]
 
 
@@ -173,16 +167,7 @@ def test_a_jitted_step_of_a_parallel_model_runs_eagerly_and_says_so(name: str) -
             model.register_comm_hook(None, _hook)  # without one, that of one process is its module
         else:
             fully_shard(model, mesh=dist.device_mesh.init_device_mesh("jax", (1,)))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        @jit
-        def step(x: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
+        step = jit(stepping(torch.optim.SGD(model.parameters(), lr=0.1), lambda x: model(x).square().mean()))
         x = torch.ones(3, 4, device="jax")
         with pytest.warns(UserWarning, match="jit runs .* eagerly, as .*(DistributedDataParallel averages|DTensor of)"):
             losses = [step(x).item()]

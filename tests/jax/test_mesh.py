@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ampcheck.jax_device import jit
 from ampcheck.jax_device.mesh import Axes, Mesh, axes_of, make_mesh, place, shard, shard_batch
 from ampcheck.jax_device.storage.arrays import storage_of
+from tests.jax.agreement import stepping
 
 pytestmark = pytest.mark.alone(XLA_FLAGS="--xla_force_host_platform_device_count=8")  # read when JAX starts
 
@@ -32,16 +33,7 @@ def train(
     else:
         x, y = x.to("jax"), y.to("jax")
     optimizer, called = torch.optim.AdamW(model.parameters(), lr=0.01), parallel(model)
-
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        with torch.autocast("jax", dtype=torch.bfloat16):
-            loss = F.mse_loss(called(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    run = jit(step)
+    run = jit(stepping(optimizer, lambda x, y: F.mse_loss(called(x), y), torch.bfloat16))
     losses = [run(x, y).item() for _ in range(5)]
     assert (run.compiles, x.device) == (1, torch.device("jax:0"))
     for p in model.parameters():

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.cli_support import PROGRAMS
+
 # ---- the browser
 
 _NO_BROWSER = "AMPCHECK_NO_BROWSER"
@@ -19,15 +21,6 @@ _FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-pipe"),
 )
-# Chromium reads commands from descriptor 3 and answers on 4. The pipes go through copies above 9 first, so that neither
-# of them is 3 or 4 already.
-_LAUNCH = """
-import fcntl, os, sys
-copies = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]
-os.dup2(copies[0], 3)
-os.dup2(copies[1], 4)
-os.execvp(sys.argv[3], sys.argv[3:])
-"""
 
 
 class Browser:
@@ -36,7 +29,7 @@ class Browser:
     def __init__(self, program: str, profile: Path) -> None:
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
-        launch = [sys.executable, "-c", _LAUNCH, str(theirs_in), str(theirs_out)]
+        launch = [sys.executable, "-c", PROGRAMS["report-launch"], str(theirs_in), str(theirs_out)]
         self._process = subprocess.Popen(
             [*launch, program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"],
             pass_fds=(theirs_in, theirs_out),

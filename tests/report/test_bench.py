@@ -14,7 +14,7 @@ from ampcheck.errors import UsageError
 from ampcheck.report import build
 from ampcheck.report.benchmarks import pages
 from ampcheck.report.benchmarks.history import KINDS, BenchHistory, changes, conditions, listed, load, steps
-from tests.cli_support import refused
+from tests.cli_support import printed, refused
 from tests.report.made_bench import day, made_group, many_run_groups, two_run_groups, written
 from tests.report.made_runs import make, write
 
@@ -92,15 +92,12 @@ def test_the_command_refuses_a_damaged_file(text: str, tmp_path: Path, capsys: p
 
 
 def test_the_command_takes_the_files_of_all_four_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from ampcheck.cli import main
-
     (tmp_path / "runs").mkdir()
     write(tmp_path / "runs" / "a.jsonl", [make("mm")])
     (tmp_path / "published" / "bench").mkdir(parents=True)
     written(tmp_path / "published" / "bench" / "b.jsonl", [made_group("conv-64")])
     written(tmp_path / "bench" / "c.jsonl", [made_group("mm-512")])
-    assert main.main(["report", f"--reports={tmp_path}"]) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'site' / 'index.html'}\n"
+    assert printed(capsys, "report", f"--reports={tmp_path}") == f"{tmp_path / 'site' / 'index.html'}\n"
     page = (tmp_path / "site/bench.html").read_text()
     assert "conv-64" in page
     assert "mm-512" in page

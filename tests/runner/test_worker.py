@@ -7,15 +7,10 @@ import time
 import pytest
 
 from ampcheck.runner.worker import Worker
+from tests.cli_support import PROGRAMS
 
 ANSWERS = "import os, signal, sys, time\nfrom ampcheck.runner.worker import Channel, answers\n"
-SERVES = """
-channel = Channel()
-print("a library's chatter", flush=True)
-os.write(1, b"and what C++ prints\\n")
-for line in sys.stdin:
-    channel.send({"heard": line.strip()})
-"""
+SERVES = PROGRAMS["worker-serves"]
 
 
 def started(code: str, given: object = None) -> Worker:

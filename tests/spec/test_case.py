@@ -12,7 +12,7 @@ from ampcheck.spec.case import MAX_LENGTH, RULES, assign, case_id, one_off, op_t
 from ampcheck.spec.casting import FLOATING, POLICIES
 from ampcheck.spec.private_names import PrivateName, PrivateNames, table
 from scripts import private_api
-from tests.cli_support import python
+from tests.cli_support import PROGRAMS, python
 
 PAIRS = list(itertools.permutations(FLOATING, 2))
 
@@ -202,12 +202,7 @@ def run(code: str) -> list[str]:
 
 
 def test_a_package_says_what_this_torch_lacks() -> None:
-    (line,) = run(
-        "import torch\n"
-        "del torch._C._is_alias_of, torch._C._dispatch_dump\n"
-        "try: import ampcheck.checks.forward\n"
-        "except ImportError as error: print(error)\n"
-    )
+    (line,) = run(PROGRAMS["case-lacking"])
     assert "lacks private names that ampcheck.observe uses: torch._C._dispatch_dump (" in line
     assert "torch._C._is_alias_of (" in line
 
@@ -215,10 +210,5 @@ def test_a_package_says_what_this_torch_lacks() -> None:
 def test_taking_names_changes_no_random_numbers() -> None:
     """The files make objects to look at; a device that is the default, or no_grad, must not matter."""
     files = ", ".join(f"ampcheck.{package}.torch_private" for package in private_api.files() if package != "jax_device")
-    after, fresh = run(
-        f"import torch\ntorch.manual_seed(0)\nwith torch.no_grad(), torch.device('meta'):\n    import {files}\n"
-        "print(torch.initial_seed(), float(torch.rand(1)))\n"
-        "torch.manual_seed(0)\n"
-        "print(torch.initial_seed(), float(torch.rand(1)))\n"
-    )
+    after, fresh = run(PROGRAMS["case-taking"].format(files=files))
     assert after == fresh

@@ -13,7 +13,6 @@ import torch
 
 from ampcheck import samples
 from ampcheck.checks.sweep import Cell, SweepCall, SweepCheck, cells, parts, reached
-from ampcheck.cli import main
 from ampcheck.devices.base import Device
 from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.registry import known
@@ -25,7 +24,7 @@ from ampcheck.spec.policies import minor
 from ampcheck.tools.coverage import surface
 from ampcheck.tools.coverage.cells import count
 from ampcheck.tools.coverage.kernels import by_suite, by_upstream_lists, entries, recording
-from tests.cli_support import PROGRAMS, ROOT, ended, run
+from tests.cli_support import PROGRAMS, ROOT, ended, printed, run
 
 # ---- cells
 
@@ -136,8 +135,7 @@ def test_the_page_of_the_surface_has_what_is_counted_now() -> None:
 @pytest.mark.usefixtures("few_ops", "few_names")
 def test_the_command_prints_and_writes_the_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "coverage.json"
-    assert main.main(["coverage", "--device", "virtual:mps", "--json", str(file)]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "coverage", "--device", "virtual:mps", "--json", str(file))
     assert "100.0%" in out.splitlines()[0]
     transitions = "all 632 transitions of the model of autocast's state"
     assert transitions in out
@@ -151,8 +149,7 @@ def test_the_command_prints_and_writes_the_figure(tmp_path: Path, capsys: pytest
 @pytest.mark.usefixtures("few_ops")
 def test_faults_in_random_cells_are_seen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(Cpu, "compilers", ("script", "aot"))
-    assert main.main(["coverage", "--try", "2", "--seed", "0", "--device", "cpu"]) == 0
-    head, _, rows = capsys.readouterr().out.partition("\n\n")
+    head, _, rows = printed(capsys, "coverage", "--try", "2", "--seed", "0", "--device", "cpu").partition("\n\n")
     assert re.match(r"cpu: 25 of 25 faults in \d+ random cells, seed 0, were noticed:", head)
     assert [row.split("  ")[0] for row in rows.splitlines()[2:]] == ["eager", "script", "aot"]
     assert rows.count("2 of 2") == 10
@@ -162,8 +159,7 @@ def test_faults_in_random_cells_are_seen(monkeypatch: pytest.MonkeyPatch, capsys
 def test_faults_that_are_missed_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(Cpu, "compilers", ())
     monkeypatch.setattr(SweepCall, "differences", lambda _: [])
-    assert main.main(["coverage", "--try", "1", "--device", "cpu"]) == 0
-    assert "not noticed: wrong strides in Cell(" in capsys.readouterr().out
+    assert "not noticed: wrong strides in Cell(" in printed(capsys, "coverage", "--try", "1", "--device", "cpu")
 
 
 # ---- kernels
@@ -198,8 +194,7 @@ def test_an_op_missing_from_the_catalogue_is_reported(
 ) -> None:
     fewer = {name: op for name, op in samples.catalogue().items() if name not in ("mm", other)}
     monkeypatch.setattr(samples, "catalogue", lambda: fewer)
-    assert main.main(["entered", "--device", device, "--json"]) == 1
-    missed = json.loads(capsys.readouterr().out)[0]["missed"]
+    missed = json.loads(printed(capsys, "entered", "--device", device, "--json", code=1))[0]["missed"]
     assert missed == sorted({"mm", other} & set(known()[device].policies()))
 
 

@@ -11,7 +11,7 @@ from ampcheck.cli import main
 from ampcheck.errors import UsageError
 from ampcheck.tools.lint import RULES, TRAINING, find, lint_source
 from ampcheck.tools.lint.fix import fix_source
-from tests.cli_support import ROOT, python
+from tests.cli_support import PROGRAMS, ROOT, printed, python
 
 OFF = 'torch.autocast("cpu", enabled=False)'
 TABLE = tomllib.loads(Path(__file__).with_name("linted.toml").read_text(encoding="utf-8"))
@@ -73,21 +73,12 @@ def program(tmp_path: Path) -> Path:
 
 
 def test_linting_imports_no_torch(program: Path) -> None:
-    code = f"""\
-import sys
-from ampcheck.cli.main import main
-assert main(["lint", {str(program)!r}]) == 1
-import ampcheck
-assert "watch" in dir(ampcheck)
-assert not {{"torch", "jax"}} & set(sys.modules)
-"""
-    python("-c", code)
+    python("-c", PROGRAMS["lint-no_torch"], program)
 
 
 def test_formats(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def out(*options: str) -> str:
-        assert main.main(["lint", str(program), *options]) == 1
-        return capsys.readouterr().out
+        return printed(capsys, "lint", str(program), *options, code=1)
 
     program = program.rename(program.with_name(f"{'long' * 25}.py"))
     assert out().startswith(f"{program}:5:10: disabled-in-script: ")  # on one line, however long the path is
@@ -123,8 +114,7 @@ def test_a_file_that_cannot_be_read_hides_no_other(program: Path, capsys: pytest
 
 
 def test_the_rules_are_listed_and_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["lint", "--rules"]) == 0
-    out, page = capsys.readouterr().out, (ROOT / "docs" / "using.md").read_text(encoding="utf-8")
+    out, page = printed(capsys, "lint", "--rules"), (ROOT / "docs" / "using.md").read_text(encoding="utf-8")
     assert [name for name in RULES if f"\n{name} (" not in f"\n{out}" or f"`{name}`" not in page] == []
 
 
@@ -167,8 +157,7 @@ def test_line_ends_and_encodings_stay(tmp_path: Path) -> None:
 def test_options_and_comments_take_ids_and_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "p.py"
     file.write_text("import torch\nwith torch.cuda.amp.autocast():\n    loss.backward()  # ampcheck: ignore[AMP005]\n")
-    assert main.main(["lint", str(file)]) == 1
-    out = capsys.readouterr().out
+    out = printed(capsys, "lint", str(file), code=1)
     assert out.startswith(f"{file}:2:6: AMP033 deprecated-amp: ")
     assert "\n1 report\nread 1 file, 1 region, 0 scalers;" in out
     assert main.main(["lint", str(file), "--select", "AMP005,AMP006"]) == 0

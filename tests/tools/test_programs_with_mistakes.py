@@ -16,6 +16,7 @@ from ampcheck.errors import UsageError
 from ampcheck.tools.catalogue import COSTS, RULES
 from ampcheck.tools.doctor import callbacks
 from scripts.mistakes import FIELDS, FIGURES, PAGES, Program, index, page, programs
+from tests.cli_support import printed
 
 ALL = programs()
 FOR_EVER = tomllib.loads(Path(__file__).with_name("programs.toml").read_text(encoding="utf-8"))["for_ever"]
@@ -62,8 +63,7 @@ def test_the_first_screen_holds_the_answer(
     file = tmp_path / f"{program.name}.py"
     file.write_text(program.text, encoding="utf-8")
     for command, how in (("lint", "static"), ("doctor", "dynamic")):
-        assert main([command, str(file)]) == 1
-        lines = capsys.readouterr().out.splitlines()
+        lines = printed(capsys, command, str(file), code=1).splitlines()
         assert all(len(line) <= 100 or str(file) in line for line in lines)
         first = "\n".join(lines[:24])
         assert [rule for rule in program.must(how) if rule not in first] == []
@@ -139,10 +139,8 @@ def test_the_command_ends_after_the_steps_asked_for(
 ) -> None:
     (tmp_path / "for_ever.py").write_text(FOR_EVER)
     monkeypatch.syspath_prepend(tmp_path)
-    assert main(["doctor", "--steps", "2", "for_ever:mistaken"]) == 1
-    assert "AMP005 backward-in-region, " in capsys.readouterr().out
-    assert main(["doctor", "--steps", "3", "for_ever:train"]) == 0
-    assert "Watched 3 steps" in capsys.readouterr().out
+    assert "AMP005 backward-in-region, " in printed(capsys, "doctor", "--steps", "2", "for_ever:mistaken", code=1)
+    assert "Watched 3 steps" in printed(capsys, "doctor", "--steps", "3", "for_ever:train")
 
 
 def test_the_catalogue() -> None:

@@ -20,6 +20,7 @@ from ampcheck.cli import main
 from ampcheck.devices.virtual import DEVICES
 from ampcheck.errors import UsageError
 from ampcheck.tools.trace import Trace
+from tests.cli_support import printed
 from tests.processor import lstm_that_runs
 
 Program = Callable[[], Any]
@@ -436,17 +437,15 @@ def test_a_script_is_shown_however_it_ends(
 
 @pytest.mark.parametrize("target", ["program:step", "program:Holder.run"])
 def test_a_function(script: Path, capsys: pytest.CaptureFixture[str], target: str) -> None:
-    assert main.main(["trace", "--sort", "bytes", "--limit", "1", "--json", "out.json", target]) == 0
-    row, count = capsys.readouterr().out.splitlines()[-2:]
+    options = ("--sort", "bytes", "--limit", "1", "--json", "out.json")
+    row, count = printed(capsys, "trace", *options, target).splitlines()[-2:]
     assert (row.split()[0], count.split()[:2]) == ("mm", ["1", "of"])
     written = ["--against", "out.json", "--svg", "casts.svg", target]
-    assert main.main(["trace", *written]) == 0
-    assert capsys.readouterr().out.startswith("no op differs\n")
+    assert printed(capsys, "trace", *written).startswith("no op differs\n")
     assert "all: twice, 192 B" in script.with_name("casts.svg").read_text()
     changed = script.with_name("out.json").read_text().replace('"got": "bf16"', '"got": "fp16"').replace("bf16", "fp16")
     script.with_name("out.json").write_text(changed.replace('"bytes": 96', '"bytes": 1'))
-    assert main.main(["trace", *written]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "trace", *written)
     assert "2 → 2 casts by autocast, 2 B → 192 B" in out
     assert "  mm: 2 → 2 casts, 2 B → 192 B, ran in fp16 → bf16\n" in out
     data = json.loads(changed.replace("fp16", "bf16"))

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from ampcheck import torchscript
-from ampcheck.cli.main import main
 from ampcheck.devices.registry import select
 from ampcheck.errors import UsageError
 from ampcheck.observe.dispatcher import live_registrations
 from ampcheck.torchscript import library
 from ampcheck.torchscript.agreement import OURS, PYTORCH, WAYS, measure
 from ampcheck.torchscript.regions import scripted
-from tests.cli_support import PROGRAMS, ROOT
+from tests.cli_support import PROGRAMS, ROOT, ended, printed
 from tests.processor import lstm_that_runs
 from tests.torchscript import programs
 
@@ -443,8 +442,7 @@ def test_what_pytorch_does_is_seen(op: str) -> None:
     ],
 )
 def test_the_command(op: str, said: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["torchscript", "--op", op, "--device", "cpu"]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "torchscript", "--op", op, "--device", "cpu")
     assert [words for words in (torchscript.OPERATORS, *said) if words not in out] == []
 
 
@@ -463,9 +461,7 @@ def elsewhere(folder: Path, code: str, library: str = "") -> subprocess.Complete
     if library:
         (copied / "torchscript" / library).write_bytes(b"")
     path = f"import sys; sys.path.insert(0, {str(folder)!r}); sys.path.append({str(ROOT)!r})\n"
-    run = subprocess.run([sys.executable, "-c", path + code], cwd=folder, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    return run
+    return ended([sys.executable, "-c", path + code], folder, code=0)
 
 
 def program(types: list[object], *values: object) -> list[object]:
@@ -538,25 +534,16 @@ def test_any_number_and_mixture_of_values() -> None:
     assert {t.dtype for t in many} == {torch.float32}
 
 
-_LISTING = """
-import torch, ampcheck.torchscript
-print(*(s for s in map(str, torch._C._jit_get_all_schemas()) if s.startswith("amp::")), sep="\\n")
-"""
-
-
 @needs_library
 def test_python_has_the_same_operators(tmp_path: Path) -> None:
     """All but the variadic forms, which PyTorch's dispatcher cannot have."""
     here = {text for text in map(str, torch._C._jit_get_all_schemas()) if text.startswith("amp::")}
-    there = set(elsewhere(tmp_path, _LISTING).stdout.splitlines())
+    there = set(elsewhere(tmp_path, PROGRAMS["modules-listing"]).stdout.splitlines())
     assert {text for text in here if "(...)" not in text} == there
 
 
-_AGREE = PROGRAMS["modules-agree"]
-
-
 def test_programs_agree_without_a_library(tmp_path: Path) -> None:
-    first, *_, last = elsewhere(tmp_path, _AGREE).stdout.splitlines()
+    first, *_, last = elsewhere(tmp_path, PROGRAMS["modules-agree"]).stdout.splitlines()
     assert first.startswith("operators written in Python: no library was built")
     assert last == "agree"
 
@@ -572,9 +559,5 @@ def test_a_program_is_saved_for_other_installations(tmp_path: Path) -> None:
     """A program saved with the library runs where the operators are written in Python."""
     rewritten = torchscript.autocast(scripted(programs.one_region))
     (tmp_path / "program.pt").write_bytes(rewritten.save_to_buffer())
-    code = """
-import torch, ampcheck.torchscript
-loaded = torch.jit.load("program.pt")
-print([t.dtype for t in loaded(*(torch.ones(4, 4) for _ in range(3)), True)])
-"""
-    assert elsewhere(tmp_path, code).stdout == "[torch.bfloat16, torch.float32, torch.float32]\n"
+    found = elsewhere(tmp_path, PROGRAMS["modules-loaded"]).stdout
+    assert found == "[torch.bfloat16, torch.float32, torch.float32]\n"
