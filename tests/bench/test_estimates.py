@@ -247,9 +247,8 @@ def _needs(device: str) -> pytest.MarkDecorator:
 
 
 def test_a_compiler_that_says_no_cycles() -> None:
-    source, flops, memory, variant = json.loads(
-        python("-c", PROGRAMS["estimates-cpu"], JAX_PLATFORMS="cpu").splitlines()[-1]
-    )
+    said = python("-c", PROGRAMS["estimates-cpu"], JAX_PLATFORMS="cpu")
+    source, flops, memory, variant = json.loads(said.splitlines()[-1])
     assert (source, flops, memory) == ("roofline", 2 * 64**3, 3 * 64 * 64 * 4)
     assert variant["seconds"] == pytest.approx(3 * 64 * 64 * 4 / estimate.TPUS["tpu-v5e"].bandwidth, rel=0.5)
     assert "products: 1 × fp32" in variant["precision_check"]

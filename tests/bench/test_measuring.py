@@ -170,9 +170,8 @@ TASKS = {"cpu": [("mm-16", "eager"), ("add", "eager"), ("mm-64", "eager")]}
 def measured(
     monkeypatch: pytest.MonkeyPatch, action: str, mode: Mode, expected: Expected = NOTHING
 ) -> tuple[list[Rounds], list[str]]:
-    monkeypatch.setattr(
-        running, "COMMAND", (sys.executable, "-c", PROGRAMS["measuring-worker"].replace("ACTION", action))
-    )
+    worker = PROGRAMS["measuring-worker"].replace("ACTION", action)
+    monkeypatch.setattr(running, "COMMAND", (sys.executable, "-c", worker))
     found: list[Rounds] = []
     said: list[str] = []
     bench = Bench(TASKS, mode, found.append, tell=said.append, expected=expected)

@@ -22,9 +22,8 @@ PAGE = ROOT / "docs" / "jax_ops.md"
 
 @pytest.mark.nightly
 def test_rows_say_what_the_device_does() -> None:
-    settings = driver.Settings(
-        samples=3, seconds=LIMIT, processes=1, command=(sys.executable, "-c", PROGRAMS["coverage-faults"])
-    )
+    command = (sys.executable, "-c", PROGRAMS["coverage-faults"])
+    settings = driver.Settings(samples=3, seconds=LIMIT, processes=1, command=command)
     found: list[OpRow] = []
     names = ("add", "nn.functional.dropout", "sin", "trunc", "sinh", "mm")
     driver.sweep([("jax", name) for name in names], settings, found.append)

@@ -174,15 +174,14 @@ def test_meta_modules_are_as_before() -> None:
 
 
 @pytest.mark.parametrize("convert", [nn.Module.half, nn.Module.double, partial(nn.Module.to_empty, device="cpu")])
-def test_modules_of_the_cpu_are_as_before(convert: Callable[[nn.Module], nn.Module]) -> None:
+def test_modules_of_the_cpu_are_as_before(
+    convert: Callable[[nn.Module], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = Tied()
     before = list(model.parameters())
     assert all(a is b for a, b in zip(convert(model).parameters(), before, strict=True))
-    torch.__future__.set_overwrite_module_params_on_conversion(True)
-    try:
-        assert not any(a is b for a in convert(model).parameters() for b in before)
-    finally:
-        torch.__future__.set_overwrite_module_params_on_conversion(False)
+    monkeypatch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)
+    assert not any(a is b for a in convert(model).parameters() for b in before)
 
 
 def test_a_build_without_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,11 +190,8 @@ def test_a_build_without_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = model.head.weight
     with pytest.raises(RuntimeError, match=r"cannot move a parameter .*set_swap_module_params_on_conversion\(True"):
         model.to("jax")
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        assert model.to("jax").embedding.weight is weight
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(False)
+    monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
+    assert model.to("jax").embedding.weight is weight
 
 
 @pytest.fixture

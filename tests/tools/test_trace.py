@@ -4,7 +4,7 @@ import contextlib
 import json
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ampcheck.devices.virtual import DEVICES
 from ampcheck.errors import UsageError
 from ampcheck.tools.trace import Trace
 from tests.cli_support import printed
-from tests.processor import lstm_that_runs
+from tests.processor import lstm_that_runs  # noqa: F401  # a fixture
 
 Program = Callable[[], Any]
 
@@ -452,12 +452,6 @@ def test_a_function(script: Path, capsys: pytest.CaptureFixture[str], target: st
     assert data["totals"]["casts"] == 2
     mm = data["ops"][-1]
     assert (mm["name"], mm["policy"], mm["ran_in"], mm["region"]["dtype"]) == ("mm", "downcast", "low", "bf16")
-
-
-@pytest.fixture(autouse=True)
-def _lstm_that_runs() -> Iterator[None]:
-    with lstm_that_runs():
-        yield
 
 
 WHOLE = ("mlp", "conv_bn") if torch.ops.mkldnn._is_mkldnn_bf16_supported() else ("mlp",)

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ampcheck.torchscript import library
 from ampcheck.torchscript.agreement import OURS, PYTORCH, WAYS, measure
 from ampcheck.torchscript.regions import scripted
 from tests.cli_support import PROGRAMS, ROOT, ended, printed
-from tests.processor import lstm_that_runs
+from tests.processor import lstm_that_runs  # noqa: F401  # a fixture
 from tests.torchscript import programs
 
 pytestmark = [
@@ -117,12 +117,6 @@ def test_gradients_of_many_uses_are_summed_in_float32() -> None:
     assert not all(map(torch.equal, want, cached))
     for _ in range(3):
         same(gradients(rewritten, cached=True), want)
-
-
-@pytest.fixture(autouse=True)
-def _lstm_that_runs() -> Iterator[None]:
-    with lstm_that_runs():
-        yield
 
 
 class Block(nn.Module):

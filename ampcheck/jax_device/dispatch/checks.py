@@ -64,16 +64,8 @@ def _outside(index: Any, end: int, start: int = 0) -> Any:
     return (index < start) | (index >= end)
 
 
-def _length(x: Any, dim: int) -> int:
-    return int(jnp.atleast_1d(x).shape[dim])
-
-
 def _along(x: Any, dim: int, index: Any, *_: Tree) -> Any:
-    return _outside(index, _length(x, dim))
-
-
-def _flat(x: Any, index: Any, *_: Tree) -> Any:
-    return _outside(index, x.size, -x.size)
+    return _outside(index, int(jnp.atleast_1d(x).shape[dim]))
 
 
 def _rows(table: Any, index: Any, *_: Tree) -> Any:
@@ -116,7 +108,7 @@ _WRONG: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("gather", "scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce"), _along),
     **dict.fromkeys(("scatter_add", "scatter_reduce.two", "index_select", "index_add", "index_copy"), _along),
     **dict.fromkeys(("index_fill.int_Scalar", "index_fill.int_Tensor", "index_reduce"), _along),
-    **dict.fromkeys(("take", "put"), _flat),
+    **dict.fromkeys(("take", "put"), lambda x, index, *_: _outside(index, x.size, -x.size)),
     **dict.fromkeys(("embedding", "_embedding_bag", "_embedding_bag_forward_only", "embedding_renorm"), _rows),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _labels),
     "multi_margin_loss": lambda x, target, *_: _outside(target, x.shape[-1]),
