@@ -8,7 +8,7 @@ says from which promise each relation follows.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import copy
 from functools import partial
@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ampcheck.checks.amp import Amp
 from ampcheck.observe.recorder import overload, tensors
 from ampcheck.samples import op_database
-from ampcheck.samples.surface import evaluate, inputs
+from ampcheck.samples.surface import evaluate, inputs, varied
 from ampcheck.samples.torch_private import backend_name, pytree
 
 Result = list[torch.Tensor] | Exception
@@ -315,8 +315,10 @@ class _Relations:
         amp.seed()
         nudged = low.changed(lambda x: x * (1 + eps * torch.randint(0, 2, x.shape, device=x.device).mul(2).sub(1)))
         got = _run(amp, partial(low.derived, dtype=amp.dtype), self.on)
-        # A kernel that refuses the lower precision gives nothing wrong.
-        if not isinstance(got, Exception) or "INTERNAL ASSERT" in str(got):
+        # A kernel that refuses the lower precision gives nothing wrong, where the database has it refuse.
+        claimed = self.op.supported_backward_dtypes(amp.type)
+        wrong = "INTERNAL ASSERT|not implemented for" if amp.dtype in claimed else "INTERNAL ASSERT"
+        if not isinstance(got, Exception) or re.search(wrong, str(got)):
             low.explained(got, nudged)
 
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "_Relations":
@@ -529,6 +531,10 @@ def _samples(amp: Amp, op: Any, given: str) -> list[Any]:
             sample.input, sample.args, sample.kwargs = changed.input, changed.args, changed.kwargs
         if given == "low":
             sample.input = pytree.tree_map(lambda x: x.to(amp.dtype) if is_real(x) else x, sample.input)
+    if given == "low" and made:
+        first = made[0]
+        laid = pytree.tree_map(lambda x: _laid(x) if is_real(x) else x, first.input)
+        made.append(SimpleNamespace(input=laid, args=first.args, kwargs=first.kwargs))
     return made
 
 
@@ -607,7 +613,8 @@ def assert_relations(amp: Amp, name: str, given: str) -> None:
     """Try every relation that an op has, on samples of the database with the values or the dtype that are given."""
     op, samples = _op(amp, name, given)
     _assert_dtypes(amp, op, samples)
-    places = sorted({round(k * (len(samples) - 1) / max(SHOWN - 1, 1)) for k in range(SHOWN)})
+    shown = SHOWN + (given == "low")  # the last of which is the first one in other memory
+    places = sorted({round(k * (len(samples) - 1) / max(shown - 1, 1)) for k in range(shown)})
     for number in places:
         one = _Relations(amp, op, number, samples[number])
         one.forms()
@@ -725,14 +732,36 @@ def _derives(op: object) -> bool:
 
 def assert_program(amp: Amp, program: str) -> None:
     """Compare a program in a region with explicit casts, and try every relation; nothing is left when it ends."""
-    given = inputs(amp.rand)
-    sample = SimpleNamespace(input=given.pop("a"), args=(), kwargs=given)
-    one = _Relations(amp, _Program(program), 0, sample)
-    outside = _run(amp, one.plain_call, one.off)
+    outside = _tried(amp, program, inputs(amp.rand))
     if isinstance(outside, Exception):
         if amp.type != "cpu":  # the device has no such kernel, or the program's helpers are of the host
             amp.unsupported(f"outside of a region, too, the program raises {type(outside).__name__}: {outside}"[:300])
         amp.refused(outside, "the program")
+
+
+def assert_varied(amp: Amp, program: str, options: Mapping[str, Sequence[str]]) -> None:
+    """Do the same with inputs in the lower precision, and with each option of what the program calls off its default.
+
+    What a program refuses outside of a region is left out: most values fit some callables alone. `options`: see
+    `varied`.
+    """
+    low = {name: x.to(amp.dtype) if is_real(x) else x for name, x in inputs(amp.rand).items()}
+    ways, refused = [("low inputs", program, low), *((how, made, {}) for how, made in varied(program, options))], []
+    for how, made, given in ways:
+        known = len(amp.differences)
+        outside = _tried(amp, made, given or inputs(amp.rand))
+        refused += [outside] if isinstance(outside, Exception) else []
+        amp.differences[known:] = [f"{said} (with {how})" for said in amp.differences[known:]]
+    if len(refused) == len(ways):
+        amp.unsupported(f"the program refuses low inputs and takes no other options: {refused[0]}"[:300])
+
+
+def _tried(amp: Amp, program: str, given: dict[str, torch.Tensor]) -> Result:
+    """Try every relation of a program; return what it gives, or raises, outside of a region."""
+    one = _Relations(amp, _Program(program), 0, SimpleNamespace(input=given.pop("a"), args=(), kwargs=given))
+    outside = _run(amp, one.plain_call, one.off)
+    if isinstance(outside, Exception):
+        return outside
     if "unsafe to autocast" in str(_run(amp, one.plain_call, one.on)):
         amp.unsupported("the list of the device refuses the op")
     before = (*amp.state(), amp.depth(), torch.is_grad_enabled(), torch.get_default_dtype())
@@ -742,3 +771,4 @@ def assert_program(amp: Amp, program: str) -> None:
         relation()
     after = (*amp.state(), amp.depth(), torch.is_grad_enabled(), torch.get_default_dtype())
     amp.assert_equal("state of autocast, gradient mode and default dtype after the program", after, before)
+    return outside

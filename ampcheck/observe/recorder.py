@@ -344,7 +344,7 @@ def casting(
     """
     leaves = [Leaf(name_of(own or torch.float32), own is not None) for own in given]
     wanted = expect(policy, overload, leaves, name_of(dtype), enabled=enabled, dtype_given=dtype_given)
-    dtypes = tuple(DTYPES[name] if own else None for own, name in zip(given, wanted.leaves, strict=True))
+    dtypes = tuple(own and DTYPES.get(name, own) for own, name in zip(given, wanted.leaves, strict=True))
     filled = DTYPES[wanted.dtype_kwarg] if wanted.dtype_kwarg else None
     return Casting(wanted.overload, dtypes, filled, wanted.error or "")
 

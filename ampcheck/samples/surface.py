@@ -4,11 +4,12 @@
 names it knows.
 """
 
+import inspect
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ MODULES = {
     "prune": "torch.nn.utils.prune",
 }
 """The short names of modules in a program."""
+_CALLED = re.compile(rf"\b(?:torch|nn|{'|'.join(MODULES)})(?:\.\w+)+(?=\()")
 _LINE = re.compile(r"((?:[^{\s:!?]|\{[^}]*\})+)([:!?]) (.+)")
 
 
@@ -91,12 +93,44 @@ def inputs(rand: Callable[..., torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
-def evaluate(program: str, given: Mapping[str, torch.Tensor]) -> object:
-    """Return what a program gives for tensors; modules that it makes have their dtype and device."""
+def _home(program: str) -> dict[str, object]:
+    """Return the modules that a program names."""
     names = {short: import_module(name) for short, name in MODULES.items() if re.search(rf"\b{short}\.", program)}
     for name in re.findall(r"\btorch((?:\.[a-z_]\w*)+)\.", program):
         _imported(name)
-    made = eval(program, {**given, **Helpers(given["a"]).names(), **names, "torch": torch, "nn": nn})  # our own text
+    return {**names, "torch": torch, "nn": nn, "partial": partial}
+
+
+def varied(program: str, options: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str]]:
+    """Yield an option off its default, and the program in which one callable has it.
+
+    `options`: expressions of values by name; of other options a number or a truth value differs from the default.
+    """
+    home = _home(program)
+    for called in dict.fromkeys(_CALLED.findall(program)):
+        try:
+            parameters = inspect.signature(eval(called, home)).parameters.values()  # our own text
+        except (AttributeError, TypeError, ValueError):  # a kernel has no signature
+            continue
+        for name, default in ((one.name, one.default) for one in parameters):
+            for value in options.get(name, [repr(_other(default))]):
+                if value != repr(default) and value != "None":
+                    made = f"{called}({name}={value})"
+                    yield made, program.replace(f"{called}(", f"partial({called}, {name}={value})(")
+
+
+def _other(default: object) -> object:
+    """Return another value of an option, None where only the table knows one."""
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, float):
+        return default / 2 + 0.2
+    return default + 1 if isinstance(default, int) else None
+
+
+def evaluate(program: str, given: Mapping[str, torch.Tensor]) -> object:
+    """Return what a program gives for tensors; modules that it makes have their dtype and device."""
+    made = eval(program, {**given, **Helpers(given["a"]).names(), **_home(program)})  # our own text
     return pytree.tree_map(  # a nested tensor cannot be compared
         lambda x: torch.nested.to_padded_tensor(x, 0.0) if isinstance(x, torch.Tensor) and x.is_nested else x, made
     )

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampcheck.runner.suite import Amp, scenario
+from ampcheck.runner.suite import Amp, Product, scenario
 
 pytestmark = pytest.mark.rule("moves")
 
@@ -198,6 +198,14 @@ def test_copies(amp: Amp, how: str) -> None:
     amp.assert_equal("device type of the copy", other["head"].weight.device.type, amp.type)
     _train(amp, other, torch.optim.SGD(other.parameters(), lr=1.0), 1)
     amp.assert_identical("original after the copy's step", model["head"].weight, _tied(amp)["head"].weight)
+
+
+@scenario(Product({"how": tuple(COPIES)}, nightly=True), values=True, dtypes="default")
+def test_copied_gradients(amp: Amp, how: str) -> None:
+    """A copy takes its gradients in the dtype in which its original takes them (Tensor.grad_dtype)."""
+    layer = nn.Linear(2, 2).to(amp.type)
+    layer.weight.grad_dtype = amp.dtype
+    amp.assert_equal("dtype of the copy's gradients", COPIES[how](layer).weight.grad_dtype, amp.dtype)
 
 
 @scenario(values=True, dtypes="default")

@@ -17,7 +17,7 @@ there without autocast, too, is the op's own and not autocast's. Each relation f
 - `infinite`: where one low argument is infinite or nan, the same results are infinite or nan as in float64.
 
 A case runs every relation that its op has, on samples of the database as they are (`wide`), with a first argument that
-is in the lower precision already (`low`), and on values that the database does not have (`large`, `small`, `moved`).
+is in the lower precision already (`low`), in other memory, too, and on values that the database does not have (`large`, `small`, `moved`).
 Nightly runs take all of them, with `rounded` and `infinite`; other runs take those of `wide`, and on a device that
 compiles each op none.
 """
@@ -35,6 +35,7 @@ from ampcheck.checks.relations import (
     assert_pieces,
     assert_program,
     assert_relations,
+    assert_varied,
     elementwise,
     low_kernels,
 )
@@ -107,12 +108,27 @@ PROGRAMS = [
     for name, text in surface.programs().items()
 ]
 """Of names that have one program, runs take the first; nightly ones all."""
+OPTIONS = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
+NOISY = {"ao.quantization.fuse_modules_qat", "ao.quantization.fuse_conv_bn_relu"}
+"""The sum of what a batch norm gives has no gradient but rounding."""
+VARIED = [
+    pytest.param(text, OPTIONS, id=name, marks=[pytest.mark.nightly])
+    for name, text in surface.programs().items()
+    if name not in REPEATED | NOISY
+]
 
 
 @scenario(values=True, database=True, dtypes="default", call=PROGRAMS)
 def test_surface(amp: Amp, call: str) -> None:
     """Every way to run a program agrees in a region, for all of torch's surface that no database of PyTorch has."""
     assert_program(amp, call)
+
+
+@pytest.mark.parametrize(("call", "options"), VARIED)
+@scenario(types=("cpu",), values=True, database=True, dtypes="default")
+def test_surface_varied(amp: Amp, call: str, options: dict[str, list[str]]) -> None:
+    """So they do with inputs in the lower precision, and with each option of what a program calls off its default."""
+    assert_varied(amp, call, options)
 
 
 # ---- ops of the database
