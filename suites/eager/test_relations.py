@@ -17,9 +17,9 @@ there without autocast, too, is the op's own and not autocast's. Each relation f
 - `infinite`: where one low argument is infinite or nan, the same results are infinite or nan as in float64.
 
 A case runs every relation that its op has, on samples of the database as they are (`wide`), with a first argument that
-is in the lower precision already (`low`), in other memory, too, and on values that the database does not have (`large`, `small`, `moved`).
-Nightly runs take all of them, with `rounded` and `infinite`; other runs take those of `wide`, and on a device that
-compiles each op none.
+is in the lower precision already (`low`), in other memory, too, and on values that the database does not have (`large`,
+`small`, `moved`). Nightly runs take all of them, with `rounded` and `infinite`; other runs take those of `wide`, and on
+a device that compiles each op none.
 """
 
 import tomllib
