@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ampcheck.checks.amp import Amp
 from ampcheck.observe.recorder import overload, tensors
 from ampcheck.samples import op_database
-from ampcheck.samples.surface import evaluate, inputs, varied
+from ampcheck.samples.surface import as_function, evaluate, inputs, padded, varied
 from ampcheck.samples.torch_private import backend_name, pytree
 
 Result = list[torch.Tensor] | Exception
@@ -111,7 +111,7 @@ def forms(info: Any) -> list[Form]:
 class _Relations:
     """An op's sample and the ways to call it."""
 
-    def __init__(self, amp: Amp, op: Any, number: int, sample: Any) -> None:
+    def __init__(self, amp: Amp, op: Any, number: object, sample: Any) -> None:
         self.amp, self.op, self.number = amp, op, number
         self.args, self.kwargs = (sample.input, *sample.args), sample.kwargs
         self.plain_call = self.inside(op.op)
@@ -317,13 +317,13 @@ class _Relations:
         if difference(got, _run(amp, lambda _: call(self.off), self.on)):
             self.explained(got, self.changed(lambda x: x.to(amp.dtype).to(x.dtype)))
 
-    def rounded(self) -> None:
+    def rounded(self, region: Region | None = None) -> None:
         """Compare results and gradients of arguments in the lower precision with float64's of the same numbers."""
         amp, eps = self.amp, torch.finfo(self.amp.dtype).eps
         low = self.changed(lambda x: x.to(amp.dtype).to(x.dtype))
         amp.seed()
         nudged = low.changed(lambda x: x * (1 + eps * torch.randint(0, 2, x.shape, device=x.device).mul(2).sub(1)))
-        got = _run(amp, partial(low.derived, dtype=amp.dtype), self.on)
+        got = _run(amp, partial(low.derived, dtype=amp.dtype), region or self.on)
         # A kernel that refuses the lower precision gives nothing wrong, unless PyTorch's database has it for the CPU's.
         claimed = amp.type == "cpu" and amp.dtype in self.op.supported_backward_dtypes("cpu")
         wrong = "INTERNAL ASSERT|not implemented for" if claimed else "INTERNAL ASSERT"
@@ -346,8 +346,13 @@ class _Relations:
         single = _run(amp, lambda _: moved_by.derived(self.off), self.on)
         if isinstance(exact, Exception) or isinstance(moved, Exception) or isinstance(single, Exception):
             return
-        if difference([x.double() if x.is_floating_point() else x for x in single], moved, 1e-2):
-            return  # random, or float32 itself is not enough
+        # Of the others some are random, or float32 itself is not enough.
+        wide = [x.double() if x.is_floating_point() else x for x in single]
+        exacts = {
+            place for place, (x, y) in enumerate(zip(wide, moved, strict=False)) if not difference([x], [y], 1e-2)
+        }
+        if not exacts or len(wide) != len(moved):
+            return
         if isinstance(got, Exception):
             amp.check(False, f"accuracy of sample {self.number}", f"raised {type(got).__name__}: {str(got)[:200]}", got)
             return
@@ -357,7 +362,9 @@ class _Relations:
             (x[x.isfinite()].abs().max().item() for x in exact if x.isfinite().any() and is_real(x)), default=0.0
         )
         for place, (x, y, z) in enumerate(zip(exact, moved, got, strict=True)):
-            if x.dtype != torch.float64 or x.shape != z.shape or not x.numel() or not z.is_floating_point():
+            if place not in exacts or x.dtype != torch.float64 or x.shape != z.shape or not x.numel():
+                continue
+            if not z.is_floating_point():
                 continue
             said = unexplained(z, x, y, amp.dtype, largest)
             if not said.startswith("gave") or not self.cancels(place, _lost(z, x, y, amp.dtype)):
@@ -614,6 +621,67 @@ def assert_kernel(amp: Amp, name: str, given: str) -> None:
                 _Relations(amp, kind, number, made).rounded()
 
 
+def assert_sized(amp: Amp, program: str, shapes: Sequence[Sequence[int]]) -> None:
+    """Compare a program of a tensor in the lower precision, of each shape, with float64: of like numbers and others."""
+    amp.unjudged = f"the program has no results in {amp.dtype} that float64 could judge"
+    for shape, like in product(shapes, (True, False)):
+        x = amp.rand(*shape)
+        x = x.fill_(0.7) if like else x * 4 - 2
+        for number, lay in enumerate((lambda x: x, _laid, _transposed)):
+            sample = f"{list(shape)} {'alike' if like else 'apart'}, memory {number}"
+            one = _Relations(amp, _Program(program), sample, SimpleNamespace(input=lay(x), args=(), kwargs={}))
+            for region in (one.on, one.off):  # in which other kernels get the lower precision
+                one.rounded(region)
+
+
+DRAWN = 1 << 20
+"""How many random numbers are drawn."""
+
+
+def assert_drawn(amp: Amp, program: str, never: Sequence[float]) -> None:
+    """Compare random numbers in the lower precision with float64's of the CPU: as distributions, and by themselves.
+
+    Between thresholds lie as many as rounding and chance allow, none is infinite, none is in `never`, and none depends
+    on another one. `program` draws for a vector of zeros.
+    """
+
+    def draw(dtype: torch.dtype, device: str) -> torch.Tensor:
+        return next(tensors(evaluate(program, {"a": torch.zeros(DRAWN, dtype=dtype, device=device)})))
+
+    torch.manual_seed(1)
+    wide = draw(torch.float64, "cpu").double().sort().values
+    torch.manual_seed(2)
+    try:
+        with amp.region():
+            got = draw(amp.dtype, amp.type)
+    except NotImplementedError as error:
+        amp.unsupported(f"{error}"[:300])
+    x = amp.host(got).double()
+    lost, beyond = int((~x.isfinite()).sum()), int((wide.abs() > torch.finfo(amp.dtype).max).sum())
+    amp.check(lost <= 2 * beyond, "numbers that are infinite or nan", f"{lost}; {beyond} of float64's are too large")
+    for value in never:
+        amp.assert_equal(f"numbers that are {value}", int((x == value).sum()), 0)
+    count, eps = len(x), torch.finfo(amp.dtype).eps
+    chance = 5 * count**-0.5
+    spread = (wide[len(wide) * 3 // 4] - wide[len(wide) // 4]).item()
+    for part in (1e-4, 1e-3, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 0.999, 0.9999):
+        threshold = wide[int(part * len(wide))].item()
+        step = 2 * eps * (abs(threshold) + spread)
+        least, most = ((wide <= threshold + way * step).double().mean().item() for way in (-1, 1))
+        slack = [2 * chance * (part * (1 - part)) ** 0.5 + 25 / count for part in (least, most)]
+        found = (x <= threshold).double().mean().item()
+        right = least - slack[0] <= found <= most + slack[1]
+        amp.check(
+            right, f"share of numbers up to {threshold:.6g}", f"{found:.6f}; {least:.6f} to {most:.6f} is expected"
+        )
+    halves = (x > wide[len(wide) // 2]).double()
+    halves -= halves.mean()
+    alike = {1 << k: (halves * halves.roll(1 << k)).mean().abs().item() for k in range(18)}
+    amp.assert_equal(
+        "distances of numbers that depend on each other", [k for k, y in alike.items() if y > chance / 4], []
+    )
+
+
 def assert_counted(amp: Amp, name: str) -> None:
     """Check the derivatives of an op of a real number and integers."""
     op, samples = _op(amp, name)
@@ -735,8 +803,24 @@ class _Program:
     def __init__(self, program: str) -> None:
         self.program = program
 
+    def supported_backward_dtypes(self, type: str) -> tuple[torch.dtype, ...]:
+        """Return none: nobody says which kernels of a program are there."""
+        return ()
+
     def op(self, a: torch.Tensor, **others: torch.Tensor) -> object:
         return evaluate(self.program, {"a": a, **others})
+
+
+class _Compiled(_Program):
+    """A program compiled by a backend of `torch.compile`."""
+
+    def __init__(self, program: str, backend: str, like: torch.Tensor) -> None:
+        super().__init__(program)
+        options: dict[str, Any] = {"fallback_random": True} if backend == "inductor" else {}  # the same random numbers
+        self.compiled = torch.compile(as_function(program, like), backend=backend, options=options)
+
+    def op(self, a: torch.Tensor, **others: torch.Tensor) -> object:
+        return padded(self.compiled(a=a, **others))
 
 
 _BACKWARD = re.compile(r"backward|autograd|gradcheck|dual|trained|scaled")
@@ -752,7 +836,7 @@ def assert_program(amp: Amp, program: str) -> None:
     outside = _tried(amp, program, inputs(amp.rand))
     if isinstance(outside, Exception):
         if amp.type != "cpu":  # the device has no such kernel, or the program's helpers are of the host
-            amp.unsupported(f"outside of a region, too, the program raises {type(outside).__name__}: {outside}"[:300])
+            amp.unsupported(f"the program raises {type(outside).__name__}: {outside}"[:300])
         amp.refused(outside, "the program")
 
 
@@ -766,11 +850,28 @@ def assert_varied(amp: Amp, program: str, options: Mapping[str, Sequence[str]]) 
     ways, refused = [("low inputs", program, low), *((how, made, {}) for how, made in varied(program, options))], []
     for how, made, given in ways:
         known = len(amp.differences)
+        print("with", how)
         outside = _tried(amp, made, given or inputs(amp.rand))
         refused += [outside] if isinstance(outside, Exception) else []
         amp.differences[known:] = [f"{said} (with {how})" for said in amp.differences[known:]]
     if len(refused) == len(ways):
         amp.unsupported(f"the program refuses low inputs and takes no other options: {refused[0]}"[:300])
+
+
+def assert_compiled(amp: Amp, program: str, backend: str) -> None:
+    """Compare what a program and its gradients are in a region with those of the same, compiled."""
+    torch.compiler.reset()
+    given = inputs(amp.rand)
+    sample = SimpleNamespace(input=given.pop("a"), args=(), kwargs=given)
+    plain = _Relations(amp, _Program(program), 0, sample)
+    other = _Relations(amp, _Compiled(program, backend, sample.input), 0, sample)
+    if isinstance(outside := _run(amp, other.plain_call, other.off), Exception):
+        amp.unsupported(f"compiled, the program raises {type(outside).__name__}: {outside}"[:300])
+    apart = 4 * torch.finfo(amp.dtype).eps  # the parts of a formula are rounded elsewhere
+    amp.unjudged = "what the program gives does not repeat"
+    plain.agree("compiled", other.plain_call, plain.plain_call, apart)
+    if not _derives(plain.op):
+        plain.agree("compiled gradient", other.gradient, plain.gradient, apart)
 
 
 def _tried(amp: Amp, program: str, given: dict[str, torch.Tensor]) -> Result:
@@ -779,8 +880,9 @@ def _tried(amp: Amp, program: str, given: dict[str, torch.Tensor]) -> Result:
     outside = _run(amp, one.plain_call, one.off)
     if isinstance(outside, Exception):
         return outside
-    if "unsafe to autocast" in str(_run(amp, one.plain_call, one.on)):
-        amp.unsupported("the list of the device refuses the op")
+    banned = _run(amp, one.plain_call, one.on)
+    if isinstance(banned, Exception) and "unsafe to autocast" in str(banned):
+        return banned  # the list of the device refuses the op
     before = (*amp.state(), amp.depth(), torch.is_grad_enabled(), torch.get_default_dtype())
     if not _derives(one.op):
         amp.assert_cast("the program", lambda: one.plain_call(nullcontext))

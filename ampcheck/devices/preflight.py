@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -402,31 +403,6 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-_MODULE = '''\
-"""{name} as ampcheck tests it; written from what `import {package}` registered with torch {torch}."""
-
-import torch
-import {package}
-from ampcheck.devices import Device
-{register}from ampcheck.spec.policies import closest, table
-
-{constants}
-class {cls}(Device):
-    name = token = type = "{name}"
-    key = "AutocastPrivateUse1"
-    amp_dtypes = {dtypes}
-    default_amp = "{default}"
-
-    def unavailable(self):
-        return {unavailable}
-
-    def policies(self):
-        {promise}
-{synchronize}
-
-DEVICES = ({cls}(),)
-'''
-
 _REGISTER = 'register_autocast("{name}", base="cuda", dtypes=({dtypes},))\n\n'
 _SYNCHRONIZE = "\n    def synchronize(self):\n        torch.{name}.synchronize()\n"
 
@@ -455,7 +431,8 @@ def discover(package: str) -> Discovery:
     default = name_of(torch.get_autocast_dtype(name))
     if bare := not registered("AutocastPrivateUse1"):
         constants = _REGISTER.format(name=name, dtypes=", ".join(str(DTYPES[low]) for low in dtypes))
-    module = _MODULE.format(
+    template = Path(__file__).parent / "templates" / "device.txt"
+    module = template.read_text(encoding="utf-8").format(
         name=name,
         package=package,
         torch=torch.__version__,

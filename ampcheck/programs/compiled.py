@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -107,31 +108,6 @@ def lowest(program: CompiledProgram) -> torch.dtype:
     return torch.bfloat16 if low else torch.float32
 
 
-_RUN = """\
-def inputs():
-    values = [[0.1, 0.7], [0.3, 1.3]], [[1.1, 0.2], [0.6, 0.9]]
-    return tuple(torch.tensor(x).to({device!r}).requires_grad_({grads}) for x in values)
-
-def run(call):
-    return run_program(call, inputs, torch.set_grad_enabled({with_grads}), {region}, {device!r}, {with_grads})
-
-want = run(program)
-try:
-    with {region}:
-        compiled = {made}
-except Exception as error:
-    report("compiling", refusal(error, None, "the program"))
-    raise SystemExit
-for turn in ("first", "second"):
-    got = run(compiled)
-    pairs = [(x.cpu(), y.cpu()) for x, y in zip(got.outputs, want.outputs)]
-    near = lambda want: rounding_bound(want, [{lowest}], {roundings})
-    found = compare_programs(got, want, f"the {{turn}} call")
-    slopes = [(x.cpu(), y.cpu()) for x, y in zip(got.grads, want.grads) if x is not None and y is not None]
-    found = found or within("result", pairs, near, f"the {{turn}} call")
-    report(f"the {{turn}} call", found or within("gradient", slopes, near, f"the {{turn}} call"))"""
-
-
 def text_of(program: CompiledProgram, compiler: str, device: Device) -> str:
     """Return a program in plain torch, eagerly and compiled, which prints what a case prints."""
     how, made = source_of_making(compiler, "program", "inputs()")
@@ -139,7 +115,8 @@ def text_of(program: CompiledProgram, compiler: str, device: Device) -> str:
     drawn = FUZZED[compiler]
     given: dict[str, object] = {"device": device.type, "region": region, "made": f"{made}.call"}
     given |= {"lowest": lowest(program), "roundings": 0 if drawn.exact else ROUNDINGS}
-    made = _RUN.format(**given, grads=drawn.grads, with_grads=drawn.has_grads(program))
+    run = Path(__file__).parent / "templates" / "compiled.txt"
+    made = run.read_text(encoding="utf-8").format(**given, grads=drawn.grads, with_grads=drawn.has_grads(program))
     needed: list[Needed] = [how, nullcontext, run_program, compare_programs, refusal, within, rounding_bound, report]
     return written(device, (), needed, ["import torch.nn.functional as F", program.text.rstrip(), made])
 

@@ -5,6 +5,7 @@ import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -611,26 +612,11 @@ class ScalerExplorer:
         run = ScalerRun(program)
         difference = run.difference()
         lines = [f"# It finds: {difference}"] if difference else []
-        lines += [_SHOW, program.setup]
+        show = Path(__file__).parent / "templates" / "show.txt"
+        lines += [show.read_text(encoding="utf-8"), program.setup]
         for number, line in enumerate(program.lines, 1):
             if number in run.refused:
                 line = f"try:\n    {line}\nexcept Exception as error:\n    print('raised', repr(error))"
             lines += [line, f"show({f'{number} {line}'!r})" if number not in run.refused else f"show('{number}')"]
         needed: list[Needed] = [*_CALLED, torch.amp.GradScaler, copy.deepcopy, pickle.dumps, pickle.loads]
         return written(self.device, (), needed, ["\n".join(lines)])
-
-
-_SHOW = """\
-from math import inf, nan
-
-
-def show(where):
-    print(where, scaler.state_dict())
-    for number, optimizer in enumerate(optimizers):
-        print("   optimizer", number, getattr(scaler, "_per_optimizer_states", {}).get(id(optimizer), ""))
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                grad = None if param.grad is None else param.grad.to_dense().tolist()
-                print("      ", param.tolist(), "gradient", grad)
-
-"""

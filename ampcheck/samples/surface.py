@@ -128,10 +128,22 @@ def _other(default: object) -> object:
     return default + 1 if isinstance(default, int) else None
 
 
+def as_function(program: str, like: torch.Tensor) -> Callable[..., object]:
+    """Return a program as a function of its tensors by name; modules that it makes have the dtype and device of one."""
+    home: dict[str, Any] = {**Helpers(like).names(), **_home(program)}
+    exec(f"def program({'=None, '.join(inputs(torch.zeros))}=None):\n    return {program}", home)  # our own text
+    made: Callable[..., object] = home["program"]
+    return made
+
+
 def evaluate(program: str, given: Mapping[str, torch.Tensor]) -> object:
-    """Return what a program gives for tensors; modules that it makes have their dtype and device."""
-    made = eval(program, {**given, **Helpers(given["a"]).names(), **_home(program)})  # our own text
-    return pytree.tree_map(  # a nested tensor cannot be compared
+    """Return what a program gives for tensors."""
+    return padded(as_function(program, given["a"])(**given))
+
+
+def padded(made: object) -> object:
+    """Return what a program gives with nested tensors, which cannot be compared, as padded ones."""
+    return pytree.tree_map(
         lambda x: torch.nested.to_padded_tensor(x, 0.0) if isinstance(x, torch.Tensor) and x.is_nested else x, made
     )
 

@@ -12,9 +12,10 @@ compared here with the same arithmetic in one process, outside of any region, wi
 
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, make_dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -152,17 +153,17 @@ def _mesh() -> Any:
     return dist.device_mesh.init_device_mesh("cpu", (2,))
 
 
-def _sharded(net: Any, parts: Iterable[Any] = (), **policy: Any) -> Any:
+def _sharded(net: Any, parts: Iterable[Any] = (), options: Mapping[str, Any] = {}, **policy: Any) -> Any:
     """Shard some parts of a module, and the whole, by fully_shard."""
-    mesh, options = _mesh(), {"mp_policy": dist.fsdp.MixedPrecisionPolicy(**policy)} if policy else {}
+    mesh, options = _mesh(), {**options, **({"mp_policy": dist.fsdp.MixedPrecisionPolicy(**policy)} if policy else {})}
     for part in (*parts, net):
         dist.fsdp.fully_shard(part, mesh=mesh, **options)
     return net
 
 
-def _older(net: torch.nn.Module, policy: Any = None) -> Any:
+def _older(net: torch.nn.Module, policy: Any = None, **options: Any) -> Any:
     """Shard a module by FullyShardedDataParallel."""
-    options = {"mixed_precision": policy, "use_orig_params": True, "device_id": torch.device("cpu")}
+    options |= {"mixed_precision": policy, "use_orig_params": True, "device_id": torch.device("cpu")}
     return dist.fsdp.FullyShardedDataParallel(net, **options)
 
 
@@ -249,6 +250,32 @@ TRAINED = Product(
     },
 )
 
+_FSDP, _FSDP1 = (partial(replace, WRAPPERS[name]) for name in ("fsdp", "fsdp1"))
+OPTIONS: dict[str, _Way] = {
+    "ddp_unused": _Way(lambda net, low: _replicated(net, find_unused_parameters=True)),
+    "ddp_buckets": _Way(lambda net, low: _replicated(net, bucket_cap_mb=1e-4)),
+    "ddp_views": _Way(lambda net, low: _replicated(net, gradient_as_bucket_view=True, broadcast_buffers=False)),
+    "fsdp_kept": _FSDP(wrap=lambda net, low: _sharded(net, options={"reshard_after_forward": False})),
+    "fsdp_parts": _FSDP(wrap=lambda net, low: _sharded(net, (net.first,), options={"reshard_after_forward": 1})),
+    "fsdp_offloaded": _FSDP(
+        wrap=lambda net, low: _sharded(net, options={"offload_policy": dist.fsdp.CPUOffloadPolicy(pin_memory=False)})
+    ),
+    "fsdp1_whole": _FSDP1(wrap=lambda net, low: _older(net, sharding_strategy=dist.fsdp.ShardingStrategy.NO_SHARD)),
+    "fsdp1_gradients": _FSDP1(
+        wrap=lambda net, low: _older(net, sharding_strategy=dist.fsdp.ShardingStrategy.SHARD_GRAD_OP)
+    ),
+    "fsdp1_early": _FSDP1(wrap=lambda net, low: _older(net, forward_prefetch=True, limit_all_gathers=False)),
+}
+SET = Product(
+    {
+        "option": tuple(OPTIONS),
+        "place": ("around", "inside"),
+        "accumulate": ("once", "twice"),
+        "scaler": ("without", "scaled", "overflow"),
+    },
+    nightly=True,
+)
+
 Batch = list[list[tuple[torch.Tensor, torch.Tensor]]]
 """For each step, and each part of a batch that is accumulated, what goes in and what should come out."""
 
@@ -256,7 +283,16 @@ Batch = list[list[tuple[torch.Tensor, torch.Tensor]]]
 @scenario(TRAINED, types=("cpu",), values=True)
 def test_trained(amp: Amp, wrapper: str, place: str, recompute: str, accumulate: str, scaler: str) -> None:
     """Dtypes, losses, gradients and parameters are those of one process (ddp_comm_hooks; fully_shard; amp.html)."""
-    kind = WRAPPERS[wrapper]
+    _compare_training(amp, WRAPPERS[wrapper], place, recompute, accumulate, scaler)
+
+
+@scenario(SET, types=("cpu",), values=True)
+def test_trained_with_options(amp: Amp, option: str, place: str, accumulate: str, scaler: str) -> None:
+    """So they are with an option of what wraps the module (DistributedDataParallel; fully_shard; fsdp.html)."""
+    _compare_training(amp, OPTIONS[option], place, "kept", accumulate, scaler)
+
+
+def _compare_training(amp: Amp, kind: _Way, place: str, recompute: str, accumulate: str, scaler: str) -> None:
     parts = 2 if accumulate == "twice" else 1
     batch: Batch = [[(amp.rand(6, 4), amp.rand(6, 4)) for _ in range(parts)] for _ in range(2)]
     torch.manual_seed(0)
@@ -1080,3 +1116,51 @@ def test_compressed(amp: Amp) -> None:
             amp.assert_identical(f"gradient on rank {rank}", gradient, (each[0] + each[1]).float())
         else:
             amp.assert_equal(f"whether rank {rank} names NCCL", "NCCL" in said, True)
+
+
+class _Times(torch.nn.Module):
+    """A module whose gradient is what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight.float() * x).sum()
+
+
+LARGE: dict[str, Callable[[Any, torch.dtype], Any]] = {
+    **{name: WRAPPERS[name].wrap for name in ("ddp", "allreduce", "half", "half_wrapper", "own", "static", "zero")},
+    **{name: WRAPPERS[name].wrap for name in ("fsdp", "fsdp_low", "fsdp1")},
+    "fsdp_half": lambda net, low: _sharded(net, reduce_dtype=torch.float16),
+    "fsdp1_half": lambda net, low: _older(net, dist.fsdp.MixedPrecision(reduce_dtype=torch.float16)),
+}
+
+
+@scenario(Product({"way": tuple(LARGE)}, nightly=True), types=("cpu",), values=True)
+def test_large(amp: Amp, way: str) -> None:
+    """The mean of gradients that fit into float16 fits, too, where their sum does not (ddp_comm_hooks; fully_shard)."""
+
+    def run() -> torch.Tensor:
+        net = _Times()
+        wrapped = LARGE[way](net, amp.dtype)
+        wrapped(torch.full((4, 4), (40000.0, 60000.0)[dist.get_rank()])).backward()
+        with wrapped.summon_full_params(wrapped, with_grads=True) if way.startswith("fsdp1") else nullcontext():
+            return _whole(net.weight.grad)
+
+    for rank, got in enumerate(on_ranks(amp, run)):
+        amp.assert_close(f"gradients on rank {rank}", got, torch.full((4, 4), 50000.0), 0.01)
+
+
+@scenario(Product({"way": ("ddp", "fsdp", "fsdp_low", "fsdp1")}, nightly=True), types=("cpu",), values=True)
+def test_gradients_of_another_dtype(amp: Amp, way: str) -> None:
+    """A wrapped parameter takes its gradients in the dtype in which it took them before (Tensor.grad_dtype)."""
+
+    def run() -> torch.dtype:
+        net = _Times()
+        net.weight.grad_dtype = amp.dtype
+        LARGE[way](net, amp.dtype)
+        return net.weight.grad_dtype
+
+    for rank, got in enumerate(on_ranks(amp, run)):
+        amp.assert_equal(f"dtype of gradients on rank {rank}", got, amp.dtype)

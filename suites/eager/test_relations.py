@@ -30,11 +30,14 @@ import torch
 
 from ampcheck.checks.relations import (
     MOVED,
+    assert_compiled,
     assert_counted,
+    assert_drawn,
     assert_kernel,
     assert_pieces,
     assert_program,
     assert_relations,
+    assert_sized,
     assert_varied,
     elementwise,
     low_kernels,
@@ -109,10 +112,11 @@ PROGRAMS = [
 ]
 """Of names that have one program, runs take the first; nightly ones all."""
 OPTIONS = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
+SIZES = tomllib.loads(Path(__file__).with_name("sizes.toml").read_text(encoding="utf-8"))
 NOISY = {"ao.quantization.fuse_modules_qat", "ao.quantization.fuse_conv_bn_relu"}
 """The sum of what a batch norm gives has no gradient but rounding."""
-VARIED = [
-    pytest.param(text, OPTIONS, id=name, marks=[pytest.mark.nightly])
+ONCE = [
+    pytest.param(text, id=name, marks=[pytest.mark.nightly])
     for name, text in surface.programs().items()
     if name not in REPEATED | NOISY
 ]
@@ -124,11 +128,45 @@ def test_surface(amp: Amp, call: str) -> None:
     assert_program(amp, call)
 
 
-@pytest.mark.parametrize(("call", "options"), VARIED)
-@scenario(types=("cpu",), values=True, database=True, dtypes="default")
-def test_surface_varied(amp: Amp, call: str, options: dict[str, list[str]]) -> None:
+@scenario(types=("cpu",), values=True, database=True, dtypes="default", call=ONCE)
+def test_surface_varied(amp: Amp, call: str) -> None:
     """So they do with inputs in the lower precision, and with each option of what a program calls off its default."""
-    assert_varied(amp, call, options)
+    assert_varied(amp, call, OPTIONS)
+
+
+@scenario(types=("cpu",), values=True, database=True, dtypes="default", call=ONCE, backend=["aot_eager", "inductor"])
+def test_compiled_surface(amp: Amp, call: str, backend: str) -> None:
+    """A program gives compiled what it gives in eager mode, in a region as outside of one."""
+    assert_compiled(amp, call, backend)
+
+
+# ---- sizes
+SIZED = [
+    pytest.param(call, shapes, id=f"{family}-{name}")
+    for family, (shapes, *calls) in ((family, (rows.pop("shapes"), *rows.items())) for family, rows in SIZES.items())
+    for name, call in calls
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("call", "shapes"), SIZED)
+@scenario(values=True, database=True)
+def test_sized(amp: Amp, call: str, shapes: list[list[int]]) -> None:
+    """A kernel of one element, or of thousands, gives what float64 does of the same numbers, but for rounding."""
+    assert_sized(amp, call, shapes)
+
+
+DRAWS = tomllib.loads(Path(__file__).with_name("draws.toml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("call", "never"), [pytest.param(call, never, id=name) for name, (call, *never) in DRAWS.items()]
+)
+@scenario(values=True)
+def test_drawn(amp: Amp, call: str, never: list[float]) -> None:
+    """Random numbers in the lower precision have the distribution of float64's, but for rounding."""
+    assert_drawn(amp, call, never)
 
 
 # ---- ops of the database

@@ -13,9 +13,11 @@ which a kernel, a decomposition or a derivative calls an op that has one. `DATAB
 nightly run. What already differs outside of every region is not compared: it has nothing to do with autocast.
 """
 
+import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,33 +31,8 @@ from ampcheck.samples import op_database
 
 pytestmark = pytest.mark.rule("faketensor")
 
-_LATER = {
-    "cartesian_prod": 1,
-    "einsum": 3,
-    "isin": 1,
-    "linalg.matrix_power": 1,
-    "masked.prod": 2,
-    "nn.functional.linear_cross_entropy.chunked": 2,
-    "nn.functional.linear_cross_entropy.chunked_none": 2,
-    "nn.functional.max_pool3d": 1,
-    "roll": 1,
-    "to_sparse": 1,
-}
-_NAMES = """
-    _chunk_cat cartesian_prod chunk column_stack combinations corrcoef cov dstack einsum fft.fftshift fft.ifftshift
-    gradient hstack isin linalg.det linalg.lu linalg.lu_factor linalg.lu_factor_ex linalg.lu_solve
-    linalg.matrix_power linalg.multi_dot linalg.pinv linalg.pinv.hermitian linalg.slogdet linalg.solve_ex
-    linalg.solve_triangular linalg.vander logdet lu_unpack masked.prod masked_scatter matrix_exp
-    nn.functional.bilinear nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d
-    nn.functional.huber_loss nn.functional.instance_norm nn.functional.l1_loss nn.functional.linear_cross_entropy
-    nn.functional.linear_cross_entropy.chunked nn.functional.linear_cross_entropy.chunked_none
-    nn.functional.max_pool3d nn.functional.max_unpool1d nn.functional.max_unpool1d.grad nn.functional.mse_loss
-    nn.functional.multi_head_attention_forward nn.functional.nll_loss nn.functional.pad.reflect
-    nn.functional.pad.replicate nn.functional.pad.replicate_negative nn.functional.smooth_l1_loss norm.nuc
-    pca_lowrank repeat roll sparse.sampled_addmm split split.list_args split_with_sizes split_with_sizes_copy stft
-    svd_lowrank tensordot tile to_sparse unbind unbind_copy unsafe_chunk unsafe_split vstack
-"""
-OPS = {name: _LATER.get(name, 0) for name in _NAMES.split()}
+_TABLE = tomllib.loads(Path(__file__).with_name("faketensor.toml").read_text(encoding="utf-8"))
+OPS: dict[str, int] = {name: _TABLE["later"].get(name, 0) for name in _TABLE["casting"]}
 """Ops without a policy that reach a kernel with one, and the number of the first sample that does: found on torch 2.13
 by a call of each op of the database, which tests/checks/test_scenario.py repeats."""
 COMPOSED = ("linalg.pinv.singular",)
@@ -92,24 +69,7 @@ COMPILED = Product(
     {"compiler": ("aot", "inductor"), "op": tuple(OPS)},
     {"it reaches a kernel with a policy in a backward pass in a region alone": where(op=IN_DERIVATIVES)},
 )
-_MIXED = """
-    __rmatmul__ _batch_norm_with_update _chunk_cat _native_batch_norm_legit _softmax_backward_data
-    _unsafe_masked_index_put_accumulate addbmm addmm addmm.decomposed addmv allclose baddbmm bmm
-    bmm.triton_optimized cartesian_prod cross dot einsum grid_sampler_2d grid_sampler_3d heaviside histogram
-    histogramdd index_add index_copy index_put index_reduce.amax index_reduce.amin index_reduce.mean
-    index_reduce.prod inner isclose lerp linalg.cross linalg.multi_dot linalg.solve linalg.solve_ex linalg.vecdot
-    lu_solve masked_scatter matmul meshgrid.list_of_tensors meshgrid.variadic_tensors mm mv native_batch_norm
-    native_group_norm native_layer_norm nn.functional.batch_norm nn.functional.bilinear
-    nn.functional.binary_cross_entropy nn.functional.conv1d nn.functional.conv2d nn.functional.conv3d
-    nn.functional.conv_transpose1d nn.functional.conv_transpose2d nn.functional.conv_transpose3d
-    nn.functional.embedding_bag nn.functional.grid_sample nn.functional.group_norm nn.functional.instance_norm
-    nn.functional.layer_norm nn.functional.linear nn.functional.linear_cross_entropy
-    nn.functional.linear_cross_entropy.chunked nn.functional.linear_cross_entropy.chunked_none
-    nn.functional.multi_head_attention_forward nn.functional.nll_loss nn.functional.prelu
-    nn.functional.scaled_dot_product_attention put scatter scatter_add scatter_reduce.amax scatter_reduce.amin
-    scatter_reduce.mean scatter_reduce.prod scatter_reduce.sum tensordot vdot
-"""
-MIXED = tuple(_MIXED.split())
+MIXED = tuple(_TABLE["mixed"])
 """Ops that take one of float32 and the lower precision and refuse both together, outside of a region or in it: found
 on torch 2.13 by such calls of each op of the database."""
 DATABASE = Product({"op": tuple(sorted({op for rows in op_database.tables().values() for op in rows}))}, nightly=True)

@@ -287,6 +287,44 @@ def _compare(amp: Amp, got: _Training, want: _Training, kind: str) -> None:
         amp.assert_equal("scale", scaler.get_scale(), 256.0)
 
 
+# ---- parameters in the lower precision
+LOW = Product(
+    {
+        "optimizer": (*OPTIMIZERS, *FUSED),
+        "way": ("loop", "foreach", "capturable"),
+        "size": ("1.0", "1e-3", "1e-5", "1e-6", "0.0"),
+    },
+    {
+        "the optimizer has no such implementation": _lacks,
+        "it takes sparse gradients alone, or takes a closure": where(optimizer=("SparseAdam", "LBFGS")),
+    },
+    nightly=True,
+)
+
+
+@scenario(LOW, values=True)
+def test_low_parameters(amp: Amp, optimizer: str, way: str, size: str) -> None:
+    """Steps of parameters in the lower precision are finite, and of no gradient those of float32 (pytorch#147437)."""
+    held = []
+    for dtype in (amp.dtype, torch.float32):
+        training = partial(_Training, amp, optimizer, way, "dense", "nothing")
+        if dtype == amp.dtype and not _supports(amp, training, optimizer, way):
+            return
+        made = training()
+        made.held = [torch.nn.Parameter(one.detach().to(amp.dtype).to(dtype)) for one in made.starts]
+        made.stepped = made.made(made.held)
+        made.stepped.param_groups[0]["weight_decay"] = 0.0
+        for step in range(3):
+            for one in made.held:
+                one.grad = (torch.linspace(-1, 1, 6).reshape(3, 2) * float(size) * (step + 1)).to(amp.dtype).to(one)
+            made.stepped.step()
+        held.append([amp.host(one.detach()) for one in made.held])
+    for number, (low, wide) in enumerate(zip(*held, strict=True)):
+        amp.check(bool(low.isfinite().all()), f"parameter {number}", f"is {low.flatten().tolist()}")
+        if not float(size):
+            amp.assert_close(f"parameter {number}", low.float(), wide, 4 * torch.finfo(amp.dtype).eps)
+
+
 # ---- single cases
 def _parameter(amp: Amp) -> torch.nn.Parameter:
     return torch.nn.Parameter((torch.arange(4) - 1.5).to(amp.type))

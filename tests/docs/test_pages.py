@@ -7,13 +7,13 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import tomllib
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from fnmatch import fnmatch, fnmatchcase
-from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -281,40 +281,8 @@ ELSEWHERE = {
 }
 """Blocks by their page and a part of their text, or its beginning, and the test that runs each."""
 MODEL = PROGRAMS["pages-model"]
-LIBRARIES = PROGRAMS["pages-libraries"]
-MESH = PROGRAMS["pages-mesh"]
-TPU = pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu, the compiler for TPUs, is not installed")
-HERE = {
-    "nan.md: q @ q.T": ("", "assert scores.isfinite() and scaled.isfinite()", []),
-    "bf16_or_fp16.md: enabled=dtype is": ("", "assert not scaler.is_enabled()", []),
-    "benchmarks.md: estimate(catalogue(": ("", "assert found.seconds > 0", [TPU, pytest.mark.nightly]),
-    'contributing.md: "addmm"': (
-        "from ampcheck.samples.describe import *\n",
-        "assert OPS['addmm']('addmm').overload == 'addmm'",
-        [],
-    ),
-    "contributing.md: OpWorkload(": (
-        "import torch\nfrom ampcheck.bench.core.model import *\nmade = ",
-        "assert made.call is torch.mm",
-        [],
-    ),
-    "jax_device.md: step.lower(": ("", "assert step.compiles == 1", [pytest.mark.nightly]),
-    "jax_device.md: Bucket(sizes)": ("", "assert loss.compiles == 2", [pytest.mark.nightly]),
-    "jax_device.md: shard(model, mesh, [": (MESH, "assert loss.item() > 0", [pytest.mark.nightly]),
-    "questions.md: ampcheck.trace()": (MODEL, "assert trace.ops[0].dtype == 'bf16'", []),
-    "questions.md: out = model(x)": (MODEL, "assert out.requires_grad", []),
-    "questions.md: GradScaler": (MODEL, "assert not scaler.is_enabled()", []),
-    "torchscript.md: torch.jit.script(model)": (MODEL, "assert torch.jit.load('model.pt')(x).shape == (2, 4)", []),
-    "using.md: schema()": ("", "assert schema()['$defs']", []),
-    "using.md: ampcheck.doctor()": (MODEL + LIBRARIES, "assert doctor.steps == 1", []),
-    "using.md: ampcheck.trace()": (MODEL, "assert [one.name for one in t.ops][0] == 'linear'", []),
-    "using.md: check_scripted(model, example)": (
-        MODEL + "model = torch.nn.ReLU()\ntorch.jit.script(model).save('model.pt')\n",
-        "assert not ampcheck.check_scripted(model, example)",
-        [],
-    ),
-}
-"""The others: what comes before each, what holds after it, and its marks."""
+HERE: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("blocks.toml").read_text(encoding="utf-8"))
+"""The others: what comes before each, and what holds after it."""
 
 
 def test_every_block_of_python_is_run_once() -> None:
@@ -335,12 +303,15 @@ def is_of(block: Block, key: str) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("key", [pytest.param(key, marks=marks) for key, (_, _, marks) in HERE.items()])
+@pytest.mark.parametrize("key", [pytest.param(x, marks=[pytest.mark.nightly] * ("nightly" in HERE[x])) for x in HERE])
 def test_block(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (block,) = (block for block in blocks("python") if is_of(block, key))
-    before, after, _ = HERE[key]
-    code = f"{before}{block.code}\n{after}\n"
-    if "jax_device" in block.page or before.endswith(LIBRARIES):
+    if "needs" in HERE[key]:
+        pytest.importorskip(HERE[key]["needs"])
+    programs = HERE[key].get("programs", [])
+    before = [*(PROGRAMS[name] for name in programs), HERE[key].get("before", "")]
+    code = f"{''.join(before)}{block.code}\n{HERE[key]['after']}\n"
+    if "jax_device" in block.page or "pages-libraries" in programs:
         eight = "--xla_force_host_platform_device_count=8"
         python("-c", code, folder=tmp_path, XLA_FLAGS=eight)
     else:

@@ -8,7 +8,7 @@ of a convolution that gives float32 would have a float32 and a bfloat16 operand.
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from ampcheck.jax_device.lowering import Computation, lower
 from ampcheck.jax_device.lowerings.accumulate import asked, pullback, rounded, transposed, wanted, widened
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+Floats = np.ndarray[tuple[int, ...], np.dtype[np.floating[Any]]]
 _FAR = np.iinfo(np.int32).max  # the index of padding, so that an element that equals it is taken instead
 
 
@@ -49,11 +50,47 @@ def _better(new: tuple[Array, Array], old: tuple[Array, Array]) -> tuple[Array, 
     return jnp.where(wins, value, best), jnp.where(wins, index, place)
 
 
-def _greatest(candidates: Iterator[tuple[Array, Array]]) -> tuple[Array, Array]:
-    best = next(candidates)
-    for candidate in candidates:
-        best = _better(candidate, best)
-    return best
+_FEW = 16
+"""How many elements of a window are taken one by one, which XLA fuses; a long one would be thousands of ops."""
+
+
+def _taken(array: Array, axis: int, places: Ints) -> Array:
+    """Return the elements at places of an axis, by a slice where they are evenly spaced."""
+    step = int(places[1] - places[0]) if places.ndim == 1 and len(places) > 1 else 1
+    if places.ndim == 1 and len(places) and step > 0 and (np.diff(places) == step).all():
+        return jax.lax.slice_in_dim(array, int(places[0]), int(places[-1]) + 1, step, axis)
+    return jnp.take(array, places, axis=axis)
+
+
+def _greatest(value: Array, index: Array, axis: int, taps: Ints) -> tuple[Array, Array]:
+    """Return the greatest of the elements at taps (element of a window, window) of an axis, and its index."""
+    if len(taps) <= _FEW:
+        return reduce(_better, ((_taken(value, axis, t), _taken(index, axis, t)) for t in taps))
+    both = [_taken(x, axis, taps) for x in (value, index)]
+    while (count := both[0].shape[axis]) > 1:
+        half = (count + 1) // 2
+        first, second = ([jax.lax.slice_in_dim(x, at, at + half, axis=axis) for x in both] for at in (0, count - half))
+        both = [*_better((first[0], first[1]), (second[0], second[1]))]
+    return both[0].squeeze(axis), both[1].squeeze(axis)
+
+
+def _sums(array: Array, axis: int, taps: Ints, weights: Floats) -> Array:
+    """Return the weighted sums of the elements at taps (element of a window, window) of an axis.
+
+    An element of weight zero counts for nothing, even if it is not finite.
+    """
+    column = [-1 if i == axis else 1 for i in range(array.ndim)]
+
+    def term(places: Ints, weight: Floats) -> Array:
+        taken = _taken(array, axis, places)
+        if (weight == 1).all():
+            return taken
+        by = weight.astype(array.dtype).reshape([*weight.shape, *column[axis + 1 :]])
+        return taken * by if weight.all() else jnp.where(by != 0, taken * by, 0)
+
+    if len(taps) > _FEW:
+        return term(taps, weights).sum(axis, dtype=array.dtype)
+    return reduce(operator.add, (term(t, weight) for t, weight in zip(taps, weights, strict=True) if weight.any()))
 
 
 def _places(size: Sequence[int], ndim: int) -> Array:
@@ -61,8 +98,9 @@ def _places(size: Sequence[int], ndim: int) -> Array:
     return jnp.arange(math.prod(size), dtype=np.int32).reshape(*((1,) * (ndim - len(size))), *size)
 
 
-def _strided(array: Array, axis: int, start: int, count: int, step: int) -> Array:
-    return jax.lax.slice_in_dim(array, start, start + (count - 1) * step + 1, step, axis)
+def _taps(kernel: int, dilation: int, count: int, stride: int) -> Ints:
+    """Return where the elements of windows lie: (element of a window, window)."""
+    return np.arange(kernel)[:, None] * dilation + stride * np.arange(count)
 
 
 def _register_max_pool(dims: int) -> None:
@@ -90,9 +128,7 @@ def _max_pool(
         # A window of several dimensions is the extreme of its rows' extremes; the index goes along, so it stays exact.
         value = jnp.pad(value, around, constant_values=lowest)
         index = jnp.pad(index, around, constant_values=_FAR)
-        value, index = _greatest(
-            (_strided(value, axis, j * d, count, s), _strided(index, axis, j * d, count, s)) for j in range(k)
-        )
+        value, index = _greatest(value, index, axis, _taps(k, d, count, s))
     return value, index
 
 
@@ -105,8 +141,7 @@ def adaptive_max_pool(self: Array, output_size: Sequence[int]) -> tuple[Array, A
         starts, stops = _parts(self.shape[axis], parts)
         longest = int((stops - starts).max(initial=1))
         # Parts differ in length by one at most: a short one takes its last element twice, which changes no maximum.
-        taps = [np.minimum(starts + j, stops - 1) for j in range(longest)]
-        value, index = _greatest((jnp.take(value, t, axis=axis), jnp.take(index, t, axis=axis)) for t in taps)
+        value, index = _greatest(value, index, axis, np.minimum(starts + np.arange(longest)[:, None], stops - 1))
     return value, index
 
 
@@ -162,7 +197,7 @@ def _avg_pool(
         count = windows(length, k, s, p, 1, ceil_mode)
         after = max(0, (count - 1) * s + k - p - length)
         out = jnp.pad(out, [(p, after) if j == axis else (0, 0) for j in range(self.ndim)])
-        out = reduce(operator.add, [_strided(out, axis, j, count, s) for j in range(k)])
+        out = _sums(out, axis, _taps(k, 1, count, s), np.ones((k, count)))
         starts = np.arange(count) * s - p
         stops = np.minimum(starts + k, length + p)
         # what hangs over by ceil_mode beyond the padding is never counted
@@ -191,12 +226,9 @@ def _part_means(array: Array, axis: int, parts: int) -> Array:
             array.reshape(*array.shape[:axis], parts, length // parts, *array.shape[axis + 1 :]), axis=axis + 1
         )
     starts, stops = _parts(length, parts)
-    column = [-1 if i == axis else 1 for i in range(array.ndim)]
-    out = jnp.zeros((), array.dtype)
-    for j in range(int((stops - starts).max(initial=1))):
-        taken = jnp.take(array, np.minimum(starts + j, stops - 1), axis=axis)
-        out = out + jnp.where((starts + j < stops).reshape(column), taken, 0)
-    means: Array = out / (stops - starts).reshape(column).astype(out.dtype)
+    taps = starts + np.arange(int((stops - starts).max(initial=1)))[:, None]
+    out = _sums(array, axis, np.minimum(taps, stops - 1), (taps < stops) * 1.0)
+    means: Array = out / (stops - starts).reshape(-1, *(1,) * (out.ndim - axis - 1)).astype(out.dtype)
     return means
 
 
@@ -260,7 +292,6 @@ _register_pad("replication", "edge")
 
 _CUBIC = -0.75  # Keys' parameter of upsample_bicubic2d
 _CUBIC_SMOOTH = -0.5  # and of its antialiased form
-Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 class Taps(NamedTuple):
@@ -335,17 +366,11 @@ def antialiased(
 
 def resample(array: Array, axis: int, taps: Taps) -> Array:
     """Return the weighted sums along one axis. An input of weight zero counts for nothing, even if it is not finite."""
-    column = [-1 if i == axis else 1 for i in range(array.ndim)]
     if taps.places.shape[1] == 1:
         return jnp.take(array, taps.places[:, 0], axis=axis)
     if jnp.issubdtype(array.dtype, jnp.integer):
         return _resample_bytes(array, axis, taps)
-    out = jnp.zeros((), array.dtype)
-    for index, weight in zip(taps.places.T, taps.weight.T, strict=True):
-        if weight.any():
-            term = jnp.take(array, index, axis=axis) * weight.astype(array.dtype).reshape(column)
-            out = out + (term if weight.all() else jnp.where((weight != 0).reshape(column), term, 0))
-    return out
+    return _sums(array, axis, taps.places.T, taps.weight.T)
 
 
 def _resample_bytes(array: Array, axis: int, taps: Taps) -> Array:
