@@ -142,9 +142,10 @@ def test_compiled_surface(amp: Amp, call: str, backend: str) -> None:
 
 # ---- sizes
 SIZED = [
-    pytest.param(call, shapes, id=f"{family}-{name}")
-    for family, (shapes, *calls) in ((family, (rows.pop("shapes"), *rows.items())) for family, rows in SIZES.items())
-    for name, call in calls
+    pytest.param(call, rows["shapes"], id=f"{family}-{name}")
+    for family, rows in SIZES.items()
+    for name, call in rows.items()
+    if name != "shapes"
 ]
 
 

@@ -265,24 +265,9 @@ def blocks(language: str) -> list[Block]:
 
 # ---- Python
 
-ELSEWHERE = {
-    "README.md: class MyDevice": "tests/docs/test_pages.py::test_the_example_device_runs",
-    "README.md: AdamW": "tests/docs/test_pages.py::test_the_training_loop_on_jax_learns",
-    "jax_device.md: import ampcheck.jax_device  #": "tests/jax/test_coverage.py::test_the_examples_of_the_guide_run",
-    "jax_device.md: addcmul": "tests/jax/test_coverage.py::test_the_examples_of_the_guide_run",
-    "jax_device.md: PartitionSpec": "tests/jax/test_coverage.py::test_the_examples_of_the_guide_run",
-    "using.md: ampcheck.watch(": "tests/tools/test_watch.py::test_the_page_is_right",
-    "using.md: @ampcheck.step": "tests/bench/test_advice.py::test_the_example_of_the_documentation_runs",
-    "your_backend.md: # mydevice_ampcheck": "tests/packaging/test_workflows.py::test_every_command_of_the_page_works",
-    "your_backend.md: # torch_mydevice.py": "tests/packaging/test_workflows.py::test_every_command_of_the_page_works",
-    "your_backend.md: ^from ampcheck.register": "tests/backends/register/checks_register.py::check_blocks",
-    "your_backend.md: ^register_autocast(": "tests/backends/register/checks_register.py::check_blocks",
-    "your_backend.md: ^handle": "tests/backends/register/checks_register.py::check_blocks",
-}
-"""Blocks by their page and a part of their text, or its beginning, and the test that runs each."""
 MODEL = PROGRAMS["pages-model"]
-HERE: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("blocks.toml").read_text(encoding="utf-8"))
-"""The others: what comes before each, and what holds after it."""
+TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("blocks.toml").read_text(encoding="utf-8"))
+ELSEWHERE, HERE, RUN_ELSEWHERE, NEEDS, CODES = TABLES.values()
 
 
 def test_every_block_of_python_is_run_once() -> None:
@@ -337,33 +322,6 @@ def test_the_training_loop_on_jax_learns() -> None:
 
 # ---- commands
 
-RUN_ELSEWHERE = {
-    "make run": "nightly.yml: commands",
-    "make test": "nightly.yml: commands",
-    "ampcheck run": "nightly.yml: commands",
-    "ampcheck run --device cpu --device virtual:cuda": "nightly.yml: commands",
-    "ampcheck run --nightly": "nightly.yml: suites",
-    "ampcheck run --shard 1/4": "nightly.yml: suites",
-    "ampcheck bench": "nightly.yml: hardware",
-    "ampcheck run --resume RUN.jsonl": "tests/runner/test_run.py::test_an_interrupted_run_is_resumed",
-    "pytest bench": "nightly.yml: benchmarks",
-    "pip install *": "nightly.yml: suites",
-    "*npu*": "nightly.yml: virtual-npu",
-    "* --device mydevice *": "tests/docs/test_pages.py::test_the_example_device_runs",
-}
-"""Commands as patterns, and the job or test that runs each; tests/packaging runs those of your_backend.md."""
-NEEDS = {
-    "* --device tpu-v5e *": "libtpu, the compiler for TPUs",
-    "* --device cuda-h100 *": "XLA's compiler for CUDA",
-    "* --device cuda *": "a CUDA device",
-}
-CODES = {
-    "ampcheck lint *model*": 1,
-    "ampcheck lint src": 1,
-    "ampcheck lint src --ignore *": 1,
-    "ampcheck run --resume *": 1,
-}
-"""Commands that find something: a mistake in the files of `folder`, and a case that was red before."""
 LONG = {
     "ampcheck power *": "--sample 2",
     "ampcheck run --device torchax*": "--op mm",
