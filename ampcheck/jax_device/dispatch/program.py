@@ -38,7 +38,7 @@ class Slot(NamedTuple):
     """How a tensor argument is read: which of the program's arrays it lies in, its place there, its PyTorch dtype.
 
     `conj` and `neg` are PyTorch's lazy bits: some overloads (mm, clone) get tensors that have them. `begins`: which of
-    the program's numbers is the offset, None where this is part of the layout. `sizes`: see `Place`.
+    the program's numbers is the offset, None where this is part of the layout. `shape`: see `Place`.
     """
 
     place: int
@@ -47,7 +47,7 @@ class Slot(NamedTuple):
     conj: bool = False
     neg: bool = False
     begins: int | None = None
-    sizes: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None
 
 
 class NumberSlot(NamedTuple):
@@ -135,12 +135,12 @@ class Call:
         self._shapes.append(array.shape)
         # Most tensors are all of their storage: no layout is then part of the key, nor read in the program.
         natural = array.shape == value.shape and value.is_contiguous()
-        layout, begins, sizes = None if natural else Layout.of(value), None, None
+        layout, begins, shape = None if natural else Layout.of(value), None, None
         if layout is not None and arrays.begins_anywhere(array, value):
             begins = len(self.numbers)
             self.numbers.append(layout.offset)
-            layout, sizes = Place.of(layout, array.shape)
-        return Slot(len(self.arrays) - 1, layout, value.dtype, value.is_conj(), value.is_neg(), begins, sizes)
+            layout, shape = Place.of(layout, array.shape)
+        return Slot(len(self.arrays) - 1, layout, value.dtype, value.is_conj(), value.is_neg(), begins, shape)
 
 
 def read_taken(taken: Taken, tensor: Callable[[Slot], Tree], number: Callable[[NumberSlot], Tree]) -> Tree:
@@ -552,7 +552,7 @@ def build(op: Functional, call: Call) -> tuple[Kernel, Kernel]:
             if slot.begins is None:
                 value = arrays.read(held, rows or layout)
             else:
-                value = arrays.piece(held, values[count + slot.begins], Place(rows or layout, slot.sizes))
+                value = arrays.piece(held, values[count + slot.begins], Place(rows or layout, slot.shape))
             if rows is not None:
                 return arrays.Columns(arrays.settled(value, slot.conj, slot.neg))
         value = arrays.settled(value, slot.conj, slot.neg)

@@ -73,12 +73,16 @@ def contiguous(size: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(out))
 
 
+def _by_stride(layout: Layout) -> list[int]:
+    """Return the dimensions from slowest to fastest. One of one element has any stride: it is last among equals."""
+    return sorted(range(len(layout.size)), key=lambda d: (-layout.stride[d], layout.size[d] == 1, d))
+
+
 def order(layout: Layout, elements: int) -> tuple[int, ...] | None:
     """Return the dimensions from slowest to fastest if the tensor is its whole storage, permuted; else None."""
     if layout.offset or math.prod(layout.size) != elements:
         return None
-    # A dimension of one element has any stride, so it comes last among equals and is not checked below.
-    dims = sorted(range(len(layout.size)), key=lambda d: (-layout.stride[d], layout.size[d] == 1, d))
+    dims = _by_stride(layout)
     step = 1
     for d in reversed(dims):
         if layout.size[d] != 1 and layout.stride[d] != step:
@@ -87,23 +91,38 @@ def order(layout: Layout, elements: int) -> tuple[int, ...] | None:
     return tuple(dims)
 
 
-def _slices(layout: Layout, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Start and stop of each dimension where the tensor is a block of an array of that shape, else None."""
-    if len(shape) != len(layout.size) or layout.stride != contiguous(shape) or 0 in layout.size:
-        return None
-    starts, rest = [], layout.offset
-    for step in layout.stride:
-        starts.append(rest // step)
-        rest %= step
-    stops = [a + n for a, n in zip(starts, layout.size, strict=True)]
-    if any(stop > length for stop, length in zip(stops, shape, strict=True)):
-        return None
-    return tuple(starts), tuple(stops)
+def _starts(offset: int | jax.Array, shape: tuple[int, ...], sizes: tuple[int, ...]) -> list[Any]:
+    """Return where a block of those sizes begins in each dimension of an array of a shape."""
+    out = []
+    for step, size, length in zip(contiguous(shape), sizes, shape, strict=True):
+        out.append(0 if size == length and isinstance(offset, jax.Array) else offset // step)
+        offset = offset % step
+    return out
+
+
+def _sizes(layout: Layout, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the sizes of the block that the tensor is of an array of that shape."""
+    kept = [layout.size[d] for d in _by_stride(layout) if layout.size[d] != 1]
+    return (math.prod(kept),) if len(shape) == 1 else (*kept, 1)[: len(shape)]
+
+
+def _shape(layout: Layout, elements: int) -> tuple[int, ...] | None:
+    """Return the shape of the storage of which the tensor is a block, with dimensions in any order, else None."""
+    shape, rest = [], elements
+    for step in (layout.stride[d] for d in _by_stride(layout) if layout.size[d] != 1):
+        if not step or rest % step:
+            return None
+        shape.append(rest // step)
+        rest = step
+    found = tuple(shape) if shape and rest == 1 else (*shape, rest)
+    sizes = _sizes(layout, found)
+    ends = [a + n for a, n in zip(_starts(layout.offset, found, sizes), sizes, strict=True)]
+    return found if all(end <= length for end, length in zip(ends, found, strict=True)) else None
 
 
 def _indices(layout: Layout) -> jax.Array:
-    """Return each element's place in the flat storage."""
-    out = jnp.asarray(layout.offset, np.int64)
+    """Return each element's place in the flat storage, from where the tensor begins."""
+    out = jnp.asarray(0, np.int64)
     for d, (length, step) in enumerate(zip(layout.size, layout.stride, strict=True)):
         places = jnp.arange(length, dtype=np.int64) * step
         out = out + places.reshape([-1 if i == d else 1 for i in range(len(layout.size))])
@@ -120,16 +139,7 @@ def read(array: jax.Array, layout: Layout) -> jax.Array:
     """Return the tensor's values, in its own shape, from the array of its storage."""
     if 0 in layout.size:
         return jnp.zeros(layout.size, array.dtype)
-    if 0 in layout.stride and (narrow := expanded(layout)) != layout:
-        return jnp.broadcast_to(read(array, narrow), layout.size)
-    if (dims := order(layout, array.size)) is not None:
-        physical = array.reshape([layout.size[d] for d in dims])
-        return (
-            physical.transpose([dims.index(d) for d in range(len(dims))]) if dims != tuple(sorted(dims)) else physical
-        )
-    if (block := _slices(layout, array.shape)) is not None:
-        return jax.lax.slice(array, *block)
-    return array.reshape(-1)[_indices(layout)]
+    return piece(array, layout.offset, Place.of(layout, array.shape, moves=False))
 
 
 def by_columns(layout: Layout) -> Layout | None:
@@ -150,11 +160,7 @@ def write(array: jax.Array, layout: Layout, values: jax.Array) -> jax.Array:
     """Return the storage's array, in its shape, with the tensor's elements replaced by `values` of its shape."""
     if 0 in layout.size:
         return array
-    if (dims := order(layout, array.size)) is not None:
-        return values.transpose(dims).reshape(array.shape)
-    if (block := _slices(layout, array.shape)) is not None:
-        return jax.lax.dynamic_update_slice(array, values, block[0])
-    return array.reshape(-1).at[_indices(layout)].set(values).reshape(array.shape)
+    return with_piece(array, layout.offset, Place.of(layout, array.shape, moves=False), values)
 
 
 def physical(values: jax.Array, stride: tuple[int, ...]) -> jax.Array:
@@ -222,59 +228,46 @@ def copy_of_slice(tensor: Tensor) -> Tensor:
 class Place(NamedTuple):
     """Where a tensor lies that may begin anywhere in the array of its storage.
 
-    `sizes`: those of the block of the array that it is, in the array's dimensions; None of what is no block.
+    `shape`: that of the storage in which the tensor is a block, but for what is repeated; None where there is none.
     """
 
     layout: Layout
-    sizes: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None
 
     @classmethod
     @lru_cache(4096)  # eager ops ask it at each call
-    def of(cls, layout: Layout, shape: tuple[int, ...]) -> "Place":
-        """Return the place, without the offset, of a tensor in an array of this shape."""
-        place = layout._replace(offset=0)
-        if layout.stride == contiguous(layout.size):
-            return cls(place)
-        sizes, strides = [], contiguous(shape)
-        rows = by_columns(layout) or layout
-        dims = [(n, step) for n, step in zip(rows.size, rows.stride, strict=True) if n != 1]
-        for step in strides:
-            sizes.append(dims.pop(0)[0] if dims and dims[0][1] == step else 1)
-        whole = Layout(tuple(sizes), strides, layout.offset)
-        return cls(place, whole.size if not dims and _slices(whole, shape) is not None else None)
-
-    def starts(self, offset: int | jax.Array, shape: tuple[int, ...]) -> list[int | jax.Array]:
-        """Return where the block begins in each dimension of the array."""
-        assert self.sizes is not None
-        out: list[int | jax.Array] = []
-        for step, size, length in zip(contiguous(shape), self.sizes, shape, strict=True):
-            out.append(0 if size == length else offset // step)
-            offset = offset % step
-        return out
+    def of(cls, layout: Layout, shape: tuple[int, ...], *, moves: bool = True) -> "Place":
+        """Return the place, without the offset, of a tensor in an array of this shape. `moves`: it begins anywhere."""
+        elements, block = math.prod(shape), _shape(expanded(layout), math.prod(shape))
+        flat = (elements,) if layout.stride == contiguous(layout.size) else None
+        return cls(layout._replace(offset=0), flat or block if moves else block or flat)
 
 
 def piece(array: jax.Array, offset: int | jax.Array, place: Place) -> jax.Array:
     """Return the values of a tensor that begins anywhere in the array of its storage, in its own shape."""
-    layout, sizes = place
-    if layout.stride == contiguous(layout.size):
-        return jax.lax.dynamic_slice(array.reshape(-1), (offset,), (math.prod(layout.size),)).reshape(layout.size)
-    if sizes is not None:
-        block = jax.lax.dynamic_slice(array, place.starts(offset, array.shape), sizes)
-        rows = by_columns(layout)
-        return block.reshape(layout.size) if rows is None else jnp.swapaxes(block.reshape(rows.size), -1, -2)
-    narrow = expanded(layout)
-    return jnp.broadcast_to(array.reshape(-1)[_indices(narrow) + offset], layout.size)
+    narrow, shape = expanded(place.layout), place.shape
+    if shape is None:
+        return jnp.broadcast_to(array.reshape(-1)[_indices(narrow) + offset], place.layout.size)
+    sizes, dims = _sizes(narrow, shape), _by_stride(narrow)
+    block, starts = array.reshape(shape), _starts(offset, shape, sizes)
+    if isinstance(offset, jax.Array):
+        block = jax.lax.dynamic_slice(block, starts, sizes)
+    elif sizes != shape:
+        block = jax.lax.slice(block, starts, [a + n for a, n in zip(starts, sizes, strict=True)])
+    block = block.reshape([narrow.size[d] for d in dims]).transpose([dims.index(d) for d in range(len(dims))])
+    return jnp.broadcast_to(block, place.layout.size)
 
 
 def with_piece(array: jax.Array, offset: int | jax.Array, place: Place, values: jax.Array) -> jax.Array:
     """Return the storage's array with the elements of such a tensor, none of which is repeated, replaced."""
-    layout, sizes = place
-    if layout.stride == contiguous(layout.size):
-        return jax.lax.dynamic_update_slice(array.reshape(-1), values.reshape(-1), (offset,)).reshape(array.shape)
-    if sizes is not None:
-        block = values if by_columns(layout) is None else jnp.swapaxes(values, -1, -2)
-        return jax.lax.dynamic_update_slice(array, block.reshape(sizes), place.starts(offset, array.shape))
-    return array.reshape(-1).at[_indices(layout) + offset].set(values).reshape(array.shape)
+    layout, shape = place
+    if shape is None:
+        return array.reshape(-1).at[_indices(layout) + offset].set(values).reshape(array.shape)
+    sizes = _sizes(layout, shape)
+    block = values.transpose(_by_stride(layout)).reshape(sizes)
+    if sizes != shape:
+        block = jax.lax.dynamic_update_slice(array.reshape(shape), block, _starts(offset, shape, sizes))
+    return block.reshape(array.shape)
 
 
 piece_of = jax.jit(piece, static_argnums=2)
