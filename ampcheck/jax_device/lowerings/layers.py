@@ -111,10 +111,12 @@ def masked_softmax(x: Array, mask: Array, dim: int | None = None, mask_type: int
     return jax.nn.softmax(x, axis=-1 if dim is None else dim, where=kept)
 
 
-def _moments(array: Array, axes: int | Sequence[int], eps: float) -> tuple[Array, Array]:
+def _moments(array: Array, axes: int | Sequence[int], eps: float) -> tuple[Array, Array, Array]:
+    """Return the normal values, the mean and 1 / standard deviation."""
     mean = jnp.mean(array, axis=axes, keepdims=True)
-    variance = jnp.mean(jnp.square(array - mean), axis=axes, keepdims=True)
-    return mean, jax.lax.rsqrt(variance + eps)
+    off = array - mean
+    rstd = jax.lax.rsqrt(jnp.mean(jnp.square(off), axis=axes, keepdims=True) + eps)
+    return off * rstd, mean, rstd
 
 
 def _affine(array: Array, weight: Array | None, bias: Array | None) -> Array:
@@ -130,8 +132,8 @@ def layer_norm(
 ) -> tuple[Array, Array, Array]:
     """Normalise over the last dimensions; also return the mean and 1 / standard deviation."""
     axes = tuple(range(input.ndim - len(normalized_shape), input.ndim))
-    mean, rstd = _moments(input, axes, eps)
-    return _affine((input - mean) * rstd, weight, bias), mean, rstd
+    normal, mean, rstd = _moments(input, axes, eps)
+    return _affine(normal, weight, bias), mean, rstd
 
 
 @lower("native_layer_norm_backward")
@@ -193,10 +195,8 @@ def group_norm(
     input: Array, weight: Array | None, bias: Array | None, N: int, C: int, HxW: int, group: int, eps: float
 ) -> tuple[Array, Array, Array]:
     """Normalise over each group of channels; also return the means and 1 / standard deviations, (N, groups)."""
-    rows = input.reshape(N, group, C // group * HxW)
-    mean, rstd = _moments(rows, 2, eps)
-    normal = ((rows - mean) * rstd).reshape(N, C, HxW)
-    out = _affine(normal, _column(weight), _column(bias))
+    normal, mean, rstd = _moments(input.reshape(N, group, C // group * HxW), 2, eps)
+    out = _affine(normal.reshape(N, C, HxW), _column(weight), _column(bias))
     return out.reshape(input.shape), mean[..., 0], rstd[..., 0]
 
 

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import torch
 from jax import Array
 
-import ampcheck.jax_device.lowerings.pointwise  # noqa: F401  # whose formulas are in OWN
 from ampcheck.jax_device.dtypes import common_dtype_of, convert, jax_dtype, opmath_dtype
 from ampcheck.jax_device.lowering import OWN, Computation, Number, lower
 from ampcheck.jax_device.lowerings.accumulate import matmul, wide
+from ampcheck.jax_device.lowerings.pointwise import filled, lerp
 from ampcheck.jax_device.lowerings.reduction import powersum, vector_norm
 
 Arrays = Sequence[Array]
@@ -27,7 +27,7 @@ Operands = Arrays | Sequence[Number] | Number
 """An operand for each tensor, or one for all."""
 
 
-def unified(*operands: Number) -> list[Number]:
+def unified(*operands: Number) -> list[Any]:
     """Bring arrays to their common dtype by PyTorch's promotion; low precision to float32, which rounds once."""
     dtype = common_dtype_of(operands)
     if dtype is None:
@@ -44,7 +44,8 @@ def _zipped(first: Arrays, others: Sequence[Operands]) -> Iterator[list[Number]]
 
 def _pointwise(function: Computation) -> Computation:
     def compute(self: Arrays, *others: Operands, **kwargs: Number) -> list[Array]:
-        return [function(*unified(*operands), **kwargs) for operands in _zipped(self, others)]
+        each = (unified(*operands) for operands in _zipped(self, others))
+        return [function(x, *(filled(o, x) for o in rest), **kwargs) for x, *rest in each]
 
     return compute
 
@@ -52,13 +53,16 @@ def _pointwise(function: Computation) -> Computation:
 _SCALARS = ("List", "Scalar", "ScalarList")
 for _names, _overloads in (
     ("add mul div", (*_SCALARS, "Tensor")),
-    ("sub lerp maximum minimum clamp_min clamp_max", _SCALARS),
+    ("sub maximum minimum clamp_min clamp_max", _SCALARS),
     ("addcmul addcdiv", _SCALARS[1:]),
 ):
     for _name in _names.split():
         _plain = OWN.get(f"{_name}.Tensor") or OWN[_name]
         lower(*(f"_foreach_{_name}.{which}" for which in _overloads))(_pointwise(_plain.compute))
 
+lower(*(f"_foreach_lerp.{which}" for which in _SCALARS))(
+    lambda self, ends, weight: [lerp(*unified(*operands)) for operands in _zipped(self, (ends, weight))]
+)
 _UNARY = (
     "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma",
     "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt",
@@ -85,7 +89,7 @@ def power(self: Arrays, exponent: Arrays | Number | Sequence[Number]) -> list[Ar
 
 
 lower("_foreach_pow.ScalarAndTensor")(
-    lambda self, exponent: [OWN["pow.Scalar"].compute(*unified(self, x)) for x in exponent]
+    lambda self, exponent: [OWN["pow.Scalar"].compute(filled(o, x), x) for o, x in (unified(self, x) for x in exponent)]
 )
 
 

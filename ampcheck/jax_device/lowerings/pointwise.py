@@ -55,8 +55,7 @@ def _erfcx(x: Array) -> Array:
 
 
 _AS_IN_NUMPY = (
-    "acos acosh asin asinh atan atanh cos cosh exp exp2 expm1 log log10 log1p log2 reciprocal sin sinc sinh sqrt "
-    "tan tanh"
+    "acos acosh asin asinh atan atanh cos cosh exp exp2 expm1 log log10 log1p log2 sin sinc sinh sqrt tan tanh"
 )
 _FUNCTIONS: dict[str, Computation] = {
     **{name: getattr(jnp, name) for name in _AS_IN_NUMPY.split()},
@@ -66,6 +65,7 @@ _FUNCTIONS: dict[str, Computation] = {
     "erfinv": jax.lax.erf_inv,
     "digamma": digamma,
     "lgamma": special.gammaln,
+    "reciprocal": lambda x: 1 / x,
     "rsqrt": jax.lax.rsqrt,
     "sigmoid": jax.nn.sigmoid,
     "special_erfcx": _erfcx,
@@ -124,6 +124,13 @@ def _scaled(value: Number, alpha: Number | None) -> Number:
     return value if alpha is None else jnp.multiply(value, alpha)
 
 
+def filled(number: Number, like: Array) -> Number:
+    """Return a number as an array of that dtype and shape, which a program has once; anything else as it is."""
+    if not isinstance(number, jax.Array) or number.ndim or jnp.result_type(number, like) != like.dtype:
+        return number
+    return jnp.broadcast_to(number.astype(like.dtype), like.shape)
+
+
 _EXACT: dict[tuple[str, ...], Computation] = {
     ("add.Tensor", "add.Scalar"): lambda x, other, alpha=None: jnp.add(x, _scaled(other, alpha)),
     ("sub.Tensor", "sub.Scalar"): lambda x, other, alpha=None: jnp.subtract(x, _scaled(other, alpha)),
@@ -137,8 +144,8 @@ _WIDE: dict[tuple[str, ...], Computation] = {
     ("fmod.Tensor", "fmod.Scalar"): lambda x, other: jnp.fmod(x, other),
     # the rest of the division that rounds down, which has the divisor's sign
     ("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor"): lambda x, other: jnp.remainder(x, other),
-    ("addcmul",): lambda x, first, second, value=1: x + value * first * second,
-    ("addcdiv",): lambda x, first, second, value=1: x + value * (first / second),
+    ("addcmul",): lambda x, first, second, value=None: x + _scaled(first, value) * second,
+    ("addcdiv",): lambda x, first, second, value=None: x + _scaled(first / second, value),
     ("logaddexp",): lambda x, other: jnp.logaddexp(x, other),
     ("logaddexp2",): lambda x, other: jnp.logaddexp2(x, other),
 }
@@ -214,8 +221,9 @@ def _clamp(self: Array, min: Number | None = None, max: Number | None = None) ->
 @widened
 def lerp(self: Array, end: Array, weight: Number) -> Array:
     """Go from `self` to `end`, computed from whichever is nearer, so that weight 1 gives `end` itself."""
-    near = jnp.abs(weight) < 0.5
-    return jnp.where(near, self + weight * (end - self), end - (end - self) * (1 - weight))
+    near, off = jnp.abs(weight) < 0.5, end - self
+    there, back = self + filled(weight, off) * off, end - off * filled(1 - weight, off)
+    return jax.lax.select(jnp.broadcast_to(near, there.shape if near.ndim else ()), there, back)
 
 
 lower("where.self")(lambda condition, self, other: jnp.where(condition.astype(jnp.bool_), self, other))
