@@ -7,6 +7,7 @@ import contextlib
 import sys
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import cast
 
 import jax
 import numpy as np
@@ -40,20 +41,40 @@ class Stale(Exception):
     """The arrays are of other shapes or dtypes than those the program was traced with."""
 
 
+# How equations of numbers alone are computed. Their results are converted.
+_NUMBERS: dict[str, Function] = {"abs": np.abs, "convert_element_type": np.asarray, "lt": np.less, "sub": np.subtract}
+
+
 def folded(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Make conversions of the program's own numbers, e.g. of a relu's 0 to bfloat16, into constants."""
-    jaxpr, values = closed.jaxpr, dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    numbers: dict[object, Tree] = {v: value for v, value in values.items() if not v.aval.shape}
-    eqns = []
+    """Return a program of fewer equations that computes the same.
+
+    What comes of the program's own numbers, e.g. a relu's 0 in bfloat16, or the branch that they choose, is constant.
+    Equal equations are one, but for barriers, and products, which may be computed again to save memory.
+    """
+    jaxpr = closed.jaxpr
+    consts = {id(v): value for v, value in zip(jaxpr.constvars, closed.consts, strict=True)}
+    same, known, eqns = dict[int, Tree](), dict[object, Tree](), []
     for eqn in jaxpr.eqns:
-        v: Tree = eqn.invars[0] if eqn.primitive.name == "convert_element_type" else None
-        if v is None or v.aval.shape or not (isinstance(v, Literal) or v in numbers):
-            eqns.append(eqn)
-            continue
-        number = v.val if isinstance(v, Literal) else numbers[v]
-        numbers[eqn.outvars[0]] = np.asarray(number).astype(eqn.params["new_dtype"])
-    values |= numbers
-    return ClosedJaxpr(jaxpr.replace(constvars=list(values), eqns=eqns), list(values.values()))
+        given: list[Tree] = [same.get(id(v), v) for v in eqn.invars]
+        numbers = [None if v.aval.shape else getattr(v, "val", consts.get(id(v))) for v in given]
+        name, out = eqn.primitive.name, cast(Tree, eqn.outvars[0] if eqn.outvars else None)
+        found, compute = out, _NUMBERS.get(name)
+        if compute is np.asarray and given[0].aval.dtype == out.aval.dtype:
+            compute = None  # as an equation it is one operand of many, as a constant it would be one for each
+        if name == "select_n" and numbers[0] is not None:
+            found = given[1 + int(numbers[0])]
+        elif compute is not None and all(n is not None for n in numbers):
+            operands = [np.asarray(n).astype(v.aval.dtype) for n, v in zip(numbers, given, strict=True)]
+            found = Literal(np.asarray(compute(*operands)).astype(out.aval.dtype), out.aval)
+        elif len(eqn.outvars) == 1 and not eqn.effects and name not in ("optimization_barrier", "dot_general"):
+            by = [(str(v.aval), np.asarray(v.val).tobytes()) if isinstance(v, Literal) else v for v in given]
+            with contextlib.suppress(TypeError):  # of parameters that are not hashed
+                found = known.setdefault((name, eqn.ctx, *by, *eqn.params.items(), out.aval), out)
+        if found is out:
+            eqns.append(eqn.replace(invars=given))
+        else:
+            same[id(out)] = found
+    return ClosedJaxpr(jaxpr.replace(eqns=eqns, outvars=[same.get(id(v), v) for v in jaxpr.outvars]), closed.consts)
 
 
 class Entry:
@@ -85,7 +106,8 @@ class Entry:
         self.host = [(t, host_values(t)) for t in trace.host]
 
     def _compile(self, donate: bool) -> None:
-        closed = folded(self.trace.closed)
+        with uncollected():
+            closed = folded(self.trace.closed)
         invars = closed.jaxpr.invars
         # What no equation reads is no input of the compiled program: each costs a check and a transfer a call.
         needed = {id(v) for eqn in closed.jaxpr.eqns for v in eqn.invars} | {id(v) for v in closed.jaxpr.outvars}
