@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from ampcheck.observe.torch_private import FakeTensorMode
 from ampcheck.runner.suite import Amp, Product, scenario
 
 pytestmark = pytest.mark.rule("moves")
@@ -206,6 +207,28 @@ def test_copied_gradients(amp: Amp, how: str) -> None:
     layer = nn.Linear(2, 2).to(amp.type)
     layer.weight.grad_dtype = amp.dtype
     amp.assert_equal("dtype of the copy's gradients", COPIES[how](layer).weight.grad_dtype, amp.dtype)
+
+
+def _summed(layer: nn.Module) -> torch.dtype | None:
+    layer(torch.ones(1, 2, device=layer.weight.device)).float().sum().backward()
+    return layer.weight.grad.dtype if layer.weight.grad is not None else None
+
+
+KEPT = {
+    "fake": lambda layer: FakeTensorMode(allow_non_fake_inputs=True).from_tensor(layer.weight).grad_dtype,
+    "loaded": lambda layer: layer.load_state_dict(nn.Linear(2, 2).state_dict()) and layer.weight.grad_dtype,
+    "converted": lambda layer: layer.double().weight.grad_dtype,
+    "used": _summed,
+    "compiled": lambda layer: layer.compile(backend="aot_eager") or _summed(layer),
+}
+
+
+@scenario(Product({"how": tuple(KEPT)}, nightly=True), values=True, dtypes="default")
+def test_kept_gradients(amp: Amp, how: str) -> None:
+    """A parameter goes on to take its gradients in the dtype that it was told (Tensor.grad_dtype)."""
+    layer = nn.Linear(2, 2).to(amp.type)
+    layer.weight.grad_dtype = amp.dtype
+    amp.assert_equal("dtype of the gradients", KEPT[how](layer), amp.dtype)
 
 
 @scenario(values=True, dtypes="default")
