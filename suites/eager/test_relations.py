@@ -13,6 +13,9 @@ there without autocast, too, is the op's own and not autocast's. Each relation f
 - `accuracy`: the error beside float64 is one that rounding of inputs and result to the lower precision explains.
 - `rounded`: so is that of a kernel that gets the lower precision, beside float64 of the same numbers.
 - `strided`, `zero`, `huge`: so it is in other memory, of zero, and of numbers whose sums overflow.
+- `sized`: so it is of one element and of thousands, in a region and outside of one.
+- `drawn`: random numbers in the lower precision have float64's distribution, but for rounding.
+- `compiled_surface`: a program gives compiled what it gives in eager mode.
 - `counted`: an op of real numbers and integers has derivatives as with real numbers alone.
 - `infinite`: where one low argument is infinite or nan, the same results are infinite or nan as in float64.
 
