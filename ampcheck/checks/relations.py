@@ -846,7 +846,11 @@ def assert_varied(amp: Amp, program: str, options: Mapping[str, Sequence[str]]) 
     What a program refuses outside of a region is left out: most values fit some callables alone. `options`: see
     `varied`.
     """
-    low = {name: x.to(amp.dtype) if is_real(x) else x for name, x in inputs(amp.rand).items()}
+    for dtype in (amp.other, amp.dtype):
+        low = {name: x.to(dtype) if is_real(x) else x for name, x in inputs(amp.rand).items()}
+        lost = re.search('"(.+)" not implemented for', str(_run(amp, lambda _: evaluate(program, low), nullcontext)))  # noqa: B023
+        right = lost is None or lost[1] in options["kernels_that_are_not_there"]
+        amp.check(right, f"inputs in {dtype}", f"{lost[1] if lost else 'each'} is {'not ' * (not right)}there")
     ways, refused = [("low inputs", program, low), *((how, made, {}) for how, made in varied(program, options))], []
     for how, made, given in ways:
         known = len(amp.differences)

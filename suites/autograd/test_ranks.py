@@ -308,7 +308,7 @@ def _compare_training(amp: Amp, kind: _Way, place: str, recompute: str, accumula
     if any(got["scaler"] != wanted["scaler"] for got in found):
         return  # a rank made a step that another one skipped
     for rank, got in enumerate(found):
-        for what in ("dtype of a product", "dtype of the output", "dtypes of gradients and parameters", "state"):
+        for what in sorted(wanted.keys() - {"losses", "gradients", "each", "scaler", "parameters"}):
             amp.assert_equal(f"{what} on rank {rank}", got[what], wanted[what])
         for step, gradients in enumerate(got["gradients"]):
             if scaler == "overflow" and step == 0:
@@ -366,6 +366,7 @@ def _trained(amp: Amp, kind: _Way, inner: _Net, place: str, batch: Batch, scaler
             found["parameters"] = {name: _whole(held) for name, held in inner.named_parameters()}
         found["dtype of a product"] = inner.product
         found["dtype of the output"] = out.dtype
+        found["dtype of the input's gradient"] = x.grad.dtype if x.grad is not None else None
     trained = (*found["gradients"][-1].values(), *found["parameters"].values())
     found["dtypes of gradients and parameters"] = {tensor.dtype for tensor in trained}
     found["scaler"] = scaling.state_dict() if scaling else None
@@ -395,7 +396,7 @@ def _reference(amp: Amp, kind: _Way, start: Parameters, batch: Batch, scaler: st
         held = {name: tensor - 0.5 * reduced[name] for name, tensor in held.items()}
     found["parameters"] = held
     found["dtype of the output"] = _with_casts(kind, held, batch[0][0][0], amp.dtype).dtype
-    found["dtype of a product"] = amp.dtype
+    found["dtype of a product"], found["dtype of the input's gradient"] = amp.dtype, torch.float32
     found["dtypes of gradients and parameters"] = {torch.float32}
     steps = {"without": 0, "scaled": 2, "overflow": 1}[scaler]
     found["scaler"] = None if scaler == "without" else _scaler_state(scale, 2000, steps)
@@ -639,7 +640,7 @@ def test_mixed(amp: Amp, param: str, reduce: str, buffer: str, gradients: str, b
     reduced, held = _dtype(amp, reduce) or computed, _dtype(amp, buffer)
 
     def run() -> dict[str, Any]:
-        layer, part = _Layer(), batch.chunk(2)[dist.get_rank()]
+        layer, part = _Layer(), batch.chunk(2)[dist.get_rank()].clone().requires_grad_()
         layer.register_buffer("kept", torch.ones(4))
         layer.register_forward_hook(lambda *_: layer.seen.append(layer.kept.dtype))
         policy = dist.fsdp.MixedPrecision(_dtype(amp, param), _dtype(amp, reduce), held, gradients == "low")
@@ -649,7 +650,11 @@ def test_mixed(amp: Amp, param: str, reduce: str, buffer: str, gradients: str, b
                 net.eval()(part)
         net.train()(part).float().square().mean().backward()
         own = [one.grad for one in layer.parameters() if one.grad is not None]  # the part that the rank holds
-        return {"seen": layer.seen, "gradients": torch.cat([grad.flatten() for grad in own]) if own else None}
+        return {
+            "seen": layer.seen,
+            "input": part.grad,
+            "gradients": torch.cat([grad.flatten() for grad in own]) if own else None,
+        }
 
     each = [_by_casts([part], computed, computed, computed, None, reduced) for part in batch.chunk(2)]
     whole = torch.cat([(each[0][name] / 2 + each[1][name] / 2).flatten() for name in ("weight", "factor")])
@@ -658,6 +663,7 @@ def test_mixed(amp: Amp, param: str, reduce: str, buffer: str, gradients: str, b
         seen, kept = [*[computed] * 4, held or torch.float32], reduced if gradients == "low" else torch.float32
         amp.assert_equal(f"dtypes of input, parameters, product and buffer on rank {rank}", got["seen"], seen)
         amp.assert_equal(f"dtype of gradients on rank {rank}", getattr(got["gradients"], "dtype", None), kept)
+        amp.assert_equal(f"whether the input has one on rank {rank}", got["input"] is not None, True)
     if made := [got["gradients"].float() for got in found if got["gradients"] is not None]:
         amp.assert_close("gradients", torch.cat(made), whole.float(), max(1e-6, 2 * torch.finfo(reduced).eps))
 
