@@ -25,6 +25,7 @@ is in the lower precision already (`low`), in other memory, too, and on values t
 a device that compiles each op none.
 """
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -116,7 +117,7 @@ PROGRAMS = [
 """Of names that have one program, runs take the first; nightly ones all."""
 OPTIONS = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
 SIZES = tomllib.loads(Path(__file__).with_name("sizes.toml").read_text(encoding="utf-8"))
-NOISY = {"ao.quantization.fuse_modules_qat", "ao.quantization.fuse_conv_bn_relu"}
+NOISY = {name for name in surface.programs() if re.search("fuse_(modules|conv_bn_relu|modules_qat)$|ConvBnReLU", name)}
 """The sum of what a batch norm gives has no gradient but rounding."""
 ONCE = [
     pytest.param(text, id=name, marks=[pytest.mark.nightly])
