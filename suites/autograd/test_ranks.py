@@ -650,11 +650,8 @@ def test_mixed(amp: Amp, param: str, reduce: str, buffer: str, gradients: str, b
                 net.eval()(part)
         net.train()(part).float().square().mean().backward()
         own = [one.grad for one in layer.parameters() if one.grad is not None]  # the part that the rank holds
-        return {
-            "seen": layer.seen,
-            "input": part.grad,
-            "gradients": torch.cat([grad.flatten() for grad in own]) if own else None,
-        }
+        gradient = torch.cat([grad.flatten() for grad in own]) if own else None
+        return {"seen": layer.seen, "input": part.grad, "gradients": gradient}
 
     each = [_by_casts([part], computed, computed, computed, None, reduced) for part in batch.chunk(2)]
     whole = torch.cat([(each[0][name] / 2 + each[1][name] / 2).flatten() for name in ("weight", "factor")])

@@ -288,12 +288,9 @@ def _compare(amp: Amp, got: _Training, want: _Training, kind: str) -> None:
 
 
 # ---- parameters in the lower precision
+SIZES = ("1.0", "1e-3", "1e-5", "1e-6", "0.0")
 LOW = Product(
-    {
-        "optimizer": (*OPTIMIZERS, *FUSED),
-        "way": ("loop", "foreach", "capturable"),
-        "size": ("1.0", "1e-3", "1e-5", "1e-6", "0.0"),
-    },
+    {"optimizer": (*OPTIMIZERS, *FUSED), "way": ("loop", "foreach", "capturable"), "size": SIZES},
     {
         "the optimizer has no such implementation": _lacks,
         "it takes sparse gradients alone, or takes a closure": where(optimizer=("SparseAdam", "LBFGS")),
