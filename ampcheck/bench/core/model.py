@@ -165,6 +165,15 @@ def key_of(device: str, compiler: str, workload: str) -> str:
 
 Amount = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+Count = Annotated[int, Meta(ge=0)]
+Kind = Annotated[str, Meta(extra_json_schema={"enum": ("op", "step", "overhead")})]
+Compiler = Annotated[str, Meta(extra_json_schema={"enum": COMPILERS})]
+
+_ONE = "|".join(VERDICTS)
+Verdict = Annotated[str, Meta(pattern=f"^({_ONE}|first)$", extra_json_schema={"enum": ("first", *VERDICTS)})]
+"""One of `VERDICTS`, or "first" for the variant that the others are compared with."""
+DefaultVerdict = Annotated[str, Meta(pattern=f"^({_ONE})?$", extra_json_schema={"enum": VERDICTS})]
+"""One of `VERDICTS`, or nothing."""
 
 
 @dataclass(slots=True)
@@ -173,84 +182,56 @@ class VariantResult:
 
     `speed` is the median of paired ratios. `share` is None where the device's peak is not known, and where `ceiling`
     says that the variant exceeds it. `at_most` follows from `at_least`, where the variant passed its precision check.
+    `ampcheck/report/outputs.toml` says what each field is, as of the classes below.
     """
 
-    name: Annotated[str, Meta(description="Name of the variant, such as `fp32` or `bf16`.")]
-    verdict: Annotated[
-        str,
-        Meta(
-            description="Beside the group's first variant, which is `first`.",
-            pattern=f"^({'|'.join(VERDICTS)}|first)$",
-            extra_json_schema={"enum": ("first", *VERDICTS)},
-        ),
-    ]
-    reason: Annotated[str, Meta(description="Why the verdict is none.")] = ""
-    seconds: Annotated[Positive | None, Meta(description="Median time of one call, in seconds.")] = None
-    low: Annotated[Positive | None, Meta(description="Lower end of the middle 90 % of the samples, in seconds.")] = None
-    high: Annotated[Positive | None, Meta(description="Upper end of it, in seconds.")] = None
-    cpu_seconds: Annotated[float | None, Meta(description="Median processor time of one call, in seconds.")] = None
-    rounds: Annotated[int, Meta(description="How many samples.", ge=0)] = 0
-    processes: Annotated[int, Meta(description="Of how many processes.", ge=0)] = 0
-    speed: Annotated[
-        Positive | None,
-        Meta(
-            description="Seconds of the first variant over seconds of this one, median of the pairs; above 1 is faster."
-        ),
-    ] = None
-    speed_low: Annotated[Positive | None, Meta(description="Lower end of its 95 % interval.")] = None
-    speed_high: Annotated[Positive | None, Meta(description="Upper end of it.")] = None
-    error: Annotated[
-        Annotated[float, Meta(ge=0)] | None, Meta(description="Relative error of the values against float64.")
-    ] = None
-    precision_check: Annotated[
-        str, Meta(description="The dtypes of kernels that show the precision that the variant computed in.")
-    ] = ""
-    flops_per_second: Annotated[Amount | None, Meta(description="Rate of arithmetic, in flop/s.")] = None
-    bytes_per_second: Annotated[Amount | None, Meta(description="Rate of memory traffic, in bytes/s.")] = None
-    share: Annotated[Amount | None, Meta(description="Share of the device's ceiling, 0 to 1.")] = None
-    intensity: Annotated[Amount | None, Meta(description="Flops per byte.")] = None
-    memory: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="Peak memory, in bytes.")] = None
-    compile: Annotated[Amount | None, Meta(description="Time to compile, in seconds.")] = None
-    first: Annotated[Amount | None, Meta(description="Time of the first call, with compilation, in seconds.")] = None
-    ceiling: Annotated[str, Meta(description="What is said in place of a share above 1.")] = ""
-    at_least: Annotated[
-        Positive | None, Meta(description="Of a variant that was given up: no call took less, in seconds.")
-    ] = None
-    at_most: Annotated[Positive | None, Meta(description="Of such a variant: its speed at most.")] = None
-    default_speed: Annotated[
-        Positive | None, Meta(description="Speed beside the variant `fp32-default`, where there is one.")
-    ] = None
-    default_low: Annotated[Positive | None, Meta(description="Lower end of its 95 % interval.")] = None
-    default_high: Annotated[Positive | None, Meta(description="Upper end of it.")] = None
-    default_verdict: Annotated[
-        str,
-        Meta(
-            description="Verdict beside `fp32-default`.",
-            pattern=f"^({'|'.join(VERDICTS)})?$",
-            extra_json_schema={"enum": VERDICTS},
-        ),
-    ] = ""
+    name: str
+    verdict: Verdict
+    reason: str = ""
+    seconds: Positive | None = None
+    low: Positive | None = None
+    high: Positive | None = None
+    cpu_seconds: float | None = None
+    rounds: Count = 0
+    processes: Count = 0
+    speed: Positive | None = None
+    speed_low: Positive | None = None
+    speed_high: Positive | None = None
+    error: Annotated[float, Meta(ge=0)] | None = None
+    precision_check: str = ""
+    flops_per_second: Amount | None = None
+    bytes_per_second: Amount | None = None
+    share: Amount | None = None
+    intensity: Amount | None = None
+    memory: Count | None = None
+    compile: Amount | None = None
+    first: Amount | None = None
+    ceiling: str = ""
+    at_least: Positive | None = None
+    at_most: Positive | None = None
+    default_speed: Positive | None = None
+    default_low: Positive | None = None
+    default_high: Positive | None = None
+    default_verdict: DefaultVerdict = ""
 
 
 @dataclass(slots=True)
 class Group:
     """Hold a workload on a device through a compiler: its variants, all compared with the first one."""
 
-    workload: Annotated[str, Meta(description="Name of the workload; `device/compiler/workload` is the group's key.")]
-    family: Annotated[str, Meta(description="What it belongs to, such as `matmul`.")]
-    kind: Annotated[str, Meta(description="What it is.", extra_json_schema={"enum": ("op", "step", "overhead")})]
-    device: Annotated[str, Meta(description="Name of the device.")]
-    compiler: Annotated[str, Meta(description="What ran it.", extra_json_schema={"enum": COMPILERS})]
-    policy: Annotated[str, Meta(description="What autocast does with it.")] = ""
-    base: Annotated[str, Meta(description="Name of the axis of sizes.")] = ""
-    size: Annotated[int, Meta(description="Place on that axis.", ge=0)] = 0
-    flops: Annotated[Amount, Meta(description="Floating point operations of one call.")] = 0
-    samples: Annotated[int, Meta(description="Samples that a call works on.")] = 0
-    estimate: Annotated[bool, Meta(description="Whether a compiler estimated it, and no clock measured.")] = False
-    note: Annotated[str, Meta(description="What a reader must know.")] = ""
-    variants: Annotated[
-        list[VariantResult], Meta(description="The variants; the others are compared with the first.", min_length=1)
-    ] = field(default_factory=list)
+    workload: str
+    family: str
+    kind: Kind
+    device: str
+    compiler: Compiler
+    policy: str = ""
+    base: str = ""
+    size: Count = 0
+    flops: Amount = 0
+    samples: int = 0
+    estimate: bool = False
+    note: str = ""
+    variants: Annotated[list[VariantResult], Meta(min_length=1)] = field(default_factory=list)
 
     @property
     def key(self) -> str:
@@ -270,23 +251,14 @@ class Rounds:
     `precision_check` and `memory`, and `invalid`, the reason why the measured values do not count.
     """
 
-    workload: Annotated[str, Meta(description="Name of the workload.")]
-    device: Annotated[str, Meta(description="Name of the device.")]
-    compiler: Annotated[str, Meta(description="What ran it.", extra_json_schema={"enum": COMPILERS})]
-    process: Annotated[int, Meta(description="Number of the process, from 0.", ge=0)]
-    samples: Annotated[
-        dict[str, list[Annotated[float, Meta(gt=0)]]],
-        Meta(description="By variant, seconds of one call in each round."),
-    ] = field(default_factory=dict)
-    cpu: Annotated[
-        dict[str, list[float]], Meta(description="By variant, seconds of processor time of one call in each round.")
-    ] = field(default_factory=dict)
-    facts: Annotated[
-        dict[str, dict[str, Any]], Meta(description="By variant, what was found out once, such as error and memory.")
-    ] = field(default_factory=dict)
-    failed: Annotated[dict[str, str], Meta(description="By variant, why it could not be measured.")] = field(
-        default_factory=dict
-    )
+    workload: str
+    device: str
+    compiler: Compiler
+    process: Count
+    samples: dict[str, list[Annotated[float, Meta(gt=0)]]] = field(default_factory=dict)
+    cpu: dict[str, list[float]] = field(default_factory=dict)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
