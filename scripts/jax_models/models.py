@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,8 @@ from torch import nn
 Batch = Mapping[str, torch.Tensor]
 
 _WORDS, _LENGTH, _ROWS, _CLASSES = 64, 16, 4, 8
-
-_ADAMW = partial(torch.optim.AdamW, lr=1e-3)
-_MOMENTUM = partial(torch.optim.SGD, lr=1e-3, momentum=0.9)
+FP32_BOUND = 1e-5
+"""How far float32 losses may be from the CPU's, for a model that names no other bound: 80 roundings of a loss of 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class TrainedModel:
     make: Callable[[], nn.Module]
     batch: Callable[[], dict[str, torch.Tensor]]
     loss: Callable[[Callable[..., Any], Batch], torch.Tensor]
-    optimizer: Callable[..., torch.optim.Optimizer] = _ADAMW
-    fp32_bound: float = 1e-5  # 80 roundings of a loss of 1
+    optimizer: Callable[..., torch.optim.Optimizer]
+    fp32_bound: float
 
 
 class TiedDecoder(nn.Module):
@@ -151,73 +151,47 @@ def _denoising(call: Callable[..., Any], batch: Batch) -> torch.Tensor:
     return F.mse_loss(call(noised, batch["timestep"]).sample, batch["noise"])
 
 
+_BATCHES: Mapping[str, Callable[[], dict[str, torch.Tensor]]] = {
+    "text": _text,
+    "masked": _masked,
+    "translation": lambda: {"input_ids": _words(), "labels": _words()},
+    "speech": lambda: {"input_values": torch.randn(2, 800), "labels": torch.randint(1, _CLASSES, (2, 4))},
+    "series": _series,
+    "images": partial(_images, 32),
+    "large images": partial(_images, 64),
+    "noised": _noised,
+}
+_LOSSES = {"next word": _next_word, "classes": _classes, "alignment": _alignment, "denoising": _denoising}
+_OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
+    "AdamW": partial(torch.optim.AdamW, lr=1e-3),
+    "SGD": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
+}
 _SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
-def _transformers(name: str) -> nn.Module:
-    """Make a model of transformers as `transformers.toml` describes it."""
-    about = tomllib.loads(Path(__file__).with_name("transformers.toml").read_text(encoding="utf-8"))[name]
-    settings = {**(_SIZES if about.get("of_our_sizes") else {}), **about["settings"]}
+def _made(about: Mapping[str, Any]) -> nn.Module:
+    """Make a model as `models.toml` describes it."""
+    settings = {**(_SIZES if about.get("of_our_sizes") else {}), **about.get("settings", {})}
     settings |= dict.fromkeys(about.get("without_dropout", ()), 0.0)
-    library = import_module("transformers")
-    made: nn.Module = getattr(library, about["head"])(getattr(library, about["config"])(**settings))
+    library = import_module(__name__ if about["library"] == "torch" else about["library"])
+    make = attrgetter(about["head"])(library)
+    made: nn.Module = make(getattr(library, about["config"])(**settings)) if "config" in about else make(**settings)
     return made.train()
 
 
-def _convnext() -> nn.Module:
-    made: nn.Module = import_module("timm").create_model(
-        "convnext_atto", num_classes=_CLASSES, depths=(1, 1, 2, 1), dims=(16, 32, 48, 64), drop_path_rate=0.0
+def _described(name: str, about: Mapping[str, Any]) -> TrainedModel:
+    return TrainedModel(
+        name,
+        about["kind"],
+        about["library"],
+        make=partial(_made, about),
+        batch=_BATCHES[about["batch"]],
+        loss=_LOSSES[about["loss"]] if "loss" in about else lambda call, batch: call(**batch).loss,
+        optimizer=_OPTIMIZERS[about.get("optimizer", "AdamW")],
+        fp32_bound=about.get("fp32_bound", FP32_BOUND),
     )
-    return made
 
 
-def _unet() -> nn.Module:
-    made: nn.Module = import_module("diffusers").UNet2DModel(
-        sample_size=16,
-        layers_per_block=1,
-        block_out_channels=(16, 32),
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-        attention_head_dim=8,
-        norm_num_groups=8,
-    )
-    return made
-
-
-def _of_transformers(name: str, kind: str, batch: Callable[[], dict[str, torch.Tensor]]) -> TrainedModel:
-    make = partial(_transformers, name)  # which computes the loss of its labels itself
-    return TrainedModel(name, kind, "transformers", make, batch, lambda call, batch: call(**batch).loss)
-
-
-MODELS: Mapping[str, TrainedModel] = {
-    model.name: model
-    for model in (
-        TrainedModel("tied-decoder", "decoder, tied weights", "torch", TiedDecoder, _text, _next_word),
-        TrainedModel("lstm-ctc", "recurrent, CTC", "torch", SpeechTagger, _series, _alignment),
-        _of_transformers("gpt2", "decoder, tied weights", _text),
-        _of_transformers("llama", "decoder", _text),
-        _of_transformers("bert", "encoder", _masked),
-        _of_transformers("t5", "encoder-decoder, tied weights", lambda: {"input_ids": _words(), "labels": _words()}),
-        _of_transformers("mixtral", "mixture of experts", _text),
-        _of_transformers("mamba", "state space", _text),
-        _of_transformers(
-            "wav2vec2",
-            "speech, CTC",
-            lambda: {"input_values": torch.randn(2, 800), "labels": torch.randint(1, _CLASSES, (2, 4))},
-        ),
-        TrainedModel(
-            "resnet18",
-            "convolutions, batch norm",
-            "torchvision",
-            lambda: import_module("torchvision").models.resnet18(num_classes=_CLASSES),
-            partial(_images, 64),
-            _classes,
-            _MOMENTUM,
-            fp32_bound=1e-3,  # the CPU's own are as far from float64's; the device's are within 2e-6 of these
-        ),
-        TrainedModel("convnext", "convolutions, layer norm", "timm", _convnext, partial(_images, 32), _classes),
-        _of_transformers("vit", "attention on images", partial(_images, 32)),
-        TrainedModel("unet2d", "diffusion", "diffusers", _unet, _noised, _denoising),
-    )
-}
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+MODELS: Mapping[str, TrainedModel] = {name: _described(name, about) for name, about in _TABLE.items()}
 """The models by name, in the order in which they are shown."""
