@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ampcheck.cli.common import Subparsers, add_compiler, add_device, add_device_module, tell
+from ampcheck.cli.common import INTERRUPTED, Subparsers, add_compiler, add_device, add_device_module, tell
 from ampcheck.cli.progress import Progress
 from ampcheck.runner.record import output_file
 
@@ -58,9 +58,7 @@ def run(args: argparse.Namespace) -> int:
     if shown:
         print(f"\n{summary(shown, outcome.platforms)}")
     print(f"benchmark file: {outcome.path}")
-    if outcome.interrupted:
-        return 130
-    return 0 if outcome.counts else 1
+    return INTERRUPTED if outcome.interrupted else int(not outcome.counts)
 
 
 FORMATS = ("markdown", "csv", "pytest-benchmark", "smaller-is-better")

@@ -14,6 +14,9 @@ from typing import TypeAlias
 
 from ampcheck.runner.record import versions
 
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it: 128 and the number of the signal."""
+
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 

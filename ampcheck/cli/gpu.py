@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcheck.cli import run as suites
-from ampcheck.cli.common import Subparsers, add_device_module, seconds
+from ampcheck.cli.common import INTERRUPTED, Subparsers, add_device_module, seconds
 from ampcheck.runner.record import grouped, output_file, read
 from ampcheck.runner.run import fitting
 
@@ -120,7 +120,7 @@ def _suites(args: argparse.Namespace, work: Path, name: str, *more: str) -> None
     began = time.monotonic()
     code = suites.run(parser.parse_args(["run", *words]))
     _keep(_latest(work, name), args.out / f"{name}.jsonl")
-    if code == suites.INTERRUPTED and time.monotonic() - began < args.limit - 5:
+    if code == INTERRUPTED and time.monotonic() - began < args.limit - 5:
         raise KeyboardInterrupt
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from ampcheck.cli import bench, files, gpu, lint, measures, onboard, ops, run
+from ampcheck.cli.common import INTERRUPTED
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import versions
 
@@ -20,9 +21,6 @@ _COMMANDS = (
 _OF_PROGRAMS = {"doctor": "doctor.session", "precision": "precision", "trace": "trace"}
 """Commands that run a program, and what has their function `command`. argparse would take the program's arguments for
 its own; the modules import torch."""
-
-INTERRUPTED = 130
-"""The exit code after Ctrl-C, as shells have it: 128 and the number of the signal."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

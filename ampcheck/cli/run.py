@@ -9,14 +9,13 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ampcheck.cli.common import Subparsers, seconds
+from ampcheck.cli.common import INTERRUPTED, Subparsers, seconds
 from ampcheck.cli.progress import RunProgress
 from ampcheck.errors import HarnessError, UsageError
 from ampcheck.runner.record import Run, counted, new_run_file, output_file, print_or_write, read
 from ampcheck.runner.run import JUDGING, SELECTION, Supervisor, environment, fitting, pytest_command, reproduce
 from ampcheck.runner.summarize import RunRecorder, examples
 
-INTERRUPTED = 130
 _LEAST = 200
 """Fewer cases than this are done before a further process has started."""
 

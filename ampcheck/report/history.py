@@ -1,6 +1,7 @@
 """Choose the runs of a site: read run files newest first, merge those of one run group, keep no more than a cap."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -125,6 +126,19 @@ def header_of(path: Path) -> dict[str, object]:
     except (OSError, ValueError):
         return {}
     return header if isinstance(header, dict) else {}
+
+
+def names(starts: Iterable[str]) -> list[str]:
+    """Return a name for each run, oldest first, that addresses can hold and that later sites give it again.
+
+    That is when it started, and a number behind it for the second run of that time.
+    """
+    seen: Counter[str] = Counter()
+    out = []
+    for start in starts:
+        seen[start] += 1
+        out.append(start if start and seen[start] == 1 else f"{start}~{seen[start]}")
+    return out
 
 
 def together(headers: Iterable[Mapping[str, Any]]) -> bool:

@@ -172,7 +172,7 @@ def _bench_data(history: BenchHistory, changed: Sequence[SpeedChange]) -> dict[s
         return {}
     run = history.newest.runs[0]
     packed = bench_data.data(history, changed)
-    marks = {name: {"mark": v.mark, "label": v.label, "style": v.style} for name, v in bench_pages.SHOWN.items()}
+    marks = {name: {"mark": v.mark, "label": v.label, "style": v.style} for name, v in data.VERDICTS.items()}
     return {
         "bench_data.js": data.script("AMPCHECK_BENCH", {**packed, "shown": marks, "kinds": KINDS}),
         **{name: made(run) for name, (_, made) in bench_pages.EXPORTS.items()},

@@ -20,16 +20,8 @@ from ampcheck.runner.record import read
 from ampcheck.spec.case import RULES
 from ampcheck.spec.policies import closest, table
 from ampcheck.tools.lists import read_cpp
-from tests.cli_support import MODULE, ROOT, environment, python, refused
+from tests.cli_support import MODULE, ROOT, environment, printed, python, refused
 from tests.report import made_runs
-
-
-def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    """Return the output of a command."""
-    capsys.readouterr()
-    assert main.main(arguments) == code
-    return capsys.readouterr().out
-
 
 # ---- the door
 
@@ -62,8 +54,8 @@ def test_an_answer_is_remembered_until_a_file_or_a_version_changes(arguments: li
     code = f"import sys; from ampcheck.cli.main import main; main({arguments}); print('torch' in sys.modules)"
 
     def ask(before: str = "pass") -> tuple[str, bool]:
-        printed = python("-c", f"{before}; {code}", XDG_CACHE_HOME=str(tmp_path))
-        return printed.removesuffix("True\n").removesuffix("False\n"), printed.endswith("True\n")
+        out = python("-c", f"{before}; {code}", XDG_CACHE_HOME=str(tmp_path))
+        return out.removesuffix("True\n").removesuffix("False\n"), out.endswith("True\n")
 
     said, loaded = ask()
     assert loaded
@@ -93,7 +85,7 @@ def test_a_reader_that_stops_is_no_error() -> None:
 
 
 def test_devices_shows_every_device(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = {line.split()[0]: line for line in said(capsys, "devices").splitlines() if line}
+    rows = {line.split()[0]: line for line in printed(capsys, "devices").splitlines() if line}
     for name, device in known().items():
         assert device.key in rows[name]
         assert (device.unavailable() or "yes") in rows[name]
@@ -105,7 +97,7 @@ def test_devices_of_others(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
     (tmp_path / "third_party_device.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path.copy())
-    assert "\nswapped " in said(capsys, "devices", "--device-module=third_party_device")
+    assert "\nswapped " in printed(capsys, "devices", "--device-module=third_party_device")
 
 
 # ---- explain
@@ -116,27 +108,27 @@ TABLE = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encodi
 
 @pytest.mark.parametrize("arguments", TABLE["explained"])
 def test_explain(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(capsys, "explain", *arguments.split())
+    out = printed(capsys, "explain", *arguments.split())
     assert [pattern for pattern in TABLE["explained"][arguments] if not re.search(pattern, out, re.MULTILINE)] == []
 
 
 @pytest.mark.parametrize("name", TABLE["resolved"])
 def test_explain_resolves_names(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(capsys, "explain", name, "--device=virtual:cuda")
+    out = printed(capsys, "explain", name, "--device=virtual:cuda")
     shown = [line.split()[0].removeprefix("aten::") for line in out.splitlines() if line.startswith("aten::")]
     assert shown == TABLE["resolved"][name]
 
 
 def test_explain_says_what_no_policy_means(capsys: pytest.CaptureFixture[str]) -> None:
-    out = " ".join(said(capsys, "explain", "relu").split())
+    out = " ".join(printed(capsys, "explain", "relu").split())
     assert "aten::relu has no policy under any dispatch key, so autocast lets it fall through" in out
     assert RULES["fallthrough"].sentence in out
-    assert "Known deviation" not in said(capsys, "explain", "mm", "--device=cpu")
+    assert "Known deviation" not in printed(capsys, "explain", "mm", "--device=cpu")
 
 
 @pytest.mark.parametrize("op", ["softmax", "linear", "scaled_dot_product_attention", "layer_norm", "sum", "cat"])
 def test_explain_answers_on_the_first_screen(op: str, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = said(capsys, "explain", op).splitlines()
+    lines = printed(capsys, "explain", op).splitlines()
     assert max(map(len, lines)) <= 100
     groups = [place for place, line in enumerate(lines) if line.startswith("On ")]
     assert lines[groups[0]].startswith("On cpu in a region of bf16: ")
@@ -165,11 +157,11 @@ GOOD = {"eager/downcast/mm-fp32-bf16-cpu": "pass", "eager/downcast/bmm-fp32-bf16
 def test_compare_ends_with_1_where_something_regressed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = write(tmp_path / "a.jsonl", GOOD)
     b = write(tmp_path / "b.jsonl", {**GOOD, "eager/downcast/mm-fp32-bf16-cpu": "fail: too wide"}, second=1)
-    assert "1 regressed" in said(capsys, "compare", str(a), str(b), code=1)
-    assert "0 regressed, 1 fixed" in said(capsys, "compare", str(b), str(a))
-    assert "0 regressed" in said(capsys, "compare", str(a), str(a))
-    assert '"regressed"' in said(capsys, "compare", str(a), str(b), "--format=json", code=1)
-    assert "### Regressed (1)" in said(capsys, "compare", str(a), str(b), "--format=markdown", code=1)
+    assert "1 regressed" in printed(capsys, "compare", str(a), str(b), code=1)
+    assert "0 regressed, 1 fixed" in printed(capsys, "compare", str(b), str(a))
+    assert "0 regressed" in printed(capsys, "compare", str(a), str(a))
+    assert '"regressed"' in printed(capsys, "compare", str(a), str(b), "--format=json", code=1)
+    assert "### Regressed (1)" in printed(capsys, "compare", str(a), str(b), "--format=markdown", code=1)
 
 
 def test_compare_tells_a_part_from_the_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,7 +173,7 @@ def test_compare_tells_a_part_from_the_whole(tmp_path: Path, capsys: pytest.Capt
     assert f"lacks {len(every) - 2} cases of {whole}; only 2 were compared" in err
     assert out.splitlines()[2].startswith("note: the runs differ in what they select")
     assert len(out.splitlines()) < 25
-    assert f"{len(every) - 2} added" in said(capsys, "compare", str(part), str(whole))
+    assert f"{len(every) - 2} added" in printed(capsys, "compare", str(part), str(whole))
 
 
 # ---- deviations
@@ -204,7 +196,7 @@ def test_suggested_globs_cover_the_failing_cases_and_no_other(tmp_path: Path) ->
 
 def test_a_suggestion_waives_once_a_reason_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write(tmp_path / "run.jsonl", FAILED)
-    text = said(capsys, "deviations", "suggest", str(run), "--device=cpu")
+    text = printed(capsys, "deviations", "suggest", str(run), "--device=cpu")
     assert tomllib.loads(text)["deviation"][0]["reason"] == ""
     path = tmp_path / "deviations.toml"
     path.write_text(text)
@@ -235,7 +227,7 @@ def test_what_another_entry_speaks_of_is_not_suggested(tmp_path: Path) -> None:
 
 def test_nothing_to_suggest_and_an_unknown_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write(tmp_path / "run.jsonl", GOOD)
-    assert "# No case fails that an entry could speak of." in said(capsys, "deviations", "suggest", str(run))
+    assert "# No case fails that an entry could speak of." in printed(capsys, "deviations", "suggest", str(run))
     assert "has no case of device 'cuda'" in refused(capsys, "deviations", "suggest", str(run), "--device=cuda")
 
 
@@ -252,7 +244,7 @@ def test_the_macros_of_a_source_and_of_torch_are_read() -> None:
 
 @pytest.mark.parametrize("names", [[], ["cuda", "torch_npu", "torch_musa", "torch_mlu"]])
 def test_the_first_screen_has_counts_and_differences(names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    lines = said(capsys, "lists", *names, "--torch=2.13").splitlines()
+    lines = printed(capsys, "lists", *names, "--torch=2.13").splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 100
     counted = [line.partition(":")[0] for line in lines[2:] if re.match(r"\w+: \d+ \(", line)]
@@ -261,17 +253,17 @@ def test_the_first_screen_has_counts_and_differences(names: list[str], capsys: p
 
 
 def test_one_op_across_lists(capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(said(capsys, "lists", "cpu", "cuda", "mps", "--op=torch.softmax", "--json"))
+    found = json.loads(printed(capsys, "lists", "cpu", "cuda", "mps", "--op=torch.softmax", "--json"))
     assert [one["policies"] for one in found["lists"]] == [{}, {"softmax.int": "optdtype"}, {"softmax.int": "upcast"}]
     assert [one["lists"] for one in found["differences"]] == [["cuda"], ["mps"]]
-    assert "no policy for it" in said(capsys, "lists", "--op=relu")
+    assert "no policy for it" in printed(capsys, "lists", "--op=relu")
 
 
 def test_the_page_is_what_its_command_prints() -> None:
     page = (ROOT / "docs" / "autocast_lists.md").read_text(encoding="utf-8")
     command = re.search(r"Generated by `ampcheck lists ([^`]*)`", page)
     assert command
-    printed = [
+    texts = [
         re.sub(r"of torchax \S+", "", text) for text in (python("-m", "ampcheck", "lists", *command[1].split()), page)
     ]
-    assert printed[0] == printed[1], "make docs writes it"
+    assert texts[0] == texts[1], "make docs writes it"

@@ -21,6 +21,7 @@ from ampcheck.bench.core.model import ESTIMATED, Group, OverheadWorkload, Varian
 from ampcheck.bench.run.runfile import BenchRun, rounds_of
 from ampcheck.bench.run.variants import select
 from ampcheck.errors import UsageError
+from ampcheck.runner.summarize import markdown
 
 _GROUP = ("workload", "family", "kind", "device", "compiler", "policy", "base", "size", "flops", "samples", "estimate")
 _VARIANT = tuple(field.name for field in dataclasses.fields(VariantResult))
@@ -124,22 +125,22 @@ def as_markdown(run: BenchRun) -> str:
     verdicts = Counter(variant.verdict for _, variant in variants if variant.verdict != "first")
     said = ", ".join(f"{amount} {verdict}" for verdict, amount in sorted(verdicts.items())) or "nothing was measured"
     started = run.header.get("started", "at an unknown time")
-    lines = ["## ampcheck benchmarks", "", f"{len(run.groups)} workloads, {_markdown(str(started))}: {said}."]
+    lines = ["## ampcheck benchmarks", "", f"{len(run.groups)} workloads, {markdown(str(started))}: {said}."]
     if note := incomplete(run):
-        lines += ["", f"**Incomplete:** {_markdown(note)}."]
+        lines += ["", f"**Incomplete:** {markdown(note)}."]
     rows = []
     for group, variant in variants:
         if variant.verdict != "first":
             name, *numbers = table.cells(variant)
             base = f"{group.variants[0].name} {table.time(group.variants[0])}"
             cells = (table.label(group), group.device, group.compiler, name, base, *numbers)
-            rows.append("| " + " | ".join(map(_markdown, cells)) + " |")
+            rows.append("| " + " | ".join(map(markdown, cells)) + " |")
     if variants:
         heads = (*table.HEADINGS[:4], "baseline", "variant's time", *table.HEADINGS[5:])
         sides = "| --- | --- | --- | --- | ---: | ---: | ---: | --- | ---: |"
         lines += ["", f"| {' | '.join(heads)} |", sides, *rows]
     told = [
-        f"- {_markdown(group.key)}: {_markdown(line)}" for group in run.groups.values() for line in table.reasons(group)
+        f"- {markdown(group.key)}: {markdown(line)}" for group in run.groups.values() for line in table.reasons(group)
     ]
     if told:
         lines += ["", "### Reasons and notes", "", *told]
@@ -198,10 +199,6 @@ def _stats(data: Sequence[float]) -> dict[str, Any]:
     found |= {"median": median, "iqr": q3 - q1, "q1": q1, "q3": q3, "ld15iqr": data[low], "hd15iqr": data[high - 1]}
     found |= {"ops": size / sum(data), "total": sum(data), "iqr_outliers": out, "stddev_outliers": far}
     return {**found, "outliers": f"{far};{out}"}
-
-
-def _markdown(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
 def _json(value: Any) -> str:

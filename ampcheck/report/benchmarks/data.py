@@ -9,15 +9,15 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from ampcheck.bench.core import statistics
-from ampcheck.bench.core.model import AA, PRECISIONS, VERDICTS, Group
+from ampcheck.bench.core.model import AA, PRECISIONS, Group
 from ampcheck.bench.run import alerts
 from ampcheck.report.benchmarks.history import BenchHistory, RunGroup, SpeedChange, conditions, machine, steps
-from ampcheck.report.conformance.data import Interner, letters
+from ampcheck.report.conformance.data import VERDICTS, Interner, letters
 
 SCALE = 1000
 """Integers are this many times the natural logarithm."""
 
-LETTERS = dict(zip((*VERDICTS, "first"), "sfeauxnb", strict=True))
+LETTERS = {name: verdict.letter for name, verdict in VERDICTS.items()}
 _DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _COLORS = 12
 _GROUP = ("key", "workload", "family", "kind", "device", "compiler", "estimate")

@@ -5,7 +5,6 @@ newest are compared with the two-run test of `ampcheck.bench.core.statistics`, w
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from ampcheck.bench.core.table import INVALID
 from ampcheck.bench.run import alerts, exports
 from ampcheck.bench.run.alerts import Alert, RunFigures
 from ampcheck.bench.run.runfile import SCHEMA, BenchRun, read
-from ampcheck.report.history import grouped, header_of, together
+from ampcheck.report.history import grouped, header_of, names, together
 
 CAP = 400
 """A site holds this many run groups at most."""
@@ -118,12 +117,9 @@ def load(paths: Sequence[Path], cap: int = CAP) -> BenchHistory:
     Raises UsageError for a file that is not a benchmark file or holds what cannot have been measured.
     """
     kept, left_out = grouped(paths, read, _same_run_group, cap)
-    names: Counter[str] = Counter()
     made = []
-    for parts in reversed(kept):
-        started = min(str(part.header.get("started", "")) for part in parts)
-        names[started] += 1
-        name = started if names[started] == 1 else f"{started}~{names[started]}"
+    starts = [min(str(part.header.get("started", "")) for part in parts) for parts in kept]
+    for parts, name in zip(reversed(kept), names(reversed(starts)), strict=True):
         source = {key: run for run in parts for key in run.groups}
         made.append(RunGroup(name, tuple(parts), {key: run.groups[key] for key, run in source.items()}, source))
     return BenchHistory(tuple(reversed(made)), left_out)

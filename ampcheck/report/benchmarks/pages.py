@@ -24,7 +24,7 @@ from ampcheck.report.benchmarks.history import (
     usable,
     valid,
 )
-from ampcheck.report.conformance.data import Status
+from ampcheck.report.conformance.data import VERDICTS
 
 EXPORTS = {
     "bench.csv": ("CSV", exports.as_csv),
@@ -33,20 +33,6 @@ EXPORTS = {
     "bench_smaller_is_better.json": ("github-action-benchmark", exports.smaller_is_better),
 }
 """Files beside the pages, by name; those of one run group that has several files are of its newest."""
-
-_ALL = (
-    Status("slower", "▼", "slower", "The whole interval lies below 1 ± the bound and that of the A/A baseline."),
-    Status("faster", "▲", "faster", "The whole interval lies above 1 ± the bound and that of the A/A baseline."),
-    Status("same", "=", "same", "The whole interval lies where two equal variants may lie."),
-    Status("ambiguous", "?", "ambiguous", "None of these, or the A/A baseline shows as much."),
-    Status("unstable", "~", "unstable", "The spread is too wide to say anything."),
-    Status("invalid", "✗", "invalid", "It was measured, but not in the precision it is named for, or not to its end."),
-    Status("not measured", "∅", "not measured", "It could not be measured; the reason says why."),
-    Status("first", "·", "baseline", "What the other variants of its group are compared with."),
-)
-
-SHOWN = {verdict.name: verdict for verdict in _ALL}
-"""Every verdict of `ampcheck.bench.core.model.VERDICTS`, and "first", by name."""
 
 Row = dict[str, Any]
 
@@ -85,7 +71,7 @@ def results(history: BenchHistory, changed: Sequence[SpeedChange]) -> dict[str, 
         "compare_href": "compare.html#" + urlencode(named),
         "exports": EXPORTS,
         "conditions": [(run.path.name, _said(run.header), exports.incomplete(run)) for run in run_group.runs],
-        "verdicts": SHOWN,
+        "verdicts": VERDICTS,
         "table": table,
         "valid": valid,
         "color": colored,

@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ampcheck.report.history import History, expected, ran, reproduced, virtual
+from ampcheck.report.history import History, expected, names, ran, reproduced, virtual
 from ampcheck.runner.record import RED, Result, Run, causes_of
 from ampcheck.runner.summarize import devices, unfinished
 from ampcheck.spec.case import RULES, Rule, op_token
@@ -47,13 +47,8 @@ class Interner:
 
 
 def run_names(history: History) -> list[str]:
-    """Return a name for each run that addresses can hold and that later sites give it again: when it started."""
-    names: list[str] = []
-    for run in history.runs:
-        started = str(run.header.get("started", ""))
-        same = sum(1 for name in names if name.partition("~")[0] == started)
-        names.append(f"{started}~{same + 1}" if same or not started else started)
-    return names
+    """Return a name for each run, newest first."""
+    return names(str(run.header.get("started", "")) for run in reversed(history.runs))[::-1]
 
 
 def union(history: History) -> list[Result]:
@@ -224,6 +219,8 @@ class Status:
 
 SHOWN = {name: Status(name, **words) for name, words in _WORDS["status"].items()}
 """Every status of `ampcheck.runner.record.STATUSES`, by name, in that order."""
+VERDICTS = {name: Status(name, **words) for name, words in _WORDS["verdict"].items()}
+"""Every verdict of `ampcheck.bench.core.model.VERDICTS`, and "first", by name, in that order."""
 _LETTERS = {status.name: status.letter for status in SHOWN.values()}
 
 
