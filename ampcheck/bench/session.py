@@ -23,7 +23,7 @@ from ampcheck.bench.workloads import catalogue
 from ampcheck.devices import registry
 from ampcheck.devices.base import Device
 from ampcheck.errors import UsageError, unknown
-from ampcheck.runner.record import output_file, versions
+from ampcheck.runner.record import counted, output_file, versions
 
 _CEILING_S = {QUICK.name: (0.5, 20.0), FULL.name: (2.0, 120.0)}
 """Seconds that a device's ceilings are measured for, and at most wait for."""
@@ -181,7 +181,7 @@ def measure(
     if math.isfinite(mode.budget) and chosen.measured:
         expected = expect(chosen.measured, mode, starts, limits)
         count, seconds = sum(map(len, chosen.measured.values())), expected.seconds(chosen.measured)
-        said = f"{count} group{'' if count == 1 else 's'}, about {seconds:.0f} s by a short calibration"
+        said = f"{counted(count, 'group')}, about {seconds:.0f} s by a short calibration"
         if time.monotonic() - began + seconds > mode.budget - RESERVE:
             said += f"; those that do not fit into {mode.budget:.0f} s in all are left out"
         tell(said)

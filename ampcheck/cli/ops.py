@@ -71,13 +71,13 @@ def lists(args: argparse.Namespace) -> int:
     """Print them. Raises UsageError for an unknown list, op, policy or version."""
     import torch  # noqa: PLC0415  # takes long
 
-    from ampcheck.spec.policies import closest, versions  # noqa: PLC0415  # beside what imports torch
+    from ampcheck.spec.policies import KEY_OF, closest, versions  # noqa: PLC0415  # beside what imports torch
     from ampcheck.tools import lists as compared  # noqa: PLC0415  # imports torch
 
     version = args.torch or closest(torch.__version__)
     if version not in versions():
         raise unknown("policy table for torch", version, versions())
-    names = args.backend or sorted(compared.TYPES, key="cuda".__ne__)
+    names = args.backend or sorted(KEY_OF, key="cuda".__ne__)
     found = compared.narrow(compared.load(names, version, args.device_module), args.op, args.policy)
     if args.json:
         differences = [asdict(one) for one in compared.differences(found)]

@@ -24,6 +24,9 @@ TABLES = Path(__file__).parent / "tables"
 KEYS = ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS", "AutocastMTIA", "AutocastMAIA")
 """The dispatch keys PyTorch registers policies for; AutocastPrivateUse1, XLA, HPU and IPU have none."""
 
+KEY_OF = {key.removeprefix("Autocast").lower(): key for key in KEYS}
+"""The same by device type."""
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyRow:

@@ -17,10 +17,9 @@ from ampcheck.errors import UsageError, unknown
 from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.spec.case import RULES
 from ampcheck.spec.casting import POLICIES
-from ampcheck.spec.policies import KEYS, TABLES, rows, table
+from ampcheck.spec.policies import KEY_OF, KEYS, TABLES, rows, table
 from ampcheck.tools.explain import resolve
 
-TYPES = {key.removeprefix("Autocast").lower(): key for key in KEYS}
 _SOURCE = re.compile(r"(.+\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|inc|mm))(?::(\w+))?")
 MEANING = {
     "downcast": "cast to the region's dtype",
@@ -74,12 +73,12 @@ def _load(name: str, version: str, devices: Mapping[str, Device]) -> AutocastLis
             raise UsageError(f"which list of {found[1]} to compare is not clear; it has {there}")
         return AutocastList(name, f"{found[1]}, {key}", lists[key])
     kind, vendors = name.lower().removeprefix("autocast"), _vendors()
-    if kind in TYPES:
-        return AutocastList(kind, f"PyTorch's table of {TYPES[kind]}", dict(table(TYPES[kind], version)))
+    if kind in KEY_OF:
+        return AutocastList(kind, f"PyTorch's table of {KEY_OF[kind]}", dict(table(KEY_OF[kind], version)))
     if name in vendors:
         return vendors[name]
     if name not in devices:
-        raise unknown("autocast list", name, dict.fromkeys([*TYPES, *vendors, *devices, "FILE.cpp"]))
+        raise unknown("autocast list", name, dict.fromkeys([*KEY_OF, *vendors, *devices, "FILE.cpp"]))
     device = devices[name]
     policies = promised(device)
     if device.key in KEYS or unusable(device):
@@ -160,7 +159,7 @@ def text(lists: Sequence[AutocastList], version: str, *, whole: bool) -> Iterato
     if not any(one.policies for one in lists):
         yield "These lists have no policy for it: its tensors are left as given. ampcheck explain says what it does."
         return
-    sources = [f"{one.name} is {one.source}" for one in lists if one.name not in TYPES]
+    sources = [f"{one.name} is {one.source}" for one in lists if one.name not in KEY_OF]
     head = [line for full in (*_counts(lists), *sources) for line in wrap(full, 100, subsequent_indent="  ")]
     yield from (f"Overloads under autocast in torch {version}, compared with {lists[0].name}:", "", *head, "")
     lines = [f"{difference}: {_folded(difference.overloads)}" for difference in differences(lists)]

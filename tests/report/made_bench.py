@@ -8,17 +8,9 @@ from typing import Any
 
 from ampcheck.bench.core.model import Group, Rounds, VariantResult
 from ampcheck.bench.run.runfile import BenchWriter
+from tests.report.made_runs import HEADERS
 
 START = datetime(2026, 11, 20, 3)
-HEADER: dict[str, Any] = {
-    "started": "2026-11-20T03:00:00+00:00",
-    "command": ["ampcheck", "bench"],
-    "mode": "full",
-    "versions": {"torch": "2.13.0", "jax": "0.10.2"},
-    "machine": {"model": "EPYC", "cores": 2, "threads": 1, "isa": "avx512_bf16"},
-    "devices": {"cpu": "EPYC"},
-}
-
 PLAIN: dict[str, float] = {"fp32": 1.0, "fp32-aa": 1.0, "bf16": 3.0, "fp16": 0.5}
 """Variants, and how fast each is beside the first."""
 
@@ -71,7 +63,7 @@ def written(
 ) -> Path:
     """A benchmark file of some groups; with `rounds` None, the rounds that their medians would have had."""
     groups = list(groups)
-    writer = BenchWriter(path, {**HEADER, **header})
+    writer = BenchWriter(path, {**HEADERS["bench"], **header})
     for measured in [r for group in groups for r in rounds_of(group)] if rounds is None else rounds:
         writer.rounds(measured)
     writer.close(groups, {"seconds": 12.5})

@@ -1,24 +1,14 @@
 """Made-up run files to fill a site with."""
 
 import random
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ampcheck.runner.record import Result, RunWriter
 
-CPU = {"name": "cpu", "token": "cpu", "type": "cpu", "key": "AutocastCPU", "has_values": True, "processor": "x86_64"}
-CUDA = {"name": "virtual:cuda", "token": "vcu", "type": "cuda", "key": "AutocastCUDA", "has_values": False}
-HEADER = {
-    "started": "2026-11-20T02:00:00Z",
-    "command": ["pytest", "suites"],
-    "manifest": "abc",
-    "seed": 0,
-    "nightly": False,
-    "versions": {"python": "3.11.7", "torch": "2.13.0+cpu"},
-    "devices": [CPU, CUDA],
-    "absent": {"cuda": "no CUDA device was found"},
-    "machine": {"system": "Linux", "cores": 2},
-}
+HEADERS = tomllib.loads(Path(__file__).with_name("made.toml").read_text(encoding="utf-8"))
 
 
 def make(op: str, status: str = "pass", *, device: str = "cpu", rule: str = "promote", **fields: Any) -> Result:
@@ -30,13 +20,17 @@ def make(op: str, status: str = "pass", *, device: str = "cpu", rule: str = "pro
     return Result(**{**values, "status": status, "seconds": 0.001, **fields})
 
 
-def write(path: Path, results: list[Result], *, footer: bool = True, **header: Any) -> Path:
-    writer = RunWriter(path, {**HEADER, "cases": len(results), **header})
+def write(
+    path: Path, results: list[Result], *, footer: bool = True, closing: Mapping[str, Any] = {}, **header: Any
+) -> Path:
+    """A run file of some results. `closing`: further fields of its footer, where it has one."""
+    writer = RunWriter(path, {**HEADERS["runs"], "cases": len(results), **header})
     for result in results:
         writer.add(result)
-    writer.close({"seconds": 1.5, "stale": []})
-    if not footer:
-        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    if footer:
+        writer.close({"seconds": 1.5, "stale": [], **closing})
+    else:
+        writer.end()
     return path
 
 

@@ -290,9 +290,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     about = {"cause": "fail: no kernel for … (ops.py in run)", "traceback": f"Traceback …\n  {EVIL}", "torch": "x"}
     large = [make(f"op{n}", "fail", message="no kernel", **about) for n in range(3)]
     small = [make("odd", "crash", message=EVIL, cause=f"crash: {EVIL}"), make("fine")]
-    path = write(folder / "r.jsonl", [*small, *large], footer=False)
-    footer = {"kind": "footer", "counts": {}, "stale": [], "reproduced": {large[0].key: "reproduces"}}
-    path.write_text(path.read_text() + json.dumps(footer) + "\n")
+    path = write(folder / "r.jsonl", [*small, *large], closing={"reproduced": {large[0].key: "reproduces"}})
     return build([path], folder / "site").parent
 
 
@@ -329,9 +327,8 @@ def test_what_is_wrong_with_no_case_comes_before_the_devices(tmp_path: Path, bro
     cuda = [make(op, "deviation", device="virtual:cuda", deviation="d") for op in ("mm", "dot")]
     results = [make("mm"), make("exp"), make("dot", "deviation"), make("exp", device="virtual:cuda"), *cuda]
     command = ["ampcheck", "run", "--op", "mm", "--op=dot", "--reports", "out"]
-    path = write(tmp_path / "r.jsonl", results, footer=False, command=command, smoke=True)
-    footer = {"kind": "footer", "counts": {}, "stale": ["d: no case matches 'x'"], "notes": ["failed: preflight"]}
-    path.write_text(path.read_text() + json.dumps(footer) + "\n")
+    closing = {"stale": ["d: no case matches 'x'"], "notes": ["failed: preflight"]}
+    path = write(tmp_path / "r.jsonl", results, closing=closing, command=command, smoke=True)
     browser.open(build([path], tmp_path / "site"))
     assert browser.text(".state.red").startswith(
         "1 thing went wrong outside of the cases; 1 pattern of known deviations without a case. 6 of 6 cases ran. "

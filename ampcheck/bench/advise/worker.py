@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from ampcheck.register.torch_private import OpOverload
 from ampcheck.runner.worker import Channel
 from ampcheck.spec.casting import LOW, is_floating
 from ampcheck.spec.torch_dtypes import name_of
+from ampcheck.tools.lint.record import in_both
 from ampcheck.tools.trace import CastRecord, OpRecord, Trace
 from ampcheck.tools.trace.recorder import signature_of
 from ampcheck.tools.trace.report import recast, totals
@@ -218,13 +218,7 @@ def _lowered(kernels: Sequence[ProfiledKernel], first: Sequence[ProfiledKernel])
     low = lambda kernel: any(name in LOW for name in kernel.given)  # noqa: E731
     ours = [kernel for kernel in kernels if not kernel.cast and not kernel.view]
     theirs = [kernel for kernel in first if not kernel.cast and not kernel.view]
-    matcher = SequenceMatcher(None, [k.name for k in ours], [k.name for k in theirs], autojunk=False)
-    return [
-        theirs[block.b + place]
-        for block in matcher.get_matching_blocks()
-        for place in range(block.size)
-        if low(ours[block.a + place]) and not low(theirs[block.b + place])
-    ]
+    return [b for a, b in in_both(ours, theirs, lambda kernel: kernel.name) if low(a) and not low(b)]
 
 
 def _count(casts: Iterable[CastRecord]) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from ampcheck.bench.run import exports
 from ampcheck.bench.run.runfile import BenchRun, read
 from ampcheck.bench.run.summary import BAND
 from ampcheck.bench.run.variants import NO_PRODUCT
+from ampcheck.runner.record import counted
 
 ROOT = Path(__file__).parents[3]
 PUBLISHED = ROOT / "reports" / "published" / "bench"
@@ -150,8 +151,7 @@ def machines(runs: Sequence[BenchRun]) -> str:
         devices = ", ".join(run.header.get("devices", {}))
         model, cores = machine.get("model", "unknown processor"), machine.get("cores", "?")
         processor = f"{model}, {cores} cores" + (f" with {', '.join(isa)}" if isa else "")
-        threads, mode = run.header.get("threads", 1), run.header.get("mode", "")
-        threads = f"{threads} thread{'' if threads == 1 else 's'}"
+        threads, mode = counted(run.header.get("threads", 1), "thread"), run.header.get("mode", "")
         missing = f"; {note}" if (note := exports.incomplete(run)) else ""
         lines.append(f"- `{run.path.name}`: {devices}; {processor}, {threads}, {what}, {mode}{missing}")
     return "\n".join(lines) + "\n"

@@ -102,19 +102,15 @@ def _resnet_step(
     return _step(name, made, data, data, **more)
 
 
-def _lstm_step(name: str, batch: int, length: int, width: int, hidden: int, classes: int) -> StepWorkload:
-    data, labels = Spec((batch, length, width)), Spec((batch,), torch.int64, high=classes)
-    model = partial(SequenceClassifier, width, hidden, classes)
-    return _step(name, model, data, labels, loss=F.cross_entropy, fp16_on_cpu=True)
-
-
+_LSTM = partial(SequenceClassifier, width=64, hidden=128, classes=10)
+_LSTM_DATA, _LSTM_LABELS = Spec((16, 16, 64)), Spec((16,), torch.int64, high=10)
 _PLAIN: Sequence[StepWorkload] = (
     _mlp_step("mlp-step", 128, 512, 4, quick=True),
     _mlp_step("tiny-mlp-step", 16, 32, 3, quick=True, fp16_on_cpu=True),
     _transformer_step("transformer-step", 4, 64, 128, 4, quick=True),
     _resnet_step("resnet-step", 8, 32, 28),
     _resnet_step("resnet-step-nhwc", 8, 32, 28, channels_last=True),
-    _lstm_step("lstm-step", 16, 16, 64, 128, 10),
+    _step("lstm-step", _LSTM, _LSTM_DATA, _LSTM_LABELS, loss=F.cross_entropy, fp16_on_cpu=True),
 )
 _SCALED = ("mlp-step", "tiny-mlp-step", "transformer-step", "resnet-step", "lstm-step")
 _OVERFLOWING = ("mlp-step", "tiny-mlp-step")

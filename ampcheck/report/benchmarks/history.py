@@ -18,7 +18,9 @@ from ampcheck.bench.core.table import INVALID
 from ampcheck.bench.run import alerts, exports
 from ampcheck.bench.run.alerts import Alert, RunFigures
 from ampcheck.bench.run.runfile import SCHEMA, BenchRun, read
+from ampcheck.report.conformance.data import WORDS
 from ampcheck.report.history import grouped, header_of, names, together
+from ampcheck.runner.record import counted
 
 CAP = 400
 """A site holds this many run groups at most."""
@@ -148,16 +150,7 @@ def _same_run_group(parts: Sequence[BenchRun], run: BenchRun) -> bool:
 
 # ---- what changed between two run groups, series by series
 
-KINDS = {
-    "flipped": "another verdict beside its baseline",
-    "lost": "valid before, not valid now",
-    "slower": "takes longer than before",
-    "gone": "only in the earlier run",
-    "new": "only in the later run",
-    "regained": "not valid before, valid now",
-    "faster": "takes less time than before",
-    "rest": "no change was found",
-}
+KINDS: dict[str, str] = WORDS["change"]
 """The groups that changes are sorted into, in the order they are shown."""
 
 _DECIDED = ("slower", "same", "faster")
@@ -302,7 +295,7 @@ def machine(header: Mapping[str, Any], device: str) -> str:
     model = about.get("model", "") if isinstance(about, dict) else str(about)
     threads = header.get("threads", found.get("threads", ""))
     parts = [str(found.get("model", "unnamed")), f"{found['cores']} cores" if "cores" in found else ""]
-    parts += [f"{threads} thread{'' if threads == 1 else 's'}"] if threads else []
+    parts += [counted(threads, "thread")] if threads else []
     parts += [model] if model != found.get("model") else []
     return ", ".join(part for part in parts if part) + f" ({header.get('identity') or identity(found)})"
 

@@ -22,13 +22,12 @@ COLUMNS = ("suite", "rule", "op", "sample", "inputs", "amp", "device", "compiler
 OP_RULES = ("downcast", "upcast", "optdtype", "append", "promote", "banned", "drift", "fallthrough")
 """The rules about single ops, each with a line of its own."""
 
-_WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
-AREAS = {name: str(row["sentence"]) for name, row in _WORDS["area"].items()}
+WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+"""How the pages show statuses, verdicts, changes and areas of rules."""
+AREAS = {name: str(row["sentence"]) for name, row in WORDS["area"].items()}
 """The other rules by what they are about, in the order of the first page's grid."""
-_AREA_OF_SUITE: dict[str, str] = {
-    suite: name for name, row in _WORDS["area"].items() for suite in row.get("suites", ())
-}
-_AREA_OF_RULE: dict[str, str] = {rule: name for name, row in _WORDS["area"].items() for rule in row.get("rules", ())}
+_AREA_OF_SUITE: dict[str, str] = {suite: name for name, row in WORDS["area"].items() for suite in row.get("suites", ())}
+_AREA_OF_RULE: dict[str, str] = {rule: name for name, row in WORDS["area"].items() for rule in row.get("rules", ())}
 
 
 class Interner:
@@ -217,9 +216,9 @@ class Status:
         return self.name.replace(" ", "-")
 
 
-SHOWN = {name: Status(name, **words) for name, words in _WORDS["status"].items()}
+SHOWN = {name: Status(name, **words) for name, words in WORDS["status"].items()}
 """Every status of `ampcheck.runner.record.STATUSES`, by name, in that order."""
-VERDICTS = {name: Status(name, **words) for name, words in _WORDS["verdict"].items()}
+VERDICTS = {name: Status(name, **words) for name, words in WORDS["verdict"].items()}
 """Every verdict of `ampcheck.bench.core.model.VERDICTS`, and "first", by name, in that order."""
 _LETTERS = {status.name: status.letter for status in SHOWN.values()}
 

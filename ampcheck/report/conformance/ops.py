@@ -23,11 +23,10 @@ from ampcheck.report.history import History, torch_release
 from ampcheck.runner.record import Result
 from ampcheck.runner.summarize import devices
 from ampcheck.spec.case import RULES
-from ampcheck.spec.policies import KEYS, closest, table, versions
+from ampcheck.spec.policies import KEY_OF, KEYS, closest, table, versions
 from ampcheck.tools.explain import Effect, effects, spellings, without_policy
 from ampcheck.tools.lists import MEANING
 
-_TYPES = {key: key.removeprefix("Autocast").lower() for key in KEYS}
 _SHORT = "torch.nn.functional."
 
 
@@ -38,14 +37,14 @@ def ops(history: History | None) -> dict[str, object]:
     """
     release = torch_release(history.newest) if history else ""
     version = closest(release or torch.__version__)
-    by_key = {device.key: device for device in known().values() if device.key in _TYPES}
+    by_key = {device.key: device for device in known().values() if device.key in KEYS}
     other = next(device for device in by_key.values() if device.type != "cpu")
-    columns = {kind: (table(key, version), by_key.get(key, other)) for key, kind in _TYPES.items()}
+    columns = {kind: (table(key, version), by_key.get(key, other)) for kind, key in KEY_OF.items()}
     for name in devices(history.newest) if history else ():
         device = known().get(name)  # one of a module that is not loaded here says nothing of its policies
-        if device is not None and device.key not in _TYPES:
+        if device is not None and device.key not in KEYS:
             columns[name] = (device.policies(), device)
-    older = {v: {kind: table(key, v) for key, kind in _TYPES.items()} for v in versions()}
+    older = {v: {kind: table(key, v) for kind, key in KEY_OF.items()} for v in versions()}
     hits = _hits(history)
     rows = sorted({op for policies, _ in columns.values() for op in policies}, key=lambda op: (op.lstrip("_"), op))
     named = spellings()

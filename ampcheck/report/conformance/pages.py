@@ -14,7 +14,7 @@ from ampcheck.report.conformance.data import AREAS, OP_RULES, SHOWN, Status, are
 from ampcheck.report.history import History, expected, ran, reproduced, stale, virtual
 from ampcheck.runner import summarize as comparing
 from ampcheck.runner.deviations import Deviation
-from ampcheck.runner.record import Cause, Result, Run, first_line, grouped
+from ampcheck.runner.record import Cause, Result, Run, counted, first_line, grouped
 from ampcheck.spec.case import RULES
 from ampcheck.tools.user_program import drawn
 
@@ -343,7 +343,7 @@ def _on(run: Run) -> str:
     unreal = virtual(run)
     names = [name for name in comparing.devices(run) if name not in unreal]
     if unreal:
-        names.append(f"{len(unreal)} virtual device{'' if len(unreal) == 1 else 's'}")
+        names.append(counted(len(unreal), "virtual device"))
     return ", ".join(names) or "no device"
 
 

@@ -7,7 +7,6 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from difflib import SequenceMatcher
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
@@ -20,9 +19,9 @@ from ampcheck.compilers.kinds import COMPILERS, quiet
 from ampcheck.errors import UsageError
 from ampcheck.observe.recorder import tensors
 from ampcheck.spec.torch_dtypes import name_of
-from ampcheck.tools.lint.names import Function, LintedRegion, Names, With, region
+from ampcheck.tools.lint.names import Function, LintedRegion, Names, With, last_line, region
 from ampcheck.tools.lint.program import LintedProgram, decorators
-from ampcheck.tools.lint.record import Place, Program, RecordedKernel, RecordedRun, as_python, record, same_values
+from ampcheck.tools.lint.record import Place, Program, RecordedRun, as_python, in_both, record, same_values
 from ampcheck.tools.lint.rules import LINTED, RULES, Diagnostic, broken, place
 from ampcheck.tools.lint.static import visited
 
@@ -157,7 +156,8 @@ def _differences(
             place = of_error(got.error) if got.error is not None else None
             yield _report(_lines(place, eager), compiler, "raises", what, _said(want.error), _said(got.error))
         return
-    kernels = list(_kernels(got.kernels, want.kernels))
+    both = in_both(want.kernels, got.kernels, lambda kernel: kernel.op)
+    kernels = [(wanted, received) for wanted, received in both if wanted.dtypes != received.dtypes]
     for wanted, received in kernels:
         known = stands.get(wanted.op, [])
         number = sum(kernel.op == wanted.op for kernel in want.kernels[: want.kernels.index(wanted)])
@@ -179,15 +179,6 @@ def _differences(
         yield _report(end, compiler, "result", what, f"returns {want.others}", f"returns {got.others}")
     if want.state != got.state:
         yield _report(end, compiler, "state-after", what, f"leaves {_state(want)}", f"leaves {_state(got)}")
-
-
-def _kernels(got: list[RecordedKernel], want: list[RecordedKernel]) -> Iterator[tuple[RecordedKernel, RecordedKernel]]:
-    """Yield the kernels that ran in both runs, where they received different dtypes; eager's first."""
-    matcher = SequenceMatcher(None, [k.op for k in want], [k.op for k in got], autojunk=False)
-    for start, other, size in matcher.get_matching_blocks():
-        for wanted, received in zip(want[start : start + size], got[other : other + size], strict=True):
-            if wanted.dtypes != received.dtypes:
-                yield wanted, received
 
 
 def _plain(value: object) -> object:
@@ -308,18 +299,14 @@ def function_at(file: str, line: int) -> tuple[LintedProgram, Function] | None:
     """Return a source file as the static linter sees it, and its innermost function around a line; None for none."""
     program = parsed(file)
     functions = (node for node in ast.walk(program.names.tree) if isinstance(node, Function)) if program else ()
-    around = [one for one in functions if min(x.lineno for x in (one, *one.decorator_list)) <= line <= _last(one)]
+    around = [one for one in functions if min(x.lineno for x in (one, *one.decorator_list)) <= line <= last_line(one)]
     return (program, max(around, key=lambda node: node.lineno)) if program and around else None
-
-
-def _last(node: ast.stmt) -> int:
-    return node.end_lineno or node.lineno
 
 
 def _around(function: Function, line: int) -> list[ast.expr]:
     """Return the expressions that with statements around a line enter, the innermost first."""
     blocks = (node for node in ast.walk(function) if isinstance(node, With))
-    inside = (node for node in blocks if node.body[0].lineno <= line <= _last(node))
+    inside = (node for node in blocks if node.body[0].lineno <= line <= last_line(node))
     return sorted((item.context_expr for node in inside for item in node.items), key=lambda entered: -entered.lineno)
 
 

@@ -191,6 +191,11 @@ class Names:
         return next(filter(None, imported), "")
 
 
+def last_line(node: ast.stmt) -> int:
+    """Return the line that a statement ends in."""
+    return node.end_lineno or node.lineno
+
+
 def own(function: Function) -> Iterator[ast.AST]:
     """Yield the nodes of a function's body that run when it is called, those of functions it defines left out."""
     waiting: list[ast.AST] = list(function.body)

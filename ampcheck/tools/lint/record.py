@@ -7,7 +7,8 @@ program of a red case prints them.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from difflib import SequenceMatcher
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -18,6 +19,7 @@ from ampcheck.register.torch_private import OpOverload
 from ampcheck.spec.torch_dtypes import name_of
 
 Program: TypeAlias = Callable[..., object]
+Ran = TypeVar("Ran")
 Place: TypeAlias = tuple[str, int]
 """A file and a line."""
 State: TypeAlias = tuple[bool, torch.dtype, bool, int]
@@ -64,6 +66,13 @@ def kernel_log(kernels: list[RecordedKernel], lines: Callable[[], tuple[Place, .
         return func(*args, **kwargs)
 
     return Recorder(run)
+
+
+def in_both(one: Sequence[Ran], other: Sequence[Ran], name: Callable[[Ran], str]) -> Iterator[tuple[Ran, Ran]]:
+    """Yield the kernels that ran in both of two runs, matched in their order by name."""
+    matcher = SequenceMatcher(None, [*map(name, one)], [*map(name, other)], autojunk=False)
+    for start, place, size in matcher.get_matching_blocks():
+        yield from zip(one[start : start + size], other[place : place + size], strict=True)
 
 
 def state(device: str) -> State:

@@ -17,6 +17,7 @@ from ampcheck.errors import UsageError
 from ampcheck.observe.closeness import relative_error
 from ampcheck.runner.record import first_line
 from ampcheck.tools import user_program
+from ampcheck.tools.lint.names import last_line
 from ampcheck.tools.precision.runs import Figures, Pair, Program, checked, least
 
 _SCREEN = 22
@@ -141,18 +142,14 @@ def _line(unit: str, tensors: Collection[str], device: str) -> PastedCode:
     file, _, number = unit.rpartition(":")
     line = int(number)
     source = Path(file).read_text(encoding="utf-8")
-    found = [x for x in ast.walk(ast.parse(source)) if isinstance(x, ast.stmt) and x.lineno <= line <= _end(x)]
+    found = [x for x in ast.walk(ast.parse(source)) if isinstance(x, ast.stmt) and x.lineno <= line <= last_line(x)]
     statement = max(found, key=lambda x: x.lineno)
     margin = " " * statement.col_offset
     if hasattr(statement, "body"):  # its head alone would have to be in float32
         return PastedCode(f"{margin}# in float32: {source.splitlines()[line - 1].strip()}", file, line, line - 1)
     code = ast.unparse(_Widened(tensors).visit(statement))
     text = f'with torch.autocast("{device}", enabled=False):\n{indent(code, "    ")}'
-    return PastedCode(indent(text, margin), file, statement.lineno, _end(statement))
-
-
-def _end(node: ast.stmt) -> int:
-    return node.end_lineno or node.lineno
+    return PastedCode(indent(text, margin), file, statement.lineno, last_line(statement))
 
 
 class _Widened(ast.NodeTransformer):

@@ -19,7 +19,7 @@ from ampcheck.observe import recorder
 from ampcheck.observe.dispatcher import UNKNOWN
 from ampcheck.observe.torch_private import OpOverloadPacket
 from ampcheck.register.torch_private import OpOverload, backend_name
-from ampcheck.spec.policies import KEYS, closest, table
+from ampcheck.spec.policies import KEY_OF, KEYS, closest, table
 from ampcheck.spec.torch_dtypes import name_of
 from ampcheck.spec.torch_private import registrations
 from ampcheck.tools.torch_private import FUNCTION_BACKWARD, MODULE_CALL, RUN_BACKWARD, resolve
@@ -141,8 +141,6 @@ def described(tensor: torch.Tensor) -> str:
 
 # ---- the overload of a public call, and its policy under a device type's dispatch key
 
-_KEY_OF = {key.removeprefix("Autocast").lower(): key for key in KEYS}
-
 # The operators' methods whose name is not the op's between underscores.
 _OPERATORS = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "invert": "bitwise_not"}
 _OPERATORS["getitem"] = "index"
@@ -180,7 +178,7 @@ def key_of(device_type: str) -> str:
     """Return the autocast dispatch key of a device type. The name of a third-party backend means PrivateUse1."""
     if device_type == backend_name():
         return "AutocastPrivateUse1"
-    return _KEY_OF.get(device_type, f"Autocast{device_type.upper()}")
+    return KEY_OF.get(device_type, f"Autocast{device_type.upper()}")
 
 
 @cache
