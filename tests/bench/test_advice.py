@@ -4,7 +4,7 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,19 +30,14 @@ STEPS = PROGRAMS["advice-steps"]
 
 
 @pytest.fixture
-def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of scripts, the current one; what is imported from it is forgotten afterwards."""
-    (tmp_path / "steps.py").write_text(STEPS)
-    (tmp_path / "two.py").write_text(STEPS + "@ampcheck.step\ndef other(): pass\nalias = other\n")
-    (tmp_path / "unmarked.py").write_text("answer = 42\n")
-    (tmp_path / "broken.py").write_text("1 / 0\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
+def scripts(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of scripts and device modules, the current one."""
+    monkeypatch.syspath_prepend(here)
+    (here / "steps.py").write_text(STEPS)
+    (here / "two.py").write_text(STEPS + "@ampcheck.step\ndef other(): pass\nalias = other\n")
+    (here / "unmarked.py").write_text("answer = 42\n")
+    (here / "broken.py").write_text("1 / 0\n")
+    return here
 
 
 # ---- a step is found, checked, and made ready in a variant

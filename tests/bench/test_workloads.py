@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcheck.bench.core.model import PRECISIONS, OpWorkload, OverheadWorkload, Spec, StepWorkload, Workload
 from ampcheck.bench.core.prepare import flops, make_inputs, make_module, moved, prepare, reference
@@ -20,7 +19,7 @@ from ampcheck.devices.cpu import Cpu
 from ampcheck.devices.cuda import Cuda
 from ampcheck.errors import UsageError
 from ampcheck.observe.closeness import relative_error
-from ampcheck.observe.recorder import observe
+from ampcheck.observe.recorder import Recorder, observe
 from tests.cli_support import run
 
 ALL = catalogue()
@@ -140,16 +139,15 @@ OVERHEAD = {name: w for name, w in ALL.items() if isinstance(w, OverheadWorkload
 def casts(call: Callable[[], Any]) -> int:
     """Count the casts of tensors to bfloat16 in a call."""
 
-    class Counting(TorchDispatchMode):
-        count = 0
+    found: list[bool] = []
 
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.count += func is torch.ops.aten._to_copy.default and (kwargs or {}).get("dtype") is BF16
-            return func(*args, **(kwargs or {}))
+    def note(func: Any, args: Any, kwargs: Any) -> Any:
+        found.append(func is torch.ops.aten._to_copy.default and kwargs.get("dtype") is BF16)
+        return func(*args, **kwargs)
 
-    with Counting() as mode:
+    with Recorder(note):
         call()
-    return mode.count
+    return sum(found)
 
 
 @pytest.mark.parametrize(

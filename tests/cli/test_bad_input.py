@@ -72,14 +72,12 @@ REFUSED |= {f"{command} file/out.json": " cannot be written: Not a directory" fo
 
 @pytest.mark.parametrize("command", REFUSED)
 def test_bad_input_is_refused_in_a_sentence_before_all(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     for name, text in FILES.items():
         Path(name).write_bytes(text)
     assert REFUSED[command] in refused(capsys, *command.split())
-    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__", ".benchmarks"} == {*FILES}
+    assert {path.name for path in here.iterdir()} - {"__pycache__", ".benchmarks"} == {*FILES}
 
 
 # ---- files that are written

@@ -26,23 +26,23 @@ FEW = ("--device=emulated:cuda", "--phase=suites", "--out=here")
 
 @emulated
 @pytest.mark.nightly
-def test_the_suites_go_on_after_a_kill_and_after_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    work = tmp_path / "here" / "work"
+def test_the_suites_go_on_after_a_kill_and_after_their_time(here: Path) -> None:
+    out = here / "here"
+    work = out / "work"
 
     def some(number: int) -> int:
         paths = list(work.glob(f"suites-{number}.jsonl"))
         return len(read(paths[0]).results) if paths and paths[0].stat().st_size else 0
 
-    interrupted(tmp_path, "gpu", *FEW, when=lambda: some(1) > 100, by=signal.SIGKILL)
+    interrupted(here, "gpu", *FEW, when=lambda: some(1) > 100, by=signal.SIGKILL)
     first = some(1)
-    monkeypatch.chdir(tmp_path)
     began = time.monotonic()
     assert main(["gpu", *FEW, "--limit=60"]) == 1
     assert time.monotonic() - began < 120
     assert some(2) > first > 100
-    kept = read(tmp_path / "here" / "suites.jsonl")
+    kept = read(out / "suites.jsonl")
     assert (len(kept.results), kept.footer) == (some(2), None)
-    text, well = gpu.summary(tmp_path / "here")
+    text, well = gpu.summary(out)
     assert f"{kept.header['cases'] - some(2)} cases did not run (" in text
     assert not well
 

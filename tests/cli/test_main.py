@@ -93,10 +93,8 @@ def test_devices_shows_every_device(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"  {len(device.policies())}  " in rows[name]
 
 
-def test_devices_of_others(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "third_party_device.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path.copy())
+def test_devices_of_others(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "third_party_device.py").write_text(MODULE)
     assert "\nswapped " in printed(capsys, "devices", "--device-module=third_party_device")
 
 

@@ -26,11 +26,8 @@ def losses(path: Path, keep: tuple[str, ...] | None = ()) -> runs.Figures:
 
 
 @pytest.mark.parametrize("name", LOSSY)
-def test_the_op_that_loses_is_found_and_the_code_to_paste_mends_it(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / f"{name}.py"
+def test_the_op_that_loses_is_found_and_the_code_to_paste_mends_it(name: str, here: Path) -> None:
+    path = here / f"{name}.py"
     source = LOSSY[name]["program"].splitlines()
     path.write_text("\n".join(source), encoding="utf-8")
     marked = next(number for number, line in enumerate(source, 1) if "# loses" in line)

@@ -55,12 +55,10 @@ def test_the_figures_of_the_page_are_of_these_programs() -> None:
 @pytest.mark.parametrize("program", WHOLE, ids=lambda program: program.name)
 @pytest.mark.filterwarnings("ignore")
 def test_the_first_screen_holds_the_answer(
-    program: Program, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    program: Program, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr("sys.argv", [])
-    monkeypatch.setattr("sys.path", [*sys.path])
-    file = tmp_path / f"{program.name}.py"
+    file = here / f"{program.name}.py"
     file.write_text(program.text, encoding="utf-8")
     for command, how in (("lint", "static"), ("doctor", "dynamic")):
         lines = printed(capsys, command, str(file), code=1).splitlines()
@@ -119,26 +117,19 @@ def test_results_are_those_without_it() -> None:
 
 
 @pytest.mark.parametrize(("body", "code"), [("", 0), ("raise RuntimeError('mine')", 1), ("raise SystemExit(7)", 7)])
-def test_command(
-    body: str, code: int, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = tmp_path / "train.py"
+def test_command(body: str, code: int, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = here / "train.py"
     script.write_text(f"import torch\n{body}\n")
-    monkeypatch.setattr("sys.argv", [])
-    monkeypatch.setattr("sys.path", [])
-    assert main(["doctor", "--json", str(tmp_path / "found.json"), str(script)]) == code
+    assert main(["doctor", "--json", "found.json", str(script)]) == code
     out, err = capsys.readouterr()
     assert "Nothing is wrong" in out
-    assert json.loads((tmp_path / "found.json").read_text())["findings"] == []
-    assert "ampcheck" not in err.replace(str(tmp_path), "")
+    assert json.loads((here / "found.json").read_text())["findings"] == []
+    assert "ampcheck" not in err.replace(str(here), "")
     assert ("RuntimeError: mine" in err) == (code == 1)
 
 
-def test_the_command_ends_after_the_steps_asked_for(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "for_ever.py").write_text(FOR_EVER)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_the_command_ends_after_the_steps_asked_for(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "for_ever.py").write_text(FOR_EVER)
     assert "AMP005 backward-in-region, " in printed(capsys, "doctor", "--steps", "2", "for_ever:mistaken", code=1)
     assert "Watched 3 steps" in printed(capsys, "doctor", "--steps", "3", "for_ever:train")
 

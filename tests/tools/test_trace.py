@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -361,12 +360,10 @@ def test_table_sorts_limits_and_refuses() -> None:
 
 @pytest.mark.parametrize("name", ["gan", "lora", "vision"])
 def test_the_first_screen_answers(
-    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs = tomllib.loads(Path(__file__).with_name("programs_with_mistakes.toml").read_text(encoding="utf-8"))
-    (tmp_path / f"{name}.py").write_text(programs[name]["program"], encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    (here / f"{name}.py").write_text(programs[name]["program"], encoding="utf-8")
     monkeypatch.setenv("COLUMNS", "100")
     assert main.main(["trace", f"{name}.py"]) in (0, 1)  # one of them raises at its end
     lines = capsys.readouterr().out.splitlines()
@@ -402,13 +399,8 @@ PROGRAM = tomllib.loads(Path(__file__).with_name("programs.toml").read_text(enco
 
 
 @pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "program", raising=False)
-    (tmp_path / "broken.py").write_text("1 / 0\n")
-    path = tmp_path / "program.py"
+def script(here: Path) -> Path:
+    path = here / "program.py"
     path.write_text(PROGRAM.replace("{end}", "pass"))
     return path
 
