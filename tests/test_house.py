@@ -31,7 +31,7 @@ ANY = {
 """How often a thousand lines of a room may say `Any`: what they do now, and in the end 15."""
 LEAST = 15
 
-OLD_WORD = {"bench/run/runfile.py", "cli/common.py", "devices/base.py", "runner/record.py", "runner/run.py"}
+OLD_WORD = {"bench/run/runfile.py", "devices/base.py", "runner/record.py", "runner/run.py"}
 """The files that read old options, attributes and run files, where a compiler is called an executor."""
 
 

@@ -4,28 +4,16 @@ import argparse
 import json
 import subprocess
 import sys
-from pathlib import Path
 
-from ampcheck.cli.common import INTERRUPTED, Subparsers, add_compiler, add_device, add_device_module, tell
+from ampcheck.cli.common import INTERRUPTED, Subparsers, declare, tell
 from ampcheck.cli.progress import Progress
-from ampcheck.runner.record import output_file
 
 
 def add(commands: Subparsers) -> None:
-    """Declare the command."""
-    parser = commands.add_parser("bench", help="time float32 and the lower precisions side by side")
-    add_device(parser, "a device, by default every one with values; tpu-v5e, cuda-h100 and their like are estimates")
-    option = parser.add_argument
-    option("--quick", action="store_true", help="one process and five rounds of a few workloads, within three minutes")
-    option("--filter", action="append", default=[], metavar="PATTERN", help="workloads of these names; again for more")
-    add_compiler(parser, "eager, graph, compile or jit; again for more")
-    option("--threads", type=int, default=1, metavar="N", help="threads of each library; default: 1")
-    option("--reports", type=Path, default=Path("reports"), metavar="FOLDER", help="where files go; default: reports")
-    option("--run-file", type=Path, metavar="FILE", help="the file; by default REPORTS/bench/TIME.jsonl")
-    option("--resume", type=Path, metavar="FILE", help="go on with an interrupted run, whose groups the new file has")
-    option("--list", action="store_true", help="show the groups and measure none")
-    parser.set_defaults(run=run)
-    _add_actions(parser.add_subparsers(metavar="ACTION"))
+    """Declare the command and its actions."""
+    actions = declare(commands, "bench", run).add_subparsers(metavar="ACTION")
+    for name, action in (("verify", verify), ("export", export), ("advise", advise)):
+        declare(actions, f"bench {name}", action)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,32 +49,6 @@ def run(args: argparse.Namespace) -> int:
     return INTERRUPTED if outcome.interrupted else int(not outcome.counts)
 
 
-FORMATS = ("markdown", "csv", "pytest-benchmark", "smaller-is-better")
-
-
-def _add_actions(actions: Subparsers) -> None:
-    parser = actions.add_parser("verify", help="measure the measuring: the same variant twice, a ratio by another tool")
-    parser.set_defaults(run=verify)
-    parser = actions.add_parser("export", help="print a benchmark file in another format")
-    parser.add_argument("file", type=Path, metavar="FILE")
-    parser.add_argument("--format", choices=FORMATS, default="markdown")
-    parser.set_defaults(run=export)
-    parser = actions.add_parser("advise", help="time a step of your own in each variant and say what pays")
-    what = "MODULE:FUNCTION | FILE.py:FUNCTION | FILE.py"
-    option = parser.add_argument
-    option(
-        "step", metavar=what, help="a function that returns (model, inputs, loss); of a file, the one that is marked"
-    )
-    option("--device", default="cpu", metavar="NAME", help="default: cpu")
-    add_compiler(parser, "compile or jit, beside eager; again for both")
-    option("--quick", action="store_true", help="one process and five rounds")
-    option("--threads", type=int, default=1, metavar="N", help="threads of each library; default: 1")
-    option("--trace", type=output_file, metavar="FILE", help="write the trace there as JSON")
-    option("--json", type=output_file, metavar="FILE", help="write everything that was found there as JSON")
-    add_device_module(parser)
-    parser.set_defaults(run=advise)
-
-
 def verify(args: argparse.Namespace) -> int:
     """Run `ampcheck.bench.run.verify` with one thread. Returns 0 where every promise holds, else 1."""
     from ampcheck.bench.run.measure import environment  # noqa: PLC0415  # imports torch
@@ -100,8 +62,13 @@ def export(args: argparse.Namespace) -> int:
     from ampcheck.bench.run import exports  # noqa: PLC0415  # imports torch
     from ampcheck.bench.run.runfile import read  # noqa: PLC0415  # imports torch
 
-    writers = (exports.as_markdown, exports.as_csv, exports.pytest_benchmark_json, exports.smaller_is_better)
-    print(writers[FORMATS.index(args.format)](read(args.file)))
+    writers = {
+        "markdown": exports.as_markdown,
+        "csv": exports.as_csv,
+        "pytest-benchmark": exports.pytest_benchmark_json,
+        "smaller-is-better": exports.smaller_is_better,
+    }
+    print(writers[args.format](read(args.file)))
     return 0
 
 

@@ -1,18 +1,20 @@
-"""Options that several commands share."""
+"""Declare commands and their options, which are in `commands.toml`; remember answers; tell how far a command is."""
 
 import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from hashlib import sha256
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from ampcheck.runner.record import versions
+from ampcheck.runner.record import output_file, versions
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it: 128 and the number of the signal."""
@@ -20,24 +22,42 @@ INTERRUPTED = 130
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-def add_device(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add `--device` and `--device-module`."""
-    parser.add_argument("--device", action="append", default=[], metavar="NAME", help=f"{what}; again for more")
-    add_device_module(parser)
+Run: TypeAlias = Callable[[argparse.Namespace], int]
+"""What a command does: it returns the exit code."""
+
+_COMMANDS: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("commands.toml").read_text(encoding="utf-8")
+)
 
 
-def add_device_module(parser: argparse.ArgumentParser) -> None:
-    """Add `--device-module`."""
-    parser.add_argument(
-        "--device-module", action="append", default=[], metavar="MODULE", help="a module that defines DEVICES"
-    )
+def declare(
+    commands: Subparsers, name: str, run: Run | None = None, *more: Mapping[str, Mapping[str, Any]]
+) -> argparse.ArgumentParser:
+    """Declare a command, or an action of one as "COMMAND ACTION".
+
+    `run`: what it does; None for one that has actions alone. `more`: options that come before its own.
+    """
+    about = _COMMANDS[name]
+    parser = commands.add_parser(name.rpartition(" ")[2], help=about["help"], description=about.get("description"))
+    exclusive = about.get("exclusive", ())
+    group = parser.add_mutually_exclusive_group() if exclusive else parser
+    own = {option: _read(option, words) for option, words in about.get("options", {}).items()}
+    for options in (*more, own):
+        for option, words in options.items():
+            (group if option in exclusive else parser).add_argument(option, **words)
+    if run is not None:
+        parser.set_defaults(run=run)
+    return parser
 
 
-def add_compiler(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add `--compiler`, and its old name `--executor`, which no help lists."""
-    add = parser.add_argument
-    add("--compiler", action="append", default=[], metavar="NAME", help=what)
-    add("--executor", action="append", dest="compiler", help=argparse.SUPPRESS)
+def _read(option: str, words: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an option of the table as argparse takes it."""
+    found = deepcopy({**_COMMANDS["shared"].get(option, {}), **words})
+    if "type" in found:
+        found["type"] = _TYPES[found["type"]]
+    if found.pop("hidden", False):
+        found["help"] = argparse.SUPPRESS
+    return found
 
 
 _ANSWERS = 1000
@@ -94,3 +114,27 @@ def seconds(text: str) -> float:
     if not value > 0:
         raise ValueError
     return value
+
+
+def count(text: str) -> int:
+    """Return a number of things, one or more. Raises ValueError for anything else."""
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def processes(text: str) -> int:
+    """Return a number of processes, 0 for "auto". Raises ValueError for anything else."""
+    return 0 if text == "auto" else count(text)
+
+
+_TYPES: dict[str, Callable[[str], Any]] = {
+    "int": int,
+    "count": count,
+    "processes": processes,
+    "seconds": seconds,
+    "path": Path,
+    "output file": output_file,
+}
+"""What an option's text becomes, by the words of `commands.toml`."""

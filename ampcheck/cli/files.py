@@ -2,21 +2,11 @@
 
 import argparse
 import os
-from pathlib import Path
 
-from ampcheck.cli.common import Subparsers
+from ampcheck.cli.common import Subparsers, declare
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import output_file, print_or_write, read
 from ampcheck.runner.summarize import compare, merge
-
-
-def add_compare(commands: Subparsers) -> None:
-    """Declare the command."""
-    parser = commands.add_parser("compare", help="show what changed between two runs; exit code 1 where one regressed")
-    parser.add_argument("a", type=Path, metavar="A", help="the earlier run file")
-    parser.add_argument("b", type=Path, metavar="B", help="the later run file")
-    parser.add_argument("--format", choices=("text", "markdown", "json"), default="text")
-    parser.set_defaults(run=run_compare)
 
 
 def run_compare(args: argparse.Namespace) -> int:
@@ -36,16 +26,6 @@ FOLDERS = ("runs", "published", "bench", "published/bench")
 """Where files lie below the folder of reports: those of conformance, then those of benchmarks."""
 FIGURES = ("coverage.json", "power.json", "power-own.json")
 """What `ampcheck coverage`, `power` and `power --own` wrote with `--json`, in that folder or below `published`."""
-
-
-def add_report(commands: Subparsers) -> None:
-    """Declare the command."""
-    parser = commands.add_parser("report", help="build the site of some run files and benchmark files")
-    what = "run files and benchmark files; all under REPORTS by default"
-    parser.add_argument("runs", nargs="*", type=Path, metavar="FILE", help=what)
-    parser.add_argument("--reports", type=Path, default=Path("reports"), metavar="FOLDER", help="default: reports")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the site goes; by default REPORTS/site")
-    parser.set_defaults(run=run_report)
 
 
 def run_report(args: argparse.Namespace) -> int:
@@ -74,24 +54,12 @@ def run_report(args: argparse.Namespace) -> int:
 def add_deviations(commands: Subparsers) -> None:
     """Declare the command."""
     for parser in (
-        commands.add_parser("deviations", help="write deviations for a device that fails some cases"),
+        declare(commands, "deviations"),
         commands.add_parser("waivers"),  # its name until 0.2, which no help lists
     ):
-        _add_actions(parser)
-
-
-def _add_actions(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(metavar="ACTION", required=True)
-    suggest = actions.add_parser("suggest", help="print entries for the failing cases of a run, one a cause")
-    suggest.add_argument("run_file", type=Path, metavar="RUN", help="a run file")
-    suggest.add_argument("--device", action="append", default=[], metavar="NAME", help="of this device alone")
-    suggest.add_argument("--all", action="store_true", help="print every entry and glob, however many")
-    suggest.set_defaults(run=run_suggest)
-    baseline = actions.add_parser("baseline", help="write down the red cases of a run, for ampcheck run --baseline")
-    baseline.add_argument("run_files", nargs="+", type=Path, metavar="RUN", help="a run file; again for more shards")
-    baseline.add_argument("--device", action="append", default=[], metavar="NAME", help="of this device alone")
-    baseline.add_argument("--out", type=output_file, metavar="FILE", help="the file to write; by default the terminal")
-    baseline.set_defaults(run=run_baseline)
+        actions = parser.add_subparsers(metavar="ACTION", required=True)
+        declare(actions, "deviations suggest", run_suggest)
+        declare(actions, "deviations baseline", run_baseline)
 
 
 def run_suggest(args: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcheck.cli import run as suites
-from ampcheck.cli.common import INTERRUPTED, Subparsers, add_device_module, seconds
+from ampcheck.cli.common import INTERRUPTED
 from ampcheck.runner.record import grouped, output_file, read
 from ampcheck.runner.run import fitting
 
@@ -21,23 +21,10 @@ WORKLOADS = (
     *("mm-512", "mm-1024", "mm-4096", "mm-8192", "linear", "linear-4096", "conv2d", "conv2d-wide-nhwc", "sdpa"),
     *("sdpa-long", "layer-norm", "softmax", "mlp-step", "mlp-step-4096", "transformer-step-1024", "region-enter"),
 )
-PHASES = ("preflight", "suites", "bench")
 _PROCESSES = 8
 _CAUSES = 8
 _ROWS = 18
 _RULES = 5
-
-
-def add(commands: Subparsers) -> None:
-    """Declare the command."""
-    parser = commands.add_parser("gpu", help="check and measure a GPU in three phases of ten minutes, each resumable")
-    option = parser.add_argument
-    option("--out", type=Path, required=True, metavar="DIR", help="where the files go; given again, it goes on there")
-    option("--device", default="cuda", metavar="NAME", help="default: cuda")
-    option("--phase", action="append", choices=PHASES, help="this phase alone; again for more")
-    option("--limit", type=seconds, default=570.0, metavar="SECONDS", help="what a phase may take; default: 570")
-    add_device_module(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         "bench": _bench,
     }
     output_file(args.out / "work" / "smoke.jsonl", folders=True)
-    for phase in args.phase or PHASES:
+    for phase in args.phase or steps:
         with _within(args.limit) as began:
             steps[phase](args, args.out / "work")
         print(f"{phase}: {time.monotonic() - began:.0f} s\n", flush=True)

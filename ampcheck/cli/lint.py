@@ -9,25 +9,11 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from ampcheck.cli.common import Subparsers
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import counted
 from ampcheck.tools.lint import NAMED, RULES, TRAINING, Read, Report, find, lint_files
 from ampcheck.tools.lint.fix import fix_files
 from ampcheck.tools.user_program import screen_width
-
-
-def add(commands: Subparsers) -> None:
-    """Declare the command."""
-    parser = commands.add_parser("lint", help="find mistakes with mixed precision by reading")
-    parser.add_argument("target", nargs="*", metavar="FILE|MODULE", help="a file, folder or module; none is imported")
-    parser.add_argument("--format", choices=tuple(_FORMATS), default="text", help="by default text")
-    parser.add_argument("--select", metavar="RULES", help="look for these rules alone, e.g. AMP001,bound")
-    parser.add_argument("--ignore", metavar="RULES", help="look for all rules but these")
-    what = "first rewrite deprecated torch.cuda.amp (AMP033) and questions for the state"
-    parser.add_argument("--fix", action="store_true", help=what)
-    parser.add_argument("--rules", action="store_true", help="print the rules and end")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

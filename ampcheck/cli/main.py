@@ -3,19 +3,33 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
+from typing import TypeAlias
 
 from ampcheck.cli import bench, files, gpu, lint, measures, onboard, ops, run
-from ampcheck.cli.common import INTERRUPTED
+from ampcheck.cli.common import INTERRUPTED, Run, Subparsers, declare
 from ampcheck.errors import UsageError
 from ampcheck.runner.record import versions
 
-_COMMANDS = (
-    *(ops.add_devices, onboard.add, ops.add_explain, ops.add_lists, run.add, run.add_manifest),
-    *(files.add_report, files.add_compare, files.add_deviations),
-    *(measures.add_coverage, measures.add_power, measures.add_entered),
-    *(lint.add, ops.add_torchscript, bench.add, gpu.add),
+Declaration: TypeAlias = Callable[[Subparsers], object]
+
+
+def _plain(**runs: Run) -> list[Declaration]:
+    """Return what declares commands of which `commands.toml` says all."""
+    return [partial(declare, name=name, run=run) for name, run in runs.items()]
+
+
+_COMMANDS: tuple[Declaration, ...] = (
+    *_plain(devices=ops.devices, onboard=onboard.run, explain=ops.explain, lists=ops.lists),
+    *(run.add, run.add_manifest),
+    *_plain(report=files.run_report, compare=files.run_compare),
+    files.add_deviations,
+    *_plain(coverage=measures.coverage, power=measures.power, entered=measures.entered),
+    *_plain(lint=lint.run, torchscript=ops.torchscript),
+    bench.add,
+    *_plain(gpu=gpu.run),
 )
 
 _OF_PROGRAMS = {"doctor": "doctor.session", "precision": "precision", "trace": "trace"}

@@ -2,35 +2,11 @@
 
 import argparse
 import json
-from pathlib import Path
 
-from ampcheck.cli.common import Subparsers, add_device, tell
+from ampcheck.cli.common import tell
 from ampcheck.errors import UsageError
-from ampcheck.runner.record import output_file, print_or_write
+from ampcheck.runner.record import print_or_write
 from ampcheck.spec.case import RULES
-
-
-def add_coverage(commands: Subparsers) -> None:
-    """Declare the command."""
-    parser = commands.add_parser(
-        "coverage",
-        help="how many states of the ops with a policy the cases reach",
-        description="Count the cells of overload, dispatch key, mix of dtypes, gradient mode, layout and compiler: "
-        "those that cannot be, with the reasons, those that the cases of every run and of a nightly run reach, and the "
-        "open ones.",
-    )
-    add = parser.add_argument
-    add("runs", nargs="*", type=Path, metavar="RUN", help="run files: count the cells whose case passed")
-    add_device(parser, "a device to count on, by default every one that this machine has")
-    what = "plant each of five faults into so many random cells and print which are noticed; counts nothing"
-    add("--try", dest="tries", type=int, metavar="CELLS", help=what)
-    add("--seed", type=int, default=0, help="of the random cells of --try, by default 0")
-    what = "count which of torch's public callables the cases call, list the others, and count nothing else"
-    add("--surface", action="store_true", help=what)
-    add("--open", action="store_true", help="list what is open, by overload and compiler")
-    what = "write the counts to a file; ampcheck report shows REPORTS/coverage.json"
-    add("--json", type=output_file, metavar="FILE", help=what)
-    parser.set_defaults(run=coverage)
 
 
 def coverage(args: argparse.Namespace) -> int:
@@ -59,32 +35,6 @@ def coverage(args: argparse.Namespace) -> int:
         print_or_write(json.dumps(fields, indent=2) + "\n", args.json, "file of counts")
     print(cells.table(counted, args.open, statuses is not None))
     return 0
-
-
-def add_power(commands: Subparsers) -> None:
-    """Declare the command."""
-    parser = commands.add_parser(
-        "power",
-        help="how many generated faults of PyTorch the cases notice",
-        description="Mutate the Python source of PyTorch's automatic mixed precision, one node of its syntax tree at a "
-        "time, and the autocast kernels of the devices; run the cases that execute the change until one turns red. "
-        "Prints how many mutants are killed, by class and rule, and lists the survivors. An interrupted measurement "
-        "goes on.",
-    )
-    add = parser.add_argument
-    add("--device", action="append", default=[], metavar="NAME", help="a device of the cases, by default cpu")
-    add("--sample", type=int, default=200, metavar="N", help="how many mutants are drawn; default: 200")
-    add("--seed", type=int, default=0, metavar="N", help="the seed they are drawn by; default: 0")
-    add("--rule", action="append", default=[], metavar="RULE", help="try the cases of this rule alone; again for more")
-    add("--nightly", action="store_true", help="try mutants that no case of every run notices on nightly cases, too")
-    add("--most", type=int, default=25, metavar="N", help="how many cases a mutant is tried on; default: 25")
-    what = "where results are kept as they come"
-    add("--work", type=Path, default=Path("build") / "power", metavar="FOLDER", help=what)
-    what = "write the figures to a file; ampcheck report shows REPORTS/power.json"
-    add("--json", type=output_file, metavar="FILE", help=what)
-    what = "mutate what compares in ampcheck itself instead, each function, and run ampcheck's own tests"
-    add("--own", action="store_true", help=what)
-    parser.set_defaults(run=power)
 
 
 def power(args: argparse.Namespace) -> int:
@@ -131,19 +81,6 @@ def power(args: argparse.Namespace) -> int:
         print_or_write(json.dumps(figures, indent=2) + "\n", args.json, "file of figures")
     print(measure.text(figures))
     return 0
-
-
-def add_entered(commands: Subparsers) -> None:
-    """Declare the command."""
-    parser = commands.add_parser(
-        "entered",
-        help="which autocast kernels the op cases really enter",
-        description="Put a recorder in place of every registered autocast kernel, run the op cases and PyTorch's own "
-        "lists, and print what each entered. Ends with 1 where the op cases miss an overload.",
-    )
-    add_device(parser, "a device to measure on")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=entered)
 
 
 def entered(args: argparse.Namespace) -> int:

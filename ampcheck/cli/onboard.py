@@ -10,22 +10,9 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from ampcheck.cli.common import Subparsers, add_device_module, seconds
 from ampcheck.errors import UsageError, unknown
 from ampcheck.runner.run import environment
 from ampcheck.runner.worker import Channel, Worker
-
-
-def add(commands: Subparsers) -> None:
-    """Declare the command."""
-    parser = commands.add_parser("onboard", help="check step by step whether a device is ready for a run")
-    parser.add_argument("device", metavar="DEVICE", nargs="?", help="the device; with --package it is found")
-    what = "write the device module of the backend that this package makes"
-    parser.add_argument("--package", metavar="PACKAGE", help=what)
-    add_device_module(parser)
-    what = "what a step may take; default: 120"
-    parser.add_argument("--timeout", type=seconds, default=120.0, metavar="SECONDS", help=what)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,24 +11,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ampcheck.cli.common import Subparsers, add_device, add_device_module, remembered
+from ampcheck.cli.common import remembered
 from ampcheck.errors import UsageError, unknown
 from ampcheck.tools.user_program import screen_width
 
 if TYPE_CHECKING:
     from ampcheck.devices import Device
-
-
-def add_explain(commands: Subparsers) -> None:
-    """Declare the command."""
-    parser = commands.add_parser("explain", help="say what autocast does to an op")
-    parser.add_argument(
-        "op", metavar="OP", help="e.g. mm, sum.dim_IntList, softmax, torch.softmax, F.linear, Tensor.mm"
-    )
-    add_device(parser, "for this device, by default for every one that a whole run tests")
-    parser.add_argument("--amp-dtype", metavar="DTYPE", help="the region's dtype; by default the device's default")
-    parser.add_argument("--inputs", metavar="DTYPES", help="the floating tensors' dtypes, e.g. fp32,fp16")
-    parser.set_defaults(run=explain)
 
 
 def explain(args: argparse.Namespace) -> int:
@@ -47,24 +35,6 @@ def _explained(args: argparse.Namespace) -> Iterator[str]:
     for device in devices:
         promised(device)
     return said(args.op, devices, args.amp_dtype, args.inputs)
-
-
-_BACKEND = """cuda, cpu, xpu, mps, mtia, maia, which are compared by default; torch_npu, torch_musa, torch_mlu; a device
-such as jax; C++ source, FILE.cpp or FILE.cpp:KEY. The others are compared with the first"""
-
-
-def add_lists(commands: Subparsers) -> None:
-    """Declare the command."""
-    parser = commands.add_parser("lists", help="compare the autocast lists of device types")
-    parser.add_argument("backend", nargs="*", metavar="BACKEND", help=_BACKEND)
-    add_device_module(parser)
-    parser.add_argument("--torch", metavar="VERSION", help="of PyTorch's tables; by default the installed torch's")
-    parser.add_argument("--op", help="one op, e.g. softmax")
-    parser.add_argument("--policy", help="the overloads that have it in some list, e.g. promote")
-    shape = parser.add_mutually_exclusive_group()
-    shape.add_argument("--json", action="store_true", help="print lists and differences as JSON")
-    shape.add_argument("--markdown", action="store_true", help="print a page with every overload")
-    parser.set_defaults(run=lists)
 
 
 def lists(args: argparse.Namespace) -> int:
@@ -90,13 +60,6 @@ def lists(args: argparse.Namespace) -> int:
         for line in compared.text(found, version, whole=bool(args.op or args.policy)):
             print(line)
     return 0
-
-
-def add_devices(commands: Subparsers) -> None:
-    """Declare the command."""
-    parser = commands.add_parser("devices", help="show every device, and whether it can be tested here")
-    add_device_module(parser)
-    parser.set_defaults(run=devices)
 
 
 def devices(args: argparse.Namespace) -> int:
@@ -152,22 +115,6 @@ _NOTES = {
     True: "dtypes that kernels received, and values beside eager autocast, bit for bit",
     False: "dtypes that kernels received; fake tensors have no values",
 }
-
-
-def add_torchscript(commands: Subparsers) -> None:
-    """Declare the command."""
-    parser = commands.add_parser(
-        "torchscript",
-        help="how far scripted code under autocast does what eager code does",
-        description="Script a region around each overload with a policy and run it in each dtype assignment, once with "
-        "PyTorch's own pass and once with that of ampcheck.torchscript. Ends with 1 where ours differs from eager.",
-    )
-    parser.add_argument(
-        "--device", action="append", default=[], metavar="NAME", help=f"of {', '.join(_DEVICES)}; by default both"
-    )
-    add_device_module(parser)
-    parser.add_argument("--op", metavar="OVERLOAD", help="this one, e.g. sum.dim_IntList, with what differs")
-    parser.set_defaults(run=torchscript)
 
 
 def torchscript(args: argparse.Namespace) -> int:

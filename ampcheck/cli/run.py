@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ampcheck.cli.common import INTERRUPTED, Subparsers, seconds
+from ampcheck.cli.common import INTERRUPTED, Subparsers, declare
 from ampcheck.cli.progress import RunProgress
 from ampcheck.errors import HarnessError, UsageError
 from ampcheck.runner.record import Run, counted, new_run_file, output_file, print_or_write, read
@@ -20,31 +20,24 @@ _LEAST = 200
 """Fewer cases than this are done before a further process has started."""
 
 
+_CASES = {
+    "--suite": {"action": "append", "default": [], "metavar": "NAME", "help": "run this suite alone; again for more"},
+    **SELECTION,
+    "--last-failed": {"metavar": "RUN", "help": "run the cases that are red in this run file alone"},
+    "-k": {"dest": "keyword", "metavar": "EXPRESSION", "help": "run the cases whose ids match, as pytest does"},
+}
+"""The options that choose cases."""
+
+
 def add(commands: Subparsers) -> None:
-    """Declare the command."""
-    parser = commands.add_parser("run", help="run the suites; exit code 1 where something is red")
-    add_selection(parser)
-    add = parser.add_argument
-    for name, option in JUDGING.items():
-        add(name, **option)
-    add("--max-red", type=_count, default=0, metavar="N", help="end the run when N cases are red")
-    what = 'processes; by default "auto": one per core, fewer where memory or the number of cases does not suffice'
-    add("-n", dest="processes", type=_processes, default=0, metavar="N", help=what)
-    add("--timeout", type=seconds, default=120.0, metavar="SECONDS", help="what a case may take; default: 120")
-    add("--reports", type=Path, default=Path("reports"), metavar="FOLDER", help="where run files go")
-    add("--run-file", type=Path, metavar="FILE", help="the run file; by default REPORTS/runs/TIME.jsonl")
-    add("--junit", type=Path, metavar="FILE", help="the JUnit file; by default beside the run file")
-    add("--resume", type=Path, metavar="RUN", help="go on with an interrupted run, whose results the new run file has")
-    add("--list", action="store_true", help="show the cases and run none")
-    parser.set_defaults(run=run)
+    """Declare `ampcheck run`."""
+    declare(commands, "run", run, _CASES, JUDGING)
 
 
 def add_manifest(commands: Subparsers) -> None:
     """Declare `ampcheck manifest`: every case as data."""
-    parser = commands.add_parser("manifest", help="write down every case, for ampcheck run --manifest")
-    add_selection(parser)
-    parser.add_argument("--out", type=output_file, metavar="FILE", help="the file to write; by default the terminal")
-    parser.set_defaults(run=manifest, manifest=None, baseline=None, no_deviations=False, nightly=False)
+    parser = declare(commands, "manifest", manifest, _CASES)
+    parser.set_defaults(manifest=None, baseline=None, no_deviations=False, nightly=False)
 
 
 def manifest(args: argparse.Namespace) -> int:
@@ -53,16 +46,6 @@ def manifest(args: argparse.Namespace) -> int:
 
     print_or_write(collecting.manifest(collect(args).cases), args.out, "manifest")
     return 0
-
-
-def add_selection(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose cases."""
-    add = parser.add_argument
-    add("--suite", action="append", default=[], metavar="NAME", help="run this suite alone; again for more")
-    for name, option in SELECTION.items():
-        add(name, **option)
-    add("--last-failed", metavar="RUN", help="run the cases that are red in this run file alone")
-    add("-k", dest="keyword", metavar="EXPRESSION", help="run the cases whose ids match, as pytest does")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -169,14 +152,3 @@ def _reproduce(recorder: RunRecorder) -> None:
 def _print(lines: Iterable[str]) -> None:
     for line in lines:
         print(line)
-
-
-def _processes(text: str) -> int:
-    return 0 if text == "auto" else _count(text)
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise ValueError
-    return count
