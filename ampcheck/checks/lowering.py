@@ -5,6 +5,7 @@ decomposition, which needs no compilation; `assert_lowered` compares the dtypes 
 writes code. `suites/jit/test_lowering.py` says from which promise each relation follows.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cache
@@ -17,9 +18,9 @@ import torch
 from ampcheck.checks.amp import Amp
 from ampcheck.checks.relations import MOST, apart, difference, is_real, on_edges, size, unlike
 from ampcheck.compilers.kinds import quiet
-from ampcheck.observe.recorder import tensors
+from ampcheck.observe.recorder import overload, tensors
 from ampcheck.observe.torch_private import TorchDispatchMode, decompositions, inductor_graphs
-from ampcheck.samples.op_database import spread
+from ampcheck.samples.op_database import rows, spread
 from ampcheck.samples.torch_private import pytree
 
 OpInfo = Any
@@ -278,23 +279,26 @@ def _lowerings(
             yield f"sample {number}, {kind}, {'in a region' if around else 'outside of regions'}", call, dtypes
 
 
-def _decided(amp: Amp, calls: Sequence[_Lowering]) -> list[torch.dtype] | Exception:
-    """Return the dtypes that Inductor decides on for a program of some calls, or what was raised."""
+def _compiled(amp: Amp, calls: Sequence[_Lowering]) -> list[list[torch.Tensor]]:
+    """Return what calls give in one program that Inductor compiles."""
 
     def program(*given: torch.Tensor) -> list[list[torch.Tensor]]:
         rest = iter(given)
         return [call(list(islice(rest, len(call.places)))) for call in calls]
 
     inputs = [x for call in calls for x in call.tensors]
-    graphs = inductor_graphs()
     known = getattr(calls[0].op.op, "__globals__", {})
     # what the database seeds first, Dynamo does not take
     seeding = {x: lambda call, *args, **kwargs: call(*args, **kwargs) for x in known if x == "wrapper_set_seed"}
+    with patch.dict(known, seeding), inductor_graphs().config.patch(fx_graph_cache=False), quiet():
+        return amp.compiled("inductor", program, dynamic=False)(*inputs)  # type: ignore[no-any-return]  # the program's
+
+
+def _decided(amp: Amp, calls: Sequence[_Lowering]) -> list[torch.dtype] | Exception:
+    """Return the dtypes that Inductor decides on for a program of some calls, or what was raised."""
     try:
-        stopping = patch.object(graphs.GraphLowering, "compile_to_module", _stop)
-        with stopping, patch.dict(known, seeding), graphs.config.patch(fx_graph_cache=False), quiet():
-            out = amp.compiled("inductor", program, dynamic=False)(*inputs)
-        return [x.dtype for x in tensors(out)]
+        with patch.object(inductor_graphs().GraphLowering, "compile_to_module", _stop):
+            return [x.dtype for x in tensors(_compiled(amp, calls))]
     except Lowered as stopped:
         return stopped.dtypes
     except Exception as error:  # Dynamo or Inductor may raise anything
@@ -351,3 +355,44 @@ def assert_compiled_on_edges(amp: Amp, name: str, compiler: str) -> None:
         wide, right = differing([x.float() for x in low], False)
         said = unlike(torch.where(apart(wide.double(), right.double(), eps), want, got), want, low, eps)
     amp.check(not said, name, f"compiled, {said} in eager mode" if said else "agrees")
+
+
+def assert_written(amp: Amp, name: str) -> None:
+    """Compare an op's results, compiled by Inductor to the end, with those of eager mode, but for their dtypes.
+
+    What float32 has, too, is the op's own.
+    """
+
+    def run(kinds: Sequence[str], *, written: bool) -> dict[str, Result]:
+        calls = [(what, call) for what, call, _ in _lowerings(amp, name, kinds, (True,))]
+        amp.seed()
+        try:
+            outs = _written(amp, [call for _, call in calls]) if written else [call(call.tensors) for _, call in calls]
+        except Exception as error:  # Dynamo, Inductor or the C++ compiler may raise anything
+            return {what: error for what, _ in calls}
+        return {what: [amp.host(x) for x in out] for (what, _), out in zip(calls, outs, strict=True)}
+
+    if any(torch.Tag.nondeterministic_seeded in overload(one).tags for one in rows()[name].overloads.split()):
+        amp.unsupported(f"{name} draws random numbers")
+    want, got = (run(("low", "first"), written=written) for written in (False, True))
+    if not want:
+        amp.unsupported(f"{name} runs on no low tensors")
+    wide: list[dict[str, Result]] = []
+    for what, right in want.items():
+        made, sizes = got[what], [0.0]
+        if isinstance(made, list) and isinstance(right, list):
+            made = [x.to(y.dtype) for x, y in zip(made, right, strict=True)]
+            sizes += [x.abs().max().item() for x in right if is_real(x) and x.numel() and x.isfinite().all()]
+        said = difference(made, right, 4 * torch.finfo(amp.dtype).eps, 1e-3 * max(sizes))
+        if said:
+            wide = wide or [run(("wide",), written=written) for written in (True, False)]
+            same = re.sub("low|first", "wide", what)
+            said = "" if difference(wide[0][same], wide[1][same], 1e-4) else said
+        amp.check(not said, f"{name}, {what}", said or "agrees")
+
+
+def _written(amp: Amp, calls: Sequence[_Lowering]) -> list[list[torch.Tensor]]:
+    """Return what calls give in one program that Inductor has compiled."""
+    torch.compiler.reset()
+    with inductor_graphs().config.patch(emulate_precision_casts=True, fallback_random=True):
+        return _compiled(amp, calls)

@@ -50,8 +50,11 @@ def _run(amp: Amp, call: Call, region: Region) -> Result:
         return error
 
 
-def difference(got: Result, want: Result, tolerance: float = 0.0) -> str:
-    """Say how two results differ; "" where they agree. Exceptions are not compared with each other."""
+def difference(got: Result, want: Result, tolerance: float = 0.0, least: float = 0.0) -> str:
+    """Say how two results differ; "" where they agree. Exceptions are not compared with each other.
+
+    The tolerance is relative to the largest number of an output, or to `least` where that is more.
+    """
     if isinstance(got, Exception) or isinstance(want, Exception):
         if isinstance(got, Exception) and isinstance(want, Exception):
             return ""
@@ -70,7 +73,7 @@ def difference(got: Result, want: Result, tolerance: float = 0.0) -> str:
         if not finite.any():
             continue
         far, largest = (x - y)[finite].abs().max().item(), y[finite].abs().max().item()
-        if far > tolerance * largest:
+        if far > tolerance * max(largest, least):
             part = far / largest if largest else float("inf")
             return f"is off by {part:.2g} of the largest value of output {place}; at most {tolerance:.2g} is expected"
     return ""
@@ -317,18 +320,48 @@ class _Relations:
         if difference(got, _run(amp, lambda _: call(self.off), self.on)):
             self.explained(got, self.changed(lambda x: x.to(amp.dtype).to(x.dtype)))
 
-    def rounded(self, region: Region | None = None) -> None:
-        """Compare results and gradients of arguments in the lower precision with float64's of the same numbers."""
+    def rounded(self, region: Region | None = None, by: Any = None) -> None:
+        """Compare results and gradients of arguments in the lower precision with float64's of the same numbers.
+
+        `by`: what runs in place of the op.
+        """
         amp, eps = self.amp, torch.finfo(self.amp.dtype).eps
         low = self.changed(lambda x: x.to(amp.dtype).to(x.dtype))
         amp.seed()
         nudged = low.changed(lambda x: x * (1 + eps * torch.randint(0, 2, x.shape, device=x.device).mul(2).sub(1)))
-        got = _run(amp, partial(low.derived, dtype=amp.dtype), region or self.on)
+        other = low.changed(lambda x: x)
+        other.op = by or self.op
+        got = _run(amp, partial(other.derived, dtype=amp.dtype), region or self.on)
         # A kernel that refuses the lower precision gives nothing wrong, unless PyTorch's database has it for the CPU's.
         claimed = amp.type == "cpu" and amp.dtype in self.op.supported_backward_dtypes("cpu")
         wrong = "INTERNAL ASSERT|not implemented for" if claimed else "INTERNAL ASSERT"
+        if by and isinstance(_run(amp, partial(low.derived, dtype=amp.dtype), region or self.on), list):
+            wrong = ""
         if not isinstance(got, Exception) or re.search(wrong, str(got)):
             low.explained(got, nudged)
+
+    def scaled(self, factor: float) -> None:
+        """Compare which results and gradients are infinite or zero, for arguments that are all of another magnitude.
+
+        A zero is told beside numbers that are about as large: a smaller one may be what a sum rounds away.
+        """
+        amp, info = self.amp, torch.finfo(self.amp.dtype)
+        low = self.changed(lambda x: (x * factor).to(amp.dtype).to(x.dtype))
+        got = _run(amp, partial(low.derived, dtype=amp.dtype), self.on)
+        exact, single = (_run(amp, partial(low.derived, dtype=dtype), self.off) for dtype in (torch.float64, None))
+        if isinstance(got, Exception) or isinstance(exact, Exception) or isinstance(single, Exception):
+            return
+        for place, (x, y, z) in enumerate(zip(got, exact, single, strict=False)):
+            if not x.is_floating_point() or x.shape != y.shape or difference([z.double()], [y], 1e-3):
+                continue
+            size = y.abs()
+            ends = _lost(x, y, y, amp.dtype)
+            least = max(16 * info.tiny, 4 * info.eps * size.nan_to_num(0, 0).max().item()) if x.numel() else 0
+            lost = ends | (x == 0) & (size > least)
+            if ends.any() and low.cancels(place, ends):
+                continue
+            said = f"gave {x[lost][0]:.4g} in {x.dtype} where float64 gives {y[lost][0]:.4g}" if lost.any() else ""
+            amp.check(not said, f"output {place} of sample {self.number} times {factor:g}", said or "agrees")
 
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "_Relations":
         """Return the op with other values in its real tensors."""
@@ -601,23 +634,40 @@ MOVED: dict[str, tuple[Callable[[torch.dtype, torch.Tensor], torch.Tensor], ...]
 """What changes the first argument of a kernel in the lower precision."""
 
 
+SCALES = (2.0**-8, 2.0**-4, 2.0**4, 2.0**8)
+"""Magnitudes of all arguments, beside those of the database."""
+
+
 def assert_kernel(amp: Amp, name: str, given: str) -> None:
-    """Compare an op's kernels in the lower precision with float64's: as they are, infinite, or `MOVED`."""
+    """Compare an op's kernels in the lower precision with float64's: as they are, infinite, scaled, or `MOVED`."""
     op, samples = _op(amp, name)
     amp.unjudged = f"{name} has no results in {amp.dtype} that float64 could judge"
     for number, sample in enumerate(samples):
         one = _Relations(amp, op, number, sample)
         if given == "infinite":
             one.infinite()
-        elif given not in MOVED and not one.rounds_inside():
+        elif given == "scaled" and not one.rounds_inside() and not one.draws():
+            for factor in SCALES:
+                one.scaled(factor)
+        elif given == "rounded" and not one.rounds_inside():
             one.rounded()
-        elif not one.rounds_inside() and (given != "huge" or len(one.kernels()) == 1):
+        elif given in MOVED and not one.rounds_inside() and (given != "huge" or len(one.kernels()) == 1):
             kind = copy(op)
             kind.supports_autograd &= given != "huge"  # formulas of gradients round, and so overflow, between their ops
             for change in MOVED[given]:
                 first = pytree.tree_map(lambda x: change(amp.dtype, x) if is_real(x) else x, sample.input)  # noqa: B023
                 made = SimpleNamespace(input=first, args=sample.args, kwargs=sample.kwargs)
                 _Relations(amp, kind, number, made).rounded()
+
+
+def assert_compiled_sized(amp: Amp, program: str, shapes: Sequence[Sequence[int]]) -> None:
+    """Compare what Inductor writes for a program of a tensor in the lower precision, of its first and last shape."""
+    amp.unjudged = f"the program has no results in {amp.dtype} that float64 could judge"
+    for shape in (shapes[0], shapes[-1]):
+        torch.compiler.reset()
+        x = amp.rand(*shape) * 4 - 2
+        one = _Relations(amp, _Program(program), f"{list(shape)}", SimpleNamespace(input=x, args=(), kwargs={}))
+        one.rounded(by=_Compiled(program, "inductor", x))
 
 
 def assert_sized(amp: Amp, program: str, shapes: Sequence[Sequence[int]]) -> None:
@@ -836,6 +886,10 @@ def assert_program(amp: Amp, program: str) -> None:
         amp.refused(outside, "the program")
 
 
+DRAWS = 20
+"""How many distributions of other numbers are made: each of a kind is accepted, or none."""
+
+
 def assert_varied(amp: Amp, program: str, options: Mapping[str, Sequence[str]]) -> None:
     """Do the same with inputs in the lower precision, and with each option of what the program calls off its default.
 
@@ -843,10 +897,16 @@ def assert_varied(amp: Amp, program: str, options: Mapping[str, Sequence[str]]) 
     `varied`.
     """
     for dtype in (amp.other, amp.dtype):
-        low = {name: x.to(dtype) if is_real(x) else x for name, x in inputs(amp.rand).items()}
-        lost = re.search('"(.+)" not implemented for', str(_run(amp, lambda _: evaluate(program, low), nullcontext)))  # noqa: B023
+        taken: list[Result] = []
+        for _ in range(DRAWS if "dist(" in program else 1):
+            low = {name: x.to(dtype) if is_real(x) else x for name, x in inputs(amp.rand).items()}
+            taken.append(_run(amp, lambda _: evaluate(program, low), nullcontext))  # noqa: B023  # called here
+        lost = re.search('"(.+)" not implemented for', str(taken[-1]))
         right = lost is None or lost[1] in options["kernels_that_are_not_there"]
         amp.check(right, f"inputs in {dtype}", f"{lost[1] if lost else 'each'} is {'not ' * (not right)}there")
+        raised = [x for x in taken if isinstance(x, Exception)]
+        said = f"{len(raised)} of {len(taken)} raised; {raised[0] if raised else ''}"[:300]
+        amp.check(len(raised) in (0, len(taken)), f"distributions of like numbers in {dtype}", said)
     ways, refused = [("low inputs", program, low), *((how, made, {}) for how, made in varied(program, options))], []
     for how, made, given in ways:
         known = len(amp.differences)

@@ -10,12 +10,16 @@ Each case starts two processes or four, the ranks of a gloo group (`ampcheck/che
 compared here with the same arithmetic in one process, outside of any region, with explicit casts.
 """
 
+import itertools
+import re
 import tempfile
+import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, make_dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +31,9 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from ampcheck.checks.training import iterate, on_ranks, step_and_update, trained
+from ampcheck.observe.recorder import tensors
 from ampcheck.runner.suite import Amp, Product, named, other_than, scenario, where
+from ampcheck.samples.surface import evaluate
 
 pytestmark = [pytest.mark.rule("ranks"), pytest.mark.forks]
 
@@ -103,8 +109,12 @@ def _with_casts(kind: _Way, held: Parameters, x: torch.Tensor, low: torch.dtype)
     return out * (cast if kind.module else held)["factor"]
 
 
+def _grown(tensor: Any) -> torch.Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor  # type: ignore[no-any-return]  # it is one
+
+
 def _whole(tensor: Any) -> torch.Tensor:
-    return (tensor.detach().full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()).clone()
+    return _grown(tensor.detach()).clone()
 
 
 def _replicated(net: Any, hook: Callable[..., Any] | None = None, state: Any = None, **options: Any) -> Any:
@@ -850,10 +860,10 @@ SPREAD = Product({"op": tuple(OPS), "first": LAYOUTS, "second": LAYOUTS, "mode":
 @scenario(SPREAD, types=("cpu",), values=True)
 def test_spread(amp: Amp, op: str, first: str, second: str, mode: str) -> None:
     """An op on DTensors casts what it casts on plain tensors, forward and backward (distributed.tensor; amp.html)."""
-    tensors = [amp.rand(4, 4, dtype=amp.dtype if dtype == "low" else torch.float32) for dtype in OPS[op][2]]
-    found = on_ranks(amp, lambda: _spread(amp, op, (first, second, second), mode, tensors))
-    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
-    casts = amp.casting(OPS[op][0], [tensor.dtype for tensor in tensors]).dtypes
+    wholes = [amp.rand(4, 4, dtype=amp.dtype if dtype == "low" else torch.float32) for dtype in OPS[op][2]]
+    found = on_ranks(amp, lambda: _spread(amp, op, (first, second, second), mode, wholes))
+    leaves = [tensor.clone().requires_grad_() for tensor in wholes]
+    casts = amp.casting(OPS[op][0], [tensor.dtype for tensor in wholes]).dtypes
     wanted = OPS[op][1](*(leaf.to(dtype) for leaf, dtype in zip(leaves, casts, strict=True)))
     wanted.float().square().sum().backward()
     far = 8 * torch.finfo(amp.dtype).eps
@@ -863,21 +873,28 @@ def test_spread(amp: Amp, op: str, first: str, second: str, mode: str) -> None:
             amp.assert_close(f"result on rank {rank}", got["result"], wanted.detach(), far)
         for place, gradient in enumerate(got["gradients"]):
             want = leaves[place].grad
-            amp.assert_equal(f"dtype of gradient {place} on rank {rank}", gradient.dtype, tensors[place].dtype)
+            amp.assert_equal(f"dtype of gradient {place} on rank {rank}", gradient.dtype, wholes[place].dtype)
             if want is not None and gradient.dtype == want.dtype:
                 size = want.abs().max()
                 amp.assert_close(f"gradient {place} on rank {rank}", gradient / size, want / size, far)
         amp.assert_equal(f"state and depth on rank {rank}", got["state"], ((False, amp.default, True), 0))
 
 
-def _spread(amp: Amp, op: str, layouts: tuple[str, ...], mode: str, tensors: list[torch.Tensor]) -> dict[str, Any]:
+def _laid_out(tensor: torch.Tensor, layout: str) -> Any:
+    """Return a DTensor: the same on each rank, a part of its rows or columns, or a term of a sum (`terms`)."""
+    if layout == "terms":
+        return dist.tensor.DTensor.from_local(tensor / 2, _mesh(), [dist.tensor.Partial()])
+    dims = {"rows": 0, "columns": tensor.dim() - 1}
+    placement = dist.tensor.Shard(dims[layout]) if layout in dims else dist.tensor.Replicate()
+    return dist.tensor.distribute_tensor(tensor, _mesh(), [placement])
+
+
+def _spread(amp: Amp, op: str, layouts: tuple[str, ...], mode: str, wholes: list[torch.Tensor]) -> dict[str, Any]:
     """Call an op on DTensors on a rank, in a region; backward outside of it. `repeated` calls it twice."""
-    mesh, dtensors = _mesh(), dist.tensor
-    placements = {"replicated": dtensors.Replicate(), "rows": dtensors.Shard(0), "columns": dtensors.Shard(1)}
-    spread: list[Any] = []
-    for tensor, layout in zip(tensors, layouts, strict=False):
-        made = dtensors.distribute_tensor(tensor, mesh, [placements[layout]])
-        spread.append(made.requires_grad_(mode != "no_grad"))
+    spread = [
+        _laid_out(tensor, layout).requires_grad_(mode != "no_grad")
+        for tensor, layout in zip(wholes, layouts, strict=False)
+    ]
     with amp.region():
         out: Any = OPS[op][1](*spread)
         if mode == "repeated":
@@ -891,6 +908,61 @@ def _spread(amp: Amp, op: str, layouts: tuple[str, ...], mode: str, tensors: lis
         "gradients": [_whole(tensor.grad) for tensor in spread] if mode != "no_grad" else [],
         "state": (amp.state(), amp.depth()),
     }
+
+
+_SIZES = tomllib.loads((Path(__file__).parents[1] / "eager" / "sizes.toml").read_text(encoding="utf-8"))
+SHAPES = {
+    **{"vector": ((6,), (5,)), "matrix": ((6, 4), (5, 3)), "sequence": ((2, 6, 4), (3, 5, 8))},
+    **{"image": ((2, 4, 8, 8), (3, 3, 9, 9)), "tiny": ((2, 2, 2, 2),)},
+}
+"""Of tensors that two ranks share evenly, and not. Programs that make plain tensors are left out, and convolutions and
+those of one row, for which ranks may wait without end."""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("call", "shapes"),
+    [
+        pytest.param(call, shapes, id=f"{family}-{name}")
+        for family, shapes in SHAPES.items()
+        for name, call in _SIZES[family].items()
+        if name != "shapes" and not re.search(r"made\(|device=|conv|-1:", call)
+    ],
+)
+@scenario(types=("cpu",), values=True, dtypes="default")
+def test_spread_program(amp: Amp, call: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """A program of a DTensor gives what one of the whole tensor does, and its gradient, in a region and outside."""
+    wholes = [amp.rand(*shape) for shape in shapes]
+    asked = list(itertools.product(range(len(shapes)), (*LAYOUTS, "terms"), (False, True)))
+    ranks = on_ranks(
+        amp, lambda: [_called(amp, call, _laid_out(wholes[place], layout), on) for place, layout, on in asked]
+    )
+    amp.unjudged = f"DTensor refuses: {ranks[0][0]}"[:300] if ranks else amp.unjudged
+    for rank, found in enumerate(ranks):
+        for (place, layout, on), got in zip(asked, found, strict=True):
+            want = _called(amp, call, wholes[place].clone(), on)
+            if isinstance(want, str) or isinstance(got, str):
+                continue
+            where = f"of {list(shapes[place])}, {layout}, {'in a region' if on else 'outside'}, on rank {rank}"
+            far = 4 * torch.finfo(amp.dtype).eps if on else 1e-4
+            for number, (one, other) in enumerate(zip(got, want, strict=True)):
+                amp.assert_equal(f"dtype of result {number} {where}", one.dtype, other.dtype)
+                size = other.abs().max().clamp(min=1e-9)
+                amp.assert_close(f"result {number} {where}", one / size, other / size, far)
+
+
+def _called(amp: Amp, call: str, x: Any, on: bool) -> list[torch.Tensor] | str:
+    """Return what a program gives in a region or in none, and the gradient of its tensor; or what it raises."""
+    x.requires_grad_()
+    amp.seed()
+    try:
+        with amp.region(enabled=on):
+            results = [_grown(one) for one in tensors(evaluate(call, {"a": x}))]
+        if roots := [one.float().square().sum() for one in results if one.requires_grad]:
+            torch.autograd.backward(roots)
+        return [one.detach() for one in results] + ([_whole(x.grad)] if roots else [])
+    except Exception as error:  # an op that has no sharding strategy, or a shape that the program refuses
+        return f"{type(error).__name__}: {error}"
 
 
 @scenario(reduce=["float32", "low"], accumulate=["once", "twice"], types=("cpu",), values=True, dtypes="default")

@@ -13,7 +13,8 @@ there without autocast, too, is the op's own and not autocast's. Each relation f
 - `accuracy`: the error beside float64 is one that rounding of inputs and result to the lower precision explains.
 - `rounded`: so is that of a kernel that gets the lower precision, beside float64 of the same numbers.
 - `strided`, `zero`, `huge`: so it is in other memory, of zero, and of numbers whose sums overflow.
-- `sized`: so it is of one element and of thousands, in a region and outside of one.
+- `scaled`: results and gradients that the lower precision holds are neither infinite nor zero, at four magnitudes.
+- `sized`: so it is of one element and of thousands, in a region and outside of one, and compiled by Inductor.
 - `drawn`: random numbers in the lower precision have float64's distribution, but for rounding.
 - `compiled_surface`: a program gives compiled what it gives in eager mode.
 - `counted`: an op of real numbers and integers has derivatives as with real numbers alone.
@@ -35,6 +36,7 @@ import torch
 from ampcheck.checks.relations import (
     MOVED,
     assert_compiled,
+    assert_compiled_sized,
     assert_counted,
     assert_drawn,
     assert_kernel,
@@ -62,8 +64,8 @@ INSIDE = {
     "huge": {"matrix_exp", "cross", "linalg.cross", "nn.functional.cosine_embedding_loss"}
     | {"native_layer_norm", "nn.functional.layer_norm"},
 }
-REASONS = {"it squares, or multiplies before it subtracts": lambda cell: cell["op"] in INSIDE[cell["given"]]}
-CHANGED = Product({"op": sorted({*low_kernels()} - STEPS), "given": tuple(MOVED)}, REASONS, nightly=True)
+REASONS = {"it squares, or multiplies before it subtracts": lambda cell: cell["op"] in INSIDE.get(cell["given"], ())}
+CHANGED = Product({"op": sorted({*low_kernels()} - STEPS), "given": (*MOVED, "scaled")}, REASONS, nightly=True)
 
 
 # ---- siblings
@@ -161,6 +163,14 @@ def test_sized(amp: Amp, call: str, shapes: list[list[int]]) -> None:
     assert_sized(amp, call, shapes)
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(("call", "shapes"), SIZED)
+@scenario(types=("cpu",), values=True, database=True, dtypes="default")
+def test_compiled_sized(amp: Amp, call: str, shapes: list[list[int]]) -> None:
+    """So does what Inductor writes for it."""
+    assert_compiled_sized(amp, call, shapes)
+
+
 DRAWS = tomllib.loads(Path(__file__).with_name("draws.toml").read_text(encoding="utf-8"))
 
 
@@ -195,7 +205,7 @@ def test_kernel(amp: Amp, op: str, given: str) -> None:
 
 @scenario(CHANGED, types=("cpu", "cuda"), values=True, database=True)
 def test_changed(amp: Amp, op: str, given: str) -> None:
-    """So does one whose first argument is zero, near the end of its dtype, or in other memory than is usual."""
+    """So does one of zero, of numbers near the end of its dtype, in other memory, or of another magnitude."""
     assert_kernel(amp, op, given)
 
 

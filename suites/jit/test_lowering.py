@@ -10,6 +10,7 @@ function" faster (https://docs.pytorch.org/docs/2.13/generated/torch.compile.htm
   leaves roundings out that it fuses away, as `torch._inductor.config.emulate_precision_casts` documents; with that
   setting it leaves out none (`emulated`). Without it (`plain`) a result may be off by such roundings, and no dtype.
 - `settings`: a layer and what follows it, with Inductor's settings that have passes or code of their own.
+- `written`: the code that Inductor writes for an op gives the values of eager mode.
 - `edges`: an elementwise op is compiled to what it is in eager mode, also of numbers at the bounds of its formula, at
   the ends of the lower precision and of those that are none.
 - `number`: a Python number beside a tensor in the lower precision means in a compiled program what it means in eager
@@ -26,7 +27,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ampcheck.checks.lowering import assert_compiled_on_edges, assert_lowered, assert_taken_apart
+from ampcheck.checks.lowering import assert_compiled_on_edges, assert_lowered, assert_taken_apart, assert_written
 from ampcheck.checks.relations import elementwise
 from ampcheck.runner.suite import Amp, Product, scenario
 from ampcheck.samples import op_database
@@ -76,6 +77,12 @@ def test_lowered_in_a_region(amp: Amp, op: str) -> None:
     """A program that is compiled and called in a region has the dtypes in Inductor that it has there in eager mode."""
     with amp.region():
         assert_lowered(amp, op, regions=(False,))
+
+
+@scenario(Product({"op": NAMES}, nightly=True), types=TYPES, values=True, dtypes="default")
+def test_written(amp: Amp, op: str) -> None:
+    """What Inductor writes for an op gives what eager mode does."""
+    assert_written(amp, op)
 
 
 @scenario(EDGED, types=TYPES, values=True)
