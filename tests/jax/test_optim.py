@@ -4,12 +4,14 @@ The suite of the scaler holds its two ops to the rules; here is what these refus
 """
 
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch.testing._internal.common_optimizers import optim_db
 
+from ampcheck.jax_device import jit
 from tests.jax.agreement import compiled, some, train
 
 
@@ -95,3 +97,41 @@ def test_unscale_multiplies_float16_in_float32_and_refuses_what_cuda_refuses() -
     for grad, wrong in ((ones, ones), (ones, found.double()), (ones.long(), found)):
         with pytest.raises(RuntimeError, match=r"1-element|float"):
             unscale([grad], wrong, torch.tensor(0.5, device="jax"))
+
+
+USED = {"all": lambda k, i: True, "one late": lambda k, i: i or k >= 3, "in turns": lambda k, i: i != k % 3}
+
+
+@pytest.mark.parametrize("used", USED)
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.ASGD])
+def test_equal_counts_of_steps_are_one_array_and_others_stay_their_own(used: str, make: Any) -> None:
+    def trained(jitted: bool, eager: tuple[int, ...]) -> tuple[list[torch.Tensor], Any]:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3))).to("jax")
+        optimizer = make(net.parameters(), lr=0.01)
+
+        def step(x: torch.Tensor, layers: tuple[int, ...]) -> None:
+            optimizer.zero_grad()
+            for i in layers:
+                x = net[i](x).tanh()
+            x.square().sum().backward()
+            optimizer.step()
+
+        run = jit(step) if jitted else step
+        for k in range(6):
+            (step if k in eager else run)(
+                torch.full((2, 4), 0.1 * k).to("jax"), tuple(filter(partial(USED[used], k), range(3)))
+            )
+            if k == 3:
+                optimizer.state[net[0].bias]["step"].fill_(1.0)
+        return [*net.parameters(), *(optimizer.state[p]["step"] for p in net.parameters())], run
+
+    wanted, _ = trained(False, ())
+    for eager in ((), (0, 4)):
+        got, run = trained(True, eager)
+        for mine, theirs in zip(got, wanted, strict=True):
+            torch.testing.assert_close(mine.cpu().float(), theirs.cpu().float(), rtol=1e-4, atol=2e-6)
+    if used == "all":
+        assert run.compiles == 2  # with equal counts, and with one that is another
+        text = run.lower(torch.ones(2, 4).to("jax"), (0, 1, 2)).as_text()
+        assert 1 < text.count("stablehlo.power") < 6  # of two counts and the loss, not of six counts

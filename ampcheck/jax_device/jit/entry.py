@@ -21,7 +21,7 @@ from ampcheck.jax_device import random, torch_private
 from ampcheck.jax_device.annotations import Args, DeviceStorage, Function, Kwargs, Tree
 from ampcheck.jax_device.dispatch import checks
 from ampcheck.jax_device.dispatch.program import trim
-from ampcheck.jax_device.jit.state import PLAIN, Reached, hyperparameters, number, numbers_of, sign
+from ampcheck.jax_device.jit.state import PLAIN, Reached, counts, hyperparameters, number, numbers_of, sign
 from ampcheck.jax_device.jit.trace import Alias, Constant, NewTensor, Same, StepTrace, grad_leaves, rebuild, uncollected
 from ampcheck.jax_device.jit.watch import Value, ValueNeededError, value_of
 from ampcheck.jax_device.lowering import BARRIERS, known_options
@@ -45,15 +45,16 @@ class Stale(Exception):
 _NUMBERS: dict[str, Function] = {"abs": np.abs, "convert_element_type": np.asarray, "lt": np.less, "sub": np.subtract}
 
 
-def folded(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Return a program of fewer equations that computes the same.
+def folded(closed: ClosedJaxpr, first: dict[int, int]) -> ClosedJaxpr:
+    """Return a program of fewer equations that computes the same; `first`: the inputs that are an earlier one.
 
     What comes of the program's own numbers, e.g. a relu's 0 in bfloat16, or the branch that they choose, is constant.
     Equal equations are one, but for barriers, and products, which may be computed again to save memory.
     """
     jaxpr = closed.jaxpr
     consts = {id(v): value for v, value in zip(jaxpr.constvars, closed.consts, strict=True)}
-    same, known, eqns = dict[int, Tree](), dict[object, Tree](), []
+    same: dict[int, Tree] = {id(jaxpr.invars[i]): jaxpr.invars[k] for i, k in first.items()}
+    known, eqns = dict[object, Tree](), []
     for eqn in jaxpr.eqns:
         given: list[Tree] = [same.get(id(v), v) for v in eqn.invars]
         numbers = [None if v.aval.shape else getattr(v, "val", consts.get(id(v))) for v in given]
@@ -100,6 +101,11 @@ class Entry:
             if tensor.device.type == "jax":
                 found.setdefault(id(storage_of(tensor)), i)
         self.slots = list(found.values())
+        held, own = dict[int, int](), set(map(id, reached.tensors))
+        numbers = [(i, t) for i, t in enumerate(trace.tensors[k] for k in self.slots) if id(t) in own and counts(t)]
+        firsts = [(i, held.setdefault(id(storage_of(t).array), i)) for i, t in numbers]
+        self.merged = {i: k for i, k in firsts if i != k}
+        """Slots of numbers, such as step counts, that have the array of an earlier one."""
         # An array costs less than a tuple of one.
         self.bare = trace.whole and not trace.asked and self.simple() is not None
         self._compile(donate and not trace.asked)  # the state is needed again where the values are others
@@ -107,22 +113,28 @@ class Entry:
 
     def _compile(self, donate: bool) -> None:
         with uncollected():
-            closed = folded(self.trace.closed)
-        invars = closed.jaxpr.invars
+            closed = folded(self.trace.closed, self.merged)
+        invars, outvars = closed.jaxpr.invars, closed.jaxpr.outvars
         # What no equation reads is no input of the compiled program: each costs a check and a transfer a call.
-        needed = {id(v) for eqn in closed.jaxpr.eqns for v in eqn.invars} | {id(v) for v in closed.jaxpr.outvars}
+        needed = {id(v) for eqn in closed.jaxpr.eqns for v in eqn.invars} | {id(v) for v in outvars}
         self.used = [i for i in range(len(self.slots)) if id(invars[i]) in needed]
         self.numbered = [i for i in range(self.trace.numbers) if id(invars[len(self.slots) + i]) in needed]
         keyed = id(invars[-1]) in needed
         self.random = keyed
         places = [*self.used, *(len(self.slots) + i for i in self.numbered), *([len(invars) - 1] if keyed else [])]
-        outs = [v.aval for v in closed.jaxpr.outvars]
+        outs = [v.aval for v in outvars]
         kinds = [(v.aval.shape, v.aval.dtype) for v in invars]
         written = {s for s, out, _ in self.effects.written if kinds[s] == (outs[out].shape, outs[out].dtype)}
         placed = [mesh_sharding(storage_of(self.trace.tensors[i]).array) for i in self.slots]
         # An argument that lies on one device may come out of the program spread over the mesh of the others.
-        written = {s for s in written if placed[s] is not None or not any(placed)}
+        written = {s for s in written if placed[s] is not None or not any(placed)} - {*self.merged.values()}
         self.donated = [k for k, slot in enumerate(self.used) if slot in written] if donate else []
+        # Numbers that are one array and stay equal come out as one.
+        shared, found = {*self.merged, *self.merged.values()}, dict[int, int]()
+        first = {o: found.setdefault(id(outvars[o]), o) for slot, o, _ in self.effects.written if slot in shared}
+        kept = [i for i in range(len(outvars)) if first.get(i, i) == i]
+        self.outputs = [kept.index(first.get(i, i)) for i in range(len(outvars))] if shared else None
+        closed = closed.replace(jaxpr=closed.jaxpr.replace(outvars=[outvars[i] for i in kept]))
         run, avals = jaxpr_as_fun(closed), [v.aval for v in invars]
 
         def program(*given: jax.Array) -> Tree:
@@ -138,13 +150,13 @@ class Entry:
             return outputs[0] if self.bare else outputs
 
         state = {output: placed[slot] for slot, output, _ in self.effects.written}
-        shardings = tuple(state.get(i) for i in range(len(closed.jaxpr.outvars)))
+        shardings = tuple(state.get(i) for i in kept)
         # State stays spread over the mesh as it is.
         placement: Kwargs = {"out_shardings": shardings} if any(s is not None for s in shardings) else {}
         again = any(eqn.primitive.name == "optimization_barrier" for eqn in closed.jaxpr.eqns)
-        kept = again and jax.default_backend() == "cpu" and known_options().keys() >= BARRIERS.keys()
+        barred = again and jax.default_backend() == "cpu" and known_options().keys() >= BARRIERS.keys()
         self.jitted = jax.jit(
-            program, donate_argnums=tuple(self.donated), compiler_options=BARRIERS if kept else None, **placement
+            program, donate_argnums=tuple(self.donated), compiler_options=BARRIERS if barred else None, **placement
         )
 
     def current(self) -> bool:
@@ -184,12 +196,15 @@ class Entry:
         """Return what the program computes of these arguments; the tensors and storages that it may touch."""
         tensors = self.tensors(arguments, reached)
         storages = [storage_of(tensors[i]) for i in self.slots]
+        if any(storages[i].array is not storages[k].array for i, k in self.merged.items()):
+            raise Stale
         with contextlib.nullcontext() if self.ran else uncollected():
             outputs = self.jitted(*self.inputs(storages, reached))
         if not self.ran and len(self.trace.closed.jaxpr.eqns) > _LARGE:
             trim()
         self.ran = True
-        return (outputs,) if self.bare else outputs, tensors, storages
+        outputs = (outputs,) if self.bare else outputs
+        return outputs if self.outputs is None else [outputs[i] for i in self.outputs], tensors, storages
 
     def values(self, outputs: Sequence[jax.Array]) -> tuple[Value, ...]:
         """Return the values that Python asked for, as they are in this call."""
@@ -360,7 +375,8 @@ class JitState:
     def key(self) -> tuple[object, ...]:
         host = tuple((id(t), host_values(t)) for t in self.host)
         tensors = tuple(_device(t) for t in self.tensors if t.device.type == "jax")
-        return self.reached.signature(), tensors, host, tuple(self.signs)
+        held = [id(storage_of(t).array) for t in self.tensors if counts(t)]
+        return self.reached.signature(), tensors, host, tuple(self.signs), tuple(map(held.index, held))
 
 
 _TEMPLATE = """

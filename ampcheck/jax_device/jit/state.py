@@ -201,7 +201,7 @@ def prepare(optimizer: Optimizer) -> None:
     In float64, as Python computes with those of the host: 1 - 0.999**step in float32 is wrong by 1e-5 of itself. Those
     of a group that was made capturable by its owner stay as they are, and so do its eager steps.
     The state of parameters that have none yet is made, where the optimizer can make it without a gradient, so that the
-    first step is the same program as the later ones.
+    first step is the same program as the later ones. Equal counts are one array, which a program counts once.
     """
     for group in optimizer.param_groups:
         params = [p for p in group["params"] if p.device.type == "jax"]
@@ -219,6 +219,23 @@ def prepare(optimizer: Optimizer) -> None:
             dtype = torch.float64 if wide else step.dtype
             if (step.device.type, step.dtype) != ("jax", dtype):
                 optimizer.state[p]["step"] = step.to("jax", dtype)
+        for name in {name: 0 for p in params for name in optimizer.state.get(p, ())}:
+            _share([state[name] for p in params if name in (state := optimizer.state.get(p, ()))])
+
+
+def counts(value: object) -> bool:
+    """Return whether a value is a number in a tensor on one device, as the count of an optimizer's steps is."""
+    held = storage_of(value).array if isinstance(value, Tensor) and value.device.type == "jax" else None
+    return held is not None and held.shape == () and mesh_sharding(held) is None
+
+
+def _share(values: list[Tree]) -> None:
+    """Let numbers that are equal have one array."""
+    held = [storage_of(value) for value in values if counts(value)]
+    if len({id(storage.array) for storage in held}) > 1:
+        same: dict[object, jax.Array] = {}
+        for storage in held:
+            storage.array = same.setdefault((storage.array.dtype, storage.array.item()), storage.array)
 
 
 def _initialize(optimizer: Optimizer, group: Kwargs, params: list[Tensor]) -> None:
