@@ -1,6 +1,5 @@
 """Writes the static site: pages that open from disk and load nothing from elsewhere."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,7 +7,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ampcheck import samples
 from ampcheck.devices.registry import known
-from ampcheck.errors import UsageError
 from ampcheck.report.benchmarks import data as bench_data
 from ampcheck.report.benchmarks import history as bench_history
 from ampcheck.report.benchmarks import pages as bench_pages
@@ -17,6 +15,7 @@ from ampcheck.report.conformance import data, pages
 from ampcheck.report.conformance.ops import ops
 from ampcheck.report.history import History, load
 from ampcheck.runner.deviations import Deviation, KnownDeviations
+from ampcheck.runner.summarize import write_whole
 from ampcheck.samples import op_database
 from ampcheck.spec.case import op_token
 
@@ -64,14 +63,8 @@ def build(
     states = pages.states(counts) if counts else None
     power = [pages.power(path) for path in (figures, own) if path]
     files = render(history, KnownDeviations(known().values()).all(), bench_history.load(measured), states, power)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            # Replaced in one step, so that a reader never opens half a file.
-            (out / f"{name}.part").write_text(text, encoding="utf-8")
-            os.replace(out / f"{name}.part", out / name)
-    except OSError as error:
-        raise UsageError(f"the site cannot be written to {out}: {error.strerror}") from error
+    for name, text in files.items():
+        write_whole(out / name, text.encode(), "page")
     return out / ("index.html" if history else "bench.html")
 
 

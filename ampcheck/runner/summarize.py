@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
@@ -336,7 +337,8 @@ def write_whole(path: Path, data: bytes, what: str) -> None:
             part.replace(path)
     except OSError as error:
         if part != path:
-            part.unlink(missing_ok=True)
+            with suppress(OSError):  # there may be none, or what should be its folder is a file
+                part.unlink()
         raise UsageError(f"the {what} {path} cannot be written: {error.strerror}") from error
 
 

@@ -28,7 +28,7 @@ def test_without_a_run_file_or_a_folder_nothing_is_written(tmp_path: Path) -> No
         build([tmp_path / "damaged.jsonl"], tmp_path / "site")
     assert not (tmp_path / "site").exists()
     (tmp_path / "site").write_text("mine")
-    with pytest.raises(UsageError, match=r"cannot be written to .*site: "):
+    with pytest.raises(UsageError, match=r"the page .*site/\S+ cannot be written: "):
         build([write(tmp_path / "run.jsonl", [make("mm")])], tmp_path / "site")
     assert (tmp_path / "site").read_text() == "mine"
 
