@@ -301,7 +301,7 @@ class _Relations:
             made = [forward_ad.unpack_dual(x) for x in tensors(out)]
             return [(x.primal.clone(), x.tangent.clone()) for x in made if x.tangent is not None]
 
-    def gradient(self, region: Region, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
+    def gradient(self, region: Region, dtype: torch.dtype | None = None, scale: float = 1.0) -> list[torch.Tensor]:
         """Return the results and the gradients of the arguments; the backward pass is outside of the region."""
         args, kwargs = self.fresh(grad=True, dtype=dtype)
         with region():
@@ -310,8 +310,8 @@ class _Relations:
         leaves = [x for x in tensors((args, kwargs)) if x.requires_grad]
         if not roots or not leaves:
             return out
-        ones = [torch.ones_like(x) for x in roots]
-        return [*out, *(x for x in torch.autograd.grad(roots, leaves, ones, allow_unused=True) if x is not None)]
+        given = [torch.full_like(x, scale) for x in roots]
+        return [*out, *(x for x in torch.autograd.grad(roots, leaves, given, allow_unused=True) if x is not None)]
 
     def accuracy(self) -> None:
         """Compare results and gradients in a region with float64's: rounding must explain how far they are."""
@@ -340,15 +340,18 @@ class _Relations:
         if not isinstance(got, Exception) or re.search(wrong, str(got)):
             low.explained(got, nudged)
 
-    def scaled(self, factor: float) -> None:
+    def scaled(self, factor: float, scale: float) -> None:
         """Compare which results and gradients are infinite or zero, for arguments that are all of another magnitude.
+
+        `scale`: of the gradients of results, as that of a `GradScaler`.
 
         A zero is told beside numbers that are about as large: a smaller one may be what a sum rounds away.
         """
         amp, info = self.amp, torch.finfo(self.amp.dtype)
         low = self.changed(lambda x: (x * factor).to(amp.dtype).to(x.dtype))
-        got = _run(amp, partial(low.derived, dtype=amp.dtype), self.on)
-        exact, single = (_run(amp, partial(low.derived, dtype=dtype), self.off) for dtype in (torch.float64, None))
+        got = _run(amp, partial(low.derived, dtype=amp.dtype, scale=scale), self.on)
+        wides = (torch.float64, None)
+        exact, single = (_run(amp, partial(low.derived, dtype=dtype, scale=scale), self.off) for dtype in wides)
         if isinstance(got, Exception) or isinstance(exact, Exception) or isinstance(single, Exception):
             return
         for place, (x, y, z) in enumerate(zip(got, exact, single, strict=False)):
@@ -361,15 +364,16 @@ class _Relations:
             if ends.any() and low.cancels(place, ends):
                 continue
             said = f"gave {x[lost][0]:.4g} in {x.dtype} where float64 gives {y[lost][0]:.4g}" if lost.any() else ""
-            amp.check(not said, f"output {place} of sample {self.number} times {factor:g}", said or "agrees")
+            what = f"output {place} of sample {self.number} times {factor:g}, gradients of {scale:g}"
+            amp.check(not said, what, said or "agrees")
 
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "_Relations":
         """Return the op with other values in its real tensors."""
         return _Relations(self.amp, self.op, self.number, _Changed(self.args, self.kwargs, change))
 
-    def derived(self, region: Region, dtype: torch.dtype | None = None) -> object:
+    def derived(self, region: Region, dtype: torch.dtype | None = None, scale: float = 1.0) -> object:
         """Return the results of a call, and its gradients where the op has some; a dtype replaces float32."""
-        return self.gradient(region, dtype) if self.op.supports_autograd else self.plain(region, dtype)
+        return self.gradient(region, dtype, scale) if self.op.supports_autograd else self.plain(region, dtype)
 
     def explained(self, got: Result, moved_by: "_Relations") -> None:
         """Check how far results are from float64's, which differ from those of other arguments by what is allowed."""
@@ -634,8 +638,8 @@ MOVED: dict[str, tuple[Callable[[torch.dtype, torch.Tensor], torch.Tensor], ...]
 """What changes the first argument of a kernel in the lower precision."""
 
 
-SCALES = (2.0**-8, 2.0**-4, 2.0**4, 2.0**8)
-"""Magnitudes of all arguments, beside those of the database."""
+SCALES = (*((2.0**k, 1.0) for k in (-8, -4, 4, 8)), (1.0, 2.0**8))
+"""Magnitudes of all arguments, beside those of the database, and of the gradients of results."""
 
 
 def assert_kernel(amp: Amp, name: str, given: str) -> None:
@@ -647,8 +651,8 @@ def assert_kernel(amp: Amp, name: str, given: str) -> None:
         if given == "infinite":
             one.infinite()
         elif given == "scaled" and not one.rounds_inside() and not one.draws():
-            for factor in SCALES:
-                one.scaled(factor)
+            for factor, scale in SCALES:
+                one.scaled(factor, scale)
         elif given == "rounded" and not one.rounds_inside():
             one.rounded()
         elif given in MOVED and not one.rounds_inside() and (given != "huge" or len(one.kernels()) == 1):

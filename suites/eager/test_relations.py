@@ -13,7 +13,8 @@ there without autocast, too, is the op's own and not autocast's. Each relation f
 - `accuracy`: the error beside float64 is one that rounding of inputs and result to the lower precision explains.
 - `rounded`: so is that of a kernel that gets the lower precision, beside float64 of the same numbers.
 - `strided`, `zero`, `huge`: so it is in other memory, of zero, and of numbers whose sums overflow.
-- `scaled`: results and gradients that the lower precision holds are neither infinite nor zero, at four magnitudes.
+- `scaled`: results and gradients that the lower precision holds are neither infinite nor zero, at four magnitudes
+  of arguments, and with gradients of results that are scaled, as by a GradScaler.
 - `sized`: so it is of one element and of thousands, in a region and outside of one, and compiled by Inductor.
 - `drawn`: random numbers in the lower precision have float64's distribution, but for rounding.
 - `compiled_surface`: a program gives compiled what it gives in eager mode.
