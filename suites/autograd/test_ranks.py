@@ -631,7 +631,7 @@ def _arranged(amp: Amp, arranged: str, batch: torch.Tensor) -> dict[str, Any]:
 
 MIXED = Product(
     {
-        "param": ("kept", "low"),
+        "param": ("kept", "low", "float32"),
         "reduce": ("unsaid", "float32", "low"),
         "buffer": ("unsaid", "float32", "low"),
         "gradients": ("full", "low"),
@@ -661,14 +661,21 @@ def test_mixed(amp: Amp, param: str, reduce: str, buffer: str, gradients: str, b
         net.train()(part).float().square().mean().backward()
         own = [one.grad for one in layer.parameters() if one.grad is not None]  # the part that the rank holds
         gradient = torch.cat([grad.flatten() for grad in own]) if own else None
+        with net.summon_full_params(net):
+            layer.seen.append(layer.weight.dtype)
         return {"seen": layer.seen, "input": part.grad, "gradients": gradient}
 
     each = [_by_casts([part], computed, computed, computed, None, reduced) for part in batch.chunk(2)]
     whole = torch.cat([(each[0][name] / 2 + each[1][name] / 2).flatten() for name in ("weight", "factor")])
     found = on_ranks(amp, run)
     for rank, got in enumerate(found):
-        seen, kept = [*[computed] * 4, held or torch.float32], reduced if gradients == "low" else torch.float32
-        amp.assert_equal(f"dtypes of input, parameters, product and buffer on rank {rank}", got["seen"], seen)
+        seen, kept = (
+            [*[computed] * 4, held or torch.float32, torch.float32],
+            reduced if gradients == "low" else torch.float32,
+        )
+        amp.assert_equal(
+            f"dtypes of input, parameters, product, buffer and whole parameters on rank {rank}", got["seen"], seen
+        )
         amp.assert_equal(f"dtype of gradients on rank {rank}", getattr(got["gradients"], "dtype", None), kept)
         amp.assert_equal(f"whether the input has one on rank {rank}", got["input"] is not None, True)
     if made := [got["gradients"].float() for got in found if got["gradients"] is not None]:
@@ -991,6 +998,7 @@ def test_reduced_across(amp: Amp, reduce: str, accumulate: str) -> None:
 def test_redistributed(amp: Amp, forward: str, back: str) -> None:
     """A redistribution and its gradient's are in the dtypes that are asked for (DTensor.redistribute)."""
     parts = torch.tensor([[1.0], [torch.finfo(amp.dtype).eps / 8]])
+    terms = torch.tensor([[1.0], [0.0]]) + 0.49 * torch.finfo(amp.dtype).eps  # which add up to more than 1 in float32
     sent, summed = (_dtype(amp, one) or torch.float32 for one in (forward, back))
 
     def run() -> list[torch.Tensor]:
@@ -999,11 +1007,14 @@ def test_redistributed(amp: Amp, forward: str, back: str) -> None:
         whole = spread.redistribute(placements=[dist.tensor.Replicate()], **options)
         local = whole.to_local(grad_placements=[dist.tensor.Partial()])
         (local.float() * parts[dist.get_rank()]).sum().backward()
-        return [local.detach(), _whole(spread.grad)]
+        added = dist.tensor.DTensor.from_local(terms[dist.get_rank()], _mesh(), [dist.tensor.Partial()])
+        total = added.redistribute(placements=[dist.tensor.Replicate()], **options).to_local()
+        return [local.detach(), _whole(spread.grad), total]
 
     for rank, got in enumerate(on_ranks(amp, run)):
         amp.assert_identical(f"values on rank {rank}", got[0], torch.ones(2, 1, dtype=sent))
         amp.assert_identical(f"gradient on rank {rank}", got[1], parts.to(sent).to(summed).sum().float().expand(2, 1))
+        amp.assert_identical(f"sum of terms on rank {rank}", got[2], terms.to(sent).sum(0))
 
 
 @scenario(logits=["wide", "low"], around=["none", "same"], types=("cpu",), values=True, dtypes="default")
