@@ -192,6 +192,11 @@ def lower(*names: str, **options: Any) -> Callable[[F], F]:
     return register
 
 
+def decomposed(*names: str) -> None:
+    """Compute overloads as PyTorch's decompositions do, also those that torchax has."""
+    OWN.update((name, found) for name in names if (found := _decomposition(overload(f"aten::{name}"))) is not None)
+
+
 _MEDIUM = 1 << 16
 _CHEAP = (
     (_MEDIUM, "xla_cpu_use_fusion_emitters", False),  # gone in jax 0.11
@@ -296,4 +301,5 @@ def _torchax(op: OpOverload) -> Lowering | None:
 
 def _decomposition(op: OpOverload) -> Lowering | None:
     found = decompositions.get(op)
-    return Lowering(found, torch_code=True, static=True, source="decomposition") if found is not None else None
+    numbers = any(a.kind in (Kind.NUMBER, Kind.NUMBERS) for a in arguments(op))
+    return Lowering(found, torch_code=True, static=numbers, source="decomposition") if found is not None else None

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ampcheck.bench.workloads.steps import TransformerBlock
+
 Batch = Mapping[str, torch.Tensor]
 
 _WORDS, _LENGTH, _ROWS, _CLASSES = 64, 16, 4, 8
@@ -47,36 +49,16 @@ class TiedDecoder(nn.Module):
 
     def __init__(self, width: int = 32, heads: int = 4, depth: int = 2) -> None:
         super().__init__()
-        self.heads = heads
         self.words, self.places = nn.Embedding(_WORDS, width), nn.Embedding(_LENGTH, width)
         nn.init.normal_(self.words.weight, std=0.1)
-        self.blocks = nn.ModuleList(
-            nn.ModuleDict(
-                {
-                    "norm1": nn.LayerNorm(width),
-                    "qkv": nn.Linear(width, 3 * width),
-                    "out": nn.Linear(width, width),
-                    "norm2": nn.LayerNorm(width),
-                    "up": nn.Linear(width, 4 * width),
-                    "down": nn.Linear(4 * width, width),
-                }
-            )
-            for _ in range(depth)
-        )
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads, causal=True) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, _WORDS, bias=False)
         self.head.weight = self.words.weight
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         """Return the logits of the next words: (rows, length, words)."""
-        rows, length = words.shape
-        x = self.words(words) + self.places(torch.arange(length, device=words.device))
-        for block in self.blocks:
-            qkv = block["qkv"](block["norm1"](x)).view(rows, length, 3, self.heads, -1)  # type: ignore[index]  # a ModuleDict
-            q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + block["out"](mixed.transpose(1, 2).reshape(x.shape))  # type: ignore[index]
-            x = x + block["down"](F.gelu(block["up"](block["norm2"](x))))  # type: ignore[index]
-        out: torch.Tensor = self.head(self.norm(x))
+        x = self.words(words) + self.places(torch.arange(words.shape[1], device=words.device))
+        out: torch.Tensor = self.head(self.norm(self.blocks(x)))
         return out
 
 

@@ -23,9 +23,9 @@ def multilayer(width: int, depth: int) -> nn.Module:
 class TransformerBlock(nn.Module):
     """Attention and two layers, norm first, without dropout. Input and output: (batch, length, width)."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, causal: bool = False) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -34,7 +34,7 @@ class TransformerBlock(nn.Module):
         batch, length, width = x.shape
         split = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = split.permute(2, 0, 3, 1, 4)
-        mixed: torch.Tensor = F.scaled_dot_product_attention(q, k, v)
+        mixed: torch.Tensor = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         out: torch.Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
         return out

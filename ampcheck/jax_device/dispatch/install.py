@@ -130,7 +130,7 @@ def kernel(op: OpOverload) -> Kernel | None:
     lowering = find(plain) if plain is not None else None
     if plain is None or lowering is None:
         return None
-    if lowering.torch_code and has_kernel(name, "CompositeExplicitAutograd"):
+    if lowering.torch_code and short_name(plain) not in OWN and has_kernel(name, "CompositeExplicitAutograd"):
         return None  # PyTorch's own composite kernel takes the op apart as well, in C++
     if plain is op:
         return placed(_lazy(op)) if "device" in names else _lazy(op)

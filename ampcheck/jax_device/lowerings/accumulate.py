@@ -84,11 +84,6 @@ def reduced(values: Array, reduction: int) -> Array:
     return jnp.sum(values) if reduction == SUM else values
 
 
-def spread(grad: Array, reduction: int, count: int) -> Array:
-    """Return the gradient of each loss from the gradient of what `reduced` made of `count` of them."""
-    return grad / count if reduction == MEAN and count else grad
-
-
 Matrix = Array | Columns
 """Of shape (…, m, n), or a vector."""
 

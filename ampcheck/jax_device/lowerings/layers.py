@@ -1,11 +1,11 @@
 """Activations, normalisations and losses, and their backward passes.
 
 Here are those that are wanted most, or of which neither torchax nor PyTorch's decompositions have the CPU's results,
-its speed, or a backward pass. A formula's arguments are those of the overload, in its order. What says "wide" is
-computed in float32 for float16 and bfloat16 and rounded once, as PyTorch's kernels do.
+its speed, or a backward pass; and the names of those of which the decomposition has them and torchax's code has not. A
+formula's arguments are those of the overload, in its order. What says "wide" is computed in float32 for float16 and
+bfloat16 and rounded once, as PyTorch's kernels do.
 """
 
-import math
 from collections.abc import Sequence
 
 import jax
@@ -16,12 +16,8 @@ from torch import Tensor
 from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.dispatch.kernels import assign, computed
 from ampcheck.jax_device.dispatch.special import kernel
-from ampcheck.jax_device.lowering import Computation, Number, lower
-from ampcheck.jax_device.lowerings.accumulate import MEAN, pullback, reduced, rounded, spread, wanted, widened
-
-
-def _softplus(x: Array) -> Array:
-    return jnp.logaddexp(x, jnp.zeros((), x.dtype))
+from ampcheck.jax_device.lowering import Computation, Number, decomposed, lower
+from ampcheck.jax_device.lowerings.accumulate import MEAN, pullback, reduced, rounded, widened
 
 
 def _zero(array: Array) -> Array:
@@ -59,7 +55,6 @@ _WIDE: dict[str, Computation] = {
     "leaky_relu_backward": lambda grad, x, slope, _: jnp.where(x > 0, grad, grad * slope),
     "silu": lambda x: x / (1 + jnp.exp(-x)),
     "silu_backward": lambda grad, x: grad * jax.nn.sigmoid(x) * (1 + x * (1 - jax.nn.sigmoid(x))),
-    "mish": lambda x: x * jnp.tanh(_softplus(x)),
     # Without elements, or of one number, jax.nn has no axis to go along.
     "_softmax": lambda x, dim, _: jax.nn.softmax(x, axis=dim) if x.size and x.ndim else x * 0 + 1,
     "_log_softmax": lambda x, dim, _: jax.nn.log_softmax(x, axis=dim) if x.size and x.ndim else x - x,
@@ -76,6 +71,12 @@ _ROUNDED: dict[str, Computation] = {
         jnp.broadcast_to(mask, out.shape), 0, _softmax_backward(grad, out, -1 if dim is None else dim)
     ),
 }
+decomposed(
+    *("mish", "mish_backward", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward"),
+    *("native_group_norm", "_native_batch_norm_legit_functional", "_native_batch_norm_legit.no_stats"),
+    *("_native_batch_norm_legit_no_training", "binary_cross_entropy_with_logits"),
+    *(f"{loss}{form}" for loss in ("smooth_l1_loss", "huber_loss") for form in ("", "_backward")),
+)
 for _name, _formula in _EXACT.items():
     lower(_name)(_formula)
 for _name, _formula in _WIDE.items():
@@ -84,11 +85,17 @@ for _name, _formula in _ROUNDED.items():
     lower(_name)(rounded(_formula))
 
 
-@lower("mish_backward")
+@lower("mse_loss", promotes=True)
 @widened
-def _mish_backward(grad: Array, x: Array) -> Array:
-    t = jnp.tanh(_softplus(x))
-    return grad * (t + x * jax.nn.sigmoid(x) * (1 - t * t))
+def _mse_loss(self: Array, target: Array, reduction: int = MEAN) -> Array:
+    return reduced(jnp.square(self - target), reduction)
+
+
+@lower("mse_loss_backward", promotes=True)
+@widened
+def _mse_loss_backward(grad_output: Array, self: Array, target: Array, reduction: int) -> Array:
+    difference = self - target
+    return (grad_output / max(difference.size, 1) if reduction == MEAN else grad_output) * (2 * difference)
 
 
 @lower("gelu")
@@ -111,20 +118,6 @@ def masked_softmax(x: Array, mask: Array, dim: int | None = None, mask_type: int
     return jax.nn.softmax(x, axis=-1 if dim is None else dim, where=kept)
 
 
-def _moments(array: Array, axes: int | Sequence[int], eps: float) -> tuple[Array, Array, Array]:
-    """Return the normal values, the mean and 1 / standard deviation."""
-    mean = jnp.mean(array, axis=axes, keepdims=True)
-    off = array - mean
-    rstd = jax.lax.rsqrt(jnp.mean(jnp.square(off), axis=axes, keepdims=True) + eps)
-    return off * rstd, mean, rstd
-
-
-def _affine(array: Array, weight: Array | None, bias: Array | None) -> Array:
-    if weight is not None:
-        array = array * weight
-    return array if bias is None else array + bias
-
-
 @lower("native_layer_norm")
 @widened
 def layer_norm(
@@ -132,76 +125,11 @@ def layer_norm(
 ) -> tuple[Array, Array, Array]:
     """Normalise over the last dimensions; also return the mean and 1 / standard deviation."""
     axes = tuple(range(input.ndim - len(normalized_shape), input.ndim))
-    normal, mean, rstd = _moments(input, axes, eps)
-    return _affine(normal, weight, bias), mean, rstd
-
-
-@lower("native_layer_norm_backward")
-@widened
-def layer_norm_backward(
-    grad_out: Array, input: Array, normalized_shape: Sequence[int], mean: Array, rstd: Array, *affine: Tree
-) -> tuple[Array | None, ...]:
-    weight, bias, output_mask = affine
-    first = input.ndim - len(normalized_shape)
-    axes, outer = tuple(range(first, input.ndim)), tuple(range(first))
-    shape = (*input.shape[:first], *((1,) * len(axes)))
-    normal = (input - mean.reshape(shape)) * rstd.reshape(shape)
-    by_input = _through(grad_out if weight is None else grad_out * weight, normal, rstd.reshape(shape), axes)
-    return wanted(
-        output_mask,
-        by_input,
-        None if weight is None else jnp.sum(grad_out * normal, axis=outer),
-        None if bias is None else jnp.sum(grad_out, axis=outer),
-    )
-
-
-def _through(grad: Array, normal: Array, rstd: Array, axes: int | Sequence[int]) -> Array:
-    """Return the gradient of what was normalised over `axes` from the gradient of the normal values."""
-    centre = jnp.mean(grad, axis=axes, keepdims=True)
-    along = jnp.mean(grad * normal, axis=axes, keepdims=True)
-    return rstd * (grad - centre - normal * along)
-
-
-@lower("_fused_rms_norm")
-@widened
-def rms_norm(
-    input: Array, normalized_shape: Sequence[int], weight: Array | None, eps: float | None
-) -> tuple[Array, Array]:
-    """Divide by the root of the mean square over the last dimensions; also return 1 / that root."""
-    axes = tuple(range(input.ndim - len(normalized_shape), input.ndim))
-    least = float(jnp.finfo(input.dtype).eps) if eps is None else eps
-    rstd = jax.lax.rsqrt(jnp.mean(jnp.square(input), axis=axes, keepdims=True) + least)
-    return _affine(input * rstd, weight, None), rstd
-
-
-@lower("_fused_rms_norm_backward")
-@widened
-def rms_norm_backward(
-    grad_out: Array, input: Array, shape: Sequence[int], rstd: Array, weight: Array | None, mask: Sequence[bool]
-) -> tuple[Array | None, ...]:
-    first = input.ndim - len(shape)
-    axes = tuple(range(first, input.ndim))
-    rstd = rstd.reshape(*input.shape[:first], *((1,) * len(axes)))
-    normal = input * rstd
-    grad = grad_out if weight is None else grad_out * weight
-    by_input = rstd * (grad - normal * jnp.mean(grad * normal, axis=axes, keepdims=True))
-    by_weight = None if weight is None else jnp.sum(grad_out * normal, axis=tuple(range(first)))
-    return wanted(mask, by_input, by_weight)
-
-
-@lower("native_group_norm")
-@widened
-def group_norm(
-    input: Array, weight: Array | None, bias: Array | None, N: int, C: int, HxW: int, group: int, eps: float
-) -> tuple[Array, Array, Array]:
-    """Normalise over each group of channels; also return the means and 1 / standard deviations, (N, groups)."""
-    normal, mean, rstd = _moments(input.reshape(N, group, C // group * HxW), 2, eps)
-    out = _affine(normal.reshape(N, C, HxW), _column(weight), _column(bias))
-    return out.reshape(input.shape), mean[..., 0], rstd[..., 0]
-
-
-def _column(per_channel: Array | None) -> Array | None:
-    return None if per_channel is None else per_channel.reshape(1, -1, 1)
+    mean = jnp.mean(input, axis=axes, keepdims=True)
+    off = input - mean
+    rstd = jax.lax.rsqrt(jnp.mean(jnp.square(off), axis=axes, keepdims=True) + eps)
+    out = off * rstd if weight is None else off * rstd * weight
+    return out if bias is None else out + bias, mean, rstd
 
 
 @lower("_weight_norm_interface")
@@ -218,50 +146,6 @@ lower("_weight_norm_interface_backward")(
 )
 
 
-def _channels(input: Array, per_channel: Array) -> Array:
-    return per_channel.reshape(1, -1, *((1,) * (input.ndim - 2)))
-
-
-def _axes(input: Array) -> tuple[int, ...]:
-    return (0, *range(2, input.ndim))
-
-
-def _normalised(input: Array, weight: Array | None, bias: Array | None, mean: Array, rstd: Array) -> Array:
-    factor = rstd if weight is None else rstd * weight
-    out = (input - _channels(input, mean)) * _channels(input, factor)
-    return out if bias is None else out + _channels(input, bias)
-
-
-@lower("_native_batch_norm_legit_functional")
-@widened
-def batch_norm(
-    input: Array, weight: Array | None, bias: Array | None, running_mean: Array, running_var: Array, *options: float
-) -> tuple[Array, ...]:
-    """Return (N, C, …) normalised per channel, the statistics it took, and the running statistics after it.
-
-    Without training it takes the running statistics, which stay. `options`: training, momentum, eps.
-    """
-    training, momentum, eps = options
-    if not training:
-        rstd = jax.lax.rsqrt(running_var + eps)
-        return _normalised(input, weight, bias, running_mean, rstd), running_mean, rstd, running_mean, running_var
-    mean = jnp.mean(input, axis=_axes(input))
-    variance = jnp.mean(jnp.square(input - _channels(input, mean)), axis=_axes(input))
-    rstd = jax.lax.rsqrt(variance + eps)
-    seen = math.prod(input.shape[d] for d in _axes(input))
-    unbiased = variance * (seen / max(seen - 1, 1))
-    kept = [momentum * n + (1 - momentum) * r for n, r in ((mean, running_mean), (unbiased, running_var))]
-    return _normalised(input, weight, bias, mean, rstd), mean, rstd, *kept
-
-
-lower("_native_batch_norm_legit.no_stats")(
-    lambda x, w, bias, *options: batch_norm(x, w, bias, jnp.zeros(()), jnp.zeros(()), True, *options[1:])[:3]
-)
-lower("_native_batch_norm_legit_no_training")(
-    lambda input, *given: batch_norm(input, *given[:4], False, *given[4:])[:3]
-)
-
-
 @kernel("native_batch_norm")
 def native_batch_norm(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, *options: float
@@ -273,54 +157,6 @@ def native_batch_norm(
     if options[0]:  # training
         assign([mean, var], found[3:])
     return tuple(found[:3])
-
-
-def _smooth_l1(difference: Array, beta: float = 1.0) -> Array:
-    distance = jnp.abs(difference)
-    inner = 0.5 * distance * distance / beta if beta else distance
-    return jnp.where(distance < beta, inner, distance - 0.5 * beta)
-
-
-def _huber(difference: Array, delta: float = 1.0) -> Array:
-    distance = jnp.abs(difference)
-    return jnp.where(distance < delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta))
-
-
-# Losses of the difference between input and target: each element's loss, and its slope.
-_OF_DIFFERENCES: dict[str, tuple[Computation, Computation]] = {
-    "mse_loss": (jnp.square, lambda difference: 2 * difference),
-    "smooth_l1_loss": (_smooth_l1, lambda d, beta: jnp.where(jnp.abs(d) < beta, d / beta if beta else d, jnp.sign(d))),
-    "huber_loss": (_huber, lambda d, delta: jnp.where(jnp.abs(d) < delta, d, delta * jnp.sign(d))),
-}
-
-
-def _register(name: str, losses: Computation, slopes: Computation) -> None:
-    @lower(name, promotes=True)
-    @widened
-    def forward(self: Array, target: Array, reduction: int = MEAN, *option: float) -> Array:
-        return reduced(losses(self - target, *option), reduction)
-
-    @lower(f"{name}_backward", promotes=True)
-    @widened
-    def backward(grad_output: Array, self: Array, target: Array, reduction: int, *option: float) -> Array:
-        difference = self - target
-        slope: Array = slopes(difference, *option)
-        return spread(grad_output, reduction, difference.size) * slope
-
-
-for _name, (_losses, _slopes) in _OF_DIFFERENCES.items():
-    _register(_name, _losses, _slopes)
-
-
-@lower("binary_cross_entropy_with_logits")
-@widened
-def _binary_cross_entropy_with_logits(
-    self: Array, target: Array, weight: Array | None = None, pos_weight: Array | None = None, reduction: int = MEAN
-) -> Array:
-    softened = jnp.log1p(jnp.exp(-jnp.abs(self))) + jnp.maximum(-self, 0)  # -log(sigmoid(self)), without overflow
-    scale = 1 if pos_weight is None else 1 + (pos_weight - 1) * target
-    losses = (1 - target) * self + scale * softened
-    return reduced(losses if weight is None else losses * weight, reduction)
 
 
 @lower("multi_margin_loss")

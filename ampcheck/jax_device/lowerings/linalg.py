@@ -268,15 +268,6 @@ def _order(pivots: Array, rows: int) -> Array:
     return jax.lax.linalg.lu_pivots_to_permutation(pivots.astype(jnp.int32) - 1, rows)
 
 
-@lower("linalg_lu_solve")
-def lu_solve(LU: Array, pivots: Array, B: Array, *, left: bool = True, adjoint: bool = False) -> Array:
-    """Solve A X = B, or with A's adjoint, or from the right, by the factors and pivots of A."""
-    if not left:
-        return transposed(lu_solve(LU, pivots, transposed(B), adjoint=not adjoint))
-    solved: Array = jax.scipy.linalg.lu_solve((LU, pivots - 1), B, 2 if adjoint else 0)
-    return solved
-
-
 @lower("lu_unpack")
 def lu_unpack(
     LU_data: Array, LU_pivots: Array, unpack_data: bool = True, unpack_pivots: bool = True
@@ -287,46 +278,42 @@ def lu_unpack(
     return order, left, right
 
 
-def _triangular(a: Array, b: Array, *, upper: bool, unit: bool = False, adjoint: bool = False) -> Array:
-    """Return X of a X = b, or of the adjoint of `a`, which is triangular."""
-    return jax.lax.linalg.triangular_solve(
-        a, b, left_side=True, lower=not upper, unit_diagonal=unit, transpose_a=adjoint, conjugate_a=adjoint
-    )
-
-
 def _batched(a: Array, b: Array) -> tuple[Array, Array]:
     batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     return jnp.broadcast_to(a, (*batch, *a.shape[-2:])), jnp.broadcast_to(b, (*batch, *b.shape[-2:]))
 
 
-def _solved(lu: Array, order: Array, b: Array, adjoint: bool = False) -> Array:
-    """Return X of A X = b, or of the adjoint of A, from the packed decomposition and the row order."""
+def _solved(lu: Array, pivots: Array, b: Array, adjoint: bool = False) -> Array:
+    """Return X of A X = b, or of the adjoint of A, from the packed decomposition and the pivots from 0."""
     lu, b = _batched(lu, b)
     if not b.size or not lu.size:
         return jnp.zeros(b.shape, b.dtype)
-    order = jnp.broadcast_to(order, lu.shape[:-1])
-    if adjoint:
-        y = _triangular(lu, b, upper=True, adjoint=True)
-        y = _triangular(lu, y, upper=False, unit=True, adjoint=True)
-        return jnp.take_along_axis(y, jnp.argsort(order, -1)[..., None], -2)
-    y = _triangular(lu, jnp.take_along_axis(b, order[..., None], -2), upper=False, unit=True)
-    return _triangular(lu, y, upper=True)
+    solved: Array = jax.scipy.linalg.lu_solve((lu, pivots), b, 2 if adjoint else 0)
+    return solved
+
+
+@lower("linalg_lu_solve")
+def lu_solve(LU: Array, pivots: Array, B: Array, *, left: bool = True, adjoint: bool = False) -> Array:
+    """Solve A X = B, or with A's adjoint, or from the right, by the factors and pivots of A."""
+    if not left:
+        return transposed(_solved(LU, pivots - 1, transposed(B), not adjoint))
+    return _solved(LU, pivots - 1, B, adjoint)
 
 
 @lower("_linalg_solve_ex")
 def solve_ex(A: Array, B: Array, *, left: bool = True, check_errors: bool = False) -> tuple[Array, Array, Array, Array]:
     """Return X of A X = B, or X A = B, with the decomposition of A and its first zero pivot."""
-    packed, pivots, order = factor(A)  # one decomposition serves the solution and, in backward, its gradient
+    packed, pivots, _ = factor(A)  # one decomposition serves the solution and, in backward, its gradient
     vector = B.ndim == 1 or (A.ndim - 1 == B.ndim and B.shape == A.shape[:-1])
     right = B[..., None] if vector else B
-    out = _solved(packed, order, right) if left else transposed(_solved(packed, order, transposed(right), True))
+    out = _solved(packed, pivots, right) if left else transposed(_solved(packed, pivots, transposed(right), True))
     return out[..., 0] if vector else out, packed, pivots + 1, _info(packed)
 
 
 @lower("linalg_inv_ex")
 def inv_ex(A: Array, *, check_errors: bool = False) -> tuple[Array, Array]:
-    packed, _, order = factor(A)
-    return _solved(packed, order, _identity(A, A.shape[-1])), _info(packed)
+    packed, pivots, _ = factor(A)
+    return _solved(packed, pivots, _identity(A, A.shape[-1])), _info(packed)
 
 
 def _parity(pivots: Array) -> Array:

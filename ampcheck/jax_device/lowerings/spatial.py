@@ -20,7 +20,7 @@ from jax import Array
 from ampcheck.jax_device.annotations import Tree
 from ampcheck.jax_device.dispatch.kernels import computed
 from ampcheck.jax_device.dispatch.special import kernel
-from ampcheck.jax_device.lowering import Computation, lower
+from ampcheck.jax_device.lowering import Computation, decomposed, lower
 from ampcheck.jax_device.lowerings.accumulate import asked, pullback, rounded, transposed, wanted, widened
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -155,18 +155,11 @@ def _rows(array: Array, dims: int) -> Array:
     return array.reshape(math.prod(array.shape[:-dims]), math.prod(array.shape[-dims:]))
 
 
-def _scattered(values: Array, indices: Array, size: Sequence[int], dims: int, *, adds: bool = True) -> Array:
-    """Return zeros with each value added, or else written, at its index in the last dimensions."""
+def _scattered(values: Array, indices: Array, size: Sequence[int], dims: int) -> Array:
+    """Return zeros with each value added at its index in the last dimensions."""
     flat = jnp.zeros((math.prod(size[:-dims]), math.prod(size[-dims:])), values.dtype)
     at = flat.at[jnp.arange(flat.shape[0])[:, None], _rows(indices, dims)]
-    return (at.add if adds else at.set)(_rows(values, dims)).reshape(size)
-
-
-@lower("max_unpool2d", "max_unpool3d")
-def max_unpool(self: Array, indices: Array, output_size: Sequence[int], *_: Sequence[int]) -> Array:
-    """Return zeros, with each element of self at its index in the last dimensions."""
-    dims = len(output_size)
-    return _scattered(self, indices, (*self.shape[:-dims], *output_size), dims, adds=False)
+    return at.add(_rows(values, dims)).reshape(size)
 
 
 def _register_avg_pool(dims: int) -> None:
@@ -179,6 +172,7 @@ def _register_avg_pool(dims: int) -> None:
     )
 
 
+decomposed("max_unpool2d", "max_unpool3d")
 for _dims in (2, 3):
     _register_max_pool(_dims)
     _register_avg_pool(_dims)
@@ -290,7 +284,7 @@ _register_pad("reflection", "reflect")
 _register_pad("replication", "edge")
 
 
-_CUBIC = -0.75  # Keys' parameter of upsample_bicubic2d
+_CUBIC = -0.75  # Keys' parameter of upsample_bicubic2d and of grid_sampler_2d
 _CUBIC_SMOOTH = -0.5  # and of its antialiased form
 
 
@@ -331,11 +325,12 @@ def linear(length: int, out: int, scale: float | None, align_corners: bool) -> T
     return Taps(np.stack([low, np.minimum(low + 1, length - 1)], 1), np.stack([1 - share, share], 1))
 
 
-def _keys(x: Floats, a: float) -> Floats:
-    x = np.abs(x)
+def _keys(x: Any, a: float) -> Any:
+    """Compute Keys' kernel of an array of numpy or of JAX."""
+    x, where = abs(x), jnp.where if isinstance(x, Array) else np.where
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = (((x - 5) * x + 8) * x - 4) * a
-    return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
+    return where(x <= 1, near, where(x >= 2, 0.0, far))
 
 
 def cubic(length: int, out: int, scale: float | None, align_corners: bool) -> Taps:
@@ -424,7 +419,6 @@ for _kind, _window, _reach in (
 
 _NEAREST_MODE, _BICUBIC = 1, 2  # interpolation modes; 0 is linear
 _BORDER, _REFLECTION = 1, 2  # padding modes; 0 is zeros
-_KEYS = -0.75
 
 
 def _place(normal: Array, length: int, align_corners: bool) -> Array:
@@ -457,13 +451,6 @@ def _fetch(flat: Array, size: Sequence[int], places: Sequence[Array]) -> Array:
     return jnp.where(valid[:, None], jnp.take_along_axis(flat, index, axis=2), 0)
 
 
-def _cubic(x: Array) -> Array:
-    x = jnp.abs(x)
-    near = ((_KEYS + 2) * x - (_KEYS + 3)) * x * x + 1
-    far = (((x - 5) * x + 8) * x - 4) * _KEYS
-    return jnp.where(x <= 1, near, far)
-
-
 @lower("grid_sampler_2d", "grid_sampler_3d")
 @widened
 def grid_sampler(input: Array, grid: Array, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Array:
@@ -486,7 +473,7 @@ def grid_sampler(input: Array, grid: Array, interpolation_mode: int, padding_mod
         return out
 
     if interpolation_mode == _BICUBIC:
-        out = weighted((-1, 0, 1, 2), _cubic, pad)
+        out = weighted((-1, 0, 1, 2), partial(_keys, a=_CUBIC), pad)
     else:
         places = [pad(p, n) for p, n in zip(places, size, strict=True)]
         if interpolation_mode == _NEAREST_MODE:
