@@ -9,7 +9,7 @@ A run takes the cells of `chosen`, which hold every pair of values, and none of 
 `--nightly` takes all of `reachable`.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, product
@@ -18,6 +18,7 @@ from typing import TypeVar
 import pytest
 
 F = TypeVar("F", bound=Callable[..., object])
+T = TypeVar("T")
 Cell = tuple[str, ...]
 Pair = tuple[int, str, int, str]
 
@@ -55,20 +56,9 @@ class Product:
     def chosen(self) -> list[Cell]:
         """Return a few cells that hold every pair of values which a reachable cell holds, the same ones each time.
 
-        Takes the cell with the most pairs that are still missing, over and over, as greedy covering arrays do. Our own,
-        since the ids of a run's cases must not change with the version of a library.
+        Our own, since the ids of a run's cases must not change with the version of a library.
         """
-        bits: dict[Pair, int] = {}  # a set of pairs is a number with a bit for each, which is ten times as fast
-        pairs = {}
-        for cell in [] if self.nightly else self.reachable:
-            pairs[cell] = sum(bits.setdefault(pair, 1 << len(bits)) for pair in _pairs(cell))
-        missing = sum(bits.values())
-        picked = []
-        while missing:
-            best = max(pairs, key=lambda cell: pairs[cell].bit_count())
-            picked.append(best)
-            missing &= ~pairs.pop(best)
-            pairs = {cell: left for cell, held in pairs.items() if (left := held & missing)}
+        picked = covering({cell: _pairs(cell) for cell in ([] if self.nightly else self.reachable)})
         return sorted(picked, key=self.reachable.index)
 
     @property
@@ -118,3 +108,21 @@ def _pairs(cell: Cell) -> set[Pair]:
     values = list(enumerate(cell))
     several = values if len(values) > 1 else [*values, *values]
     return {(i, a, j, b) for (i, a), (j, b) in combinations(several, 2)}
+
+
+def covering(held: Mapping[T, Iterable[Hashable]]) -> list[T]:
+    """Return a few keys that together hold every value which a key holds.
+
+    Takes the key with the most values that are still missing, the first of several, over and over, as greedy covering
+    arrays do.
+    """
+    bits: dict[Hashable, int] = {}  # a set of values is a number with a bit for each, which is ten times as fast
+    left = {key: sum(bits.setdefault(value, 1 << len(bits)) for value in set(values)) for key, values in held.items()}
+    missing = (1 << len(bits)) - 1
+    picked = []
+    while missing:
+        best = max(left, key=lambda key: left[key].bit_count())
+        picked.append(best)
+        missing &= ~left.pop(best)
+        left = {key: rest for key, values in left.items() if (rest := values & missing)}
+    return picked

@@ -4,7 +4,7 @@ import json
 import os
 import platform
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from packaging.version import Version
 
 from ampcheck import samples
 from ampcheck.checks.cases import cell_cases, compiled_cases, compilers, database_cases, op_cases, smoke
-from ampcheck.checks.product import Product, label
+from ampcheck.checks.product import Product, covering, label
 from ampcheck.devices.base import Device
 from ampcheck.devices.registry import absent, known, select, warned
 from ampcheck.errors import UsageError, unknown
@@ -227,15 +227,40 @@ class Collector:
         return [item for item in every if item in out]
 
     def _twins(self, items: Sequence[pytest.Item]) -> set[pytest.Item]:
-        """Return the cases of devices of `one_region_dtype`, and those that fork, beside which another one is taken."""
-        alike = defaultdict(list)
-        for item in items:
-            case = item.stash[CASE]
-            if self.devices[case.device].one_region_dtype or item.get_closest_marker("forks"):
-                inputs = case.inputs.replace(case.amp, "low").replace(LOW[case.amp == LOW[0]], "other")
-                alike[replace(case, amp="", inputs=inputs)].append(item)
-        taken = {same[crc32(same[0].stash[CASE].key.encode()) % len(same)] for same in alike.values()}
-        return {item for same in alike.values() for item in same} - taken
+        """Return the cases that a run which chooses nothing leaves out, as others hold their values; see `_values`."""
+        groups: dict[Hashable, dict[pytest.Item, tuple[Hashable, ...]]] = defaultdict(dict)
+        mixed = sorted(items, key=lambda item: crc32(item.stash[CASE].key.encode()))  # each dtype comes first at times
+        for item in mixed:
+            if values := self._values(item):
+                group, *held = values
+                groups[group][item] = tuple(held)
+        return {item for group in groups.values() for item in group.keys() - set(covering(group))}
+
+    def _values(self, item: pytest.Item) -> tuple[Hashable, ...]:
+        """Return the group of a case and the values of which a run that chooses nothing takes each once in the group;
+        nothing for a case that every run takes.
+
+        A device of `one_region_dtype` has each op and inputs in one such dtype, a further sample of an op in one dtype
+        of its inputs, and each value of a scenario's parameters. What compiles an op, or forks, does so for one region
+        dtype. Devices without values are one group for all but eager ops: what they compute by is the same.
+        """
+        case = item.stash[CASE]
+        device, scenario = self.devices[case.device], item.get_closest_marker("scenario") is not None
+        compiled = bool(case.compiler) and not scenario
+        if not (device.one_region_dtype or compiled or item.get_closest_marker("forks")):
+            return ()
+        inputs = case.inputs.replace(case.amp, "low").replace(LOW[case.amp == LOW[0]], "other")
+        whole: tuple[Hashable, ...] = ((case.sample, inputs, case.compiler),)
+        if compiled:
+            whole = (case.sample, case.compiler), inputs
+        elif scenario and device.one_region_dtype and device.has_values:
+            assert isinstance(item, pytest.Function)
+            whole = tuple((name, str(value)) for name, value in item.callspec.params.items() if name != "amp")
+        elif not scenario and case.sample not in ("", op_database.SAMPLE):
+            whole = (case.sample, (inputs,))
+        together = not device.has_values and (scenario or case.suite != "eager")
+        place = type(device).__name__ if together else device.name
+        return (case.suite, case.rule, case.op, place), *whole, *([case.amp] if whole else []), case.device
 
     def _share(self, case: Case) -> int:
         """Return of how many cases of a device one runs beside those of a smoke run; 0 for none."""

@@ -83,6 +83,14 @@ def repeated() -> set[str]:
     return {name for name, text in programs().items() if first.setdefault(text, name) != name}
 
 
+def neighbours() -> set[str]:
+    """Return every second one of the names that a line gives one program, but for what it calls."""
+    of_a_line: dict[str, list[str]] = {}
+    for line in lines():
+        of_a_line.setdefault(line.text, []).append(line.name)
+    return {name for names in of_a_line.values() for name in names[1::2]}
+
+
 def inputs(rand: Callable[..., torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors of a program, given what makes one of a shape on the device."""
     a, one = rand(4, 4), rand(1)

@@ -112,12 +112,12 @@ def test_siblings(amp: Amp, family: str, way: str, first: str, calls: dict[str, 
 
 
 # ---- the rest of what a user can call
-REPEATED = surface.repeated()
+REPEATED, BESIDE = surface.repeated(), surface.neighbours()
 PROGRAMS = [
-    pytest.param(text, id=name, marks=[pytest.mark.nightly] if name in REPEATED else [])
+    pytest.param(text, id=name, marks=[pytest.mark.nightly] if name in REPEATED | BESIDE else [])
     for name, text in surface.programs().items()
 ]
-"""Of names that have one program, runs take the first; nightly ones all."""
+"""Of names that have one program, runs take the first, and every second one of a line; nightly ones all."""
 OPTIONS = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
 SIZES = tomllib.loads(Path(__file__).with_name("sizes.toml").read_text(encoding="utf-8"))
 NOISY = {name for name in surface.programs() if re.search("fuse_(modules|conv_bn_relu|modules_qat)$|ConvBnReLU", name)}

@@ -60,7 +60,9 @@ ELSEWHERE = Product(
 TOOLS = Product(
     {"tool": ("fx", "makefx", "symbolic"), "body": ("bare", "region", "disabled"), "capture": _STATES, "call": _CALLS}
 )
-FOUND = Product({"body": ("bare", "default"), "first": ("low", "other", "off"), "second": ("other", "off", "low")})
+FOUND = Product(
+    {"body": ("bare", "default"), "first": ("low", "other", "off"), "second": ("other", "off", "low")}, nightly=True
+)
 
 _BODY = {
     "bare": "x, h = x, h",

@@ -146,6 +146,7 @@ def _assert_rounded(amp: Amp, consumer: str, setting: str) -> None:
         amp.assert_close(name, one, right, 1e-5 if kept else 8 * torch.finfo(low).eps)
 
 
+@pytest.mark.nightly  # as all that Inductor writes to the end
 @scenario(types=TYPES, values=True, dtypes="default")
 def test_rounded(amp: Amp) -> None:
     """What is rounded to the lower precision is so before it is widened again, with Inductor's setting for that."""

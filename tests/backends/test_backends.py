@@ -28,7 +28,7 @@ def test_a_backend_without_a_weight_cache_is_told(tmp_path: Path) -> None:
 # ---- one whose storages cannot be read
 
 
-@pytest.mark.parametrize(("told", "product"), [(True, 6.0), (False, 2.0)])
+@pytest.mark.parametrize(("told", "product"), [(True, 6.0), pytest.param(False, 2.0, marks=pytest.mark.nightly)])
 def test_a_kept_cast_follows_the_memory_it_is_told_of(told: bool, product: float, tmp_path: Path) -> None:
     """With `memory=` a cast is dropped when `weight.data = …` moves a weight, and without it stays, as documented."""
     done = start(tmp_path, "-c", PROGRAMS["backends-kept_cast"].format(told=told))
@@ -92,6 +92,7 @@ def test_a_formula_of_ops_that_are_not_promised_is_no_promise(tmp_path: Path) ->
 # ---- one that lacks kernels that some scenarios and random programs call
 
 
+@pytest.mark.nightly
 def test_what_calls_a_missing_kernel_is_unsupported(tmp_path: Path) -> None:
     lacks = {"LACKS": "_native_multi_head_attention atan2"}
     chosen = ("--rule=variants", "--rule=programs", "-k", "anywhere or mixed")

@@ -217,10 +217,15 @@ HUNG = "a call had not ended after 1 s; its precision was not checked, so no rat
     ("variant", "what", "reason", "bound"),
     [
         ("bf16", "call", HUNG, 1),
-        ("bf16", "compile", "it took more than 2 s to be called for the first time, which compiles it", None),
-        ("bf16", "prepare", "it took more than 2 s to be made ready", None),
-        ("bf16", "check_precision", "it took more than 2 s to have its precision checked", None),
-        ("fp32", "call", HUNG, 1),  # without its first variant a group is not measured
+        *(
+            pytest.param(*other, marks=pytest.mark.nightly)
+            for other in (
+                ("bf16", "compile", "it took more than 2 s to be called for the first time, which compiles it", None),
+                ("bf16", "prepare", "it took more than 2 s to be made ready", None),
+                ("bf16", "check_precision", "it took more than 2 s to have its precision checked", None),
+                ("fp32", "call", HUNG, 1),  # without its first variant a group is not measured
+            )
+        ),
     ],
 )
 def test_a_variant_that_hangs_costs_itself_and_only_a_call_bounds_it(

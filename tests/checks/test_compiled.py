@@ -238,7 +238,9 @@ def test_dynamo_meets_no_function_that_a_replay_puts_in() -> None:
     python("-W", "ignore", "-c", PROGRAMS["compiled-replay"])
 
 
-@pytest.mark.parametrize("compiler", ["script", "dynamo", "aot", "strict"])
+@pytest.mark.parametrize(
+    "compiler", ["dynamo", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("script", "aot", "strict"))]
+)
 def test_the_program_runs(compiler: str, tmp_path: Path) -> None:
     text = CHECK.program(replace(MM, compiler=compiler), CPU)
     assert "ampcheck" not in text

@@ -74,6 +74,7 @@ def test_a_case_is_of_one_kind(case: Case) -> None:
         assert told.endswith(".")
 
 
+@pytest.mark.nightly
 def test_what_is_right_runs_as_a_program(tmp_path: Path) -> None:
     """All of them in one process where ampcheck cannot be imported; those of a case that ended its process, too.
 

@@ -47,9 +47,8 @@ def test_importing_imports_neither_torch_nor_jax(statement: str) -> None:
     assert python("-c", code) == "[]\n"
 
 
-@pytest.mark.parametrize(
-    "arguments", [["devices"], pytest.param(["explain", "mm", "--inputs", "fp16"], marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("arguments", [["devices"], ["explain", "mm", "--inputs", "fp16"]])
 def test_an_answer_is_remembered_until_a_file_or_a_version_changes(arguments: list[str], tmp_path: Path) -> None:
     code = f"import sys; from ampcheck.cli.main import main; main({arguments}); print('torch' in sys.modules)"
 

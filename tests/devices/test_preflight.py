@@ -240,10 +240,19 @@ def plant(folder: Path, fault: str) -> None:
     ("fault", "step", "got"),
     [
         ("raise", "copy of bf16", "raised NotImplementedError: bfloat16 is not there yet (broken.py:18 in"),
-        ("crash", "copy of bf16", "the process ended with signal SIGSEGV"),
-        pytest.param("hang", "copy of bf16", "nothing happened for ", marks=pytest.mark.nightly),
-        ("quit_at_import", "load", "the process ended with exit code 3: ImportError: no licence; RuntimeError: it did"),
-        ("unseeded", "generator", "torch.rand gave other numbers after the same seed"),
+        *(
+            pytest.param(*fault, marks=pytest.mark.nightly)
+            for fault in (
+                ("crash", "copy of bf16", "the process ended with signal SIGSEGV"),
+                ("hang", "copy of bf16", "nothing happened for "),
+                (
+                    "quit_at_import",
+                    "load",
+                    "the process ended with exit code 3: ImportError: no licence; RuntimeError: ",
+                ),
+                ("unseeded", "generator", "torch.rand gave other numbers after the same seed"),
+            )
+        ),
     ],
 )
 def test_a_run_ends_before_its_first_case_and_onboard_says_why(tmp_path: Path, fault: str, step: str, got: str) -> None:
@@ -271,6 +280,7 @@ def test_a_run_ends_before_its_first_case_and_onboard_says_why(tmp_path: Path, f
     assert fault != "raise" or lines[at + 2] == f"         next: {ADVICE}"
 
 
+@pytest.mark.nightly
 def test_a_failed_step_makes_a_run_red_unless_the_device_names_it(tmp_path: Path) -> None:
     plant(tmp_path, "unseeded")
     done = run(tmp_path, "run", *ONE_CASE, code=1)
@@ -458,6 +468,7 @@ def test_what_is_repeated_is_repeated_with_deterministic_algorithms() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+@pytest.mark.nightly
 def test_an_assertion_on_the_device_costs_its_case_and_no_other(tmp_path: Path) -> None:
     (tmp_path / "lost_device.py").write_text(MODULE + PROGRAMS["preflight-lost"])
     options = ("--device=lost", "--device-module=lost_device", "--op=addmm", "--op=mm", "--run-file=run.jsonl")

@@ -148,6 +148,7 @@ def test_an_answer_that_is_no_sentence() -> None:
         unusable(Odd())
 
 
+@pytest.mark.nightly
 def test_run_and_pytest_refuse_them(tmp_path: Path) -> None:
     (tmp_path / "theirs.py").write_text(RAISING.format(method="policies"))
     options = ("--device=mydev", "--device-module=theirs")
@@ -185,6 +186,7 @@ def test_a_run_shows_the_warnings_of_an_import(tmp_path: Path) -> None:
 # ---- PrivateUse1
 
 
+@pytest.mark.nightly
 def test_a_name_that_another_backend_took(tmp_path: Path) -> None:
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "backends")))
     modules = ("--device-module=partial", "--device-module=numpy_backend")

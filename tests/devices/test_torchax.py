@@ -171,6 +171,7 @@ def test_torch_autocast_is_seen_to_cast_nothing(answers: dict[str, Any]) -> None
     assert found[1] == []
 
 
+@pytest.mark.nightly
 def test_a_reproduction_is_torchax_s_own(answers: dict[str, Any]) -> None:
     program = answers["reproduction"]
     assert "with torchax.amp.autocast('jax', dtype=torch.bfloat16):" in program

@@ -49,8 +49,8 @@ def _at_night(kill: Kill) -> bool:
     Each run tries every fifth mutant, by its own rule, and a part of the other kills; none that takes long.
     """
     share = crc32(f"{kill.mutant} {kill.case}".encode())
-    if kill.when == "night" or kill.seconds >= LONG:
-        return True
+    if kill.when == "night" or kill.seconds >= LONG or kill.device in (JAX, *BACKENDS):
+        return True  # another device's process takes ten seconds
     if kill is OWN.get((kill.mutant, kill.device)):
         return share % 5 > 0
     return share % 16 > 0

@@ -91,7 +91,8 @@ def told(**environment: str) -> dict[str, int | float | str]:
     return json.loads(child.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("others", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("others", [False, True])
 def test_the_next_process_finds_the_programs_of_several_that_ran_at_once(tmp_path: Path, others: bool) -> None:
     """And one that has another processor, none of them."""
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
@@ -113,11 +114,12 @@ def test_the_next_process_finds_the_programs_of_several_that_ran_at_once(tmp_pat
         assert other["processor"] != second["processor"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "environment",
     [
-        pytest.param({"JAX_ENABLE_COMPILATION_CACHE": "false"}, id="switched-off", marks=pytest.mark.nightly),
-        pytest.param({"JAX_COMPILATION_CACHE_DIR": ""}, id="no-folder", marks=pytest.mark.nightly),
+        pytest.param({"JAX_ENABLE_COMPILATION_CACHE": "false"}, id="switched-off"),
+        pytest.param({"JAX_COMPILATION_CACHE_DIR": ""}, id="no-folder"),
         pytest.param({"XDG_CACHE_HOME": "/dev/null"}, id="home-that-cannot-be-written"),
     ],
 )

@@ -129,6 +129,7 @@ def trained(name: str, dtype: str, *ways: str) -> list[Row]:
     return list(rows(MODELS[name], dtype, list(ways)))
 
 
+@pytest.mark.nightly
 def test_training() -> None:
     """The other models and dtypes are those of nightly.yml, which runs `python -m scripts.jax_models`."""
     for row in trained("tied-decoder", "fp32", "eager", "jit"):

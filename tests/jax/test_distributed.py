@@ -132,6 +132,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(path) for path in results]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_collectives_give_each_rank_its_result_on_the_device(name: str, processes: list[dict[str, Any]]) -> None:
     for rank, seen in enumerate(processes):
@@ -140,6 +141,7 @@ def test_collectives_give_each_rank_its_result_on_the_device(name: str, processe
         assert all(value.device.type == "jax" for value in found if isinstance(value, torch.Tensor))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", PARALLEL)
 def test_parallel_models_train_as_one_and_all_skip_an_overflow(name: str, processes: list[dict[str, Any]]) -> None:
     alone = _train(range(WORLD), lambda model: model)

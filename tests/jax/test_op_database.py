@@ -109,7 +109,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(("name", "dtype", "kind"), some(CASES, 32), ids=str)
+@pytest.mark.parametrize(("name", "dtype", "kind"), some(CASES, 64), ids=str)
 def test_values(name: str, dtype: torch.dtype, kind: str, request: pytest.FixtureRequest) -> None:
     most = NIGHTLY[kind] if request.config.option.nightly else SAMPLES
     outcomes = list(measure.measure(OPS[name], Way(), most, dtype, kind))
@@ -137,7 +137,7 @@ ANSWERED = {
 REFUSING = [name for name, op in OPS.items() if op.error_inputs_func and name not in ANSWERED]
 
 
-@pytest.mark.parametrize("name", some(REFUSING, 9))
+@pytest.mark.parametrize("name", some(REFUSING, 18))
 def test_errors(name: str, value_checks: None) -> None:
     """What PyTorch refuses is refused, by an error of the same kind."""
     for wrong in OPS[name].error_inputs("jax"):
@@ -153,7 +153,7 @@ WRITING = [
 ]
 
 
-@pytest.mark.parametrize("name", some(WRITING, 36))
+@pytest.mark.parametrize("name", some(WRITING, 72))
 def test_in_place(name: str) -> None:
     """The values of what is written, through a view that is not contiguous, and that autograd sees a new version."""
     op = OPS[name]
@@ -190,7 +190,7 @@ WHOLE = {"view_copy", "as_strided_copy", "unbind_copy", "kron"}  # on the CPU th
 MADE = [name for name, op in OPS.items() if op.supports_out and name not in NOT_MADE]
 
 
-@pytest.mark.parametrize("name", some(MADE, 36))
+@pytest.mark.parametrize("name", some(MADE, 72))
 def test_out(name: str) -> None:
     """Empty `out=` tensors get the shape, the strides and the values, also of an input whose columns lie together."""
     op = OPS[name]
@@ -220,7 +220,7 @@ def sample_gradients(op: Any, sample: Any, given: Any) -> tuple[torch.Tensor | N
 DIFFERENTIABLE = [name for name, op in measure.ops().items() if op.supports_autograd and name not in NO_GRADIENT]
 
 
-@pytest.mark.parametrize("name", some(DIFFERENTIABLE, 36))
+@pytest.mark.parametrize("name", some(DIFFERENTIABLE, 72))
 def test_gradients(name: str) -> None:
     op = measure.ops()[name]
     every = list(op.sample_inputs("cpu", torch.float32, requires_grad=True))
@@ -239,7 +239,7 @@ def strides(op: Any, sample: Any, given: Any) -> list[Any]:
     return [[s for n, s in zip(t.shape, t.stride(), strict=True) if n != 1] for t in found]
 
 
-@pytest.mark.parametrize("name", some([n for n in measure.ops() if n not in UNSTRIDED], 36))
+@pytest.mark.parametrize("name", some([n for n in measure.ops() if n not in UNSTRIDED], 72))
 def test_strides(name: str) -> None:
     """Of inputs whose channels, or else columns, lie together: the strides are the CPU's, or the Meta kernel's."""
     op = measure.ops()[name]
@@ -259,7 +259,7 @@ def test_strides(name: str) -> None:
             assert found == strides(op, sample, pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), given))
 
 
-@pytest.mark.parametrize("name", some(MODULES, 16))
+@pytest.mark.parametrize("name", some(MODULES, 32))
 def test_modules(name: str) -> None:
     """In training and in evaluation: outputs, gradients of parameters, and buffers."""
     info = MODULES[name]

@@ -63,7 +63,7 @@ _OPTIONS = _options() | {
 }
 
 
-@pytest.mark.parametrize("name", some(_OPTIONS, 5))
+@pytest.mark.parametrize("name", some(_OPTIONS, 10))
 def test_optimizer_trains_as_on_the_cpu(name: str) -> None:
     cls, options, way = _OPTIONS[name]
     options = {**options, **({"fused": True} if way == "fused" else {"foreach": way == "foreach"})}

@@ -513,6 +513,7 @@ def test_a_failure_by_name_is_red_and_its_line_repeats_it(installed: Installed) 
     assert "reached the kernel as bf16; expected fp16" in done.stdout
 
 
+@pytest.mark.nightly
 def test_a_name_that_is_no_suite_is_refused(installed: Installed) -> None:
     done = installed.run("pytest --pyargs ampcheck.suites.nope", code=4)
     assert "ampcheck.suites.nope" in done.stderr

@@ -3,16 +3,20 @@
 import re
 import tomllib
 from argparse import Namespace
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
-from ampcheck.checks.cases import op_cases
+from ampcheck.checks.cases import compiled_cases, op_cases
 from ampcheck.devices.cpu import Cpu
 from ampcheck.runner.collect import CASE, Collector
 from ampcheck.runner.run import suites_folder
 from ampcheck.samples import surface
+from ampcheck.spec.case import Case
+from ampcheck.spec.casting import LOW
 from tests.cli_support import pytest_here, write_suites
 
 TABLE = tomllib.loads(Path(__file__).with_name("collected.toml").read_text(encoding="utf-8"))
@@ -43,24 +47,62 @@ NARROWED: dict[str, object] = {"keyword": "mm", "device": ["cpu"], "nightly": Tr
 CHOSEN = [({}, True), *(({name: value}, False) for name, value in NARROWED.items())]
 
 
+def _collector(devices: list[str], options: dict[str, object], config: pytest.Config) -> Collector:
+    """Return what collects all suites, as a run with some options does."""
+    option = Namespace(**vars(config.option) | {"keyword": "", "device": []} | options | {"red_in": None})
+    made = Collector(Mock(option=option, args=[suites_folder()], invocation_params=config.invocation_params), devices)
+    made.root = suites_folder()
+    option.red_in = options.get("red_in")  # afterwards, as the collector would read the run file
+    return made
+
+
+def _left(cases: Sequence[Case], collector: Collector, scenario: bool = False) -> list[Case]:
+    """Return those of some cases that a run has; the parameters of a scenario are the parts of its inputs."""
+    items = []
+    for case in cases:
+        params = dict(enumerate(case.inputs.split("-"))) | {"amp": (case.device, case.amp)}
+        marker = (lambda name: name == "scenario" or None) if scenario else (lambda name: None)
+        callspec = Mock(params=params)
+        items.append(Mock(spec=pytest.Function, stash={CASE: case}, get_closest_marker=marker, callspec=callspec))
+    collector.choose(items)
+    return [item.stash[CASE] for item in items]
+
+
 @pytest.mark.parametrize(("options", "one_of"), CHOSEN)
 def test_a_whole_run_has_one_region_dtype_of_a_device_that_says_so(
     options: dict[str, object], one_of: bool, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    option = Namespace(**vars(pytestconfig.option) | {"keyword": "", "device": []} | options | {"red_in": None})
-    config = Mock(option=option, args=[suites_folder()], invocation_params=pytestconfig.invocation_params)
-    collector = Collector(config, ["cpu"])
-    collector.root = suites_folder()
-    option.red_in = options.get("red_in")  # afterwards, as the collector would read the run file
+    collector = _collector(["cpu"], options, pytestconfig)
     cases = [case for rule in ("downcast", "fallthrough") for case in op_cases(collector.devices["cpu"], rule)]
-    items = [Mock(stash={CASE: case}, get_closest_marker=lambda name: None) for case in cases]
-    assert collector.choose(list(items)) == []
+    assert _left(cases, collector) == cases
     monkeypatch.setattr(Cpu, "one_region_dtype", True)
-    out = {item.stash[CASE] for item in collector.choose(list(items))}
-    assert bool(out) == one_of
-    left, every = (
-        {(case.op, case.sample, re.sub("fp16|bf16", "low", case.inputs)) for case in some}
-        for some in (set(cases) - out, cases)
+    left = _left(cases, collector)
+    assert (left != cases) == one_of
+    assert {(case.op, case.sample) for case in left} == {(case.op, case.sample) for case in cases}
+    kept, every = (
+        {(case.op, re.sub("fp16|bf16", "low", case.inputs)) for case in some if not case.sample}
+        for some in (left, cases)
     )
-    assert left == every
-    assert {case.amp for case in cases if case not in out} == {"bf16", "fp16"}
+    assert kept == every
+    assert {case.amp for case in left} == {"bf16", "fp16"}
+
+
+def test_cases_that_differ_little_are_one(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    collector = _collector(["cpu", "virtual:cuda", "virtual:xpu"], {}, pytestconfig)
+    made = [
+        Case("eager", "context", "left", "", f"{first}-{second}", amp, device.name, device.token)
+        for device, amp, first, second in product(collector.devices.values(), LOW, "abc", "xyz")
+    ]
+    monkeypatch.setattr(Cpu, "one_region_dtype", True)
+    left = _left(made, collector, scenario=True)
+    cpu, fake = ([case for case in left if (case.device == "cpu") == here] for here in (True, False))
+    assert ({c for case in cpu for c in case.inputs.split("-")}, {case.amp for case in cpu}) == ({*"abcxyz"}, {*LOW})
+    assert len(cpu) <= 4, "each value once, not each pair"
+    assert sorted(case.inputs for case in fake) == sorted({case.inputs for case in made}), "each once on all devices"
+    assert len({(case.device, case.amp) for case in fake}) == 4
+    monkeypatch.setattr(Cpu, "one_region_dtype", False)
+    ops = compiled_cases(collector.devices["cpu"], "downcast", "jit", nightly=False)
+    of_mm = [case for case in ops if case.op == "mm"]
+    left = _left(of_mm, collector)
+    assert sorted((c.sample, c.compiler) for c in left) == sorted({(c.sample, c.compiler) for c in of_mm})
+    assert {c.inputs for c in left} == {c.inputs for c in of_mm}

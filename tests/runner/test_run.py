@@ -84,6 +84,7 @@ def test_a_crash_says_how_where_and_how_to_repeat_it(dying: Ran) -> None:
     assert "JUnit: a.xml" in done.stdout
 
 
+@pytest.mark.nightly
 def test_an_interrupted_run_is_resumed(folder: Path, whole: Run) -> None:
     cut = folder / "cut.jsonl"
     lines = whole.path.read_text().splitlines(keepends=True)
@@ -310,6 +311,7 @@ def test_last_failed_with_nothing_red(tmp_path: Path, whole: Run) -> None:
     assert f"the run file {path} has no red case, so there is none to run again" in said
 
 
+@pytest.mark.nightly
 def test_a_run_ends_after_so_many_red_cases(folder: Path) -> None:
     done = run(folder, *EAGER, *PRODUCTS, "--max-red=2", "--run-file=few.jsonl", "-n1", code=1)
     found = read(folder / "few.jsonl")
@@ -352,6 +354,7 @@ def test_a_baseline_excuses_what_it_lists_alone(folder: Path, whole: Run) -> Non
     assert f"baseline baseline.txt: {len(red)} cases are failing as it says" in done.stdout
 
 
+@pytest.mark.nightly
 def test_the_pytest_line_reproduces_where_the_module_is(whole: Run, folder: Path) -> None:
     (folder / "bin").mkdir()
     (folder / "bin" / "pytest").symlink_to(Path(sys.executable).with_name("pytest"))
@@ -427,6 +430,7 @@ def test_a_seed_decides_what_is_drawn() -> None:
     assert usual != drawn(Search(nightly=True, given=7))
 
 
+@pytest.mark.nightly
 def test_a_run_file_has_the_seed(tmp_path: Path) -> None:
     """Given, fixed, or, in the test of a supervised run, the day's."""
     command = (str(ROOT / "suites" / "eager" / "test_defaults.py"), "--device=cpu", "--run-file=run.jsonl")

@@ -25,7 +25,9 @@ def losses(path: Path, keep: tuple[str, ...] | None = ()) -> runs.Figures:
     return Program(str(path), [], STEPS, quiet).run("", keep)
 
 
-@pytest.mark.parametrize("name", LOSSY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in ("gpt", "vision"))) for name in LOSSY]
+)
 def test_the_op_that_loses_is_found_and_the_code_to_paste_mends_it(name: str, here: Path) -> None:
     path = here / f"{name}.py"
     source = LOSSY[name]["program"].splitlines()

@@ -33,6 +33,7 @@ class Virtual(Device):
     """Fake tensors of one device type."""
 
     has_values = False
+    one_region_dtype = True  # what they compute by is the same for both
     compilers = ANYWHERE
     database = False  # fake tensors cannot run much of it
     deviations = Path(__file__).parent / "deviations.toml"
