@@ -18,14 +18,14 @@ run: $(RUN)/ready
 # Every test that does not take long: types and lint, the library's own, those in a process with the jax device, a few cases of each kind of the
 # suites, which `make run` runs whole. ARGS=--nightly adds the tests marked so: whole commands that take long, and all
 # cases of the suites. Many processes make the jax device and compile the same programs, which they leave to each other.
-# Workers get neighbouring tests, so that one of them makes what a module makes once. A choice by ARGS may leave a
-# session without tests: it ends with 5.
+# A worker gets the tests of a file, so that what they share is made once. A choice by ARGS may leave a session without
+# tests: it ends with 5.
 # The suites run as users run them, a process for each backend: PyTorch has one accelerator in a process.
 test: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/$(TEST)/jax-cache
 test: $(TEST)/ready
 	./scripts/ensure-chromium
 	$(MAKE) check
-	$(TEST)/bin/python -m pytest tests -q -n auto --dist worksteal $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
+	$(TEST)/bin/python -m pytest tests -q -n auto --dist loadfile $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
 	$(TEST)/bin/python -m pytest tests/jax -q -rs -n auto --dist loadfile $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
 	$(if $(ARGS),$(TEST)/bin/python -m pytest suites -q -n auto --dist worksteal $(ARGS) || [ $$? -eq 5 ],$(TEST)/bin/ampcheck run --smoke)
 

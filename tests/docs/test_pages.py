@@ -164,6 +164,7 @@ def test_a_row_that_names_nothing_is_reported() -> None:
     ]
 
 
+@pytest.mark.nightly
 def test_no_word_of_one_rule_or_device_is_in_a_case_of_another(names: set[str]) -> None:
     """So that `pytest suites -k WORD` selects that rule, dtype or device and nothing else, but for names of torch."""
     tokens = [*(device.token for device in known().values()), *COMPILERS]

@@ -96,7 +96,7 @@ def test_reports_are_brought_back() -> None:
     assert sum(bool(mutants) for _, _, mutants in found) >= 127
 
 
-@pytest.mark.parametrize("device", [CPU, JAX])
+@pytest.mark.parametrize("device", [CPU, pytest.param(JAX, marks=pytest.mark.nightly)])
 def test_every_scenario_kills_a_mutant(device: str, runners: Runners) -> None:
     """But those that no device here can run, which mutants cannot tell from others."""
     cases = runners.of(device).cases()
@@ -126,6 +126,7 @@ def test_the_other_cache_is_right(runners: Runners) -> None:
     assert {case: r["message"] for case, r in results.items() if r["status"] in {*RED} - {"fixed"}} == {}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("mutant", WARNINGS, ids=lambda mutant: mutant.name)
 def test_warnings_turn_nothing_red(mutant: Mutant, backend: str, runners: Runners) -> None:

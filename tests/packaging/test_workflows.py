@@ -519,6 +519,7 @@ def test_a_name_that_is_no_suite_is_refused(installed: Installed) -> None:
     assert "ampcheck.suites.nope" in done.stderr
 
 
+@pytest.mark.nightly
 def test_other_runs_of_pytest_are_left_alone(installed: Installed, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--device')\n")
     (tmp_path / "test_own.py").write_text("def test_own(request):\n    assert request.config.option.device == 'x'\n")
