@@ -71,8 +71,8 @@ class Device(ABC):
     share: int = 1
     """A run that neither names the device nor is nightly has those of a smoke run and one of so many of its cases."""
     one_region_dtype: bool = False
-    """Whether a run that chooses no cases takes one of those that differ in the region's dtype alone, each as it comes.
-    So a device that compiles a program for each case has half of such programs."""
+    """Whether a run that chooses no cases takes one of a scenario that differ in the region's dtype alone, and of a
+    further sample of an op one dtype of inputs. So a device that compiles a program for each case has few programs."""
     deviations: Path | None = None
     """Its `deviations.toml`."""
     on_request: str = ""

@@ -240,23 +240,22 @@ class Collector:
         """Return the group of a case and the values of which a run that chooses nothing takes each once in the group;
         nothing for a case that every run takes.
 
-        A device of `one_region_dtype` has each op and inputs in one such dtype, a further sample of an op in one dtype
-        of its inputs, and each value of a scenario's parameters. What compiles an op, or forks, does so for one region
-        dtype. Devices without values are one group for all but eager ops: what they compute by is the same.
+        An op and its inputs, and what forks, have one region dtype; what is compiled has one dtype of inputs, too. A
+        device of `one_region_dtype` has a further sample of an op in one dtype of its inputs, and each value of a
+        scenario's parameters. Devices without values are one group, but for eager ops: they compute by the same code.
         """
         case = item.stash[CASE]
         device, scenario = self.devices[case.device], item.get_closest_marker("scenario") is not None
-        compiled = bool(case.compiler) and not scenario
-        if not (device.one_region_dtype or compiled or item.get_closest_marker("forks")):
+        if scenario and not (device.one_region_dtype or item.get_closest_marker("forks")):
             return ()
         inputs = case.inputs.replace(case.amp, "low").replace(LOW[case.amp == LOW[0]], "other")
         whole: tuple[Hashable, ...] = ((case.sample, inputs, case.compiler),)
-        if compiled:
+        if case.compiler and not scenario:
             whole = (case.sample, case.compiler), inputs
         elif scenario and device.one_region_dtype and device.has_values:
             assert isinstance(item, pytest.Function)
             whole = tuple((name, str(value)) for name, value in item.callspec.params.items() if name != "amp")
-        elif not scenario and case.sample not in ("", op_database.SAMPLE):
+        elif not scenario and device.one_region_dtype and case.sample not in ("", op_database.SAMPLE):
             whole = (case.sample, (inputs,))
         together = not device.has_values and (scenario or case.suite != "eager")
         place = type(device).__name__ if together else device.name

@@ -69,22 +69,26 @@ def _left(cases: Sequence[Case], collector: Collector, scenario: bool = False) -
 
 
 @pytest.mark.parametrize(("options", "one_of"), CHOSEN)
-def test_a_whole_run_has_one_region_dtype_of_a_device_that_says_so(
+def test_a_whole_run_has_an_op_and_its_inputs_in_one_region_dtype(
     options: dict[str, object], one_of: bool, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collector = _collector(["cpu"], options, pytestconfig)
     cases = [case for rule in ("downcast", "fallthrough") for case in op_cases(collector.devices["cpu"], rule)]
-    assert _left(cases, collector) == cases
-    monkeypatch.setattr(Cpu, "one_region_dtype", True)
-    left = _left(cases, collector)
-    assert (left != cases) == one_of
-    assert {(case.op, case.sample) for case in left} == {(case.op, case.sample) for case in cases}
-    kept, every = (
-        {(case.op, re.sub("fp16|bf16", "low", case.inputs)) for case in some if not case.sample}
-        for some in (left, cases)
-    )
-    assert kept == every
-    assert {case.amp for case in left} == {"bf16", "fp16"}
+    for few in (False, True):  # of a device that says so, further samples have one dtype of inputs
+        monkeypatch.setattr(Cpu, "one_region_dtype", few)
+        left = _left(cases, collector)
+        assert (left != cases) == one_of
+        assert {(case.op, case.sample) for case in left} == {(case.op, case.sample) for case in cases}
+        kept, every = (
+            {
+                (case.op, case.sample, re.sub("fp16|bf16", "low", case.inputs))
+                for case in some
+                if not (few and case.sample)
+            }
+            for some in (left, cases)
+        )
+        assert kept == every
+        assert {case.amp for case in left} == {"bf16", "fp16"}
 
 
 def test_cases_that_differ_little_are_one(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
