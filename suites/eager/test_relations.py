@@ -19,6 +19,7 @@ there without autocast, too, is the op's own and not autocast's. Each relation f
 - `drawn`: random numbers in the lower precision have float64's distribution, but for rounding.
 - `compiled_surface`: a program gives compiled what it gives in eager mode.
 - `counted`: an op of real numbers and integers has derivatives as with real numbers alone.
+- `cast`: a cast gives the nearest number that a dtype holds, by every way to write it and whatever vectors it uses.
 - `infinite`: where one low argument is infinite or nan, the same results are infinite or nan as in float64.
 
 A case runs every relation that its op has, on samples of the database as they are (`wide`), with a first argument that
@@ -34,6 +35,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ampcheck.checks.casts import FORMATS, assert_cast
 from ampcheck.checks.relations import (
     MOVED,
     assert_compiled,
@@ -183,6 +185,22 @@ DRAWS = tomllib.loads(Path(__file__).with_name("draws.toml").read_text(encoding=
 def test_drawn(amp: Amp, call: str, never: list[float]) -> None:
     """Random numbers in the lower precision have the distribution of float64's, but for rounding."""
     assert_drawn(amp, call, never)
+
+
+CASTS = Product({"source": ("float32", *FORMATS), "target": ("float32", *FORMATS)}, nightly=True)
+
+
+@scenario(CASTS, types=("cpu", "cuda"), values=True, dtypes="default")
+def test_cast(amp: Amp, source: str, target: str) -> None:
+    """A cast rounds to the nearest number of a dtype, and so do all ways to write it, alone and among many."""
+    assert_cast(amp, source, target)
+
+
+@pytest.mark.nightly
+@scenario(types=("cpu",), values=True, dtypes="default", source=["float32", "bfloat16"], target=[*FORMATS])
+def test_compiled_cast(amp: Amp, source: str, target: str) -> None:
+    """So does what Inductor writes for it."""
+    assert_cast(amp, source, target, compiled=True)
 
 
 # ---- ops of the database
