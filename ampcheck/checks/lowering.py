@@ -8,7 +8,6 @@ writes code. `suites/jit/test_lowering.py` says from which promise each relation
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import cache
 from itertools import cycle, islice, product
 from typing import Any
 from unittest.mock import patch
@@ -16,10 +15,10 @@ from unittest.mock import patch
 import torch
 
 from ampcheck.checks.amp import Amp
-from ampcheck.checks.relations import MOST, apart, difference, is_real, on_edges, size, unlike
+from ampcheck.checks.relations import MOST, TakenApart, apart, difference, is_real, on_edges, size, unlike
 from ampcheck.compilers.kinds import quiet
 from ampcheck.observe.recorder import overload, tensors
-from ampcheck.observe.torch_private import TorchDispatchMode, decompositions, inductor_graphs
+from ampcheck.observe.torch_private import inductor_graphs
 from ampcheck.samples.op_database import rows, spread
 from ampcheck.samples.torch_private import pytree
 
@@ -68,32 +67,6 @@ def arguments(sample: Sample, given: str, low: torch.dtype) -> tuple[tuple[objec
         nudged[place] = x
         seen += 1
     return pytree.tree_unflatten(nudged, spec)  # type: ignore[no-any-return]  # the pair that was taken apart
-
-
-class TakenApart(TorchDispatchMode):
-    """Runs the decompositions of Inductor in place of the ops that have one. `seen`: whether there was any."""
-
-    seen = False
-
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., object],
-        types: object,
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
-        if decomposition := _decompositions().get(func):
-            self.seen = True
-            with self:
-                out = decomposition(*args, **(kwargs or {}))
-            if out is not NotImplemented:
-                return out
-        return func(*args, **(kwargs or {}))
-
-
-@cache
-def _decompositions() -> dict[object, Callable[..., object]]:
-    return dict(decompositions())
 
 
 Result = list[torch.Tensor] | Exception

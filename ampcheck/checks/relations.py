@@ -7,6 +7,7 @@ says from which promise each relation follows.
 """
 
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -24,9 +25,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ampcheck.checks.amp import Amp
 from ampcheck.observe.recorder import overload, tensors
+from ampcheck.observe.torch_private import TorchDispatchMode, all_decompositions, decompositions
 from ampcheck.samples import op_database
 from ampcheck.samples.surface import as_function, evaluate, inputs, padded, varied
 from ampcheck.samples.torch_private import backend_name, pytree
+from ampcheck.samples.torch_testing import internal
 
 Result = list[torch.Tensor] | Exception
 Region = Callable[[], AbstractContextManager[object]]
@@ -409,30 +412,42 @@ class _Relations:
     def infinite(self) -> None:
         """Compare which results are infinite or nan in a region, for arguments in the lower precision, with float64's.
 
-        One element of the first argument is made infinite or nan: the middle one, or the last one, behind which kernels
-        fill up their blocks. A result that differs between float32 and float64, too, is not compared, and no op
-        that draws random numbers, which are others in another dtype.
+        One element of one argument is made infinite or nan: the middle one, or the last one, behind which kernels
+        fill up their blocks. The reference is the op, and the formula of other ops that PyTorch has for it, in which a
+        fault of all the op's dtypes is not. A result that differs between float32 and float64, too, is not compared,
+        and no op that draws random numbers, which are others in another dtype.
         """
-        amp = self.amp
+        given = self.args, self.kwargs
+        places = [place for place, x in enumerate(pytree.tree_leaves(given)) if is_real(x) and x.numel()]
         if self.draws():
             return
-        for value, last in product((float("inf"), float("nan")), (False, True)):
-            (first, *rest), kwargs = _with_element((self.args, self.kwargs), amp.dtype, value, last)
-            ways = _Relations(amp, self.op, self.number, SimpleNamespace(input=first, args=rest, kwargs=kwargs))
-            got, again = (_run(amp, partial(ways.plain, dtype=amp.dtype), self.on) for _ in range(2))
-            single, exact = (_run(amp, partial(ways.plain, dtype=dtype), self.off) for dtype in (None, torch.float64))
-            results = [one for one in (got, again, single, exact) if isinstance(one, list)]
-            if len(results) < 4:
+        if "conv" in getattr(self.op, "name", ""):
+            del places[1:]  # a weight that is nan times padding is nan, where a kernel pads
+        for argument, at in enumerate(places):
+            for value, last in ENDS if not argument else ENDS[:2]:  # infinity times what rounding leaves is either
+                (first, *rest), kwargs = _with_element(given, self.amp.dtype, value, at, last)
+                made = SimpleNamespace(input=first, args=rest, kwargs=kwargs)
+                where = f"{value} {'at the end' if last else 'in the middle'}" + f", argument {argument}" * (
+                    argument > 0
+                )
+                # Whether an infinite number makes nan depends on the formula.
+                for how, around in (("", nullcontext), (", as a formula", FORMULAS))[: 1 + (value != value)]:
+                    _Relations(self.amp, self.op, self.number, made).same_ends(where + how, around)
+
+    def same_ends(self, given: str, reference: Region) -> None:
+        """Compare where results are infinite or nan with those of float32 and float64 in a context."""
+        amp, plain, off = self.amp, self.plain, self.off
+        ways = ((amp.dtype, nullcontext, self.on), (None, reference, off), (torch.float64, reference, off))
+        found = [_run(amp, partial(self.entered, partial(plain, dtype=x), around), on) for x, around, on in ways]
+        results = [one for one in found if isinstance(one, list)]
+        for place, (x, single, exact) in enumerate(zip(*results, strict=False) if len(results) == 3 else ()):
+            if not x.is_floating_point() or not x.shape == single.shape == exact.shape:
                 continue
-            for place, each in enumerate(zip(*results, strict=False)):
-                x, y = each[0], each[-1]
-                if not x.is_floating_point() or any(z.shape != x.shape for z in each):
-                    continue
-                if different_ends(x, each[1]) or different_ends(each[2].to(x.dtype), y):
-                    continue
-                said = different_ends(x, y)
-                where = "at the end" if last else "in the middle"
-                amp.check(not said, f"output {place} of sample {self.number} with {value} {where}", said or "agrees")
+            if different_ends(single.to(x.dtype), exact):
+                continue
+            said = different_ends(x, exact)
+            if not said or not difference(_run(amp, partial(plain, dtype=amp.dtype), self.on), found[0]):
+                amp.check(not said, f"output {place} of sample {self.number} with {given}", said or "agrees")
 
     def cancels(self, place: int, lost: torch.Tensor) -> bool:
         """Tell whether large terms of a sum cancel in an output, so that a part of the sum may overflow."""
@@ -447,8 +462,11 @@ class _Relations:
         return len(seen) > 1 and any(self.amp.policies.get(name) == "downcast" for name in seen)
 
     def draws(self) -> bool:
-        """Tell whether the op draws random numbers, which may be others in another dtype."""
-        return any(torch.Tag.nondeterministic_seeded in overload(name).tags for name in self.kernels())
+        """Tell whether the op draws random numbers, which may be others in another dtype, for this sample."""
+        if not any(torch.Tag.nondeterministic_seeded in overload(name).tags for name in self.kernels()):
+            return False
+        twice = _run(self.amp, lambda region: [self.plain(region), self.plain(region)], self.off)
+        return isinstance(twice, Exception) or bool(difference(twice[::2], twice[1::2])) or len(twice) != 2
 
     def kernels(self) -> list[str]:
         """Return the overloads that a call in a region enters."""
@@ -482,17 +500,41 @@ class _Changed:
         self.args = tuple(rest)
 
 
-def _with_element(given: Any, dtype: torch.dtype, value: float, last: bool) -> Any:
-    """Return arguments rounded to a dtype, with a value as one element of the first real tensor."""
+def _with_element(given: Any, dtype: torch.dtype, value: float, at: int, last: bool) -> Any:
+    """Return arguments rounded to a dtype, with a value as one element of the tensor at a place."""
     leaves, spec = pytree.tree_flatten(given)
-    places = [place for place, x in enumerate(leaves) if is_real(x) and x.numel()]
-    for place in places:
-        x = leaves[place].detach()
-        flat = x.to(dtype).to(x.dtype).flatten()
-        if place == places[0]:
+    for place, x in enumerate(leaves):
+        if not is_real(x) or not x.numel():
+            continue
+        flat = x.detach().to(dtype).to(x.dtype).flatten()
+        if place == at:
             flat[-1 if last else len(flat) // 2] = value
         leaves[place] = flat.reshape(x.shape)
     return pytree.tree_unflatten(leaves, spec)
+
+
+class TakenApart(TorchDispatchMode):
+    """Runs decompositions in place of the ops that have one: those of Inductor. `seen`: whether there was any."""
+
+    seen = False
+
+    def __init__(self, table: Callable[[], Any] | None = None) -> None:
+        super().__init__()
+        self.table = (table or decompositions)()
+
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+        if decomposition := self.table.get(func):
+            self.seen = True
+            with self:
+                out = decomposition(*args, **(kwargs or {}))
+            if out is not NotImplemented:
+                return out
+        return func(*args, **(kwargs or {}))
+
+
+FORMULAS = partial(TakenApart, lambda: all_decompositions().decomposition_table)
+ENDS = tuple((value, last) for value in (float("nan"), float("inf")) for last in (True, False))
+"""What an element of an argument is made, and whether it is the last one."""
 
 
 def _lost(got: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor, low: torch.dtype) -> torch.Tensor:
@@ -691,6 +733,8 @@ def assert_sized(amp: Amp, program: str, shapes: Sequence[Sequence[int]]) -> Non
             one = _Relations(amp, _Program(program), sample, SimpleNamespace(input=lay(x), args=(), kwargs={}))
             for region in (one.on, one.off):  # in which other kernels get the lower precision
                 one.rounded(region)
+            if len(shape) == 3 and shape == shapes[1] and not like and not number:
+                one.infinite()
 
 
 DRAWN = 1 << 20
@@ -943,6 +987,65 @@ def assert_compiled(amp: Amp, program: str, backend: str) -> None:
     plain.agree("compiled", other.plain_call, plain.plain_call, apart)
     if not _derives(plain.op):
         plain.agree("compiled gradient", other.gradient, plain.gradient, apart)
+
+
+def assert_whole(
+    amp: Amp, module: torch.nn.Module, call: Callable[..., object], dtype: torch.dtype, bound: float
+) -> None:
+    """Compare a module of one lower precision, outside of regions, with float32 of the same numbers.
+
+    `call` gets a function that returns a tensor in the dtype of the module.
+    """
+    held, found = {name: x.detach().clone() for name, x in module.state_dict().items()}, list[list[torch.Tensor]]()
+    for kind in (torch.float32, dtype):
+        module.to(dtype).load_state_dict(held)
+        module.to(kind)
+        amp.seed()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a module's advice on how to run faster
+                made = tensors(call(lambda x: x.to(dtype).to(kind) if is_real(x) else x))  # noqa: B023  # called here
+                found.append([x for x in made if x.is_floating_point()])
+                if found[-1] and found[-1][0].requires_grad:
+                    found[-1][0].float().square().sum().backward()
+        except Exception as error:  # a module may raise anything
+            if found and "not implemented for" not in str(error):
+                amp.note_error(f"the module wholly in {dtype}", error)
+            break
+    else:
+        wide, low = found
+        amp.assert_equal(f"dtypes wholly in {dtype}", [x.dtype for x in low], [dtype] * len(wide))
+        for place, (x, want) in enumerate(zip(low, wide, strict=False)):
+            fine = want.isfinite()
+            amp.assert_equal(f"shape of output {place}", x.shape, want.shape)
+            if fine.any():
+                step = bound * torch.finfo(dtype).eps
+                amp.assert_close(
+                    f"output {place} wholly in {dtype}", x[fine].detach().float(), want[fine].detach(), step
+                )
+    module.to(next((x.dtype for x in held.values() if x.is_floating_point()), torch.float32)).load_state_dict(held)
+    module.zero_grad()
+
+
+def assert_whole_module(amp: Amp, name: str) -> None:
+    """Do so with a module of torch.nn, with the options and the inputs of PyTorch's database of modules."""
+    info = next((x for x in internal("common_modules").module_db if x.name == f"nn.{name}"), None)
+    if info is None:
+        amp.unsupported(f"PyTorch's database of modules has no {name}")
+    amp.unjudged = f"{name} refuses what the database gives it"
+    options = {"device": amp.type, "dtype": torch.float32, "requires_grad": False}
+    for mode, dtype in product((True, False), (amp.dtype, amp.other)):
+        amp.seed()
+        every = [x for x in info.module_inputs_func(info, training=mode, **options) if x.forward_input]
+        for each in every[:: -(-len(every) // 24)]:
+            made, given = each.constructor_input, each.forward_input
+            module = amp.module(lambda: info.module_cls(*made.args, **made.kwargs)).train(mode)  # noqa: B023
+
+            def call(low: Callable[[Any], Any], module: Any = module, given: Any = given) -> object:
+                args, kwargs = pytree.tree_map(low, (given.args, given.kwargs))
+                return module(*args, **kwargs)
+
+            assert_whole(amp, module.requires_grad_(mode), call, dtype, 16.0)
 
 
 def _tried(amp: Amp, program: str, given: dict[str, torch.Tensor]) -> Result:

@@ -55,6 +55,7 @@ compile_package = NAMES.call("torch._inductor.aoti_compile_and_package")
 load_package = NAMES.call("torch._inductor.aoti_load_package")
 reset_dynamo = NAMES.call("torch._dynamo.reset")
 decompositions = NAMES.call("torch._inductor.decomposition.select_decomp_table")
+all_decompositions = NAMES.module("torch._decomp")
 inductor_graphs = NAMES.module("torch._inductor.graph")
 TracerWarning: type[Warning] = NAMES.take("torch.jit._trace.TracerWarning")
 

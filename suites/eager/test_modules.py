@@ -6,8 +6,15 @@ through autocast do so whether they are called as a function, a module or a meth
 https://docs.pytorch.org/docs/2.13/notes/amp_examples.html.
 """
 
+import re
+import tomllib
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
+from copy import deepcopy
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -15,7 +22,8 @@ import torch
 from torch import nn
 
 from ampcheck.checks.comparisons import bitwise, output_dtypes
-from ampcheck.runner.suite import Amp, scenario
+from ampcheck.checks.relations import assert_whole_module
+from ampcheck.runner.suite import Amp, Product, scenario, where
 from ampcheck.spec.torch_dtypes import name_of
 
 pytestmark = pytest.mark.rule("modules")
@@ -190,6 +198,17 @@ def test_network(amp: Amp, network: str, given: str) -> None:
     amp.assert_cast(network, call, runs=given == "wide")
 
 
+OUTSIDE = [name for name in dir(nn) if name[0].isupper() and not re.search("Lazy|Fractional|^Param|Buffer", name)]
+"""Classes of torch.nn, without those of modules that draw random numbers."""
+
+
+@pytest.mark.nightly
+@scenario(module=OUTSIDE, types=("cpu", "cuda"), values=True, database=True, dtypes="default")
+def test_whole(amp: Amp, module: str) -> None:
+    """A module of one lower precision, outside of regions, takes what it takes in float32 (nn.Module.to)."""
+    assert_whole_module(amp, module)
+
+
 @scenario(mask=["none", "boolean", "single", "low", "causal"], dtypes="default")
 def test_attention_mask(amp: Amp, mask: str) -> None:
     """Attention takes any mask and any mixture of inputs (pytorch#99012, #141774, #161489, #161936)."""
@@ -221,6 +240,53 @@ def test_recurrent_dtypes(amp: Amp, kind: str) -> None:
         if weights == amp.dtype:
             call = partial(module, amp.rand(*SEQUENCE))
             amp.assert_raises(f"{kind} of low weights outside", ValueError, "dtype", call)
+
+
+# ---- modules whose weights are rewritten
+class _Scaled(nn.Sequential):
+    """Layers whose result is scaled and moved by numbers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self:
+            x = layer(x)
+        return x * 1.5 + 0.25
+
+
+TABLE = tomllib.loads(Path(__file__).with_name("networks.toml").read_text(encoding="utf-8"))
+NAMES = {"torch": torch, "nn": nn, "import_module": import_module, "Scaled": _Scaled}
+SCRIPTED = ("freeze", "freeze_traced", "optimize")
+"""Those of TorchScript, which casts by another table than eager mode where it casts at all."""
+FOLDS = Product(
+    {"network": tuple(TABLE["networks"]), "rewrite": tuple(TABLE["passes"]), "given": ("before", "inside", "low")},
+    {
+        "it takes two modules": where(rewrite="fuse", network=("conv2d_relu", "linear_twice", "scaled_conv2d")),
+        "it takes a norm": where(rewrite=("fuse", "modules"), network=("linear_twice", "scaled_linear")),
+        "Inductor compiles at the first call": where(rewrite="inductor", given="inside"),
+    },
+    nightly=True,
+)
+
+
+@scenario(FOLDS, types=("cpu",), values=True)
+def test_rewritten(amp: Amp, network: str, rewrite: str, given: str) -> None:
+    """A pass that folds a norm or a number into weights changes neither dtype nor values (pytorch#76578)."""
+    make, shape = TABLE["networks"][network]
+    module, x = amp.module(lambda: eval(make, NAMES)).eval(), amp.rand(*shape)  # our own expressions
+    for each in filter(torch.is_floating_point, module.buffers()):
+        each.copy_(amp.rand(*each.shape) + 0.5)
+    module, x = (module.to(amp.dtype), x.to(amp.dtype)) if given == "low" else (module, x)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated as a whole
+        with amp.region() if given == "inside" else nullcontext():
+            changed = eval(TABLE["passes"][rewrite], {**NAMES, "module": deepcopy(module), "x": x})
+        with nullcontext() if given == "low" else amp.region():
+            want = module(x)
+            right = {want.dtype, (torch.jit.script(module) if rewrite in SCRIPTED else module)(x).dtype}
+            for call in ("first", "second", "third"):  # TorchScript compiles at the second one
+                got = changed(x)
+                amp.check(got.dtype in right, f"dtype of the {call} call", f"got {got.dtype}; expected {want.dtype}")
+                step = 16 * torch.finfo(amp.dtype).eps
+                amp.assert_close(f"values of the {call} call", got.float(), want.float(), step)
 
 
 # ---- gradients, and modules beside their functions

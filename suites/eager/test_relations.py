@@ -20,7 +20,7 @@ there without autocast, too, is the op's own and not autocast's. Each relation f
 - `compiled_surface`: a program gives compiled what it gives in eager mode.
 - `counted`: an op of real numbers and integers has derivatives as with real numbers alone.
 - `cast`: a cast gives the nearest number that a dtype holds, by every way to write it and whatever vectors it uses.
-- `infinite`: where one low argument is infinite or nan, the same results are infinite or nan as in float64.
+- `infinite`: where a low argument is infinite or nan, so are the results that are in float64, of its formula, too.
 
 A case runs every relation that its op has, on samples of the database as they are (`wide`), with a first argument that
 is in the lower precision already (`low`), in other memory, too, and on values that the database does not have (`large`,
@@ -35,7 +35,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampcheck.checks.casts import FORMATS, assert_cast
+from ampcheck.checks.casts import assert_cast, each
 from ampcheck.checks.relations import (
     MOVED,
     assert_compiled,
@@ -187,20 +187,25 @@ def test_drawn(amp: Amp, call: str, never: list[float]) -> None:
     assert_drawn(amp, call, never)
 
 
-CASTS = Product({"source": ("float32", *FORMATS), "target": ("float32", *FORMATS)}, nightly=True)
+EIGHT = tuple(f"float8_{kind}" for kind in ("e5m2", "e4m3fn", "e5m2fnuz", "e4m3fnuz", "e8m0fnu"))
+FLOATS = ("float32", "float16", "bfloat16", *EIGHT)
+CASTS = Product({"source": FLOATS, "target": FLOATS}, nightly=True)
+WAYS = tomllib.loads(Path(__file__).with_name("casts.toml").read_text(encoding="utf-8"))
 
 
 @scenario(CASTS, types=("cpu", "cuda"), values=True, dtypes="default")
 def test_cast(amp: Amp, source: str, target: str) -> None:
     """A cast rounds to the nearest number of a dtype, and so do all ways to write it, alone and among many."""
-    assert_cast(amp, source, target)
+    ways = {name: eval(f"lambda x, to: {way}", {"torch": torch, "each": each}) for name, way in WAYS.items()}
+    assert_cast(amp, getattr(torch, source), getattr(torch, target), ways)
 
 
 @pytest.mark.nightly
-@scenario(types=("cpu",), values=True, dtypes="default", source=["float32", "bfloat16"], target=[*FORMATS])
+@scenario(types=("cpu",), values=True, dtypes="default", source=["float32", "bfloat16"], target=FLOATS[1:])
 def test_compiled_cast(amp: Amp, source: str, target: str) -> None:
     """So does what Inductor writes for it."""
-    assert_cast(amp, source, target, compiled=True)
+    compiled = torch.compile(lambda x, to: x.to(to), dynamic=False)
+    assert_cast(amp, getattr(torch, source), getattr(torch, target), {"compiled": compiled})
 
 
 # ---- ops of the database

@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from ampcheck.checks.relations import assert_whole
 from ampcheck.observe.recorder import tensors
 from ampcheck.runner.suite import Amp, Product, other_than, scenario, where
 
@@ -71,6 +72,8 @@ def _assert_as_formula(
     """
     recorded = mode in ("train", "eval")
     module.train(mode.startswith("train")).requires_grad_(recorded)
+    for dtype in (amp.dtype, amp.other):
+        assert_whole(amp, module, lambda low: call([low(x) for x in inputs]), dtype, bound)
     held = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     held_here, host = {name: amp.host(tensor) for name, tensor in held.items()}, amp.host
     wanted = [each.dtype for each in formula(held_here, [host(tensor) for tensor in inputs])]
@@ -115,6 +118,11 @@ def _assert_as_formula(
             amp.assert_equal(f"dtype of the gradient of {name}", parameter.grad.dtype, parameter.dtype)
             top = 1 + want.abs().max()
             amp.assert_close(f"gradient of {name}", parameter.grad.double() / top.item(), want / top, 2 * bound)
+
+
+def _like(module: nn.Module, mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a mask of numbers in the dtype of a module."""
+    return mask if mask is None or mask.dtype == torch.bool else mask.to(next(module.parameters()).dtype)
 
 
 def _exact(amp: Amp, tensor: torch.Tensor) -> torch.Tensor:
@@ -209,8 +217,8 @@ def test_attention(amp: Amp, made: str, mask: str, weights: str, layout: str, mo
             x,
             x,
             x[..., :6] if made == "sized" else x,
-            attn_mask=there[0],
-            key_padding_mask=there[1],
+            attn_mask=_like(module, there[0]),
+            key_padding_mask=_like(module, there[1]),
             need_weights=weights != "skipped",
             average_attn_weights=weights == "mean",
             is_causal=mask == "causal",
@@ -302,7 +310,9 @@ def test_transformer(
 
     def call(inputs: list[torch.Tensor]) -> object:
         turned = [each if layout == "batch" else each.transpose(0, 1) for each in inputs]
-        out = module(*turned, **named)
+        out = module(
+            *turned, **{name: each if isinstance(each, bool) else _like(module, each) for name, each in named.items()}
+        )
         return (out if layout == "batch" else out.transpose(0, 1))[:, :kept]
 
     def formula(held: Tensors, inputs: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcheck.checks import lowering, relations
+from ampcheck.checks import relations
 from ampcheck.checks.amp import Amp
 from ampcheck.checks.lowering import arguments, assert_lowered, assert_taken_apart
 from ampcheck.checks.product import Product
@@ -617,7 +617,7 @@ def test_a_wrong_decomposition_is_named(wrong: str, monkeypatch: pytest.MonkeyPa
     def never_wide(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (x * x + y * y).sqrt() if x.dtype == WIDE else decomposition(x, y)
 
-    monkeypatch.setattr(lowering, "_decompositions", lambda: {torch.ops.aten.hypot.default: never_wide})
+    monkeypatch.setattr(relations, "decompositions", lambda: {torch.ops.aten.hypot.default: never_wide})
     amp = _amp()
     assert_taken_apart(amp, "hypot", GIVEN, 1)
     assert [text for text in amp.differences if text.startswith(said)]
@@ -626,7 +626,7 @@ def test_a_wrong_decomposition_is_named(wrong: str, monkeypatch: pytest.MonkeyPa
 def test_a_more_exact_decomposition_is_none_the_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     """The right one: a sum of squares in float64."""
     exact = {torch.ops.aten.hypot.default: lambda x, y: (x.double() ** 2 + y.double() ** 2).sqrt().to(x.dtype)}
-    monkeypatch.setattr(lowering, "_decompositions", lambda: exact)
+    monkeypatch.setattr(relations, "decompositions", lambda: exact)
     amp = _amp()
     assert_taken_apart(amp, "hypot", [("low", False)], 2)
     assert amp.differences == []
