@@ -60,9 +60,6 @@ def svd(
     A: Array, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[Array, Array, Array]:
     """Return U, S and Vh; without vectors these are empty."""
-    rows, columns = A.shape[-2:]
-    if not A.size:
-        return _empty_svd(A, rows, columns, full_matrices, compute_uv)
     if not compute_uv:
         nothing = jnp.zeros(0, A.dtype)
         return nothing, jnp.linalg.svd(A, compute_uv=False), nothing
@@ -70,26 +67,13 @@ def svd(
     return left, values, right
 
 
-def _empty_svd(A: Array, rows: int, columns: int, full: bool, compute_uv: bool) -> tuple[Array, Array, Array]:
-    """Decompose matrices without elements: into identities, as far as they have columns."""
-    least = min(rows, columns)
-    values = jnp.zeros((*A.shape[:-2], least), A.real.dtype)
-    if not compute_uv:
-        return jnp.zeros(0, A.dtype), values, jnp.zeros(0, A.dtype)
-    left = _identity(A, rows, rows if full else least)
-    return left, values, _identity(A, columns if full else least, columns)
-
-
-def _identity(A: Array, rows: int, columns: int | None = None) -> Array:
-    eye = jnp.eye(rows, columns, dtype=A.dtype)
-    return jnp.broadcast_to(eye, (*A.shape[:-2], *eye.shape))
+def _identity(A: Array) -> Array:
+    return jnp.broadcast_to(jnp.eye(A.shape[-1], dtype=A.dtype), A.shape)
 
 
 @lower("_linalg_eigh")
 def eigh(A: Array, UPLO: str = "L", compute_v: bool = True) -> tuple[Array, Array]:
     """Return eigenvalues, ascending, and vectors of the matrix that one triangle gives."""
-    if not A.size:
-        return jnp.zeros(A.shape[:-1], A.real.dtype), A if compute_v else jnp.zeros(0, A.dtype)
     if not compute_v:
         # `eigvalsh` reads both triangles, so the one that does not count is made from the other.
         lower_half = jnp.tril(A) if UPLO.upper() == "L" else transposed(jnp.triu(A))
@@ -98,29 +82,15 @@ def eigh(A: Array, UPLO: str = "L", compute_v: bool = True) -> tuple[Array, Arra
     return values, vectors
 
 
-@lower("linalg_eig")
-def eig(self: Array) -> tuple[Array, Array]:
-    if not self.size:
-        kind = jnp.result_type(self.dtype, jnp.complex64)
-        return jnp.zeros(self.shape[:-1], kind), jnp.zeros(self.shape, kind)
-    values, vectors = jnp.linalg.eig(self)
-    return values, vectors
-
-
-lower("_linalg_eigvals")(lambda self: jnp.linalg.eigvals(self) if self.size else eig(self)[0])
+lower("linalg_eig")(lambda self: tuple(jnp.linalg.eig(self)))
+lower("_linalg_eigvals")(jnp.linalg.eigvals)
 
 
 @lower("linalg_qr")
 def qr(A: Array, mode: str = "reduced") -> tuple[Array, Array]:
     """Return Q and R; with mode "r" Q is empty."""
-    rows, columns = A.shape[-2:]
     if mode == "r":
-        if not A.size:
-            return jnp.zeros(0, A.dtype), jnp.zeros((*A.shape[:-2], min(rows, columns), columns), A.dtype)
         return jnp.zeros(0, A.dtype), jnp.linalg.qr(A, mode="r")
-    if not A.size:
-        inner = rows if mode == "complete" else min(rows, columns)
-        return _identity(A, rows, inner), jnp.zeros((*A.shape[:-2], inner, columns), A.dtype)
     q, r = jnp.linalg.qr(A, mode=mode)
     return q, r
 
@@ -128,8 +98,6 @@ def qr(A: Array, mode: str = "reduced") -> tuple[Array, Array]:
 @lower("geqrf")
 def geqrf(self: Array) -> tuple[Array, Array]:
     """Return the QR decomposition as LAPACK stores it: R above, Householder vectors below, and their factors."""
-    if not self.size:
-        return self, jnp.zeros((*self.shape[:-2], min(self.shape[-2:])), self.dtype)
     packed, factors = jnp.linalg.qr(self, mode="raw")
     return jnp.swapaxes(packed, -1, -2), factors
 
@@ -171,8 +139,6 @@ def failing_minor(A: Array, factor: Array) -> Array:
 @lower("linalg_cholesky_ex")
 def cholesky_ex(self: Array, *, upper: bool = False, check_errors: bool = False) -> tuple[Array, Array]:
     """Return the factor of the matrix that one triangle gives, and the order of the minor at which it fails."""
-    if not self.size:
-        return self, jnp.zeros(self.shape[:-2], jnp.int32)
     half = transposed(self) if upper else self
     factor = jax.lax.linalg.cholesky(half, symmetrize_input=False)
     info = failing_minor(half, factor)
@@ -185,29 +151,24 @@ lower("cholesky")(lambda self, upper=False: cholesky_ex(self, upper=upper)[0])
 @lower("cholesky_solve", "_cholesky_solve_helper")
 def cholesky_solve(self: Array, input2: Array, upper: bool = False) -> Array:
     factor, right = _batched(input2, self)
-    return jax.scipy.linalg.cho_solve((factor, not upper), right) if right.size else right
+    return jax.scipy.linalg.cho_solve((factor, not upper), right)
 
 
-lower("cholesky_inverse")(lambda self, upper=False: cholesky_solve(_identity(self, self.shape[-1]), self, upper))
+lower("cholesky_inverse")(lambda self, upper=False: cholesky_solve(_identity(self), self, upper))
 
 
 @lower("linalg_matrix_exp")
 def matrix_exp(self: Array) -> Array:
-    if not self.size:
-        return self
     values = wide(self)
     return jax.scipy.linalg.expm(values, max_squarings=64) if self.shape[-1] > 1 else jnp.exp(values)
 
 
 def factor(A: Array, pivot: bool = True) -> tuple[Array, Array, Array]:
     """Return LU in one matrix, pivots from 0, and the row order they make."""
-    rows, columns = A.shape[-2:]
-    least = min(rows, columns)
+    rows, least = A.shape[-2], min(A.shape[-2:])
     order = jnp.broadcast_to(jnp.arange(rows, dtype=jnp.int32), (*A.shape[:-2], rows))
-    if not A.size:
-        return A, order[..., :least], order
     if not pivot:
-        return _without_pivots(A), order[..., :least], order
+        return _without_pivots(A) if A.size else A, order[..., :least], order
     lu, pivots, order = jax.lax.linalg.lu(A)
     return lu, pivots, order
 
@@ -261,21 +222,16 @@ def lu(A: Array, *, pivot: bool = True) -> tuple[Array, Array, Array]:
     return _permutation(order, A.dtype) if pivot else jnp.zeros(0, A.dtype), left, right
 
 
-def _order(pivots: Array, rows: int) -> Array:
-    """Return the row order that pivots, counted from 1, make."""
-    if not pivots.size:
-        return jnp.broadcast_to(jnp.arange(rows, dtype=jnp.int32), (*pivots.shape[:-1], rows))
-    return jax.lax.linalg.lu_pivots_to_permutation(pivots.astype(jnp.int32) - 1, rows)
-
-
 @lower("lu_unpack")
 def lu_unpack(
     LU_data: Array, LU_pivots: Array, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[Array, Array, Array]:
     nothing = jnp.zeros(0, LU_data.dtype)
     left, right = _halves(LU_data) if unpack_data else (nothing, nothing)
-    order = _permutation(_order(LU_pivots, LU_data.shape[-2]), LU_data.dtype) if unpack_pivots else nothing
-    return order, left, right
+    if not unpack_pivots:
+        return nothing, left, right
+    order = jax.lax.linalg.lu_pivots_to_permutation(LU_pivots.astype(jnp.int32) - 1, LU_data.shape[-2])
+    return _permutation(order, LU_data.dtype), left, right
 
 
 def _batched(a: Array, b: Array) -> tuple[Array, Array]:
@@ -286,8 +242,6 @@ def _batched(a: Array, b: Array) -> tuple[Array, Array]:
 def _solved(lu: Array, pivots: Array, b: Array, adjoint: bool = False) -> Array:
     """Return X of A X = b, or of the adjoint of A, from the packed decomposition and the pivots from 0."""
     lu, b = _batched(lu, b)
-    if not b.size or not lu.size:
-        return jnp.zeros(b.shape, b.dtype)
     solved: Array = jax.scipy.linalg.lu_solve((lu, pivots), b, 2 if adjoint else 0)
     return solved
 
@@ -313,7 +267,7 @@ def solve_ex(A: Array, B: Array, *, left: bool = True, check_errors: bool = Fals
 @lower("linalg_inv_ex")
 def inv_ex(A: Array, *, check_errors: bool = False) -> tuple[Array, Array]:
     packed, pivots, _ = factor(A)
-    return _solved(packed, pivots, _identity(A, A.shape[-1])), _info(packed)
+    return _solved(packed, pivots, _identity(A)), _info(packed)
 
 
 def _parity(pivots: Array) -> Array:
@@ -351,8 +305,6 @@ def triangular_solve(
 ) -> tuple[Array, Array]:
     """Return X of A X = self, or of A transposed, for a triangular A; and A."""
     a, b = _batched(A, self)
-    if not b.size or not a.size:
-        return jnp.zeros(b.shape, b.dtype), a
     out = jax.lax.linalg.triangular_solve(
         a, b, left_side=True, lower=not upper, unit_diagonal=unitriangular, transpose_a=transpose
     )
