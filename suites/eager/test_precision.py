@@ -1,14 +1,6 @@
 """Rule precision: settings of how float32 is computed change values within a bound, and neither dtypes nor casts.
 
-`torch.set_float32_matmul_precision`, `torch.backends.*.fp32_precision` and its legacy names let a kernel compute
-float32 with shorter products; reduced-precision reductions and deterministic algorithms choose among kernels. None
-of them is about dtypes ("This does not change the output dtype of float32 matrix multiplications"), so inside and
-around a region autocast casts as ever, its state stays, and the region leaves the settings alone. A setting changes
-itself and the settings that it is an older name of, no others. Sources:
-https://docs.pytorch.org/docs/2.13/generated/torch.set_float32_matmul_precision.html,
-https://docs.pytorch.org/docs/2.13/notes/mkldnn.html and https://docs.pytorch.org/docs/2.13/notes/cuda.html.
-
-The reference for values is float64 on the CPU, for dtypes the policy tables.
+The promise, its sources, and what is compared: docs/coverage/precision.md.
 """
 
 import warnings

@@ -1,13 +1,6 @@
 """Rule variants: a module of many ops keeps its dtype whatever its optional arguments, its mode and its gradients.
 
-A module does in a region what its functions do there, each op by its policy, so the same call has the dtype and, within
-the rounding of the lower precision, the values of one formula: in training and in evaluation, with gradients and
-without, in inference mode, and while a dispatch mode watches it. Sources: https://docs.pytorch.org/docs/2.13/amp.html
-("Ops that go through autocast do so whether they are called as a function, a module or a method") and the formulas of
-https://docs.pytorch.org/docs/2.13/nn.html.
-
-The reference is the formula in plain ops on the CPU, written here, and never a module. With the casts of the policy
-tables it gives the dtypes; in float64, which no policy casts, the values and the gradients.
+The promise, its sources, and what is compared: docs/coverage/variants.md.
 """
 
 import math

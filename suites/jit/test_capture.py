@@ -1,20 +1,6 @@
 """Rule ambient: the autocast state around a compiled function is the one it is called in, not the one it was made in.
 
-A function is made in one state, called there once, and then called in another. What PyTorch promises, per compiler:
-
-- torch.compile guards on the state, so each call acts as in eager mode (test_ambient_autocast_recompile of upstream's
-  test/dynamo/test_ctx_manager.py); so do TorchScript's functions (torch/csrc/jit/JIT-AUTOCAST.md) and `jit` of the jax
-  device (docs/jax_device.md).
-- An exported program is a module of ATen ops with the regions of its source, and no region around the export is in it
-  (pytorch#137495); one with decompositions does the same (https://docs.pytorch.org/docs/2.13/export.html).
-- A trace, and a graph of make_fx, is a record of the ops that ran: the casts of the state it was made in are in it, and
-  a region around a call casts the recorded ops again (https://docs.pytorch.org/docs/2.13/generated/torch.jit.trace.html).
-- A package of AOTInductor is machine code with the casts of the state it was made in; no call changes them.
-- torch.fx records calls of Python functions, so each call acts as in eager mode
-  (https://docs.pytorch.org/docs/2.13/fx.html#limitations-of-symbolic-tracing); it has no regions.
-- What a compiler wrote to its folder in one state is not what it finds there in another (pytorch#181564).
-
-A region in the function decides alone, whatever is around.
+The promise, its sources, and what is compared: docs/coverage/capture.md.
 """
 
 from contextlib import ExitStack

@@ -1,18 +1,6 @@
 """Rule derivatives: a compiled function has the gradients of the eager program that PyTorch documents for it.
 
-AOTAutograd makes the backward graph when it compiles. Which regions that graph is in is the setting
-`torch._functorch.config.backward_pass_autocast`, whose comment writes each value as a program in eager mode:
-
-- "same_as_forward", the default: backward() is called in the regions around the compiled function;
-- "off": backward() is called in no region;
-- a list of the arguments of regions: backward() is called in these.
-
-Regions inside the function choose the dtypes of the forward pass and of what is saved, and hold for no backward pass
-(https://docs.pytorch.org/docs/2.13/amp.html#torch.autocast). So a case runs the program eagerly that way and compares:
-the dtypes and values of the results and the gradients, the dtypes of each product of the backward pass, and how many
-casts there are. The backend `eager` leaves the backward pass to autograd, which the setting does not reach. With
-compiled autograd (torch._dynamo.config.compiled_autograd) the backward pass is compiled once more. A nightly run takes
-about ten minutes.
+The promise, its sources, and what is compared: docs/coverage/derivatives.md.
 """
 
 from collections.abc import Callable

@@ -1,15 +1,6 @@
 """Rule failures: an error at run time, which depends on values, leaves autocast's state as it was in compiled graphs.
 
-Compiling such a function succeeds, and running it does with most values. What PyTorch promises: a region ends however
-its body ends (`__exit__` of torch/amp/autocast_mode.py; pytorch#195488 for graphs of Dynamo), so after the error
-
-- whether autocast is on, its dtype, whether casts are kept and the count of regions are what they were before;
-- ops outside run in float32, and the compiled function, called with other values, runs as if nothing had happened.
-
-Products: `IN_THE_GRAPH`, errors of ops in a region in the graph, per compiler, with a full graph or a broken one;
-`AROUND_THE_GRAPH`, errors in hooks, in the backward pass, while a checkpoint computes again, in functions and
-generators that the user writes, with regions in the forward pass, around it and around the backward pass. CPU: on a GPU
-such an error ends all work of the process, and XLA raises nothing for a value. A nightly run takes about five minutes.
+The promise, its sources, and what is compared: docs/coverage/failures.md.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,16 +1,6 @@
 """Rule faketensor: in a region, fake, meta and compiled tensors are what real ones are.
 
-The promise: "A fake tensor is like a real tensor in all respects, except that it doesn't actually have any data"
-(https://docs.pytorch.org/docs/2.13/user_guide/torch_compiler/torch.compiler_fake_tensor.html), so dtypes, shapes,
-strides and requires_grad of results and gradients are those of the real call, also where an op without a policy is made
-of ops that have one. A graph of AOTAutograd is made with fake tensors and gives what eager mode gives. A meta tensor is
-of no device type that has regions, so a region of another one changes nothing
-(https://docs.pytorch.org/docs/2.13/amp.html#autocast-eligibility). The real call itself works in a region where it
-works outside, and each leaf gets its gradient in its own dtype.
-
-The calls are samples of PyTorch's op database. `REACHING` and `COMPILED` are the products: ops without a policy of
-which a kernel, a decomposition or a derivative calls an op that has one. `DATABASE` is all of the database, in a
-nightly run. What already differs outside of every region is not compared: it has nothing to do with autocast.
+The promise, its sources, and what is compared: docs/coverage/faketensor.md.
 """
 
 import tomllib

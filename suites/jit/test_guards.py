@@ -1,15 +1,6 @@
 """Rule guards: a compiled function acts by the autocast settings of each call, and compiles anew for new ones alone.
 
-Dynamo guards on the state of autocast (`GlobalStateGuard` and `AutocastState` of torch/csrc/dynamo/guards.cpp): per
-device type whether it is on and, where it is, its dtype; whether casts are kept; and the default dtype of tensors. So
-
-- what a function computes, and what it asks for, is that of the call (https://docs.pytorch.org/docs/2.13/torch.compiler.html:
-  a compiled function does what it does eagerly);
-- settings that were there before, and the dtype of autocast that is off where nobody asks for it, compile nothing.
-
-A case calls one function, which may ask for a setting, changes a setting between the calls, and changes it back. The
-model is a record of the settings. Products: `ON_THE_CPU`; `ON_CUDA` for the spellings of CUDA; `ON_JAX`, where results
-alone are compared. A nightly run of all takes about four minutes.
+The promise, its sources, and what is compared: docs/coverage/guards.md.
 """
 
 from collections.abc import Callable
