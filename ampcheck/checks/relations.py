@@ -237,6 +237,38 @@ class _Relations:
 
             self.agree("out", out, lambda region: out(region, outside=True))
 
+    def written(self) -> None:
+        """Compare every way to write an op of the lower precision outside of regions, and what is given as out=.
+
+        A way of which float32 gives another result is another op.
+        """
+        amp, far = self.amp, ALLOWED * torch.finfo(self.amp.dtype).eps
+        low = self.changed(lambda x: x.to(amp.dtype) if x.dtype == torch.float32 else x)
+        right, again = (_run(amp, low.plain_call, self.off) for _ in range(2))
+        if isinstance(right, Exception) or difference(again, right) or self.rounds_inside() or self.seeded():
+            return
+        plain, checked = _run(amp, self.plain_call, self.off), list[tuple[str, Result]]()
+        for name, function, _ in self.other_forms:
+            got, wide = (_run(amp, one.inside(function), self.off) for one in (low, self))
+            if isinstance(got, list) and not difference(wide, plain, 1e-4):
+                checked.append((name, got))
+        for apart in (0, 1) if self.op.supports_out else ():
+            got, wide = (_run(amp, partial(one.given_out, apart=apart), self.off) for one in (low, self))
+            if isinstance(wide, list):
+                checked.append((f"out={' apart' * apart}", got))
+        for name, got in checked:
+            said = difference(got, right, far)
+            amp.check(not said, f"{name} of sample {self.number}", said or "agrees")
+
+    def given_out(self, region: Region, apart: int) -> list[torch.Tensor]:
+        """Return what a call writes to tensors that it is given as out=, whose elements may be apart."""
+        (args, kwargs), (again, same) = self.fresh(), self.fresh()
+        with region():
+            results = list(tensors(self.op.op(*again, **same)))
+            made = [torch.ones((*x.shape, 1 + apart), dtype=x.dtype, device=x.device)[..., 0] for x in results]
+            self.op.op(*args, **kwargs, out=made[0] if len(made) == 1 else tuple(made))
+        return made
+
     def memory(self) -> None:
         """Compare what a call writes to its arguments, and which results share their memory."""
 
@@ -461,9 +493,13 @@ class _Relations:
         seen = self.kernels()
         return len(seen) > 1 and any(self.amp.policies.get(name) == "downcast" for name in seen)
 
+    def seeded(self) -> bool:
+        """Tell whether the op may draw random numbers."""
+        return any(torch.Tag.nondeterministic_seeded in overload(name).tags for name in self.kernels())
+
     def draws(self) -> bool:
         """Tell whether the op draws random numbers, which may be others in another dtype, for this sample."""
-        if not any(torch.Tag.nondeterministic_seeded in overload(name).tags for name in self.kernels()):
+        if not self.seeded():
             return False
         twice = _run(self.amp, lambda region: [self.plain(region), self.plain(region)], self.off)
         return isinstance(twice, Exception) or bool(difference(twice[::2], twice[1::2])) or len(twice) != 2
@@ -693,11 +729,12 @@ SCALES = (*((2.0**k, 1.0) for k in (-8, -4, 4, 8)), (1.0, 2.0**8))
 def assert_kernel(amp: Amp, name: str, given: str) -> None:
     """Compare an op's kernels in the lower precision with float64's: as they are, infinite, scaled, or `MOVED`."""
     op, samples = _op(amp, name)
-    amp.unjudged = f"{name} has no results in {amp.dtype} that float64 could judge"
+    judge = "another way to write it gives" if given == "written" else "float64 could judge"
+    amp.unjudged = f"{name} has no results in {amp.dtype} that {judge}"
     for number, sample in enumerate(samples):
         one = _Relations(amp, op, number, sample)
-        if given == "infinite":
-            one.infinite()
+        if given in ("infinite", "written"):
+            getattr(one, given)()
         elif given == "scaled" and not one.rounds_inside() and not one.draws():
             for factor, scale in SCALES:
                 one.scaled(factor, scale)

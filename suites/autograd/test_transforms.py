@@ -5,12 +5,6 @@ The promise: a transform computes derivatives of the function it is given, or ma
 (https://docs.pytorch.org/docs/2.13/amp.html#autocast-op-reference), no op gains a cast, and the result is that of the
 same function with explicit casts, transformed outside of any region: dtypes, number of casts and values. Derivatives
 with respect to a tensor have its dtype, a tangent has that of the result.
-
-The product is `COMPOSED`: two transforms, one inside the other, an op for each kind of policy, and the place of the
-region. `ampcheck.spec.casting` says what each op casts. Parts of single transforms, such as what a transformed function
-may close over, on every device: `test_functorch.py`. This one is of the CPU: fake tensors of another device have no
-backward pass in a process without that device, and jax compiles some thirty programs for a cell. A nightly run takes
-about three minutes.
 """
 
 from collections.abc import Callable

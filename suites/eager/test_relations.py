@@ -20,11 +20,12 @@ there without autocast, too, is the op's own and not autocast's. Each relation f
 - `compiled_surface`: a program gives compiled what it gives in eager mode.
 - `counted`: an op of real numbers and integers has derivatives as with real numbers alone.
 - `cast`: a cast gives the nearest number that a dtype holds, by every way to write it and whatever vectors it uses.
+- `written`: a low op gives the same however it is written, and to what is given as out=.
 - `infinite`: where a low argument is infinite or nan, so are the results that are in float64, of its formula, too.
 
 A case runs every relation that its op has, on samples of the database as they are (`wide`), with a first argument that
 is in the lower precision already (`low`), in other memory, too, and on values that the database does not have (`large`,
-`small`, `moved`). Nightly runs take all of them, with `rounded` and `infinite`; other runs take those of `wide`, and on
+`small`, `moved`). Nightly runs take all of them, with those of kernels; other runs take those of `wide`, and on
 a device that compiles each op none.
 """
 
@@ -60,7 +61,7 @@ NAMES = sorted(name for name in op_database.rows() if "empty" not in name)
 GIVEN = Product({"op": NAMES, "given": ("low", "large", "small", "moved")}, nightly=True)
 STEPS = {"histc", "grid_sampler_2d", "grid_sampler_3d", "nn.functional.grid_sample"}
 """Ops whose results step: a rounding decides into which bin a number falls, and which pixel is the nearest."""
-KERNELS = Product({"op": sorted({*low_kernels()} - STEPS), "given": ("rounded", "infinite")}, nightly=True)
+KERNELS = Product({"op": sorted({*low_kernels()} - STEPS), "given": ("rounded", "infinite", "written")}, nightly=True)
 INSIDE = {
     "strided": {"matrix_exp"},
     "zero": {"matrix_exp", "atan2", "native_group_norm", "nn.functional.triplet_margin_with_distance_loss"},

@@ -10,10 +10,6 @@ casts follow from `ampcheck.spec.casting`. Two operators do more:
 - `wrap_with_autocast`, which torch.export makes of a region, is itself a region;
 - an op of torch.library with `register_autocast` casts all that it is given, and runs with autocast disabled
   (https://docs.pytorch.org/docs/2.13/library.html#torch.library.register_autocast).
-
-Products: `CALLED`, operators that are called as the dispatcher calls them, or recorded by make_fx, whose graph has as
-many casts as that of the explicit program; `COMPILED`, the functions that a user calls, through compilers;
-`STATES`, those in two states of one program; `ELSEWHERE`, both on other device types, without gradients.
 """
 
 from collections.abc import Callable
