@@ -1,13 +1,7 @@
 """Rule ranks: two ranks train like one process on the joined batch, in the same dtypes.
 
-The promise: DistributedDataParallel averages the gradients of its ranks, in their dtype or in that of a communication
-hook (https://docs.pytorch.org/docs/2.13/ddp_comm_hooks.html), fully_shard computes and reduces in the dtypes of its
-`MixedPrecisionPolicy` (https://docs.pytorch.org/docs/2.13/distributed.fsdp.fully_shard.html), and a DTensor has the
-semantics of one tensor (https://docs.pytorch.org/docs/2.13/distributed.tensor.html). A region on each rank casts what
-it casts in one process, and a `GradScaler` skips a step on all ranks or on none.
-
-Each case starts two processes or four, the ranks of a gloo group (`ampcheck/checks/training.py`). What they return is
-compared here with the same arithmetic in one process, outside of any region, with explicit casts.
+The promise, its sources, and what is compared: docs/coverage/ranks.md. The ranks are those of a gloo group
+(`ampcheck/checks/training.py`).
 """
 
 import itertools
@@ -122,6 +116,13 @@ def _replicated(net: Any, hook: Callable[..., Any] | None = None, state: Any = N
     wrapped = torch.nn.parallel.DistributedDataParallel(net, **options)
     if hook is not None:
         wrapped.register_comm_hook(state, hook)
+    return wrapped
+
+
+def _built_in(net: Any) -> Any:
+    """Return a module in DistributedDataParallel, whose reducer sends float16 by its own hook."""
+    wrapped = _replicated(net)
+    wrapped._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
     return wrapped
 
 
@@ -264,6 +265,7 @@ _FSDP, _FSDP1 = (partial(replace, WRAPPERS[name]) for name in ("fsdp", "fsdp1"))
 OPTIONS: dict[str, _Way] = {
     "ddp_unused": _Way(lambda net, low: _replicated(net, find_unused_parameters=True)),
     "ddp_buckets": _Way(lambda net, low: _replicated(net, bucket_cap_mb=1e-4)),
+    "ddp_built_in": _Way(lambda net, low: _built_in(net), reduced_in=torch.float16),
     "ddp_views": _Way(lambda net, low: _replicated(net, gradient_as_bucket_view=True, broadcast_buffers=False)),
     "fsdp_kept": _FSDP(wrap=lambda net, low: _sharded(net, options={"reshard_after_forward": False})),
     "fsdp_parts": _FSDP(wrap=lambda net, low: _sharded(net, (net.first,), options={"reshard_after_forward": 1})),
