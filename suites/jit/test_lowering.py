@@ -41,6 +41,8 @@ NAMES = sorted(name for name in op_database.rows() if "empty" not in name)
 _LOSSES = ("nn.functional.huber_loss", "nn.functional.binary_cross_entropy_with_logits")
 WIDENING = ("cumprod", "cumsum", "ldexp", "mean", "nansum", *_LOSSES, "prod", "std", "sum", "where")
 """Ops of each kind whose result may have another dtype than their first argument."""
+OFTEN = ("cumsum", "mean", *_LOSSES, "prod", "sum")
+SOME = [op if op in OFTEN else pytest.param(op, marks=pytest.mark.nightly) for op in WIDENING]
 GIVEN = ("wide", "low", "first", "others", "bounds")
 APART = Product({"op": NAMES, "given": GIVEN}, nightly=True)
 EDGED = Product({"compiler": ("inductor",), "op": elementwise()}, nightly=True)
@@ -60,10 +62,7 @@ def test_apart_given(amp: Amp, op: str, given: str) -> None:
     assert_taken_apart(amp, op, [(given, True), (given, False)], 2)
 
 
-HALF = [pytest.param(op, marks=[pytest.mark.nightly] * (place % 2 == 0)) for place, op in enumerate(WIDENING)]
-
-
-@scenario(op=HALF, types=TYPES, values=True, dtypes="default")
+@scenario(op=SOME, types=TYPES, values=True, dtypes="default")
 def test_lowered(amp: Amp, op: str) -> None:
     """The results of an op that may widen its arguments have the dtypes in Inductor that they have in eager mode."""
     assert_lowered(amp, op)

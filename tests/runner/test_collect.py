@@ -49,7 +49,8 @@ CHOSEN = [({}, True), *(({name: value}, False) for name, value in NARROWED.items
 
 def _collector(devices: list[str], options: dict[str, object], config: pytest.Config) -> Collector:
     """Return what collects all suites, as a run with some options does."""
-    option = Namespace(**vars(config.option) | {"keyword": "", "device": []} | options | {"red_in": None})
+    option = Namespace(**vars(config.option) | {"keyword": "", "device": [], "nightly": False} | options)
+    option.red_in = None
     made = Collector(Mock(option=option, args=[suites_folder()], invocation_params=config.invocation_params), devices)
     made.root = suites_folder()
     option.red_in = options.get("red_in")  # afterwards, as the collector would read the run file
